@@ -1,0 +1,80 @@
+"""`NAME@id|tag|latest`: parsing, and finding the snapshot it names.
+
+Names and tags are letters, digits, '.', '_' and '-', starting with a letter or digit; a name may also have '/' between
+parts. An id may be shortened to its first 6 or more hex digits as long as it is the only one. A tag goes before an id.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from datacache.catalog.base import Catalog
+from datacache.core.errors import SnapshotNotFoundError, UsageError
+from datacache.manifest.model import SnapshotRecord
+
+LATEST = "latest"
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_NAME = re.compile(rf"{_PART}(/{_PART})*")
+_TAG = re.compile(_PART)
+
+
+class Ref(NamedTuple):
+    """A parsed reference. `version` is an id, a tag or `latest`."""
+
+    dataset: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.dataset}@{self.version}"
+
+
+def check_name(name: str) -> str:
+    """`name` if it can name a dataset; `UsageError` otherwise."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} cannot name a dataset", hint="Use letters, digits, '.', '_', '-' and '/' between.")
+    return name
+
+
+def check_tag(tag: str) -> str:
+    """`tag` if it can be a tag; `UsageError` otherwise."""
+    if not _TAG.fullmatch(tag) or tag == LATEST:
+        raise UsageError(f"{tag!r} cannot be a tag", hint="Use letters, digits, '.', '_' and '-'; 'latest' is taken.")
+    return tag
+
+
+def parse_ref(text: str) -> Ref:
+    """`mask@v3` → `Ref("mask", "v3")`; a bare name means its latest snapshot. `UsageError` if it is neither."""
+    name, at, version = text.partition("@")
+    check_name(name)
+    if at and version != LATEST and not _TAG.fullmatch(version):
+        raise UsageError(f"{text!r} is no reference", hint="Write NAME@TAG, NAME@ID or NAME@latest.")
+    return Ref(name, version if at else LATEST)
+
+
+def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
+    """The snapshot a reference names now. `SnapshotNotFoundError` says what there is instead."""
+    ref = parse_ref(ref) if isinstance(ref, str) else ref
+    dataset = catalog.dataset(ref.dataset)
+    if dataset is None:
+        known = ", ".join(d.name for d in catalog.datasets()[:10])
+        hint = f"There are: {known}." if known else "Make one: dsctl snapshot create NAME --from URL"
+        raise SnapshotNotFoundError(f"there is no dataset {ref.dataset!r}", ref=str(ref), hint=hint)
+    id = dataset.latest if ref.version == LATEST else dataset.tags.get(ref.version)
+    if id is not None:
+        record = catalog.snapshot(ref.dataset, id)
+        if record is not None:
+            return record
+    matches = []
+    if re.fullmatch(r"[0-9a-f]{6,32}", ref.version):
+        matches = catalog.snapshots(ref.dataset, id_prefix=ref.version)
+        if len(matches) == 1:
+            return matches[0]
+    if matches:
+        raise SnapshotNotFoundError(f"{ref} names {len(matches)} snapshots", ref=str(ref), hint="Give more digits.")
+    tags = ", ".join(sorted(dataset.tags)) or "no tags"
+    raise SnapshotNotFoundError(
+        f"{ref.dataset} has no tag or snapshot {ref.version!r}",
+        ref=str(ref),
+        hint=f"It has {tags}, and latest. See: dsctl snapshot list {ref.dataset}",
+    )

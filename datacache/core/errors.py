@@ -1,0 +1,125 @@
+"""The one hierarchy of errors.
+
+A subclass exists for each thing a caller can act on; where a builtin says the same (`FileNotFoundError`,
+`PermissionError`, …) it is inherited too. `hint` says what to do next and is printed after the message by `dsctl`.
+Exit codes and errnos are mapped at the edges (`dataset_cli/main.py`, `fuse_mount/errno_map.py`), never here.
+"""
+
+from __future__ import annotations
+
+
+class DatacacheError(Exception):
+    """Root of every error this project raises on purpose."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.__dict__.copy()))
+
+
+def _rebuild(kind: type[DatacacheError], message: str, state: dict[str, object]) -> DatacacheError:
+    """Unpickle an error without calling its own `__init__`, whose arguments differ from class to class."""
+    error = kind.__new__(kind, message)
+    error.__dict__.update(state)
+    error.args = (message,)
+    return error
+
+
+class SettingsError(DatacacheError, ValueError):
+    """A setting, or a line of the configuration file, is wrong."""
+
+
+class UsageError(DatacacheError, ValueError):
+    """The caller asked for something that cannot be meant (a bad URL, a bad ref, a bad name)."""
+
+
+# --- object stores -------------------------------------------------------------------------------------------------
+
+
+class StoreError(DatacacheError, OSError):
+    """An object store refused or failed. `url` names the object or the bucket."""
+
+    def __init__(self, message: str, *, url: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.url = url
+
+
+class ObjectNotFoundError(StoreError, FileNotFoundError):
+    """The object (or the bucket) is not there."""
+
+
+class ObjectChangedError(StoreError):
+    """The object is not the one the snapshot recorded: another ETag, version or size."""
+
+
+class StoreAccessError(StoreError, PermissionError):
+    """Credentials are missing, wrong, or do not allow this."""
+
+
+class StoreUnavailableError(StoreError, ConnectionError):
+    """The store did not answer properly (refused, reset, 5xx, timeout). The only kind that is worth a retry."""
+
+
+# --- catalog and manifests -----------------------------------------------------------------------------------------
+
+
+class CatalogError(DatacacheError):
+    """The catalog database refused or failed."""
+
+
+class CatalogUnavailableError(CatalogError, ConnectionError):
+    """The catalog database cannot be reached or opened."""
+
+
+class SnapshotNotFoundError(CatalogError, LookupError):
+    """No such dataset, tag or snapshot. `ref` is what was asked for."""
+
+    def __init__(self, message: str, *, ref: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.ref = ref
+
+
+class TagExistsError(CatalogError):
+    """The tag names another snapshot already."""
+
+
+class CorruptManifestError(CatalogError):
+    """A manifest blob is missing or is not what its id says."""
+
+
+class PathNotFoundError(DatacacheError, FileNotFoundError):
+    """The snapshot has no such file. `path` and `ref` name both."""
+
+    def __init__(self, message: str, *, path: str = "", ref: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+        self.ref = ref
+
+
+# --- the node: tiers, daemon, mounts -------------------------------------------------------------------------------
+
+
+class CacheError(DatacacheError):
+    """A local tier cannot be used (full disk, bad permissions, another version)."""
+
+
+class DaemonError(DatacacheError):
+    """The cache daemon refused or failed."""
+
+
+class DaemonRunningError(DaemonError):
+    """Another daemon already serves this home."""
+
+
+class DaemonUnavailableError(DaemonError, ConnectionError):
+    """No daemon answers and none could be started."""
+
+
+class MountError(DatacacheError, OSError):
+    """A mount, unmount or hand-over failed."""

@@ -1,0 +1,89 @@
+"""Entries, ranges, roots and the record of a snapshot: plain values, no behaviour beyond small derivations.
+
+Paths are bytes, exactly as the store gives them relative to the snapshot's prefix; rows are their positions in byte
+order. A path ending in '/' is a folder marker: it makes an empty directory visible and is not counted as a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, NewType
+
+BlobId = NewType("BlobId", bytes)
+"""16 bytes: blake2b-128 of a manifest blob's content (uncompressed). Catalogs store blobs under it."""
+
+
+class Source(NamedTuple):
+    """Where entries' objects lie: an entry without a key of its own is the object `prefix + path` of `store`."""
+
+    store: str
+    prefix: str
+
+
+class Entry(NamedTuple):
+    """One file of a snapshot."""
+
+    path: bytes
+    size_bytes: int
+    mtime_ns: int
+    etag: str = ""
+    version: str = ""
+    source: int = 0
+    key: bytes | None = None
+    """The object's key in its source's store, where it is not `prefix + path`."""
+
+
+class RangeInfo(NamedTuple):
+    """What a root knows of a range."""
+
+    blob: BlobId
+    first_path: bytes
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Root:
+    """The top of a manifest. Its encoding's hash is the snapshot's id."""
+
+    sources: tuple[Source, ...]
+    ranges: tuple[RangeInfo, ...]
+    files: int
+    """Files, markers not counted."""
+    markers: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotRecord:
+    """What the catalog keeps of one snapshot of one dataset. The bytes it stands for never change."""
+
+    dataset: str
+    id: str
+    """32 hex digits: the root blob's id."""
+    created_at: str
+    """UTC, ISO 8601 with seconds and 'Z'."""
+    origin: str
+    """The URL it was listed from."""
+    files: int
+    total_bytes: int
+    message: str = ""
+    parent: str | None = None
+    """Id of the dataset's latest snapshot when this one was made."""
+    warnings: tuple[str, ...] = field(default=())
+    """What a reader should know: keys that cannot be shown in a mount, and the like."""
+
+    @property
+    def ref(self) -> str:
+        """The immutable name: `dataset@id`, shortened the way `dsctl` prints it."""
+        return f"{self.dataset}@{self.id[:12]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetRecord:
+    """What the catalog keeps of one dataset."""
+
+    name: str
+    latest: str
+    """Id of the snapshot committed last."""
+    tags: dict[str, str]
+    """tag → snapshot id."""

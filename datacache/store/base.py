@@ -1,0 +1,65 @@
+"""The protocol every object store backend implements, and the record a listing yields.
+
+A backend raises only `core.errors` (never the library's own exceptions), never retries by itself (`store/retry.py`
+does, by the kind of error) and never puts credentials in a message. All calls are safe from several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from datacache.core.objects import ObjectRef
+
+
+class ObjectInfo(NamedTuple):
+    """One object of a listing. `key` is all that follows `store.url + "/"`, exactly as the store gives it."""
+
+    key: str
+    size_bytes: int
+    mtime_ns: int
+    etag: str
+    version: str = ""
+
+
+class ObjectStore(Protocol):
+    """All that lies under one scheme and authority: a bucket, a web server, this machine's file system."""
+
+    url: str
+    """Scheme and authority, no trailing slash, no credentials: `s3://bucket`, `file://`, `https://host`."""
+
+    node_wide: bool
+    """True where another process of the node reaches the same objects (false for `memory://`)."""
+
+    sorted_listing: bool
+    """Whether `list` gives keys in the byte order of their UTF-8 (`surrogateescape`d bytes as they are)."""
+
+    def list(self, prefix: str) -> Iterator[list[ObjectInfo]]:
+        """Pages of every object whose key starts with `prefix` ('' or ends with '/'), streamed. A folder marker of an
+        object store keeps its trailing slash; an empty folder of a file system is listed as one (`a/`, size 0)."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo:
+        """What the store knows of one object; `ObjectNotFoundError` if it is not there."""
+        ...
+
+    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
+        """Exactly bytes `start` to `stop` of exactly this version: `ObjectChangedError` or `ObjectNotFoundError` if it
+        is not there any more, `StoreUnavailableError` for short or broken answers. Never other bytes."""
+        ...
+
+    async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
+        """`read` for the daemon's event loop; any object with the buffer protocol."""
+        ...
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        """Store one whole object (small: labels, indexes, demo data)."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Delete one object; a missing one is fine."""
+        ...
+
+    def close(self) -> None:
+        """Give back connections."""
+        ...
