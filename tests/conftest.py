@@ -1,0 +1,117 @@
+"""Fixtures everybody uses: real servers (one of each, started when first asked for), a home, real data.
+
+A server program that is missing is a failure, not a skip: a run that passes has tried the real thing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import leftovers
+from tests.servers import CephRgw, Mongod, RcloneS3
+
+if TYPE_CHECKING:
+    from datacache.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Clean what killed runs left, and mark everything of this run as its own."""
+    base = tmp_path_factory.getbasetemp()
+    leftovers.clean_dead_sessions(base.parent)
+    (base / "owner.pid").write_text(str(os.getpid()))
+    os.environ[leftovers.SESSION_VARIABLE] = str(os.getpid())
+    yield
+    leftovers.unmount_under(base)
+
+
+@pytest.fixture(autouse=True)
+def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No setting and no credential of whoever runs the tests reaches them."""
+    for name in list(os.environ):
+        if name.startswith(("DATACACHE_", "AWS_")) and name not in (
+            leftovers.SESSION_VARIABLE,
+            "DATACACHE_TEST_DATA",
+        ):
+            monkeypatch.delenv(name)
+    nowhere = tmp_path_factory.getbasetemp() / "nowhere"
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(nowhere / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(nowhere / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    # A home nobody made: what uses one without asking for the fixture does not meet the user's.
+    monkeypatch.setenv("XDG_DATA_HOME", str(nowhere))
+
+
+@pytest.fixture(scope="session")
+def mongod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongod]:
+    """A MongoDB server: `.url`, `.database_url()` for a database nobody used before."""
+    with Mongod(tmp_path_factory.mktemp("mongod")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneS3]:
+    """A small S3 server: `.env()`, `.make_bucket(name)`; the folders in `.root` are the buckets."""
+    with RcloneS3(tmp_path_factory.mktemp("rclone")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ceph_rgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephRgw]:
+    """A real Ceph with its S3 gateway: `.env()`, `.make_bucket(name)`. Takes about 12 s to start."""
+    with CephRgw(tmp_path_factory.mktemp("ceph")) as server:
+        yield server
+
+
+@pytest.fixture
+def home(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A fresh `DATACACHE_HOME` with a small RAM and SSD tier; its daemons, mounts and files go with the
+    test."""
+    path = tmp_path_factory.mktemp("home")  # a short name: Unix socket paths have at most 107 characters
+    ram = leftovers.SHARED_MEMORY / f"{leftovers.SHARED_MEMORY_PREFIX}{os.getpid()}-{next(_numbers)}"
+    ram.mkdir()
+    for name, value in {
+        "DATACACHE_HOME": path,
+        "DATACACHE_RAM_DIR": ram,
+        "DATACACHE_RAM_BYTES": "32MiB",
+        "DATACACHE_SSD_BYTES": "512MiB",
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    yield path
+    for folder in (path, tmp_path):
+        leftovers.unmount_under(folder)
+    leftovers.stop_processes(
+        lambda: leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(path))
+    )
+    shutil.rmtree(ram, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def settings(home: Path) -> Settings:
+    """The settings of `home`."""
+    from datacache.settings import load_settings
+
+    return load_settings()
+
+
+@pytest.fixture(scope="session")
+def blood_cells() -> Path:
+    """Real VOC data: 364 blood-cell images with boxes and splits (`DATACACHE_TEST_DATA`, or beside the
+    checkout)."""
+    path = Path(os.environ.get("DATACACHE_TEST_DATA") or ROOT.parent / "shared" / "data" / "bccd")
+    if not (path / "Annotations").is_dir():
+        pytest.skip(f"the blood-cell data set (BCCD, VOC layout) is not at {path}; set DATACACHE_TEST_DATA")
+    return path

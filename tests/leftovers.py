@@ -1,0 +1,101 @@
+"""Cleaning up after a test: daemons of a home, mounts, files in shared memory.
+
+Works from what the kernel says (`/proc`), not from the product's own records, because the product may be what
+is broken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SESSION_VARIABLE = "DATACACHE_TEST_SESSION"
+"""Set to the test run's process id for everything it starts; the product passes over names it does not
+know."""
+
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_PREFIX = "datacache-test-"
+
+
+def processes_with(variable: str, wanted: Callable[[str], bool]) -> list[int]:
+    """Processes other than this one that were started with an environment variable of a wanted value."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environ = (entry / "environ").read_bytes()
+        except OSError:  # gone, or another user's
+            continue
+        for item in environ.split(b"\0"):
+            name, _, value = item.partition(b"=")
+            if name == variable.encode() and wanted(os.fsdecode(value)):
+                found.append(int(entry.name))
+    return found
+
+
+def stop_processes(find: Callable[[], list[int]], *, grace_s: float = 5.0) -> list[int]:
+    """SIGTERM to what `find` finds, SIGKILL after the grace time. Returns those that needed it."""
+    for pid in find():
+        _signal(pid, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while (left := [pid for pid in find() if _is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in left:
+        _signal(pid, signal.SIGKILL)
+    return left
+
+
+def mounts_under(folder: Path) -> list[str]:
+    """Mount points inside a folder, the deepest first."""
+    prefix = os.path.realpath(folder) + "/"
+    points = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split(" ")[4])
+        if point.startswith(prefix):
+            points.append(point)
+    return sorted(points, key=len, reverse=True)
+
+
+def unmount_under(folder: Path) -> list[str]:
+    """Detach every mount inside a folder. Returns what was mounted."""
+    points = mounts_under(folder)
+    for point in points:
+        command = ["umount", "-l", point] if os.geteuid() == 0 else ["fusermount3", "-uz", point]
+        subprocess.run(command, check=False, capture_output=True, timeout=30)
+    return points
+
+
+def clean_dead_sessions(temp_root: Path) -> None:
+    """What test runs left that were killed: processes, mounts below `temp_root/*` and shared memory."""
+    stop_processes(lambda: processes_with(SESSION_VARIABLE, _is_dead), grace_s=0)
+    for owner in temp_root.glob("*/owner.pid"):
+        if _is_dead(owner.read_text()):
+            unmount_under(owner.parent)
+    for folder in SHARED_MEMORY.glob(f"{SHARED_MEMORY_PREFIX}*"):
+        if _is_dead(folder.name.removeprefix(SHARED_MEMORY_PREFIX).partition("-")[0]):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_dead(pid: str) -> bool:
+    return pid.isdigit() and not Path("/proc", pid).exists()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)

