@@ -1,0 +1,103 @@
+"""Counters that every reading process keeps in a small mapped file, and their sum over a home.
+
+A reader that finds a block itself tells nobody, so the daemon learns of hits by adding up these files: one a process,
+named by its pid. They survive `kill -9`; the daemon folds those of dead processes into one and removes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from datacache.core.concurrency import PerProcess
+
+NAMES = (
+    "ram_hits",
+    "ram_hit_bytes",
+    "ssd_hits",
+    "ssd_hit_bytes",
+    "misses",
+    "miss_bytes",
+    "direct_reads",
+    "broken_blocks",
+)
+"""Block reads answered from RAM and SSD, those that went to the daemon, those that went past it to the store, and
+blocks found broken."""
+
+RAM_HITS, RAM_HIT_BYTES, SSD_HITS, SSD_HIT_BYTES, MISSES, MISS_BYTES, DIRECT_READS, BROKEN_BLOCKS = range(len(NAMES))
+_FILE_BYTES = 8 * len(NAMES)
+_FOLDED = "past"
+
+
+class Counters:
+    """This process's counters for one home; safe from several threads and across `fork()`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._values: PerProcess[memoryview] = PerProcess(self._open)
+        self._lock = threading.Lock()
+
+    def add(self, name: int, size_name: int, size_bytes: int) -> None:
+        """Count one read and its bytes."""
+        values = self._values.get()
+        with self._lock:
+            values[name] += 1
+            values[size_name] += size_bytes
+
+    def count(self, name: int) -> None:
+        """Count one event."""
+        values = self._values.get()
+        with self._lock:
+            values[name] += 1
+
+    def _open(self) -> memoryview:
+        self._lock = threading.Lock()
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return _map(self._folder / str(os.getpid()))
+        except OSError:  # nowhere to keep them: count for nobody rather than fail a read
+            return memoryview(bytearray(_FILE_BYTES)).cast("Q")
+
+
+def totals(folder: Path) -> dict[str, int]:
+    """The sum over all processes, dead ones included."""
+    sums = [0] * len(NAMES)
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            _add_file(sums, path)
+    return dict(zip(NAMES, sums, strict=True))
+
+
+def fold(folder: Path) -> None:
+    """Add the files of dead processes to one and remove them. One process at a time (the daemon)."""
+    with contextlib.suppress(FileNotFoundError):
+        dead = [p for p in folder.iterdir() if p.name.isdigit() and not Path(f"/proc/{p.name}").exists()]
+        if dead:
+            past = _map(folder / _FOLDED)
+            for path in dead:
+                sums = list(past)
+                _add_file(sums, path)
+                path.unlink(missing_ok=True)
+                for at, value in enumerate(sums):
+                    past[at] = value
+
+
+def _map(path: Path) -> memoryview:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, _FILE_BYTES)
+        return memoryview(mmap.mmap(fd, _FILE_BYTES)).cast("Q")
+    finally:
+        os.close(fd)
+
+
+def _add_file(sums: list[int], path: Path) -> None:
+    with contextlib.suppress(OSError):
+        data = path.read_bytes()
+        values: Iterable[int] = memoryview(data).cast("Q") if len(data) == _FILE_BYTES else ()
+        for at, value in enumerate(values):
+            sums[at] += value

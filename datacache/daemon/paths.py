@@ -1,0 +1,25 @@
+"""Where the daemon's files lie under a home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def socket_path(home: Path) -> Path:
+    """The Unix socket, mode 0600. Connect through `/proc/self/fd`: a socket address holds 107 bytes only."""
+    return home / "run" / "daemon.sock"
+
+
+def lock_path(home: Path) -> Path:
+    """Held with flock for as long as a daemon lives; holds its pid."""
+    return home / "run" / "daemon.lock"
+
+
+def log_path(home: Path) -> Path:
+    """What the daemon says."""
+    return home / "log" / "daemon.log"
+
+
+def counters_dir(home: Path) -> Path:
+    """The readers' counters."""
+    return home / "run" / "counters"

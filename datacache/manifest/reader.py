@@ -1,0 +1,130 @@
+"""Find rows and paths in a manifest, loading its ranges from the catalog as they are needed.
+
+Safe from several threads and after `fork()` (it holds no connection; `load` decides what a child does). Memory is
+bounded: at most `cached_rows` decoded rows are kept, so a walk over millions of files does not grow a process.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+from datacache.core.errors import CorruptManifestError
+from datacache.core.objects import ObjectRef
+from datacache.manifest import codec
+from datacache.manifest.codec import Range
+from datacache.manifest.model import BlobId, Entry, Root
+
+LoadBlobs = Callable[[Sequence[BlobId]], dict[BlobId, bytes]]
+CACHED_ROWS = 400_000
+_RANGES_AHEAD = 16
+
+
+class Manifest:
+    """The rows of one snapshot, by number and by path."""
+
+    def __init__(self, root: Root, load: LoadBlobs, *, cached_rows: int = CACHED_ROWS) -> None:
+        self.root = root
+        self._load = load
+        self._first_paths = [info.first_path for info in root.ranges]
+        self._first_rows = list(accumulate((info.rows for info in root.ranges), initial=0))
+        self._prefixes = [source.prefix for source in root.sources]
+        self._stores = [source.store for source in root.sources]
+        self._ranges: dict[int, Range] = {}
+        self._cached_rows = cached_rows
+        self._rows_held = 0
+
+    @classmethod
+    def open(cls, id: str, load: LoadBlobs) -> Manifest:
+        """The manifest of the snapshot with this id. `CorruptManifestError` if its root is missing."""
+        root_id = BlobId(bytes.fromhex(id))
+        return cls(codec.decode_root(_fetch(load, [root_id])[root_id]), load)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self._first_rows[-1]
+
+    def locate(self, row: int) -> tuple[Range, int, int]:
+        """The range that holds a row, the row's position in it, and the range's number."""
+        number = bisect_right(self._first_rows, row) - 1
+        return self.range(number), row - self._first_rows[number], number
+
+    def seek(self, path: bytes) -> int:
+        """The first row whose path is `path` or sorts after it (`rows` if there is none)."""
+        number = bisect_right(self._first_paths, path) - 1
+        if number < 0:
+            return 0
+        return self._first_rows[number] + bisect_left(self.range(number).paths, path)
+
+    def find(self, path: bytes) -> int | None:
+        """The row of exactly this path."""
+        number = bisect_right(self._first_paths, path) - 1
+        if number < 0:
+            return None
+        paths = self.range(number).paths
+        index = bisect_left(paths, path)
+        return self._first_rows[number] + index if index < len(paths) and paths[index] == path else None
+
+    def path(self, row: int) -> bytes:
+        """The path at a row."""
+        held, index, _ = self.locate(row)
+        return held.paths[index]
+
+    def entry(self, row: int) -> Entry:
+        """The entry at a row."""
+        held, index, _ = self.locate(row)
+        return held.entry(index)
+
+    def object_ref(self, entry: Entry) -> ObjectRef:
+        """Where an entry's bytes lie and which version of them it is."""
+        if entry.key is None:
+            key = self._prefixes[entry.source] + entry.path.decode("utf-8", "surrogateescape")
+        else:
+            key = entry.key.decode("utf-8", "surrogateescape")
+        return ObjectRef(self._stores[entry.source], key, entry.size_bytes, entry.etag, entry.version)
+
+    def entries(self, start: int = 0) -> Iterator[Entry]:
+        """All entries from a row on, in order; their ranges are loaded some at a time and not kept."""
+        if start >= self.rows:
+            return
+        number = bisect_right(self._first_rows, start) - 1
+        skip = start - self._first_rows[number]
+        infos = self.root.ranges
+        for at in range(number, len(infos), _RANGES_AHEAD):
+            ids = [info.blob for info in infos[at : at + _RANGES_AHEAD]]
+            raws = _fetch(self._load, ids)
+            for id in ids:
+                held = Range(raws[id])
+                for index in range(skip, len(held.paths)):
+                    yield held.entry(index)
+                skip = 0
+
+    def range(self, number: int) -> Range:
+        """A decoded range, loaded on first use."""
+        held = self._ranges.get(number)
+        if held is None:
+            info = self.root.ranges[number]
+            held = Range(_fetch(self._load, [info.blob])[info.blob])
+            # Two threads may load the same range at once: both get the same content, and one of them is kept.
+            self._rows_held += len(held.paths)
+            self._ranges[number] = held
+            while self._rows_held > self._cached_rows and len(self._ranges) > 1:
+                try:
+                    oldest = self._ranges.pop(next(iter(self._ranges)))
+                except (KeyError, RuntimeError, StopIteration):  # another thread dropped it first
+                    break
+                self._rows_held -= len(oldest.paths)
+        return held
+
+
+def _fetch(load: LoadBlobs, ids: Sequence[BlobId]) -> dict[BlobId, bytes]:
+    stored = load(ids)
+    for id in ids:
+        if id not in stored:
+            raise CorruptManifestError(
+                f"manifest blob {id.hex()} is missing from the catalog",
+                hint="The snapshot cannot be read; make it again from its bucket: dsctl snapshot create",
+            )
+    return {id: codec.decompress(stored[id], id) for id in ids}

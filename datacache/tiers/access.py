@@ -1,0 +1,38 @@
+"""When each container was last read: a small file all processes of the node map and write without asking anybody.
+
+A float64 of seconds (Unix time) for a container's id modulo the number of slots. Two containers may share a slot once
+ids wrap: then both count as read when either is, which costs precision, never correctness. Lost on a crash: nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from pathlib import Path
+
+_SLOTS = 1 << 13
+_TIME = struct.Struct("<d")
+FILE_BYTES = _SLOTS * _TIME.size
+
+
+class AccessTable:
+    """The mapped table. Safe from several threads and processes: each write is one aligned store."""
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_size != FILE_BYTES:
+                os.ftruncate(fd, FILE_BYTES)
+            self._map = mmap.mmap(fd, FILE_BYTES)
+        finally:
+            os.close(fd)
+
+    def touch(self, container: int) -> None:
+        """Note that a container was read now."""
+        _TIME.pack_into(self._map, (container % _SLOTS) * 8, time.time())
+
+    def last(self, container: int) -> float:
+        """When it was read last (Unix seconds); 0.0 if never."""
+        return float(_TIME.unpack_from(self._map, (container % _SLOTS) * 8)[0])

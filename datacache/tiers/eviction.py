@@ -1,0 +1,46 @@
+"""Which containers go when room is needed: pure functions of what is known about them.
+
+`keep` suits epochs: a cyclic scan through `lru` evicts exactly what comes next, while keeping what is there gives a hit
+rate of cache size over data set size (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021:
+the MinIO cache). What nobody has read for `ttl_s` may go under every policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class ContainerState(NamedTuple):
+    """What a policy knows of a container."""
+
+    id: int
+    size_bytes: int
+    last_used_s: float
+    """Last read or write, Unix seconds."""
+    pinned: bool
+    filling: bool
+    """Still being appended to."""
+
+
+def victims(
+    policy: str, containers: Iterable[ContainerState], need_bytes: int, *, now_s: float, ttl_s: float
+) -> Sequence[int]:
+    """Ids to evict so that at least `need_bytes` come free; empty if the policy would rather not admit."""
+    free, chosen = 0, []
+    candidates = [c for c in containers if not c.pinned and not c.filling]
+    if policy == "keep":
+        candidates = [c for c in candidates if now_s - c.last_used_s > ttl_s]
+    for container in sorted(candidates, key=lambda c: c.last_used_s):
+        if free >= need_bytes:
+            break
+        chosen.append(container.id)
+        free += container.size_bytes
+    return chosen if free >= need_bytes else ()
+
+
+def expired(policy: str, containers: Iterable[ContainerState], *, now_s: float, ttl_s: float) -> Sequence[int]:
+    """Ids that policy `ttl` drops although nobody needs the room."""
+    if policy != "ttl":
+        return ()
+    return [c.id for c in containers if not c.pinned and not c.filling and now_s - c.last_used_s > ttl_s]

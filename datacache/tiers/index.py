@@ -1,0 +1,107 @@
+"""The LMDB index of a node: for each tier, block → location; and the tiers' containers and pins.
+
+The daemon opens it for writing, everybody else read-only; a lookup takes about a microsecond and asks no other process.
+LMDB wants an environment opened once a process and never used across `fork()`, so environments are shared through a
+registry here and a child opens its own. Commits are not fsynced: they survive the death of any process, and after
+a power loss the index is checked and, if need be, made again from the regions (`recovery`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import lmdb
+
+from datacache.core.errors import CacheError
+
+MAP_BYTES = 64 * 2**30  # address space only; the file is as large as what is in it
+TIER_NAMES = ("ram", "ssd")
+_MAX_READERS = 4096
+_registry: dict[tuple[int, str], Index] = {}
+_registry_lock = threading.Lock()
+_abandoned: list[lmdb.Environment] = []  # a parent's environments: closing one in a child would harm the parent's
+
+
+class Index:
+    """One open LMDB environment. `blocks[tier]` and `meta` are its databases."""
+
+    def __init__(self, folder: Path, *, writable: bool) -> None:
+        self.folder = folder
+        self.writable = writable
+        try:
+            self.env = lmdb.open(
+                str(folder),
+                map_size=MAP_BYTES,
+                max_dbs=8,
+                max_readers=_MAX_READERS,
+                readonly=not writable,
+                create=writable,
+                sync=False,
+                metasync=False,
+                readahead=False,
+                mode=0o600,
+            )
+            self.blocks = {tier: self.env.open_db(tier.encode(), create=writable) for tier in TIER_NAMES}
+            self.meta = self.env.open_db(b"meta", create=writable)
+            self._fd = os.open(folder / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+        except (lmdb.Error, OSError) as exc:
+            raise CacheError(f"the index {folder} cannot be opened: {exc}") from exc
+        status = os.fstat(self._fd)
+        self._inode = (status.st_dev, status.st_ino)
+        self._seen_bytes = status.st_size
+
+    def whole(self) -> bool:
+        """Whether the file is at least as long as it was: reading a torn one through a mapping would be fatal."""
+        size = os.fstat(self._fd).st_size
+        if size < self._seen_bytes:
+            return False
+        self._seen_bytes = size
+        return True
+
+    def current(self) -> bool:
+        """Whether this is still the file at its path (a rebuilt index is a new file)."""
+        try:
+            status = os.stat(self.folder / "data.mdb")
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._inode
+
+    def size_bytes(self) -> int:
+        """What the index takes on disk."""
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        """Close the environment; nobody may be using it."""
+        os.close(self._fd)
+        self.env.close()
+
+
+def open_index(folder: Path, *, writable: bool = False) -> Index:
+    """This process's environment for a folder, shared by all who ask; a writer's serves readers too. `CacheError` if it
+    cannot be opened (before the daemon's first start there is none)."""
+    key = (os.getpid(), str(folder))
+    with _registry_lock:
+        for other in [k for k in _registry if k[0] != key[0]]:
+            _abandoned.append(_registry.pop(other).env)
+        held = _registry.get(key)
+        if held is None:
+            held = _registry[key] = Index(folder, writable=writable)
+        return held
+
+
+def forget_index(folder: Path) -> None:
+    """Close this process's environment for a folder, if it has one. No other thread may be using it."""
+    with _registry_lock:
+        held = _registry.pop((os.getpid(), str(folder)), None)
+    if held is not None:
+        held.close()
+
+
+def _after_fork_in_child() -> None:
+    global _registry_lock
+    _registry_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

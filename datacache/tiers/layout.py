@@ -1,0 +1,143 @@
+"""Where things lie on disk and how index values and region records are packed. No I/O but building paths.
+
+    <home>/cache/FORMAT            version of this layout
+    <home>/cache/index.<n>/        LMDB: block → location per tier, containers, pins; n grows when it is made again
+    <home>/cache/access.bin        last read of each container (float64 seconds, by container id modulo the slots)
+    <home>/cache/ssd/r-<id>        a region: records of header, payload
+    <home>/cache/ssd/o-<id>        an object file: sparse, block n at n × BLOCK_BYTES
+    <ram_dir>/datacache-<uid>-<hash of home>/…   the same for the RAM tier
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from datacache.core.objects import GRANULE_BYTES, BlockId
+
+FORMAT_VERSION = 1
+OBJECT_FILE = 1 << 31
+"""Set in the id of a container that is an object file. Ids are never used twice, so a stale one finds nothing."""
+
+_LOCATION = struct.Struct("<IQI")
+_SUM = struct.Struct("<Q")
+RECORD = struct.Struct("<4s20sII")
+RECORD_MAGIC = b"DCB1"
+RECORD_ALIGN = 8
+REGION_HEADER_BYTES = 512
+DISK_BLOCK = 4096
+
+
+class Location(NamedTuple):
+    """Where a block's bytes are: `length` bytes at `offset` of a container, one xxh3-64 a granule."""
+
+    container: int
+    offset: int
+    length: int
+    sums: bytes
+
+
+def pack_location(location: Location) -> bytes:
+    """The index value of a location."""
+    return _LOCATION.pack(location.container, location.offset, location.length) + location.sums
+
+
+def unpack_location(value: bytes | memoryview) -> Location:
+    """The location of an index value; `ValueError` if it cannot be one."""
+    try:
+        container, offset, length = _LOCATION.unpack_from(value)
+    except struct.error as exc:
+        raise ValueError("an index value is too short") from exc
+    sums = bytes(value[_LOCATION.size :])
+    if len(sums) != 8 * granules(length):
+        raise ValueError("an index value has the wrong number of checksums")
+    return Location(container, offset, length, sums)
+
+
+def granules(length: int) -> int:
+    """How many checksums a block of this length has."""
+    return -(-length // GRANULE_BYTES)
+
+
+def checksums(data: bytes | memoryview) -> bytes:
+    """One little-endian xxh3-64 for each granule of a block, joined."""
+    if len(data) <= GRANULE_BYTES:
+        return _SUM.pack(xxh3_64_intdigest(data)) if len(data) else b""
+    view = memoryview(data)
+    return b"".join(
+        _SUM.pack(xxh3_64_intdigest(view[at : at + GRANULE_BYTES])) for at in range(0, len(view), GRANULE_BYTES)
+    )
+
+
+def intact(block: memoryview, sums: bytes, start: int, stop: int) -> bool:
+    """Whether the granules of a whole block's bytes that `start:stop` touches have their checksums."""
+    if len(block) <= GRANULE_BYTES:
+        return xxh3_64_intdigest(block).to_bytes(8, "little") == sums
+    for granule in range(start // GRANULE_BYTES, -(-stop // GRANULE_BYTES)):
+        at = granule * GRANULE_BYTES
+        digest = xxh3_64_intdigest(block[at : at + GRANULE_BYTES]).to_bytes(8, "little")
+        if digest != sums[8 * granule : 8 * granule + 8]:
+            return False
+    return True
+
+
+def record_header(block: BlockId, length: int, sums: bytes) -> bytes:
+    """What stands before a payload in a region, so that a lost index can be made again from regions alone."""
+    head = RECORD.pack(RECORD_MAGIC, block, length, len(sums)) + sums
+    return head + bytes(-len(head) % RECORD_ALIGN)
+
+
+def aligned(length: int, to: int = RECORD_ALIGN) -> int:
+    """`length` rounded up."""
+    return -(-length // to) * to
+
+
+def container_name(container: int) -> str:
+    """A container's file name in its tier's folder."""
+    kind = "o" if container & OBJECT_FILE else "r"
+    return f"{kind}-{container & ~OBJECT_FILE:08x}"
+
+
+def container_of(name: str) -> int | None:
+    """The id in a container's file name; None for any other name."""
+    kind, _, digits = name.partition("-")
+    try:
+        number = int(digits, 16)
+    except ValueError:
+        return None
+    return {"r": number, "o": number | OBJECT_FILE}.get(kind)
+
+
+def cache_dir(home: Path) -> Path:
+    """The folder of the SSD tier and the index."""
+    return home / "cache"
+
+
+def index_dir(home: Path) -> Path:
+    """The folder of the newest LMDB index (the first one's if there is none yet)."""
+    return cache_dir(home) / f"index.{max(index_generations(home), default=0)}"
+
+
+def index_generations(home: Path) -> list[int]:
+    """The numbers of the indexes that are there. More than one only while a rebuilt one replaces another."""
+    try:
+        names = os.listdir(cache_dir(home))
+    except FileNotFoundError:
+        return []
+    return [int(n.removeprefix("index.")) for n in names if n.startswith("index.") and n[6:].isdigit()]
+
+
+def ssd_dir(home: Path) -> Path:
+    """The folder of the SSD tier's containers."""
+    return cache_dir(home) / "ssd"
+
+
+def ram_tier_dir(home: Path, ram_dir: Path) -> Path:
+    """The RAM tier's folder on a tmpfs: one for each home and user."""
+    digest = blake2b(os.fsencode(home.resolve()), digest_size=8).hexdigest()
+    return ram_dir / f"datacache-{os.getuid()}-{digest}"

@@ -1,0 +1,336 @@
+"""One tier as the daemon keeps it: which containers it has, how much they take, what goes when room is needed.
+
+Only the writer thread touches a tier. The set size is a hard limit: room is made (index first, then the file) before
+anything is written. A disk that fails or is full suspends the tier for a while; reading goes on around it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import lmdb
+
+from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId
+from datacache.tiers import containers, eviction, layout
+from datacache.tiers.access import AccessTable
+from datacache.tiers.containers import Region
+from datacache.tiers.index import Index
+from datacache.tiers.layout import DISK_BLOCK, OBJECT_FILE, Location, aligned, container_name
+
+log = logging.getLogger(__name__)
+_SUSPENDED_S = 30.0
+_NEXT_ID = b"next-container"
+_MAX_FILLING = 16
+
+
+@dataclass(kw_only=True)
+class Container:
+    """What the index keeps of a container."""
+
+    dataset: str
+    disk_bytes: int
+    object_id: str = ""
+    """Hex, for an object file."""
+    pinned_by: list[str] = field(default_factory=list)
+    """Refs whose blocks it holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fetched block on its way into the tiers."""
+
+    id: BlockId
+    object_bytes: int
+    """Size of the whole object: decides between region and object file."""
+    number: int
+    data: bytes | memoryview
+    dataset: str
+
+    @property
+    def in_object_file(self) -> bool:
+        """Whether it belongs into a file of its own object."""
+        return self.object_bytes > BLOCK_BYTES
+
+    @property
+    def object_id(self) -> ObjectId:
+        """The object it is a part of."""
+        return ObjectId(self.id[:16])
+
+    def disk_bytes(self) -> int:
+        """What it takes in a container."""
+        length = len(self.data)
+        return aligned(length, DISK_BLOCK) if self.in_object_file else containers.record_bytes(length)
+
+
+class Tier:
+    """RAM or SSD: `name` is also the name of its database in the index."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        budget_bytes: int,
+        policy: str,
+        ttl_s: float,
+        index: Index,
+        access: AccessTable,
+        overhead: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.name, self.folder, self.budget_bytes = name, folder, budget_bytes
+        self._policy, self._ttl_s = policy, ttl_s
+        self._index, self._access, self._overhead = index, access, overhead
+        self._db = index.blocks[name]
+        self._filling: dict[str, Region] = {}
+        self._object_files: dict[ObjectId, int] = {}
+        self._suspended_until = 0.0
+        self.problem = ""
+        self.evicted_bytes = 0
+        self.containers: dict[int, Container] = {}
+        self._load()
+
+    @property
+    def used_bytes(self) -> int:
+        """What it takes now, metadata counted."""
+        return self._container_bytes + self._overhead()
+
+    def has(self, txn: lmdb.Transaction, block: BlockId) -> bool:
+        """Whether the index has a block here."""
+        return txn.get(block, db=self._db) is not None
+
+    def make_room(self, need_bytes: int) -> bool:
+        """Evict what the policy lets go until `need_bytes` fit. Its own transaction; files go after the commit."""
+        excess = self.used_bytes + need_bytes - self.budget_bytes
+        if excess <= 0:
+            return True
+        if need_bytes > self.budget_bytes:
+            return False
+        chosen = eviction.victims(self._policy, self._states(), excess, now_s=time.time(), ttl_s=self._ttl_s)
+        self.evict(chosen)
+        return self.used_bytes + need_bytes <= self.budget_bytes
+
+    def evict_expired(self) -> None:
+        """Drop what policy `ttl` no longer wants."""
+        self.evict(eviction.expired(self._policy, self._states(), now_s=time.time(), ttl_s=self._ttl_s))
+
+    def evict(self, chosen: Iterable[int]) -> int:
+        """Remove containers: their blocks from the index, then the files. Returns the bytes that came free."""
+        chosen, freed = list(chosen), 0
+        if not chosen:
+            return 0
+        with self._index.env.begin(write=True) as txn:
+            for id in chosen:
+                self._unindex(txn, id)
+        for id in chosen:
+            gone = self.containers.pop(id)
+            if gone.object_id:
+                self._object_files.pop(ObjectId(bytes.fromhex(gone.object_id)), None)
+            freed += gone.disk_bytes
+            (self.folder / container_name(id)).unlink(missing_ok=True)
+        self._container_bytes -= freed
+        self.evicted_bytes += freed
+        return freed
+
+    def put(self, txn: lmdb.Transaction, block: Block, sums: bytes, pinned_by: list[str]) -> bool:
+        """Admit one block if there is room (see `make_room`). False if it is not kept here; never raises `OSError`."""
+        if self._suspended_until > time.monotonic():
+            return False
+        if self.used_bytes + block.disk_bytes() > self.budget_bytes:
+            return False
+        try:
+            location = self._write(txn, block, sums, pinned_by)
+        except OSError as exc:
+            self._suspend(exc)
+            return False
+        if location is None:
+            return False
+        txn.put(block.id, layout.pack_location(location), db=self._db)
+        self._access.touch(location.container)
+        self.problem = ""
+        return True
+
+    def drop(self, txn: lmdb.Transaction, block: BlockId) -> None:
+        """Forget one block whose bytes turned out to be broken. Its room comes free with its container."""
+        txn.delete(block, db=self._db)
+
+    def pin(self, ref: str, wanted: Iterable[int]) -> None:
+        """Keep containers for a ref."""
+        with self._index.env.begin(write=True) as txn:
+            for id in wanted:
+                container = self.containers.get(id)
+                if container is not None and ref not in container.pinned_by:
+                    container.pinned_by.append(ref)
+                    self._save(txn, id)
+
+    def unpin(self, ref: str) -> None:
+        """No longer keep containers for a ref."""
+        with self._index.env.begin(write=True) as txn:
+            for id, container in self.containers.items():
+                if ref in container.pinned_by:
+                    container.pinned_by.remove(ref)
+                    self._save(txn, id)
+
+    def last_used(self, id: int) -> float:
+        """When a container was last read or written (Unix seconds)."""
+        return self._access.last(id)
+
+    def seal_all(self) -> None:
+        """Finish the regions being filled (at a clean stop)."""
+        for region in list(self._filling.values()):
+            self._seal(region)
+
+    def _states(self) -> list[eviction.ContainerState]:
+        filling = {region.container for region in self._filling.values()}
+        return [
+            eviction.ContainerState(id, c.disk_bytes, self._access.last(id), bool(c.pinned_by), id in filling)
+            for id, c in self.containers.items()
+        ]
+
+    def _write(self, txn: lmdb.Transaction, block: Block, sums: bytes, pinned_by: list[str]) -> Location | None:
+        if block.in_object_file:
+            container = self._object_files.get(block.object_id)
+            if container is None:
+                container = self._new_container(txn, block, pinned_by) | OBJECT_FILE
+                self.containers[container] = Container(
+                    dataset=block.dataset, disk_bytes=0, object_id=block.object_id.hex(), pinned_by=list(pinned_by)
+                )
+                self._object_files[block.object_id] = container
+            location = Location(container, block.number * BLOCK_BYTES, len(block.data), sums)
+            containers.write_object_block(
+                self.folder, container, block.object_bytes, location.offset, block.data
+            )
+            grown = aligned(len(block.data), DISK_BLOCK)
+        else:
+            region = self._region_for(txn, block, pinned_by)
+            if region is None:
+                return None
+            before = aligned(region.end, DISK_BLOCK)
+            location = region.append(block.id, block.data, sums)
+            container = region.container
+            grown = aligned(region.end, DISK_BLOCK) - before
+        self.containers[container].disk_bytes += grown
+        self._container_bytes += grown
+        self._save(txn, container)
+        return location
+
+    def _region_for(self, txn: lmdb.Transaction, block: Block, pinned_by: list[str]) -> Region | None:
+        region = self._filling.get(block.dataset)
+        if region is not None and region.room_for(len(block.data)):
+            return region
+        if region is not None:
+            self._seal(region)
+        elif len(self._filling) >= _MAX_FILLING:
+            self._seal(next(iter(self._filling.values())))
+        room = self.budget_bytes - self.used_bytes
+        need = layout.REGION_HEADER_BYTES + block.disk_bytes()
+        # One page more for the header's share; the last region of a budget is as large as what is left.
+        capacity = min(max(containers.open_region_size(self.budget_bytes), need), room // DISK_BLOCK * DISK_BLOCK)
+        if capacity < need:
+            return None
+        container = self._new_container(txn, block, pinned_by)
+        region = Region(self.folder, container, capacity, block.dataset)
+        self._filling[block.dataset] = region
+        self.containers[container] = Container(
+            dataset=block.dataset, disk_bytes=DISK_BLOCK, pinned_by=list(pinned_by)
+        )
+        self._container_bytes += DISK_BLOCK
+        return region
+
+    def _new_container(self, txn: lmdb.Transaction, block: Block, pinned_by: list[str]) -> int:
+        raw = txn.get(_NEXT_ID, db=self._index.meta)
+        number = int.from_bytes(raw, "big") if raw else 1
+        # An orphan of a killed daemon may have the file name already (its number was never committed).
+        while any((self.folder / container_name(n)).exists() for n in (number, number | OBJECT_FILE)):
+            number += 1
+        txn.put(_NEXT_ID, (number + 1).to_bytes(4, "big"), db=self._index.meta)
+        return number
+
+    def _seal(self, region: Region) -> None:
+        self._filling.pop(region.dataset, None)
+        try:
+            region.seal()
+        except OSError as exc:
+            self._suspend(exc)
+
+    def _suspend(self, exc: OSError) -> None:
+        self.problem = f"{exc.strerror or exc} ({self.folder})"
+        self._suspended_until = time.monotonic() + _SUSPENDED_S
+        log.warning("the %s tier takes nothing for %.0f s: %s", self.name, _SUSPENDED_S, self.problem)
+
+    def _save(self, txn: lmdb.Transaction, id: int) -> None:
+        txn.put(_meta_key(self.name, id), json.dumps(asdict(self.containers[id])).encode(), db=self._index.meta)
+
+    def _unindex(self, txn: lmdb.Transaction, id: int) -> None:
+        container = self.containers[id]
+        if container.object_id:
+            prefix = bytes.fromhex(container.object_id)
+            with txn.cursor(db=self._db) as cursor:
+                found = cursor.set_range(prefix)
+                while found and cursor.key()[:16] == prefix:
+                    found = cursor.delete()
+        else:
+            region = next((r for r in self._filling.values() if r.container == id), None)
+            if region is not None:
+                self._seal(region)
+            path = self.folder / container_name(id)
+            for block in _blocks_of(path, txn, self._db, id):
+                value = txn.get(block, db=self._db)
+                if value is not None and layout.unpack_location(value).container == id:
+                    txn.delete(block, db=self._db)
+        txn.delete(_meta_key(self.name, id), db=self._index.meta)
+
+    def _load(self) -> None:
+        """Take stock by looking, not by trusting: containers without a file are forgotten, files without a container
+        are removed, sizes are what the file system says."""
+        self._container_bytes = 0
+        prefix = f"{self.name}/".encode()
+        with self._index.env.begin() as txn, txn.cursor(db=self._index.meta) as cursor:
+            found = cursor.set_range(prefix)
+            while found and cursor.key().startswith(prefix):
+                id = int(cursor.key()[len(prefix) :], 16)
+                self.containers[id] = Container(**json.loads(cursor.value()))
+                found = cursor.next()
+        lost = []
+        for id, container in self.containers.items():
+            try:
+                status = os.stat(self.folder / container_name(id))
+            except FileNotFoundError:
+                lost.append(id)
+                continue
+            container.disk_bytes = status.st_blocks * 512
+            self._container_bytes += container.disk_bytes
+            if container.object_id:
+                self._object_files[ObjectId(bytes.fromhex(container.object_id))] = id
+        if lost:
+            log.warning("%d containers of the %s tier are gone", len(lost), self.name)
+            for id in lost:
+                self._container_bytes += self.containers[id].disk_bytes  # `evict` takes it off again
+            self.evict(lost)
+        known = {container_name(id) for id in self.containers}
+        for path in self.folder.iterdir():
+            if path.name not in known and layout.container_of(path.name) is not None:
+                path.unlink()
+
+
+def _blocks_of(path: Path, txn: lmdb.Transaction, db: object, container: int) -> list[BlockId]:
+    """The blocks a region was given: from its own records, or, where it cannot be read, from the whole index."""
+    try:
+        blocks = [block for block, _ in containers.scan_region(path)]
+        if blocks:
+            return blocks
+    except OSError as exc:
+        log.warning("%s cannot be read: %s", path, exc.strerror)
+    with txn.cursor(db=db) as cursor:
+        return [
+            BlockId(bytes(key)) for key, value in cursor if layout.unpack_location(value).container == container
+        ]
+
+
+def _meta_key(tier: str, container: int) -> bytes:
+    return f"{tier}/{container:08x}".encode()
