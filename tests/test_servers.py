@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,9 +87,9 @@ def test_servers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     )
     pid = done.stdout.strip()
     assert pid.isdigit(), done.stderr
-    deadline = leftovers.time.monotonic() + 10
+    deadline = time.monotonic() + 10
     while leftovers._is_running(int(pid)):
-        assert leftovers.time.monotonic() < deadline
+        assert time.monotonic() < deadline
 
 
 def test_processes_of_a_home_are_found_and_stopped(home: Path) -> None:

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Installs the package into .venv, with the system packages it needs, on Debian 12 or newer and Ubuntu 24.04 or newer.
+#   scripts/install.sh demo     what a user needs: FUSE, a virtual environment, the package
+#   scripts/install.sh test     and what the tests need: Ceph, peers to compare with, compilers, linters
+# Quick when there is nothing to do. Uses root or sudo for system packages; without either it names what is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+extra=${1:?usage: scripts/install.sh demo|test}
+
+say() { printf '\033[1m== %s\033[0m\n' "$*"; }
+fail() { printf 'install: %s\n' "$*" >&2; exit 1; }
+have() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null 2>&1; }
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"
+  elif have sudo; then sudo "$@"
+  else return 1; fi
+}
+
+# A package is needed when the thing we use of it is not there, however it came.
+missing=()
+need() { local package=$1; shift; "$@" >/dev/null 2>&1 || missing+=("$package"); }
+library() { PATH="$PATH:/usr/sbin:/sbin" ldconfig -p | grep -q "$1"; }
+python_with_venv() {
+  local candidate
+  for candidate in python3 python3.13 python3.12 python3.11; do
+    have "$candidate" && "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+      && { command -v "$candidate"; return 0; }
+  done
+  return 1
+}
+
+need fuse3 have fusermount3
+need python3-venv python_with_venv
+if [ "$extra" = test ]; then
+  need libcurl4 library libcurl.so.4  # mongod is linked with it
+  need libfuse3-dev test -e /usr/include/fuse3/fuse.h
+  need pkg-config have pkg-config
+  need gcc have gcc
+  need ceph-common have ceph
+  need ceph-mon have ceph-mon
+  need ceph-mgr have ceph-mgr
+  need ceph-osd have ceph-osd
+  need radosgw have radosgw
+  need s3fs have s3fs
+fi
+if [ ${#missing[@]} -gt 0 ]; then
+  say "system packages: ${missing[*]}"
+  have apt-get || fail "no apt-get here; install these yourself: ${missing[*]}"
+  as_root true || fail "neither root nor sudo; ask for these packages: ${missing[*]}"
+  as_root apt-get update -q || echo "apt-get update failed; going on with the lists that are there"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" \
+    || fail "could not install: ${missing[*]}"
+fi
+
+if ! [ -e /dev/fuse ]; then
+  say "/dev/fuse"
+  as_root sh -c 'modprobe fuse 2>/dev/null; test -e /dev/fuse || mknod -m 666 /dev/fuse c 10 229' \
+    || echo "there is no /dev/fuse and it could not be made: mounts will not work here"
+fi
+if [ -e /dev/fuse ] && ! (exec 3<>/dev/fuse) 2>/dev/null; then
+  as_root chmod 666 /dev/fuse || echo "/dev/fuse cannot be opened by $(id -un): mounts will not work here"
+fi
+
+if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  python=$(python_with_venv) || fail "no Python 3.11 or newer with venv"
+  say "virtual environment: $("$python" --version) in .venv"
+  rm -rf .venv
+  "$python" -m venv .venv
+fi
+stamp=.venv/.installed-$extra
+wanted=$(cksum < pyproject.toml; pwd; find . -maxdepth 2 -name __init__.py -not -path './.*' | sort)
+if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+  say "Python packages into .venv"
+  .venv/bin/python -m pip --disable-pip-version-check install -q -e ".[$extra]"
+  printf '%s\n' "$wanted" > "$stamp"
+fi

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Everything that must hold, on a bare Debian 12+ or Ubuntu 24.04+ machine: installs, checks the code, runs the tests.
+#   scripts/test.sh [--fast] [PYTEST ARGUMENT]...
+# --fast leaves out tests marked slow and those that start Ceph. The second run installs nothing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+marks=()
+if [ "${1:-}" = --fast ]; then
+  marks=(-m "not slow and not ceph")
+  shift
+fi
+
+scripts/install.sh test
+run() { printf '\033[1m== %s\033[0m\n' "$*"; ".venv/bin/$1" "${@:2}"; }
+run ruff format --check .
+run ruff check .
+run mypy
+run lint-imports --no-logo
+run pytest -q "${marks[@]}" "$@"
