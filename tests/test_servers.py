@@ -45,6 +45,7 @@ def test_the_folders_of_rclone_are_buckets(rclone_s3: RcloneS3) -> None:
     (folder / "a.txt").write_bytes(b"one")
     client = rclone_s3.client()
     assert client.get_object(Bucket="servers-test", Key="a.txt")["Body"].read() == b"one"
+    assert rclone_s3.get_count("servers-test") == 1
     (folder / "b.txt").write_bytes(b"two")
     listed = client.list_objects_v2(Bucket="servers-test")["Contents"]
     assert [item["Key"] for item in listed] == ["a.txt", "b.txt"]
