@@ -1,0 +1,96 @@
+"""The supervisor's process: `python -m fuse_mount`, started by `launch`.
+
+    python -m fuse_mount --config JSON [--ready-fd N] [--daemon]         mount
+    python -m fuse_mount --takeover MOUNTPOINT [--only-if-dead] [...]     take a mount over; its home is
+    DATACACHE_HOME's
+
+When the mount can be read, or could not be made, one JSON line says so on descriptor N. Nothing else is read
+or written there. With `--daemon` it forks once more, so that whoever started it has no child to wait for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+from datacache.core.errors import DatacacheError
+from fuse_mount.state import MountConfig, MountFiles
+from fuse_mount.supervisor import Supervisor, set_up_logging
+
+
+def main() -> int:
+    """Serve one mount to its end; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fuse_mount", description="Serve one mounted snapshot.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="JSON", help="mount what this says")
+    what.add_argument("--takeover", metavar="MOUNTPOINT", help="take over the mount there")
+    parser.add_argument(
+        "--only-if-dead", action="store_true", help="leave a mount alone whose supervisor lives"
+    )
+    parser.add_argument("--ready-fd", type=int, metavar="N", help="where to say that the mount is there")
+    parser.add_argument("--daemon", action="store_true", help="go on in the background")
+    arguments = parser.parse_args()
+    if arguments.daemon and os.fork():
+        return 0
+    set_up_logging()
+    if arguments.ready_fd is not None:
+        os.set_inheritable(arguments.ready_fd, False)
+    try:
+        return _run(arguments)
+    except DatacacheError as exc:
+        logging.getLogger("fuse_mount").error("%s", exc)
+        _say(arguments.ready_fd, {"error": exc.message, "hint": exc.hint})
+        return 1
+    except Exception as exc:
+        logging.getLogger("fuse_mount").exception("the mount process failed")
+        _say(arguments.ready_fd, {"error": f"the mount process failed: {exc!r}", "hint": ""})
+        return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.config is not None:
+        config = MountConfig.from_json(arguments.config)
+    else:
+        config = _known(arguments.takeover)
+    os.chdir("/")
+    supervisor = Supervisor(config)
+
+    def report(word: dict[str, Any]) -> None:
+        _say(arguments.ready_fd, word)
+        arguments.ready_fd = None
+
+    if arguments.config is not None:
+        supervisor.start(report)
+    elif not supervisor.take_over(report, only_if_dead=arguments.only_if_dead):
+        _say(arguments.ready_fd, {"error": "its supervisor lives", "hint": ""})
+        return 0
+    supervisor.serve()
+    return 0
+
+
+def _known(mountpoint: str) -> MountConfig:
+    from datacache.core.errors import MountError
+    from datacache.settings import load_settings
+
+    info = MountFiles(load_settings().home, mountpoint).read()
+    if info is None:
+        raise MountError(f"no mount of this home is known at {mountpoint}")
+    return info.config
+
+
+def _say(fd: int | None, word: dict[str, Any]) -> None:
+    if fd is None:
+        return
+    try:
+        os.write(fd, json.dumps(word).encode() + b"\n")
+        os.close(fd)
+    except OSError:
+        pass  # whoever started it is not interested any more
+
+
+if __name__ == "__main__":
+    sys.exit(main())

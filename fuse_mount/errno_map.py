@@ -1,0 +1,76 @@
+"""The only table from errors to errnos, and the log of the failures readers got to see.
+
+Used by `worker`. A reader behind the mount sees nothing but an errno, so each failure is also logged once
+with the path and the reason. Any thread may call.
+
+| error | errno | why |
+|---|---|---|
+| `PathNotFoundError` | ENOENT | there is no such file |
+| `ObjectChangedError` | ESTALE | the bucket holds another object than the snapshot recorded |
+| `ObjectNotFoundError` | ESTALE | the snapshot has it, the bucket lost it: the name is not wrong |
+| `StoreAccessError` | EACCES | credentials |
+| everything else, `StoreUnavailableError` and `DaemonUnavailableError` included | EIO | |
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+
+from datacache.core.errors import (
+    ObjectChangedError,
+    ObjectNotFoundError,
+    PathNotFoundError,
+    StoreAccessError,
+)
+
+_log = logging.getLogger("fuse_mount")
+
+_TABLE: tuple[tuple[type[BaseException], int], ...] = (
+    (PathNotFoundError, errno.ENOENT),
+    (ObjectChangedError, errno.ESTALE),
+    (ObjectNotFoundError, errno.ESTALE),
+    (StoreAccessError, errno.EACCES),
+)
+
+
+def errno_of(exc: BaseException) -> int:
+    """The errno a reader gets for this error."""
+    return next((number for kind, number in _TABLE if isinstance(exc, kind)), errno.EIO)
+
+
+class FailureLog:
+    """Logs each (path, reason) once in `quiet_s`, at most `burst` lines a second; counts the others."""
+
+    def __init__(self, *, quiet_s: float = 60.0, burst: int = 20, remembered: int = 1024) -> None:
+        self._quiet_s = quiet_s
+        self._burst = burst
+        self._remembered = remembered
+        self._lock = threading.Lock()  # guards all below
+        self._seen: dict[tuple[str, str], float] = {}
+        self._second = 0
+        self._lines = 0
+        self._left_out = 0
+
+    def report(self, path: str, exc: BaseException) -> bool:
+        """Log the failure unless it was logged just now. True if a line was written."""
+        now = time.monotonic()
+        key = (path, f"{type(exc).__name__}: {exc}")
+        with self._lock:
+            if now - self._seen.get(key, -self._quiet_s) < self._quiet_s:
+                return False
+            if int(now) != self._second:
+                self._second, self._lines = int(now), 0
+            self._lines += 1
+            if self._lines > self._burst:
+                self._left_out += 1
+                return False
+            if len(self._seen) >= self._remembered:
+                self._seen.clear()
+            self._seen[key] = now
+            left_out, self._left_out = self._left_out, 0
+        more = f" ({left_out} other failures were not logged)" if left_out else ""
+        _log.error("%s: %s%s", path, key[1], more, extra={"errno": errno_of(exc)})
+        return True

@@ -1,0 +1,166 @@
+"""What a mount is made of and the files under `<home>/mounts/` that say so.
+
+Used by `launch`, `supervisor` and `worker`. For each mount, named by a hash of its mount point: `.json` (this
+state, replaced atomically), `.sock` (the supervisor's control socket, 0600), `.lock` (held while one takes
+over), `.log`. The supervisor that serves a mount is the only writer of its state. No threads of its own;
+reading is safe at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+DEFAULT_OPENER = "datacache.api:open_snapshot"
+SUBTYPE = "datacache"
+MOUNT_TYPE = f"fuse.{SUBTYPE}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MountConfig:
+    """All that a supervisor needs to serve a mount, and to serve it again after a hand-over."""
+
+    ref: str
+    """As asked for at first; `dataset@id` from when the snapshot was opened, so that a moving tag changes
+    nothing.
+    """
+    mountpoint: str
+    home: str
+    uid: int
+    gid: int
+    umask: int = 0o022
+    allow_other: bool
+    workers: int
+    resend: bool = True
+    """False: as on a kernel without FUSE_NOTIFY_RESEND."""
+    opener: str = DEFAULT_OPENER
+    """`module:function` called as `function(ref, settings=…)` in each worker."""
+
+    def to_json(self) -> str:
+        """The text `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> MountConfig:
+        """The config that `to_json` wrote."""
+        return MountConfig(**json.loads(text))
+
+    def pinned(self, ref: str) -> MountConfig:
+        """The same mount, of exactly this snapshot."""
+        return replace(self, ref=ref)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MountInfo:
+    """One mount, as its supervisor last wrote it down."""
+
+    mountpoint: Path
+    ref: str
+    """`dataset@id`."""
+    dataset: str
+    snapshot_id: str
+    files: int
+    total_bytes: int
+    pid: int
+    """The supervisor's."""
+    workers: tuple[int, ...]
+    device: int
+    """st_dev of the mount."""
+    log: Path
+    started_at: float
+    """Seconds since the epoch."""
+    bypassed: bool = False
+    """Workers kept dying over what lies on this node, so that is not used any more."""
+    config: MountConfig = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values that fit into JSON."""
+        return asdict(self) | {"mountpoint": str(self.mountpoint), "log": str(self.log)}
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> MountInfo:
+        """The value that `to_dict` took apart."""
+        known = dict(values)
+        known |= {"mountpoint": Path(known["mountpoint"]), "log": Path(known["log"])}
+        known |= {"workers": tuple(known["workers"]), "config": MountConfig(**known["config"])}
+        return MountInfo(**known)
+
+
+class MountFiles:
+    """The files of one mount under a home."""
+
+    def __init__(self, home: str | Path, mountpoint: str | Path) -> None:
+        self.folder = Path(home) / "mounts"
+        self.key = blake2b(os.fsencode(mountpoint), digest_size=8).hexdigest()
+        self.state = self.folder / f"{self.key}.json"
+        self.lock = self.folder / f"{self.key}.lock"
+        self.log = self.folder / f"{self.key}.log"
+        self.socket_name = f"{self.key}.sock"
+
+    def make_folder(self) -> None:
+        """The folder, for its owner only."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def write(self, info: MountInfo) -> None:
+        """Replace the state atomically."""
+        new = self.state.with_suffix(".json.new")
+        new.write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
+        new.replace(self.state)
+
+    def read(self) -> MountInfo | None:
+        """The state, or None where there is none (or none of this version)."""
+        return read_state(self.state)
+
+    def remove(self) -> None:
+        """Remove state and socket; the log stays for whoever wants to know why."""
+        for path in (self.state, self.folder / self.socket_name, self.lock):
+            path.unlink(missing_ok=True)
+
+    def listen(self) -> socket.socket:
+        """The control socket, in the place of an earlier one."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        old = os.umask(0o177)
+        try:
+            with self._short_path(self.socket_name + ".new") as path:
+                Path(path).unlink(missing_ok=True)
+                listener.bind(path)
+        finally:
+            os.umask(old)
+        listener.listen(8)
+        (self.folder / (self.socket_name + ".new")).replace(self.folder / self.socket_name)
+        return listener
+
+    def connect(self) -> socket.socket:
+        """A connection to the supervisor. Raises `OSError` when there is none."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self._short_path(self.socket_name) as path:
+                connection.connect(path)
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _short_path(self, name: str) -> Iterator[str]:
+        # A socket's address has room for 107 bytes; a home may lie deeper than that.
+        folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{folder}/{name}"
+        finally:
+            os.close(folder)
+
+
+def read_state(path: Path) -> MountInfo | None:
+    """One state file, or None where it is missing, torn or of another version."""
+    try:
+        return MountInfo.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,470 @@
+"""The process that keeps a mount alive: it holds the descriptors, starts workers and starts them again.
+
+Run by `__main__`. It stays tiny and answers no request, so that there is little in it to fail: it may not
+import the reader or the catalog (workers do, after the fork). One thread; it forks, so it must never start
+another.
+
+**A worker dies.** The requests it had read are unanswered, and their readers wait.
+- Linux 6.9 and newer: `FUSE_NOTIFY_RESEND` queues them again at once and the other workers, or the next one,
+  answer. No reader notices.
+- Older kernels: they would wait for ever, so they are *aborted*: the supervisor closes the dead worker's
+  clone of /dev/fuse, of which it holds the only other copy, and the kernel ends those requests with an error
+  (ECONNABORTED); requests not yet read by any worker are served by the next.
+- Older kernels where cloning is refused, too: all workers share one descriptor, and what a dead worker had
+  read is not to be told from the rest. Those readers wait until the mount is ended; the log says so.
+
+**Workers die one after another.** A worker that ends by itself (not by SIGKILL) or before it serves is
+started again with a growing delay, and after `_CRASHES_TO_BYPASS` of these with the node's local tiers
+bypassed: a broken disk under a mapped region is the likely reason.
+
+**The supervisor is killed.** Workers hold the mount and keep serving. One starts a new supervisor, which gets
+the descriptor from a worker (`pidfd_getfd(2)`, Linux 5.6) and the rest from the state file. Where that fails
+the mount works on, without anybody to restart a worker.
+
+**Hand-over** (an upgrade): a new supervisor connects to the control socket, gets the descriptor (SCM_RIGHTS)
+and the config, starts its workers, and only then tells the old one to finish: the old workers answer all they
+had read and end.
+
+**The mount vanishes** (umount by hand): reading the device gives ENODEV, workers end with 0, and so does all
+the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from datacache.core.errors import MountError
+from fuse_mount import session, worker
+from fuse_mount.control import Request, receive, reply
+from fuse_mount.orphans import adopt
+from fuse_mount.state import MountConfig, MountFiles, MountInfo
+
+_OPEN_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 5.0
+_CRASHES_TO_BYPASS = 4
+_CALM_S = 30.0
+"""A worker that served this long was no part of a crash loop."""
+_MAX_DELAY_S = 5.0
+_CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE))
+
+_log = logging.getLogger("fuse_mount")
+
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(kw_only=True)
+class _Slot:
+    """One worker's place: its descriptor outlives the process in it."""
+
+    fd: int
+    own_queue: bool
+    """Whether `fd` is a clone of its own, or the one all share."""
+    pid: int = 0
+    channel: socket.socket | None = None
+    opened: bool = False
+    since: float = 0.0
+    due: float | None = None
+    """When to start the next worker, if none runs."""
+    pending: bytes = field(default=b"")
+
+
+class Supervisor:
+    """One mount. `serve()` returns when it is gone or was handed over."""
+
+    def __init__(self, config: MountConfig) -> None:
+        self._config = config
+        self._files = MountFiles(config.home, config.mountpoint)
+        self._main = -1
+        self._slots: list[_Slot] = []
+        self._listener: socket.socket | None = None
+        self._facts: dict[str, Any] = {}
+        self._device = 0
+        self._started_at = time.time()
+        self._crashes = 0
+        self._bypass = False
+        self._ended = False
+        self._handed_over = False
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _note_signal)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    # --- starting -------------------------------------------------------------------------------------------
+
+    def start(self, report: Report) -> None:
+        """Open the snapshot in a first worker, mount, and start the others. Raises `MountError` with nothing
+        left over.
+        """
+        session.check_mountpoint(self._config.mountpoint)
+        session.check_device()
+        first = _Slot(fd=-1, own_queue=False)
+        try:
+            self._spawn(first)
+            self._facts = self._wait_opened(first)
+            self._pin()
+            self._main = session.mount(self._config, f"datacache:{self._short_ref()}")
+            self._make_slots(first)
+        except BaseException:
+            if first.pid:
+                os.kill(first.pid, signal.SIGKILL)
+            raise
+        self._begin()
+        report({"ok": self._info().to_dict()})
+
+    def take_over(self, report: Report, *, only_if_dead: bool) -> bool:
+        """Get the mount from its running supervisor, or from workers whose supervisor is dead.
+
+        False where there is nothing to do (`only_if_dead` and it lives). Raises `MountError`; the old one
+        serves on.
+        """
+        self._files.make_folder()
+        with open(self._files.lock, "w", encoding="ascii") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return self._take_over(report, only_if_dead=only_if_dead)
+
+    def _take_over(self, report: Report, *, only_if_dead: bool) -> bool:
+        try:
+            old: socket.socket | None = self._files.connect()
+        except OSError:
+            old = None
+        if old is not None and only_if_dead:
+            old.close()
+            return False
+        orphans: list[int] = []
+        if old is not None:
+            with old:
+                reply(old, {"op": "takeover"})
+                answer, fds = receive(old)
+            if "error" in answer or not fds:
+                raise MountError(str(answer.get("error", "the supervisor did not hand its mount over")))
+            self._main, info = fds[0], MountInfo.from_dict(answer["ok"])
+        else:
+            known = self._files.read()
+            if known is None:
+                raise MountError(f"no mount of this home is known at {self._config.mountpoint}")
+            info = known
+            self._main, orphans = adopt(info.workers)
+        self._config = info.config
+        self._started_at = info.started_at
+        first = _Slot(fd=-1, own_queue=False)
+        try:
+            self._spawn(first)
+            self._facts = self._wait_opened(first)
+        except BaseException:
+            if first.pid:
+                os.kill(first.pid, signal.SIGKILL)
+            raise
+        self._make_slots(first)
+        if old is not None:
+            with self._files.connect() as connection:
+                reply(connection, {"op": "finish"})
+                receive(connection)
+        for pid in orphans:
+            os.kill(pid, signal.SIGTERM)
+        self._begin()
+        if self._config.resend:
+            session.resend(self._main)  # what the old ones will not finish
+        os.set_blocking(self._main, True)
+        report({"ok": self._info().to_dict()})
+        return True
+
+    def _pin(self) -> None:
+        self._config = self._config.pinned(f"{self._facts['dataset']}@{self._facts['id']}")
+
+    def _short_ref(self) -> str:
+        return f"{self._facts['dataset']}@{self._facts['id'][:12]}"
+
+    def _make_slots(self, first: _Slot) -> None:
+        mount = session.mount_at(self._config.mountpoint)
+        if mount is not None:
+            self._device = mount.device
+            session.set_readahead(mount.device)
+        first.fd, first.own_queue = self._queue()
+        self._slots = [first]
+        self._serve_from(first)
+        for _ in range(1, self._config.workers):
+            fd, own = self._queue()
+            self._slots.append(_Slot(fd=fd, own_queue=own))
+            self._spawn(self._slots[-1])
+
+    def _queue(self) -> tuple[int, bool]:
+        fd = session.clone(self._main)
+        return (self._main, False) if fd is None else (fd, True)
+
+    def _begin(self) -> None:
+        self._files.make_folder()
+        self._listener = self._files.listen()
+        self._write_state()
+        _log.info("%s serves %s with %d workers", self._config.mountpoint, self._config.ref, len(self._slots))
+
+    # --- workers --------------------------------------------------------------------------------------------
+
+    def _spawn(self, slot: _Slot) -> None:
+        ours, theirs = socket.socketpair()
+        config, bypass = self._config, self._bypass
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(theirs, config, bypass=bypass)
+        theirs.close()
+        slot.pid, slot.channel, slot.opened, slot.pending = pid, ours, False, b""
+        slot.since, slot.due = time.monotonic(), None
+
+    def _wait_opened(self, slot: _Slot) -> dict[str, Any]:
+        """Facts about the snapshot from the first worker, or its error as a `MountError`."""
+        assert slot.channel is not None
+        slot.channel.settimeout(_OPEN_TIMEOUT_S)
+        text = b""
+        while not text.endswith(b"\n"):
+            try:
+                part = slot.channel.recv(65536)
+            except TimeoutError as exc:
+                raise MountError(
+                    f"the snapshot {self._config.ref} was not opened in {_OPEN_TIMEOUT_S:.0f} s"
+                ) from exc
+            if not part:
+                raise MountError(f"the first worker died; see {self._files.log}")
+            text += part
+        slot.channel.settimeout(None)
+        message = json.loads(text)
+        if "error" in message:
+            raise MountError(message["error"], hint=message["hint"])
+        facts: dict[str, Any] = message["ok"]
+        return facts
+
+    def _serve_from(self, slot: _Slot) -> None:
+        assert slot.channel is not None
+        os.set_blocking(slot.fd, True)
+        slot.opened = True
+        with contextlib.suppress(OSError):  # it died meanwhile; SIGCHLD tells
+            socket.send_fds(slot.channel, [b"!"], [slot.fd])
+
+    def _heard(self, slot: _Slot) -> None:
+        """A worker says that it has opened the snapshot, or why not, or (EOF) nothing any more."""
+        assert slot.channel is not None
+        try:
+            part = slot.channel.recv(65536)
+        except ConnectionError:
+            part = b""
+        slot.pending += part
+        if not part:
+            slot.channel.close()
+            slot.channel = None
+        elif slot.pending.endswith(b"\n") and not slot.opened and "ok" in json.loads(slot.pending):
+            self._serve_from(slot)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            slot = next((slot for slot in self._slots if slot.pid == pid), None)
+            if slot is not None:
+                self._lost(slot, os.waitstatus_to_exitcode(status))
+
+    def _lost(self, slot: _Slot, code: int) -> None:
+        pid, slot.pid = slot.pid, 0
+        if slot.channel is not None:
+            slot.channel.close()
+            slot.channel = None
+        if code == worker.EXIT_UNMOUNTED:
+            self._ended = True
+            return
+        if code == worker.EXIT_STOPPED:
+            slot.due = None if self._handed_over else time.monotonic()
+            return
+        _log.warning("worker %d ended with %s", pid, signal.Signals(-code).name if code < 0 else code)
+        self._recover(slot)
+        if self._handed_over:
+            return
+        now = time.monotonic()
+        if code == -signal.SIGKILL and slot.opened:
+            slot.due = now  # killed by somebody, or for memory; its successor has no reason to fail
+            return
+        self._crashes = 1 if now - slot.since > _CALM_S else self._crashes + 1
+        if self._crashes >= _CRASHES_TO_BYPASS and not self._bypass:
+            self._bypass = True
+            _log.error("workers keep failing; from here on nothing that lies on this node is used")
+        slot.due = now + (min(_MAX_DELAY_S, 0.05 * 2**self._crashes) if self._crashes > 1 else 0.0)
+
+    def _recover(self, slot: _Slot) -> None:
+        """See to the requests that a dead worker had read."""
+        if self._config.resend and session.resend(self._main):
+            return
+        if not slot.own_queue:
+            _log.error(
+                "requests that the dead worker had read hang until %s is unmounted", self._config.mountpoint
+            )
+            return
+        os.close(slot.fd)
+        slot.fd, slot.own_queue = self._queue()
+
+    # --- the loop -------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Keep the mount alive until it is unmounted or handed over."""
+        while not self._ended and not (self._handed_over and not any(slot.pid for slot in self._slots)):
+            self._respawn()
+            readable = self._wait()
+            if self._wake in readable:
+                self._on_signals()
+            for slot in self._slots:
+                if slot.channel is not None and slot.channel.fileno() in readable:
+                    self._heard(slot)
+            if self._listener is not None and self._listener.fileno() in readable:
+                self._on_connection()
+        self._finish()
+
+    def _respawn(self) -> None:
+        started = False
+        for slot in self._slots:
+            if slot.due is not None and slot.due <= time.monotonic():
+                self._spawn(slot)
+                started = True
+        if started:
+            self._write_state()
+
+    def _wait(self) -> list[int]:
+        fds = [self._wake] + [slot.channel.fileno() for slot in self._slots if slot.channel is not None]
+        if self._listener is not None:
+            fds.append(self._listener.fileno())
+        due = [slot.due for slot in self._slots if slot.due is not None]
+        timeout_s = max(0.0, min(due) - time.monotonic()) if due else None
+        return select.select(fds, [], [], timeout_s)[0]
+
+    def _on_signals(self) -> None:
+        numbers = os.read(self._wake, 256)
+        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            try:
+                session.unmount_now(self._config.mountpoint)
+            except MountError as exc:
+                _log.error("asked to end, but %s", exc)
+        self._reap()
+
+    def _on_connection(self) -> None:
+        assert self._listener is not None
+        connection, _ = self._listener.accept()
+        with connection:
+            try:
+                message, _ = receive(connection)
+                self._answer(connection, message)
+            except (OSError, ValueError) as exc:
+                _log.warning("a request on the control socket failed: %s", exc)
+
+    def _answer(self, connection: socket.socket, message: Request) -> None:
+        operation = message.get("op")
+        if operation == "status":
+            reply(connection, {"ok": self._info().to_dict()})
+        elif operation == "takeover":
+            reply(connection, {"ok": self._info().to_dict()}, [self._main])
+        elif operation == "finish":
+            self._handed_over = True
+            self._stop_workers()
+            reply(connection, {"ok": None})
+        elif operation == "stop":
+            try:
+                session.unmount_now(self._config.mountpoint, lazy=bool(message.get("lazy")))
+                reply(connection, {"ok": None})
+            except MountError as exc:
+                reply(connection, {"error": exc.message, "hint": exc.hint})
+        else:
+            reply(connection, {"error": f"unknown operation {operation!r}"})
+
+    def _stop_workers(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for slot in self._slots:
+            slot.due = None
+            if slot.channel is not None and slot.opened:
+                with contextlib.suppress(OSError):  # dead already
+                    slot.channel.sendall(b"s")
+            elif slot.pid:
+                os.kill(slot.pid, signal.SIGKILL)  # it has no descriptor yet
+
+    def _finish(self) -> None:
+        """Wait for the workers, and remove the state unless another supervisor has it now."""
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        for slot in self._slots:
+            slot.due = None
+            if slot.pid and not slot.opened:
+                os.kill(slot.pid, signal.SIGKILL)
+        while any(slot.pid for slot in self._slots):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                for slot in self._slots:
+                    if slot.pid:
+                        os.kill(slot.pid, signal.SIGKILL)
+            select.select([self._wake], [], [], max(left, 0.05))
+            self._handed_over = True  # no successor for those that end now
+            self._reap()
+        if self._listener is not None:
+            self._listener.close()
+            self._files.remove()
+            _log.info("%s is unmounted", self._config.mountpoint)
+        else:
+            _log.info("%s is handed over", self._config.mountpoint)
+
+    # --- state ----------------------------------------------------------------------------------------------
+
+    def _info(self) -> MountInfo:
+        return MountInfo(
+            mountpoint=Path(self._config.mountpoint),
+            ref=self._config.ref,
+            dataset=self._facts["dataset"],
+            snapshot_id=self._facts["id"],
+            files=self._facts["files"],
+            total_bytes=self._facts["total_bytes"],
+            pid=os.getpid(),
+            workers=tuple(slot.pid for slot in self._slots if slot.pid),
+            device=self._device,
+            log=self._files.log,
+            started_at=self._started_at,
+            bypassed=self._bypass,
+            config=self._config,
+        )
+
+    def _write_state(self) -> None:
+        try:
+            self._files.write(self._info())
+        except OSError as exc:  # a full disk must not end a mount
+            _log.warning("the state of the mount cannot be written: %s", exc)
+
+
+def _become_worker(channel: socket.socket, config: MountConfig, *, bypass: bool) -> NoReturn:
+    """In the child: give back everything of the parent's but the one socket and the standard streams.
+
+    The clones above all: while any process has a copy, closing one does not abort its requests.
+    """
+    signal.set_wakeup_fd(-1)
+    kept = channel.fileno()
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+    worker.run(channel, config, bypass=bypass)
+
+
+def _note_signal(_number: int, _frame: object) -> None:
+    """Signals act through the wake-up descriptor; a handler only has to be there."""
+
+
+def set_up_logging() -> None:
+    """Log lines to stderr, which is the mount's log file unless it runs in the foreground."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s"
+    )
