@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -14,44 +12,32 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """A value made once in each process: a child of `fork()` makes its own and leaves its parent's alone.
+    """A value that each process makes for itself when it first asks: `fork()` gives a child none of its parent's.
 
-    For connections, runtimes and open databases, which must not cross a fork. `get` is safe from several threads.
+    For connections, runtimes and open databases: a DataLoader forks its workers, and two processes on one socket read
+    each other's answers. What a child inherited is kept unused, never finalised. Takes no lock, since one held during
+    `fork()` would stay held in the child: of two threads that ask first at the same moment, both get the value that
+    stays.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._lock = threading.Lock()
-        self._pid = 0
-        self._value: T | None = None
-        self._parents: list[object] = []  # kept, so that a child never finalises what is its parent's
-        _instances.add(self)  # type: ignore[arg-type]
+        self._slots: dict[int, T] = {}  # by pid
 
     def get(self) -> T:
-        """This process's value."""
-        if self._pid != os.getpid():
-            with self._lock:
-                if self._pid != os.getpid():
-                    self._parents.append(self._value)
-                    self._value = self._make()
-                    self._pid = os.getpid()
-        return self._value  # type: ignore[return-value]
+        """This process's value. Raises what making it raises, and tries again at the next call."""
+        pid = os.getpid()
+        try:
+            return self._slots[pid]
+        except KeyError:
+            return self._slots.setdefault(pid, self._make())
 
-    def peek(self) -> T | None:
-        """This process's value if it was made already."""
-        return self._value if self._pid == os.getpid() else None
+    def take(self) -> T | None:
+        """Give up this process's value, if there is one, for the caller to close."""
+        return self._slots.pop(os.getpid(), None)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (PerProcess, (self._make,))
-
-
-def _renew_locks() -> None:
-    for instance in _instances:
-        instance._lock = threading.Lock()  # a thread of the parent may have held it
-
-
-_instances: weakref.WeakSet[PerProcess[object]] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_renew_locks)
 
 
 class ByteBudget:

@@ -92,6 +92,23 @@ class TierWriter:
             for tier in self.tiers:
                 tier.drop(txn, block)
 
+    def evict(self, dataset: str | None) -> int:
+        """Drop a data set's containers, or all that nobody pinned; the bytes that came free. Call through `call`."""
+        freed = 0
+        for tier in self.tiers:
+            chosen = [
+                id
+                for id, container in tier.containers.items()
+                if (container.dataset == dataset if dataset else not container.pinned_by)
+            ]
+            freed += tier.evict(chosen)
+        return freed
+
+    def count_blocks(self, tier: str) -> int:
+        """How many blocks the index has for a tier."""
+        with self._index.env.begin() as txn:
+            return int(txn.stat(self._index.blocks[tier])["entries"])
+
     def close(self) -> None:
         """Write what is queued, seal the regions, end the thread."""
         self._queue.put(None)

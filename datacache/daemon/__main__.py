@@ -1,0 +1,32 @@
+"""`python -m datacache.daemon`: one daemon for the home in the settings, in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from datacache.core.errors import DaemonRunningError, DatacacheError
+from datacache.daemon.server import run
+from datacache.settings import load_settings
+
+ALREADY_RUNNING = 3
+"""Exit code: another daemon serves this home."""
+
+
+def main() -> int:
+    """Serve; 0 after a clean stop, 1 if it cannot start, 3 if another daemon runs."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    try:
+        run(load_settings())
+    except DaemonRunningError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return ALREADY_RUNNING
+    except DatacacheError as exc:
+        print(f"error: {exc}\nhint: {exc.hint}" if exc.hint else f"error: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""Talk to the node's daemon, and start it when there is none.
+
+Used by readers for blocks that are not on the node, and by `dsctl`. One connection a thread, none across `fork()`. A
+daemon that dies in the middle of a request is started again and asked again: every request is idempotent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from datacache.core.concurrency import PerProcess
+from datacache.core.errors import DaemonError, DaemonUnavailableError, DatacacheError, StoreError
+from datacache.core.objects import ObjectRef
+from datacache.daemon import paths, wire
+from datacache.settings import Settings
+
+log = logging.getLogger(__name__)
+_START_TIMEOUT_S = 20.0
+_ALREADY_RUNNING = 3
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over the Unix socket of a home, however long the path to it is."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("daemon", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        folder = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")
+        except OSError:
+            self.sock.close()
+            raise
+        finally:
+            os.close(folder)
+
+
+class DaemonClient:
+    """The daemon of one home. Safe from several threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._local: PerProcess[threading.local] = PerProcess(threading.local)
+        # A get may take the store's whole patience, and wait behind others.
+        self._timeout_s = 2 * settings.store_timeout_s + 10.0
+
+    def block(self, ref: ObjectRef, number: int, dataset: str, snapshot: str, *, broken: bool = False) -> bytes:
+        """The bytes of a block, fetched if need be. Raises the store's errors, `DaemonUnavailableError` if there is no
+        daemon and none can be started."""
+        body = {"ref": wire.encode_ref(ref), "number": number, "dataset": dataset, "snapshot": snapshot}
+        if broken:
+            body["broken"] = True
+        try:
+            return self._ask("POST", "/v1/block", body)
+        except StoreError as exc:
+            with contextlib.suppress(DatacacheError):
+                self._explain(exc)
+            raise
+
+    def health(self) -> dict[str, Any]:
+        """Who it is and how it is."""
+        return self._json("GET", "/healthz")
+
+    def cache_status(self) -> dict[str, Any]:
+        """Tiers, data sets, pins, hit rate, jobs."""
+        return self._json("GET", "/v1/cache")
+
+    def warm(self, ref: str) -> str:
+        """Start fetching all of a snapshot; the job's id."""
+        return str(self._json("POST", "/v1/warm", {"ref": ref})["id"])
+
+    def job(self, id: str) -> dict[str, Any]:
+        """How a warm-up is getting on (`WarmJob`)."""
+        return self._json("GET", f"/v1/jobs/{id}")
+
+    def pin(self, ref: str) -> dict[str, Any]:
+        """Never evict a snapshot's blocks."""
+        return self._json("POST", "/v1/pin", {"ref": ref})
+
+    def unpin(self, ref: str) -> dict[str, Any]:
+        """Let the policy decide again."""
+        return self._json("POST", "/v1/unpin", {"ref": ref})
+
+    def evict(self, ref: str | None) -> dict[str, Any]:
+        """Drop a data set's blocks, or all that is not pinned."""
+        return self._json("POST", "/v1/evict", {"ref": ref})
+
+    def metrics(self) -> str:
+        """Prometheus text."""
+        return self._ask("GET", "/metrics").decode()
+
+    def stop(self) -> None:
+        """Stop the daemon and wait until it is gone."""
+        pid = int(self._json("POST", "/v1/stop", {}, start=False)["pid"])
+        end = time.monotonic() + _START_TIMEOUT_S
+        while Path(f"/proc/{pid}").exists() and not _is_zombie(pid):
+            if time.monotonic() > end:
+                raise DaemonError(f"the daemon (pid {pid}) does not stop", hint=f"kill -9 {pid}")
+            time.sleep(0.02)
+
+    def alive(self) -> bool:
+        """Whether a daemon answers now; none is started."""
+        try:
+            self._once("GET", "/healthz", None)
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
+
+    def ensure(self) -> None:
+        """Start the daemon unless one answers. `DaemonUnavailableError` says why it cannot be started."""
+        end = time.monotonic() + _START_TIMEOUT_S
+        process: subprocess.Popen[bytes] | None = None
+        while not self.alive():
+            if process is None:
+                process = self._spawn()
+            elif process.poll() not in (None, _ALREADY_RUNNING):
+                raise DaemonUnavailableError(
+                    f"the cache daemon cannot be started: {self._last_words()}",
+                    hint=f"Its log: {paths.log_path(self._settings.home)}. See also: dsctl doctor",
+                )
+            if time.monotonic() > end:
+                raise DaemonUnavailableError(
+                    f"the cache daemon of {self._settings.home} does not answer",
+                    hint=f"Its log: {paths.log_path(self._settings.home)}",
+                )
+            time.sleep(0.02)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        home = self._settings.home
+        log_file = paths.log_path(home)
+        package_root = str(Path(__file__).parents[2])
+        environment = os.environ | self._settings.environment()
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
+        try:
+            log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with log_file.open("ab") as out:
+                return subprocess.Popen(
+                    [sys.executable, "-m", "datacache.daemon"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    cwd="/",
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError as exc:
+            raise DaemonUnavailableError(
+                f"the cache daemon cannot be started: {exc.strerror} ({exc.filename})",
+                hint="Set DATACACHE_HOME to a folder you can write to.",
+            ) from exc
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = paths.log_path(self._settings.home).read_text(errors="replace").splitlines()
+            for line in reversed(lines[-20:]):
+                if line.startswith("error: "):
+                    return line.removeprefix("error: ")
+            if lines:
+                return lines[-1]
+        return "it said nothing"
+
+    def _json(self, method: str, path: str, body: object = None, *, start: bool = True) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._ask(method, path, body, start=start))
+        return answer
+
+    def _ask(self, method: str, path: str, body: object = None, *, start: bool = True) -> bytes:
+        """One request, asked again (and the daemon started again) while the daemon is away."""
+        end = time.monotonic() + self._timeout_s
+        delay = 0.01
+        while True:
+            try:
+                return self._once(method, path, body)
+            except (OSError, http.client.HTTPException) as exc:
+                if isinstance(exc, DatacacheError):
+                    raise
+                if not start or time.monotonic() > end:
+                    raise DaemonUnavailableError(
+                        f"no daemon answers for {self._settings.home}", hint="Start one: dsctl daemon start"
+                    ) from exc
+            time.sleep(random.uniform(0, delay))  # noqa: S311 - many readers come back at once
+            delay = min(2 * delay, 0.5)
+            self.ensure()
+
+    def _once(self, method: str, path: str, body: object) -> bytes:
+        local = self._local.get()
+        connection: _Connection | None = getattr(local, "connection", None)
+        if connection is None:
+            connection = _Connection(paths.socket_path(self._settings.home), self._timeout_s)
+            local.connection = connection
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
+            response = connection.getresponse()
+            answer = response.read()
+        except BaseException:
+            connection.close()
+            local.connection = None
+            raise
+        if response.status == 200:
+            return answer
+        try:
+            error = wire.decode_error(json.loads(answer))
+        except ValueError:
+            error = DaemonError(f"the daemon answered {response.status}: {answer[:200]!r}")
+        raise error
+
+    def _explain(self, exc: StoreError) -> None:
+        if self._json("GET", "/healthz", start=False).get("stores") != wire.store_fingerprint():
+            exc.hint = (
+                "The daemon runs with other AWS_* (or GOOGLE_*, AZURE_*) variables than this process: "
+                "dsctl daemon stop, then try again. " + exc.hint
+            )
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return True

@@ -1,0 +1,307 @@
+"""The daemon's HTTP server on a Unix socket, and the daemon's life from lock to clean stop.
+
+One event loop serves requests and gets; the tiers are written by their own thread; manifests are read in threads. Only
+the user who owns the home can connect (socket mode 0600 in a folder of mode 0700).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from aiohttp import web
+
+from datacache.catalog.base import Catalog
+from datacache.catalog.open import open_catalog_url
+from datacache.catalog.refs import resolve
+from datacache.core import counters
+from datacache.core.errors import CacheError, DaemonRunningError, DatacacheError, SnapshotNotFoundError, UsageError
+from datacache.core.objects import BlockId, block_id, object_id
+from datacache.daemon import paths, wire
+from datacache.daemon.fetcher import Fetcher
+from datacache.daemon.metrics import render_metrics
+from datacache.daemon.warmer import Warmer, snapshot_blocks
+from datacache.manifest.model import SnapshotRecord
+from datacache.manifest.reader import Manifest
+from datacache.settings import Settings
+from datacache.store.open import open_store
+from datacache.tiers.local import LocalBlocks
+from datacache.tiers.recovery import open_tiers
+from datacache.tiers.writer import TierWriter
+
+log = logging.getLogger(__name__)
+_FOLD_EVERY_S = 30.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Daemon:
+    """The parts of a running daemon and the requests it answers."""
+
+    def __init__(self, settings: Settings, writer: TierWriter, catalog: Catalog) -> None:
+        self._settings, self._writer, self._catalog = settings, writer, catalog
+        self._local = LocalBlocks(settings.home, settings.ram_dir)
+        self._fetcher = Fetcher(writer, lambda url: open_store(url, settings), settings.concurrency)
+        self._fetcher.use_index(self._has)
+        self._warmer = Warmer(self._fetcher, self._has, settings.concurrency)
+        self._considered: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started = time.time()
+        self.stopping = asyncio.Event()
+
+    def app(self) -> web.Application:
+        """The routes."""
+        app = web.Application(middlewares=[_errors_as_json], client_max_size=2**20)
+        app.router.add_post("/v1/block", self._block)
+        app.router.add_post("/v1/warm", self._warm)
+        app.router.add_get("/v1/jobs/{id}", self._job)
+        app.router.add_get("/v1/cache", self._cache)
+        app.router.add_post("/v1/pin", self._pin)
+        app.router.add_post("/v1/unpin", self._unpin)
+        app.router.add_post("/v1/evict", self._evict)
+        app.router.add_post("/v1/stop", self._stop)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        return app
+
+    async def close(self) -> None:
+        """End what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await self._warmer.stop()
+        await self._fetcher.drain()
+
+    def _has(self, block: BlockId) -> bool:
+        return self._local.locate(block) is not None
+
+    async def _block(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        ref, number, dataset = wire.decode_ref(body["ref"]), int(body["number"]), str(body["dataset"])
+        if body.get("broken"):
+            id = block_id(object_id(ref), number)
+            log.warning("block %d of %s is broken on this node: fetching it again", number, ref.url)
+            await asyncio.wrap_future(self._writer.call(lambda: self._writer.drop(id)))
+        data = await self._fetcher.read(ref, number, dataset)
+        snapshot = body.get("snapshot")
+        if snapshot and self._settings.prefetch and snapshot not in self._considered:
+            self._considered.add(snapshot)
+            self._in_background(self._fill_if_it_fits(dataset, snapshot))
+        return web.Response(body=data, content_type="application/octet-stream")
+
+    async def _fill_if_it_fits(self, dataset: str, id: str) -> None:
+        """The first read of a snapshot starts warming the rest of it, behind the reads that wait."""
+        try:
+            manifest = await asyncio.to_thread(Manifest.open, id, self._catalog.get_blobs)
+            ssd = self._writer.tiers[-1]
+            room = ssd.budget_bytes - (ssd.used_bytes if self._settings.eviction == "keep" else 0)
+            if manifest.root.total_bytes <= room or self._settings.eviction == "keep":
+                self._warmer.start(f"{dataset}@{id[:12]}", dataset, manifest, background=True)
+        except DatacacheError as exc:
+            log.warning("%s@%s is not warmed in the background: %s", dataset, id[:12], exc)
+
+    async def _open(self, request: web.Request) -> tuple[SnapshotRecord, Manifest]:
+        ref = str((await request.json())["ref"])
+
+        def work() -> tuple[SnapshotRecord, Manifest]:
+            record = resolve(self._catalog, ref)
+            return record, Manifest.open(record.id, self._catalog.get_blobs)
+
+        return await asyncio.to_thread(work)
+
+    async def _warm(self, request: web.Request) -> web.StreamResponse:
+        record, manifest = await self._open(request)
+        job = self._warmer.start(record.ref, record.dataset, manifest)
+        return web.json_response(job.as_dict())
+
+    async def _job(self, request: web.Request) -> web.StreamResponse:
+        job = self._warmer.job(request.match_info["id"])
+        if job is None:
+            raise SnapshotNotFoundError("there is no such job", hint="The daemon was restarted; ask for it again.")
+        return web.json_response(job.as_dict())
+
+    async def _cache(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response(await asyncio.wrap_future(self._writer.call(self._cache_state)))
+
+    def _cache_state(self) -> dict[str, Any]:
+        counted = counters.totals(paths.counters_dir(self._settings.home))
+        hits = counted["ram_hits"] + counted["ssd_hits"]
+        reads = hits + counted["misses"]
+        datasets: dict[str, int] = {}
+        for container in self._writer.tiers[-1].containers.values():
+            datasets[container.dataset] = datasets.get(container.dataset, 0) + container.disk_bytes
+        return {
+            "policy": self._settings.eviction,
+            "tiers": [
+                {
+                    "name": tier.name,
+                    "folder": str(tier.folder),
+                    "used_bytes": tier.used_bytes,
+                    "budget_bytes": tier.budget_bytes,
+                    "blocks": self._blocks_in(tier.name),
+                    "containers": len(tier.containers),
+                    "evicted_bytes": tier.evicted_bytes,
+                    "problem": tier.problem,
+                }
+                for tier in self._writer.tiers
+            ],
+            "datasets": [{"name": name, "ssd_bytes": size} for name, size in sorted(datasets.items())],
+            "pins": sorted(self._writer.pins()),
+            "reads": counted | {"hits": hits, "hit_rate": hits / reads if reads else None},
+            "fetched": vars(self._fetcher.stats) | {"under_way": self._fetcher.under_way},
+            "jobs": [job.as_dict() for job in self._warmer.jobs()],
+        }
+
+    def _blocks_in(self, tier: str) -> int:
+        return self._writer.count_blocks(tier)
+
+    async def _pin(self, request: web.Request) -> web.StreamResponse:
+        record, manifest = await self._open(request)
+
+        def work() -> None:
+            self._writer.pin(record.ref, record.dataset, snapshot_blocks(manifest))
+
+        await asyncio.wrap_future(self._writer.call(work))
+        return web.json_response({"ref": record.ref, "pinned": True})
+
+    async def _unpin(self, request: web.Request) -> web.StreamResponse:
+        ref = str((await request.json())["ref"])
+        if ref not in self._writer.pins():
+            ref = (await asyncio.to_thread(resolve, self._catalog, ref)).ref
+        known = await asyncio.wrap_future(self._writer.call(lambda: self._writer.unpin(ref)))
+        return web.json_response({"ref": ref, "pinned": False, "was_pinned": known})
+
+    async def _evict(self, request: web.Request) -> web.StreamResponse:
+        ref = (await request.json()).get("ref")
+        dataset = str(ref).partition("@")[0] if ref else None
+        pinned = [r for r, name in self._writer.pins().items() if name == dataset]
+        if pinned:
+            raise UsageError(f"{dataset} is pinned ({', '.join(pinned)})", hint=f"dsctl cache unpin {pinned[0]}")
+        freed = await asyncio.wrap_future(self._writer.call(lambda: self._writer.evict(dataset)))
+        self._considered.clear()
+        return web.json_response({"freed_bytes": freed})
+
+    async def _health(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response(
+            {
+                "pid": os.getpid(),
+                "home": str(self._settings.home),
+                "uptime_s": time.time() - self._started,
+                "catalog": self._catalog.url,
+                "stores": wire.store_fingerprint(),
+                "problems": [f"{tier.name}: {tier.problem}" for tier in self._writer.tiers if tier.problem],
+            }
+        )
+
+    async def _metrics(self, _: web.Request) -> web.StreamResponse:
+        state = await asyncio.wrap_future(self._writer.call(self._cache_state))
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        text = render_metrics(state, memory)
+        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _stop(self, _: web.Request) -> web.StreamResponse:
+        self.stopping.set()
+        return web.json_response({"pid": os.getpid(), "stopping": True})
+
+    async def fold_counters(self) -> None:
+        """Now and then, take over the counters of processes that ended."""
+        while True:
+            await asyncio.to_thread(counters.fold, paths.counters_dir(self._settings.home))
+            await asyncio.sleep(_FOLD_EVERY_S)
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except DatacacheError as exc:
+        status, body = wire.encode_error(exc)
+        return web.json_response(body, status=status)
+    except (KeyError, TypeError, ValueError, json.JSONDecodeError) as exc:
+        return web.json_response({"error": "UsageError", "message": f"bad request: {exc}"}, status=400)
+
+
+@contextlib.contextmanager
+def hold_lock(settings: Settings) -> Iterator[None]:
+    """Be the only daemon of a home. `DaemonRunningError` if there is one."""
+    path = paths.lock_path(settings.home)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise CacheError(
+            f"the home {settings.home} cannot be used: {exc.strerror} ({exc.filename})",
+            hint="Set DATACACHE_HOME to a folder you can write to.",
+        ) from exc
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            pid = os.pread(fd, 20, 0).decode(errors="replace").strip() or "?"
+            raise DaemonRunningError(
+                f"a daemon (pid {pid}) serves {settings.home} already",
+                hint="See: dsctl daemon status. Stop it: dsctl daemon stop.",
+            ) from exc
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    path = paths.socket_path(settings.home)
+    path.unlink(missing_ok=True)  # stale: we hold the lock
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old = os.umask(0o177)
+    try:
+        sock.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.umask(old)
+        os.close(folder)
+    sock.listen(512)
+    return sock
+
+
+def run(settings: Settings) -> None:
+    """Serve until told to stop. Raises `DaemonRunningError`, `CacheError` before it serves."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
+    with hold_lock(settings), open_tiers(settings) as writer:
+        catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
+        try:
+            asyncio.run(_serve(settings, writer, catalog))
+        finally:
+            catalog.close()
+
+
+async def _serve(settings: Settings, writer: TierWriter, catalog: Catalog) -> None:
+    daemon = Daemon(settings, writer, catalog)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stopping.set)
+    runner = web.AppRunner(daemon.app(), access_log=None, shutdown_timeout=5.0)
+    await runner.setup()
+    await web.SockSite(runner, _listen(settings)).start()
+    folding = loop.create_task(daemon.fold_counters())
+    log.info("serving %s (pid %d)", settings.home, os.getpid())
+    await daemon.stopping.wait()
+    log.info("stopping")
+    paths.socket_path(settings.home).unlink(missing_ok=True)
+    folding.cancel()
+    await daemon.close()
+    await runner.cleanup()

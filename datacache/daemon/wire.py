@@ -1,0 +1,64 @@
+"""What client and server say to each other: requests as JSON, blocks as bytes, errors by the name of their class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from datacache.core import errors
+from datacache.core.errors import DaemonError, DatacacheError
+from datacache.core.objects import ObjectRef
+
+_STATUS: dict[type[DatacacheError], int] = {
+    errors.ObjectNotFoundError: 404,
+    errors.SnapshotNotFoundError: 404,
+    errors.ObjectChangedError: 409,
+    errors.StoreAccessError: 403,
+    errors.StoreUnavailableError: 503,
+    errors.CatalogUnavailableError: 503,
+    errors.UsageError: 400,
+}
+
+
+def encode_ref(ref: ObjectRef) -> list[Any]:
+    """An object reference as JSON."""
+    return list(ref)
+
+
+def decode_ref(values: list[Any]) -> ObjectRef:
+    """The object reference of `encode_ref`; `ValueError` or `TypeError` if it is none."""
+    ref = ObjectRef(*values)
+    if not isinstance(ref.size_bytes, int) or not all(isinstance(v, str) for v in ref[:2] + ref[3:]):
+        raise ValueError("not an object reference")
+    return ref
+
+
+def encode_error(exc: DatacacheError) -> tuple[int, dict[str, str]]:
+    """HTTP status and body for an error."""
+    status = next((code for kind, code in _STATUS.items() if isinstance(exc, kind)), 500)
+    body = {"error": type(exc).__name__, "message": str(exc), "hint": exc.hint}
+    for name in ("url", "ref", "path"):
+        if hasattr(exc, name):
+            body[name] = str(getattr(exc, name))
+    return status, body
+
+
+def decode_error(body: Mapping[str, Any]) -> DatacacheError:
+    """The error of `encode_error`, of the same class."""
+    kind = getattr(errors, str(body.get("error")), DaemonError)
+    if not (isinstance(kind, type) and issubclass(kind, DatacacheError)):
+        kind = DaemonError
+    more = {name: body[name] for name in ("url", "ref", "path") if name in body}
+    message, hint = str(body.get("message", "the daemon failed")), str(body.get("hint", ""))
+    return kind(message, hint=hint, **more)
+
+
+def store_fingerprint(environ: Mapping[str, str] | None = None) -> str:
+    """A short hash of the variables that say how stores are reached. A daemon started with others than its client's is
+    a common reason for "access denied": the client can then say so. Reveals nothing of the values."""
+    environ = os.environ if environ is None else environ
+    names = sorted(n for n in environ if n.startswith(("AWS_", "GOOGLE_", "AZURE_")))
+    text = "\0".join(f"{n}={environ[n]}" for n in names)
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()

@@ -1,0 +1,104 @@
+"""Where a reading process gets a block from: this node's tiers, then the daemon, then the store itself.
+
+Safe from several threads and across `fork()`. What comes out is verified by its checksum (tiers), by ETag and length
+(store), or not at all: then it is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from datacache.core.counters import (
+    BROKEN_BLOCKS,
+    DIRECT_READS,
+    MISS_BYTES,
+    MISSES,
+    RAM_HIT_BYTES,
+    RAM_HITS,
+    SSD_HIT_BYTES,
+    SSD_HITS,
+    Counters,
+)
+from datacache.core.errors import DaemonError, StoreAccessError
+from datacache.core.objects import BLOCK_BYTES, ObjectId, ObjectRef, block_id
+from datacache.daemon import paths
+from datacache.daemon.client import DaemonClient
+from datacache.settings import Settings
+from datacache.store.open import open_store
+from datacache.tiers.local import LocalBlocks
+
+log = logging.getLogger(__name__)
+_HIT_COUNTERS = ((RAM_HITS, RAM_HIT_BYTES), (SSD_HITS, SSD_HIT_BYTES))
+
+
+class BlockSource(Protocol):
+    """What a reader knows of where blocks come from. Ranges are within one block."""
+
+    def read_here(self, obj: ObjectId, number: int, start: int, stop: int) -> memoryview | None:
+        """The bytes if they can be had without waiting for anybody."""
+        ...
+
+    def read(self, ref: ObjectRef, obj: ObjectId, number: int, start: int, stop: int) -> memoryview | bytes:
+        """The bytes, wherever they are. Raises `core.errors` when they cannot be had."""
+        ...
+
+    def release(self, obj: ObjectId, number: int) -> None:
+        """A hint that the caller keeps a block's bytes elsewhere now."""
+        ...
+
+
+class NodeBlocks:
+    """The blocks of one data set's snapshot, as any process of a node reads them."""
+
+    def __init__(self, settings: Settings, client: DaemonClient, *, dataset: str, snapshot: str) -> None:
+        self._settings = settings
+        self._client = client
+        self._dataset, self._snapshot = dataset, snapshot
+        self._local = LocalBlocks(settings.home, settings.ram_dir)
+        self._counters = Counters(paths.counters_dir(settings.home))
+        self._warned = False
+
+    def read_here(self, obj: ObjectId, number: int, start: int, stop: int) -> memoryview | None:
+        """See `BlockSource`: verified bytes straight from a tier, no copy."""
+        found = self._local.view(block_id(obj, number), start, stop)
+        if found is None:
+            return None
+        view, tier = found
+        self._counters.add(*_HIT_COUNTERS[tier], stop - start)
+        return view
+
+    def read(self, ref: ObjectRef, obj: ObjectId, number: int, start: int, stop: int) -> memoryview | bytes:
+        """See `BlockSource`."""
+        view = self.read_here(obj, number, start, stop)
+        if view is not None:
+            return view
+        if ref.store.startswith("memory://"):  # only this process has it
+            return self._read_direct(ref, number, start, stop)
+        self._counters.add(MISSES, MISS_BYTES, stop - start)
+        broken = self._local.locate(block_id(obj, number)) is not None
+        if broken:
+            self._counters.count(BROKEN_BLOCKS)
+        try:
+            data = self._client.block(ref, number, self._dataset, self._snapshot, broken=broken)
+        except StoreAccessError:
+            # The daemon may have been started without the credentials that this process has.
+            return self._read_direct(ref, number, start, stop)
+        except DaemonError as exc:
+            if not self._warned:
+                log.warning("reading past the cache: %s", exc)
+                self._warned = True
+            return self._read_direct(ref, number, start, stop)
+        self._local.refresh()
+        return memoryview(data)[start:stop]
+
+    def release(self, obj: ObjectId, number: int) -> None:
+        """See `BlockSource`: lets go of the page cache of the SSD's copy."""
+        found = self._local.locate(block_id(obj, number))
+        if found is not None and found[0].name == "ssd":
+            found[0].drop_pages(found[1])
+
+    def _read_direct(self, ref: ObjectRef, number: int, start: int, stop: int) -> bytes:
+        self._counters.count(DIRECT_READS)
+        first = number * BLOCK_BYTES
+        return open_store(ref.store, self._settings).read(ref, first + start, first + stop)

@@ -1,0 +1,231 @@
+"""`Snapshot`: an immutable set of files, read by path.
+
+What `datacache.open_snapshot()` gives, and what the mount, the fsspec file system and the loaders read through. It knows
+a manifest and a block source, nothing of daemons or tiers. Safe from several threads, across `fork()`, and picklable
+(the other process opens the same immutable id).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import NamedTuple
+
+from datacache.core.errors import PathNotFoundError
+from datacache.core.objects import BLOCK_BYTES, ObjectId, ObjectRef, object_id
+from datacache.manifest.model import Entry, SnapshotRecord
+from datacache.manifest.reader import Manifest
+from datacache.manifest.view import Tree
+from datacache.reader.blocks import BlockSource
+
+_IDS_KEPT = 200_000
+
+
+class Stat(NamedTuple):
+    """What is known of a path without reading it."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    is_dir: bool
+    etag: str
+
+
+class Snapshot:
+    """The files of one snapshot. Paths are str, with surrogateescape where the store's bytes are not UTF-8."""
+
+    def __init__(
+        self,
+        record: SnapshotRecord,
+        manifest: Manifest,
+        blocks: BlockSource,
+        *,
+        reopen: tuple[Callable[..., Snapshot], tuple[object, ...]] | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.record = record
+        self.manifest = manifest
+        self.tree = Tree(manifest)
+        self._blocks = blocks
+        self._reopen = reopen
+        self._on_close = on_close
+        self._objects: dict[int, tuple[ObjectId, int]] = {}  # row → object id and size
+
+    @property
+    def ref(self) -> str:
+        """The immutable name, `dataset@id`."""
+        return f"{self.record.dataset}@{self.record.id}"
+
+    def __len__(self) -> int:
+        """How many files there are."""
+        return self.record.files
+
+    def __contains__(self, path: str) -> bool:
+        return self.manifest.find(_encode(path)) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        """The files' paths in byte order, streamed."""
+        for entry in self.manifest.entries():
+            if not entry.path.endswith(b"/"):
+                yield entry.path.decode("utf-8", "surrogateescape")
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.record.ref}: {self.record.files:,} files, {self.record.total_bytes:,} bytes>"
+
+    def paths(self) -> list[str]:
+        """The files' paths in byte order; folder markers are not among them."""
+        return list(self)
+
+    def stat(self, path: str) -> Stat:
+        """Size, time and ETag of a file, or of a directory that has files. `PathNotFoundError` if it is neither."""
+        raw = _encode(path)
+        row = self.manifest.find(raw)
+        if row is not None:
+            entry = self.manifest.entry(row)
+            return Stat(path, entry.size_bytes, entry.mtime_ns, raw.endswith(b"/"), entry.etag)
+        folder = raw.rstrip(b"/") + b"/" if raw else b""
+        first = self.manifest.seek(folder)
+        if first < self.manifest.rows and self.manifest.path(first).startswith(folder):
+            return Stat(path, 0, 0, True, "")
+        raise self._missing(path)
+
+    def read(self, path: str) -> bytes:
+        """All bytes of a file. `PathNotFoundError`, or the store's error where they cannot be had."""
+        row = self._row(path)
+        obj, size = self._objects.get(row) or self._object(row)
+        if 0 < size <= BLOCK_BYTES:
+            here = self._blocks.read_here(obj, 0, 0, size)
+            if here is not None:
+                return bytes(here)
+        return bytes(self.read_row(row, 0, size))
+
+    def read_range(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes `start` to `stop` of a file, cut at its end like a slice."""
+        return bytes(self.read_row(self._row(path), start, stop))
+
+    def open(self, path: str) -> io.BufferedReader:
+        """The file as a seekable binary stream."""
+        return io.BufferedReader(_SnapshotFile(self, self._row(path), path), buffer_size=128 * 1024)
+
+    def object_ref(self, path: str) -> ObjectRef:
+        """The object, and the version of it, that holds a file's bytes."""
+        return self.manifest.object_ref(self.manifest.entry(self._row(path)))
+
+    def entry(self, path: str) -> Entry:
+        """The manifest's entry of a file."""
+        return self.manifest.entry(self._row(path))
+
+    # The rest is by row: what a mount and the loaders use.
+
+    def read_local(self, row: int, start: int, stop: int) -> memoryview | None:
+        """Bytes of a row without waiting and without a copy, if all are in one block that is on this node."""
+        obj, size = self._objects.get(row) or self._object(row)
+        stop = min(stop, size)
+        if start >= stop:
+            return memoryview(b"")
+        number = start // BLOCK_BYTES
+        first = number * BLOCK_BYTES
+        if stop > first + BLOCK_BYTES:
+            return None
+        return self._blocks.read_here(obj, number, start - first, stop - first)
+
+    def read_row(self, row: int, start: int, stop: int) -> bytes | memoryview:
+        """Bytes of a row, wherever they are, cut at the file's end."""
+        entry = self.manifest.entry(row)
+        obj, size = self._objects.get(row) or self._object(row)
+        start, stop = max(start, 0), min(stop, size)
+        if start >= stop:
+            return b""
+        ref = self.manifest.object_ref(entry)
+        parts = []
+        for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
+            first = number * BLOCK_BYTES
+            part_start, part_stop = max(start - first, 0), min(stop - first, BLOCK_BYTES)
+            parts.append(self._blocks.read(ref, obj, number, part_start, part_stop))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def release_local(self, row: int, start: int, stop: int) -> None:
+        """A hint that the kernel keeps these bytes as pages of a mount now: the cache's own pages may go."""
+        obj, size = self._objects.get(row) or self._object(row)
+        for number in range(start // BLOCK_BYTES, -(-min(stop, size) // BLOCK_BYTES)):
+            self._blocks.release(obj, number)
+
+    def close(self) -> None:
+        """Give back what was opened. Reading afterwards is undefined."""
+        self._on_close()
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self._reopen is None:
+            raise TypeError("this snapshot was not opened with open_snapshot() and cannot be pickled")
+        return self._reopen
+
+    def _row(self, path: str) -> int:
+        row = self.manifest.find(_encode(path))
+        if row is None:
+            raise self._missing(path)
+        return row
+
+    def _object(self, row: int) -> tuple[ObjectId, int]:
+        entry = self.manifest.entry(row)
+        found = object_id(self.manifest.object_ref(entry)), entry.size_bytes
+        if len(self._objects) >= _IDS_KEPT:
+            self._objects.clear()  # cheap to make again; simplest bound
+        self._objects[row] = found
+        return found
+
+    def _missing(self, path: str) -> PathNotFoundError:
+        return PathNotFoundError(
+            f"{self.record.ref} has no file {path!r}",
+            path=path,
+            ref=self.record.ref,
+            hint=f"See its files: dsctl snapshot show {self.record.ref} --files",
+        )
+
+
+class _SnapshotFile(io.RawIOBase):
+    """A file's bytes behind Python's stream protocol."""
+
+    def __init__(self, snapshot: Snapshot, row: int, path: str) -> None:
+        self._snapshot, self._row = snapshot, row
+        self._size = snapshot.manifest.entry(row).size_bytes
+        self._at = 0
+        self.name = path
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"negative seek position {base + offset}")
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        stop = min(self._at + len(view), self._size, (self._at // BLOCK_BYTES + 1) * BLOCK_BYTES)
+        if self._at >= stop:
+            return 0
+        data = self._snapshot.read_row(self._row, self._at, stop)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def _encode(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")
