@@ -1,7 +1,8 @@
 """The protocol every object store backend implements, and the record a listing yields.
 
-A backend raises only `core.errors` (never the library's own exceptions), never retries by itself (`store/retry.py`
-does, by the kind of error) and never puts credentials in a message. All calls are safe from several threads.
+A backend raises only `core.errors` (never the library's own exceptions), never retries by itself
+(`store/retry.py` does, by the kind of error) and never puts credentials in a message. All calls are safe
+from several threads.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ from datacache.core.objects import ObjectRef
 
 
 class ObjectInfo(NamedTuple):
-    """One object of a listing. `key` is all that follows `store.url + "/"`, exactly as the store gives it."""
+    """One object of a listing. `key` is all that follows `store.url + "/"`, exactly as the store gives it;
+    `etag` is without the quotes of HTTP; `version` is known only to `head` and `put`, and only in a
+    versioned bucket."""
 
     key: str
     size_bytes: int
     mtime_ns: int
     etag: str
     version: str = ""
+
+    def ref(self, store_url: str) -> ObjectRef:
+        """What to read to get this version of it."""
+        return ObjectRef(store_url, self.key, self.size_bytes, self.etag, self.version)
 
 
 class ObjectStore(Protocol):
@@ -34,9 +41,16 @@ class ObjectStore(Protocol):
     sorted_listing: bool
     """Whether `list` gives keys in the byte order of their UTF-8 (`surrogateescape`d bytes as they are)."""
 
-    def list(self, prefix: str) -> Iterator[list[ObjectInfo]]:
-        """Pages of every object whose key starts with `prefix` ('' or ends with '/'), streamed. A folder marker of an
-        object store keeps its trailing slash; an empty folder of a file system is listed as one (`a/`, size 0)."""
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
+        """Pages (never empty ones) of every object whose key starts with `prefix` ('' or ends with '/'),
+        streamed.
+
+        A folder marker of an object store keeps its trailing slash; an empty folder of a file system is
+        listed as one (`a/`, size 0), but not the folder asked for itself. Where nothing has the prefix there
+        is no page, or `ObjectNotFoundError` where the store knows that the bucket or folder is missing.
+        `start_after` leaves out the keys up to and including it; only a store with a sorted listing takes
+        it.
+        """
         ...
 
     def head(self, key: str) -> ObjectInfo:
@@ -44,8 +58,10 @@ class ObjectStore(Protocol):
         ...
 
     def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
-        """Exactly bytes `start` to `stop` of exactly this version: `ObjectChangedError` or `ObjectNotFoundError` if it
-        is not there any more, `StoreUnavailableError` for short or broken answers. Never other bytes."""
+        """Exactly bytes `start` to `stop` of exactly this version: `ObjectChangedError` or
+        `ObjectNotFoundError` if it is not there any more, `StoreUnavailableError` for short or broken
+        answers. Never other bytes. One call is one request with one timeout, so ask for some MiB at a time.
+        An empty range makes no request."""
         ...
 
     async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:

@@ -1,0 +1,210 @@
+"""What the libraries and servers say, in this project's errors: the one place where they are told apart.
+
+Backends use it and nothing else does. A message is made here from the object's address and the server's
+error *code*; the library's own text is never repeated, because it can hold signatures, key ids and headers.
+Pure functions, any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+
+from datacache.core.errors import (
+    DatacacheError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreAccessError,
+    StoreError,
+    StoreUnavailableError,
+)
+from datacache.core.objects import ObjectRef
+
+_CODE = re.compile(r"<Code>\s*([A-Za-z0-9._-]{1,64})\s*</Code>")
+_STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
+
+_ACCESS = {
+    "InvalidAccessKeyId": "the store does not know this access key",
+    "SignatureDoesNotMatch": "the secret key does not belong to the access key",
+    "ExpiredToken": "the session token has expired",
+    "ExpiredTokenException": "the session token has expired",
+    "InvalidToken": "the session token is not valid",
+    "TokenRefreshRequired": "the session token has expired",
+    "RequestTimeTooSkewed": "this machine's clock is too far from the store's",
+    "AccountProblem": "the store has a problem with this account",
+}
+_ACCESS_HINTS = {
+    "ExpiredToken": "Get new credentials (for single sign-on: aws sso login) and try again.",
+    "RequestTimeTooSkewed": "Set the clock of this machine (NTP) and try again.",
+    "AccessDenied": "Ask for read and list permission on the bucket, or use other credentials.",
+}
+_ACCESS_HINTS |= dict.fromkeys(
+    ("ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"), _ACCESS_HINTS["ExpiredToken"]
+)
+_S3_CREDENTIALS_HINT = (
+    "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or the profile, or the named store in the "
+    "configuration file), and that AWS_ENDPOINT_URL is the endpoint they belong to."
+)
+_REGION_CODES = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
+_BUSY_CODES = (
+    "SlowDown",
+    "RequestTimeout",
+    "InternalError",
+    "ServiceUnavailable",
+    "ThrottlingException",
+    "TooManyRequests",
+)
+
+
+def credentials_hint(url: str) -> str:
+    """The way out of missing or wrong credentials, by kind of store."""
+    scheme = url.partition(":")[0]
+    if scheme == "gs":
+        return "Set GOOGLE_APPLICATION_CREDENTIALS to a service account file with access to the bucket."
+    if scheme in ("az", "abfs", "abfss"):
+        return "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN)."
+    if scheme == "s3":
+        return _S3_CREDENTIALS_HINT
+    return (
+        "Check the credentials that the store's fsspec driver takes from its environment variables or files."
+    )
+
+
+def changed(ref: ObjectRef, what: str) -> ObjectChangedError:
+    """The object is another one than the snapshot recorded; `what` says how one can tell."""
+    return ObjectChangedError(
+        f"{ref.url} is not the object the snapshot recorded: {what}",
+        url=ref.url,
+        hint="It was overwritten. Make a new snapshot, or restore the recorded version of the object.",
+    )
+
+
+def expect_same(ref: ObjectRef, *, etag: str, size_bytes: int | None) -> None:
+    """Raise `ObjectChangedError` unless an answer's ETag and full size are the recorded ones.
+
+    A recorded ETag must come back: servers exist that ignore If-Match. `size_bytes` is None where the server
+    did not say it; the body's length is counted anyway.
+    """
+    if ref.etag and etag != ref.etag:
+        raise changed(ref, "its ETag is another one" if etag else "the store gives no ETag for it")
+    if size_bytes is not None and size_bytes != ref.size_bytes:
+        raise changed(ref, f"it has {size_bytes:,} bytes now, not {ref.size_bytes:,}")
+
+
+def plain_etag(etag: str | None) -> str:
+    """An ETag without the quotes HTTP puts around it (listings of some servers have none)."""
+    if not etag:
+        return ""
+    return etag[1:-1] if len(etag) >= 2 and etag[0] == etag[-1] == '"' else etag
+
+
+def error_code(body: str) -> str:
+    """The `<Code>` of an S3 error document, or ''."""
+    match = _CODE.search(body)
+    return match[1] if match else ""
+
+
+def from_status(status: int, code: str, url: str, *, store: str, region: str = "") -> DatacacheError:
+    """The error for an HTTP answer that is none of 2xx. `url` is what was asked for, `store` the bucket."""
+    said = f"HTTP {status}{f', {code}' if code else ''}"
+    if code in ("NoSuchBucket", "InvalidBucketName"):
+        return ObjectNotFoundError(
+            f"there is no bucket {store} ({said})",
+            url=store,
+            hint="Check the bucket's name and that AWS_ENDPOINT_URL is the endpoint it lives on."
+            if store.startswith("s3:")
+            else "Check the bucket's name.",
+        )
+    if code in _REGION_CODES or status in (301, 307):
+        hint = f"Set AWS_REGION={region}." if region else "Set AWS_REGION to the bucket's region."
+        return StoreError(
+            f"{store} lives in another region or at another endpoint ({said})", url=url, hint=hint
+        )
+    if status in (401, 403) or code in _ACCESS:
+        why = _ACCESS.get(code, "access is denied")
+        hint = _ACCESS_HINTS.get(code) or credentials_hint(store)
+        return StoreAccessError(f"{url}: {why} ({said})", url=url, hint=hint)
+    if status in (412, 416):
+        return ObjectChangedError(
+            f"{url} is not the object the snapshot recorded any more ({said})",
+            url=url,
+            hint="It was overwritten. Make a new snapshot, or restore the recorded version of the object.",
+        )
+    if code in _BUSY_CODES or status in (408, 429) or (status >= 500 and status != 501):
+        return StoreUnavailableError(f"{url}: the store cannot answer now ({said})", url=url)
+    if status in (404, 405, 410):  # 405: the recorded version is a delete marker
+        return ObjectNotFoundError(f"{url} is not there ({said})", url=url)
+    return StoreError(f"{url}: the store refuses this request ({said})", url=url)
+
+
+def from_connection(text: str, url: str, *, endpoint: str = "") -> DatacacheError:
+    """The error for a connection that failed; `text` is the library's description, used only to tell the
+    cases."""
+    lower = text.lower()
+    where = endpoint or url.rpartition("/")[0] or url
+    if any(word in lower for word in ("certificate", "unknownissuer", "invalidcertificate")):
+        return StoreError(
+            f"{url}: the TLS certificate of {where} is not trusted",
+            url=url,
+            hint="Set AWS_CA_BUNDLE to the certificate authority's PEM file."
+            if url.startswith("s3:")
+            else "",
+        )
+    if any(
+        word in lower
+        for word in ("invalidcontenttype", "wrong version number", "record layer failure", "ssl:")
+    ):
+        return StoreError(
+            f"{url}: {where} does not speak TLS",
+            url=url,
+            hint="If the endpoint is a plain HTTP one, write http:// in AWS_ENDPOINT_URL, not https://.",
+        )
+    if "refused" in lower:
+        what, hint = (
+            f"{where} refuses connections",
+            "Check that the store runs and that its address and port are right.",
+        )
+    elif any(word in lower for word in ("dns error", "name or service", "getaddrinfo", "resolve", "lookup")):
+        what, hint = (
+            f"the host name of {where} cannot be resolved",
+            "Check the endpoint's address and this machine's DNS.",
+        )
+    elif any(word in lower for word in ("timed out", "timedout", "timeout")):
+        what, hint = f"{where} did not answer in time", "DATACACHE_STORE_TIMEOUT_S sets how long to wait."
+    else:
+        what, hint = f"the connection to {where} broke", ""
+    return StoreUnavailableError(f"{url}: {what}", url=url, hint=hint)
+
+
+def from_obstore(exc: Exception, url: str, *, store: str, endpoint: str = "") -> DatacacheError:
+    """The error for one of obstore's exceptions, which say most of what they know in their text."""
+    text = str(exc)
+    if match := _STATUS.search(text):
+        return from_status(int(match[1] or match[2]), error_code(text), url, store=store)
+    name = type(exc).__name__
+    if isinstance(exc, FileNotFoundError) or name == "NotFoundError":
+        return ObjectNotFoundError(f"{url} is not there", url=url)
+    if name in ("PermissionDeniedError", "UnauthenticatedError"):
+        return StoreAccessError(f"{url}: access is denied", url=url, hint=credentials_hint(store))
+    if name in ("PreconditionError", "NotModifiedError"):
+        return from_status(412, "", url, store=store)
+    if name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError") or isinstance(
+        exc, ValueError
+    ):
+        return StoreError(f"{url}: the store's driver cannot do this ({name})", url=url)
+    return from_connection(text, url, endpoint=endpoint)
+
+
+def from_oserror(exc: OSError, url: str) -> DatacacheError:
+    """The error for a failed system call on a file."""
+    if isinstance(exc, PermissionError):
+        return StoreAccessError(
+            f"{url}: permission denied",
+            url=url,
+            hint="Check the permissions of the file and of the folders above it.",
+        )
+    if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO):
+        return ObjectNotFoundError(f"{url} is not there ({exc.strerror})", url=url)
+    if exc.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOTCONN, errno.EHOSTDOWN):
+        return StoreUnavailableError(f"{url}: the file system failed ({exc.strerror})", url=url)
+    return StoreError(f"{url}: {exc.strerror or type(exc).__name__}", url=url)

@@ -1,0 +1,190 @@
+"""Every URL that has no backend of its own, through fsspec: `https://`, `sftp://`, `hdfs://`, `smb://`, ….
+
+An object is known by whichever of an ETag, a checksum or a modification time the file system gives; where it
+gives none only the size is checked. Listings are not sorted. Calls block, so the daemon's event loop gets
+them in a thread. Any thread; a forked child opens a file system of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import fsspec
+
+from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError, UsageError
+from datacache.core.objects import ObjectRef
+from datacache.store.base import ObjectInfo
+from datacache.store.errors import expect_same, from_connection, from_oserror, from_status, plain_etag
+from datacache.store.per_process import PerProcess
+
+_PAGE_KEYS = 1000
+_ETAGS = (
+    "ETag",
+    "etag",
+    "e_tag",
+    "checksum",
+    "md5Hash",
+    "content_md5",
+    "sha256",
+    "uid",
+    "mtime",
+    "LastModified",
+)
+_ETAGS += ("last_modified", "modified", "modifiedTime", "updated", "created")
+"""What file systems call the thing that changes with the bytes, the best first."""
+_TIMES = ("mtime", "LastModified", "last_modified", "modified", "modifiedTime", "updated", "created")
+
+
+class FsspecStore:
+    """Everything under one scheme and authority. `UsageError` where fsspec knows no such scheme."""
+
+    node_wide = True
+    sorted_listing = False
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        scheme = url.partition("://")[0]
+        try:
+            fsspec.get_filesystem_class(scheme)
+        except ValueError as exc:
+            raise UsageError(
+                f"nothing serves {scheme}:// URLs", hint="Known: s3, gs, az, file, https, …"
+            ) from exc
+        except ImportError as exc:
+            raise UsageError(f"{scheme}:// URLs need a package that is not installed", hint=str(exc)) from exc
+        self._fs: PerProcess[Any] = PerProcess(self._open)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
+        """See `ObjectStore`, folder by folder; an empty folder is listed as a marker."""
+        top = self._path(prefix)
+        page: list[ObjectInfo] = []
+        try:
+            for folder, folders, files in self._fs.get().walk(top, detail=True, on_error="raise"):
+                found = [self._info(self._key(info["name"], top, prefix), info) for info in files.values()]
+                below = self._key(folder, top, prefix).rstrip("/") + "/"
+                if not found and not folders and below not in ("/", prefix):
+                    found = [ObjectInfo(below, 0, 0, "")]
+                page += found
+                while len(page) >= _PAGE_KEYS:
+                    yield page[:_PAGE_KEYS]
+                    page = page[_PAGE_KEYS:]
+        except Exception as exc:
+            raise self._translated(exc, f"{self.url}/{prefix}") from exc
+        if page:
+            yield page
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore`."""
+        try:
+            found = self._fs.get().info(self._path(key))
+        except Exception as exc:
+            raise self._translated(exc, f"{self.url}/{key}") from exc
+        if found.get("type") == "directory":
+            raise ObjectNotFoundError(f"{self.url}/{key} is a folder", url=f"{self.url}/{key}")
+        return self._info(key, found)
+
+    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
+        """See `ObjectStore`. The object is looked at after the read, so a change before or during it is
+        noticed."""
+        if start >= stop:
+            return b""
+        path = self._path(ref.key)
+        try:
+            fs = self._fs.get()
+            # Not cat_file: over HTTP that takes a whole body into memory where the server ignores the range.
+            with fs.open(path, "rb", cache_type="none", size=ref.size_bytes) as file:
+                file.seek(start)
+                data = bytes(file.read(stop - start))
+        except Exception as exc:
+            raise self._translated(exc, ref.url) from exc
+        now = self.head(ref.key)
+        expect_same(ref, etag=now.etag, size_bytes=now.size_bytes if now.size_bytes >= 0 else None)
+        if len(data) != stop - start:
+            raise StoreUnavailableError(
+                f"{ref.url}: the store gave {len(data):,} of {stop - start:,} bytes", url=ref.url
+            )
+        return data
+
+    async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes:
+        """See `ObjectStore`."""
+        return await asyncio.to_thread(self.read, ref, start, stop)
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        """See `ObjectStore`."""
+        path = self._path(key)
+        try:
+            fs = self._fs.get()
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            fs.pipe_file(path, data)
+        except Exception as exc:
+            raise self._translated(exc, f"{self.url}/{key}") from exc
+        return self.head(key)
+
+    def delete(self, key: str) -> None:
+        """See `ObjectStore`."""
+        try:
+            self._fs.get().rm_file(self._path(key))
+        except FileNotFoundError:
+            pass
+        except Exception as exc:
+            raise self._translated(exc, f"{self.url}/{key}") from exc
+
+    def close(self) -> None:
+        """fsspec keeps its file systems itself."""
+        self._fs.take()
+
+    def _open(self) -> Any:
+        try:
+            fs, _ = fsspec.core.url_to_fs(self.url + "/", use_listings_cache=False, skip_instance_cache=True)
+        except Exception as exc:
+            raise self._translated(exc, self.url) from exc
+        return fs
+
+    def _path(self, key: str) -> str:
+        return str(self._fs.get()._strip_protocol(f"{self.url}/{key}"))  # noqa: SLF001 - fsspec's documented hook
+
+    def _key(self, name: str, top: str, prefix: str) -> str:
+        """The key of a path that lies under the path `top` of `prefix`."""
+        below = name.removeprefix(top.rstrip("/")).lstrip("/")
+        return prefix + below
+
+    def _info(self, key: str, found: dict[str, Any]) -> ObjectInfo:
+        etag = next((plain_etag(_text(found[name])) for name in _ETAGS if found.get(name)), "")
+        time = next((found[name] for name in _TIMES if found.get(name)), None)
+        size = found.get("size")
+        return ObjectInfo(key, -1 if size is None else int(size), _nanoseconds(time), etag)
+
+    def _translated(self, exc: Exception, url: str) -> Exception:
+        if isinstance(exc, StoreError):
+            return exc
+        status = getattr(exc, "status", None)
+        if isinstance(status, int):
+            return from_status(status, "", url, store=self.url)
+        if isinstance(exc, FileNotFoundError):
+            return ObjectNotFoundError(f"{url} is not there", url=url)
+        if isinstance(exc, PermissionError) or (isinstance(exc, OSError) and exc.errno is not None):
+            return from_oserror(exc, url)
+        name = type(exc).__name__
+        if isinstance(exc, (TimeoutError, OSError, EOFError)) or any(
+            w in name for w in ("Connect", "Timeout", "Client")
+        ):
+            return from_connection(f"{name} {exc}", url)
+        return StoreError(f"{url}: the store's driver failed ({name})", url=url)
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def _nanoseconds(time: Any) -> int:
+    if isinstance(time, datetime):
+        return int(time.timestamp() * 1_000_000) * 1000
+    if isinstance(time, (int, float)):
+        return int(time * 1_000_000) * 1000
+    try:
+        return int(datetime.fromisoformat(str(time)).timestamp() * 1_000_000) * 1000
+    except ValueError:
+        return 0

@@ -1,0 +1,48 @@
+"""The one place that knows which backend serves which URL.
+
+`open_store` is called by whoever needs a store: the catalog's snapshot builder, the daemon, the reader. It
+connects to nothing and imports only the backend it needs. Stores are not cached: whoever opens one owns it
+and closes it. After `fork()` a store may be used on: children connect anew.
+"""
+
+from __future__ import annotations
+
+from datacache.settings import Settings
+from datacache.store.base import ObjectStore
+from datacache.store.retry import RetryingStore
+from datacache.store.urls import split_url
+
+
+def open_store(store_url: str, settings: Settings) -> ObjectStore:
+    """The store of a URL as `split_url` gives it, retrying while it is unavailable (`store_timeout_s`).
+
+    Raises `UsageError` for a URL nobody serves; whether the bucket is there shows at the first request.
+    """
+    return RetryingStore(open_backend(store_url, settings), settings.store_timeout_s)
+
+
+def open_backend(store_url: str, settings: Settings) -> ObjectStore:
+    """The same without retries."""
+    url, _ = split_url(store_url if store_url != "file://" else "file:///")
+    scheme = url.partition("://")[0]
+    if scheme == "file":
+        from datacache.store.local import LocalStore
+
+        return LocalStore()
+    if scheme == "memory":
+        from datacache.store.memory import MemoryStore
+
+        return MemoryStore(url)
+    if scheme == "s3":
+        from datacache.store.s3 import S3Store
+        from datacache.store.s3_access import resolve_access, store_options
+
+        store_options(url, settings)  # a wrong one is told now
+        return S3Store(url, lambda: resolve_access(url, settings))
+    if scheme in ("gs", "az", "abfs", "abfss"):
+        from datacache.store.obstore_backend import open_cloud_store
+
+        return open_cloud_store(url, settings)
+    from datacache.store.fsspec_backend import FsspecStore
+
+    return FsspecStore(url)

@@ -1,0 +1,146 @@
+"""When a store that does not answer is asked again: one policy for threads, for event loops and for whole
+stores.
+
+Only `StoreUnavailableError` is worth a second try; everything else is an answer. The waits grow
+exponentially with full jitter (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/),
+so that the clients of a node that lost its store do not come back in step, and end at a deadline. Backends
+never retry, so tries are not multiplied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+from datacache.core.errors import StoreUnavailableError
+from datacache.core.objects import ObjectRef
+from datacache.store.base import ObjectInfo, ObjectStore
+
+T = TypeVar("T")
+
+FIRST_WAIT_S = 0.05
+LONGEST_WAIT_S = 5.0
+
+
+class Backoff:
+    """The waits between the tries of one call."""
+
+    def __init__(
+        self,
+        deadline_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._clock = clock
+        self._jitter = jitter
+        self._deadline = clock() + deadline_s
+        self._longest = FIRST_WAIT_S
+
+    def wait_s(self, error: StoreUnavailableError) -> float:
+        """How long to wait after `error`; raises it when the deadline comes first."""
+        wait = self._longest * self._jitter()
+        self._longest = min(LONGEST_WAIT_S, 2 * self._longest)
+        if self._clock() + wait > self._deadline:
+            raise error
+        return wait
+
+
+def retry(call: Callable[[], T], deadline_s: float, *, sleep: Callable[[float], None] = time.sleep) -> T:
+    """`call()` until it gives something else than `StoreUnavailableError`; after `deadline_s` that error
+    itself."""
+    backoff = Backoff(deadline_s)
+    while True:
+        try:
+            return call()
+        except StoreUnavailableError as exc:
+            sleep(backoff.wait_s(exc))
+
+
+async def retry_async(
+    call: Callable[[], Awaitable[T]],
+    deadline_s: float,
+    *,
+    failed: StoreUnavailableError | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> T:
+    """`retry` for an event loop; `failed` is the error of a first try made already. Cancelling it cancels
+    the try or the wait in progress."""
+    backoff = Backoff(deadline_s)
+    while True:
+        if failed is not None:
+            await sleep(backoff.wait_s(failed))
+        try:
+            return await call()
+        except StoreUnavailableError as exc:
+            failed = exc
+
+
+class RetryingStore:
+    """A store that retries another one. Every operation is safe to repeat, writes included (whole objects
+    only)."""
+
+    def __init__(
+        self, store: ObjectStore, deadline_s: float, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.inner = store
+        self.url = store.url
+        self.node_wide = store.node_wide
+        self.sorted_listing = store.sorted_listing
+        self._deadline_s = deadline_s
+        self._sleep = sleep
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
+        """Pages; a listing that breaks goes on after the last key it gave, with a new deadline.
+
+        An unsorted one cannot go on, so it is tried again only while it has given nothing.
+        """
+        backoff: Backoff | None = None
+        given = False
+        while True:
+            try:
+                for page in self.inner.list(prefix, start_after=start_after):
+                    backoff = None
+                    yield page
+                    given = True
+                    if self.sorted_listing:
+                        start_after = page[-1].key
+                return
+            except StoreUnavailableError as exc:
+                if given and not self.sorted_listing:
+                    raise
+                backoff = backoff or Backoff(self._deadline_s)
+                self._sleep(backoff.wait_s(exc))
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore`."""
+        return retry(lambda: self.inner.head(key), self._deadline_s, sleep=self._sleep)
+
+    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
+        """See `ObjectStore`."""
+        return retry(lambda: self.inner.read(ref, start, stop), self._deadline_s, sleep=self._sleep)
+
+    async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
+        """See `ObjectStore`."""
+        try:  # the first try goes without a closure: this is the path of every block
+            return await self.inner.read_async(ref, start, stop)
+        except StoreUnavailableError as exc:
+            failed = exc
+        return await retry_async(
+            lambda: self.inner.read_async(ref, start, stop), self._deadline_s, failed=failed
+        )
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        """See `ObjectStore`."""
+        return retry(lambda: self.inner.put(key, data), self._deadline_s, sleep=self._sleep)
+
+    def delete(self, key: str) -> None:
+        """See `ObjectStore`."""
+        retry(lambda: self.inner.delete(key), self._deadline_s, sleep=self._sleep)
+
+    def close(self) -> None:
+        """See `ObjectStore`."""
+        self.inner.close()

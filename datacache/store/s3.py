@@ -1,0 +1,122 @@
+"""`s3://bucket`: Amazon S3 and everything that speaks it (Ceph RGW, MinIO, …), path-style.
+
+GETs of ordinary keys go through obstore; the rest (listings, odd keys, writes, servers that answer ranges
+with 200, forked children) through requests of our own. Used through `open_store`. Any thread, any event
+loop; a forked child works, with connections of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from datacache.core.objects import ObjectRef
+from datacache.store.base import ObjectInfo
+from datacache.store.obstore_get import Getter, RangeIgnoredError, addressable, usable_here
+from datacache.store.per_process import PerProcess
+from datacache.store.s3_access import S3Access
+from datacache.store.s3_list import list_pages
+from datacache.store.s3_requests import S3Requests
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store as Driver
+
+NO_RETRIES: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
+"""For obstore: `RetryingStore` decides alone."""
+
+
+class S3Store:
+    """One bucket. `find_access` is called when a request first needs it, once a process."""
+
+    node_wide = True
+    sorted_listing = True
+
+    def __init__(self, url: str, find_access: Callable[[], S3Access]) -> None:
+        self.url = url
+        self._access = PerProcess(find_access)
+        self._requests = PerProcess(lambda: S3Requests(self._access.get()))
+        self._getter = PerProcess(self._make_getter)
+        self._ranges = True
+        """False once the server has answered a range with 200."""
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
+        """See `ObjectStore`. A missing bucket is an `ObjectNotFoundError`."""
+        return list_pages(self._requests.get().page, prefix, start_after, self.url)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore`."""
+        return self._requests.get().head(key)
+
+    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
+        """See `ObjectStore`."""
+        if start >= stop:
+            return b""
+        if self._fast(ref, start, stop):
+            try:
+                return self._getter.get().get(ref, start, stop)
+            except RangeIgnoredError:
+                self._ranges = False
+        return self._requests.get().get(ref, start, stop)
+
+    async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
+        """See `ObjectStore`. Without a thread, a copy or a Python loop for the common GET."""
+        if start >= stop:
+            return b""
+        if self._fast(ref, start, stop):
+            try:
+                return memoryview(await self._getter.get().get_async(ref, start, stop))
+            except RangeIgnoredError:
+                self._ranges = False
+        return await asyncio.to_thread(lambda: self._requests.get().get(ref, start, stop))
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        """See `ObjectStore`."""
+        return self._requests.get().put(key, data)
+
+    def delete(self, key: str) -> None:
+        """See `ObjectStore`."""
+        self._requests.get().delete(key)
+
+    def close(self) -> None:
+        """See `ObjectStore`. A store that is used again connects again."""
+        requests = self._requests.take()
+        if requests is not None:
+            requests.close()
+        self._getter.take()
+
+    def _fast(self, ref: ObjectRef, start: int, stop: int) -> bool:
+        whole = start == 0 and stop == ref.size_bytes
+        return (whole or self._ranges) and addressable(ref.key) and usable_here()
+
+    def _make_getter(self) -> Getter:
+        access = self._access.get()
+        return Getter(_driver(access), self.url, endpoint=access.endpoint)
+
+
+def _driver(access: S3Access) -> Driver:
+    from obstore.store import S3Store as Driver
+
+    client: dict[str, Any] = {
+        "allow_http": access.endpoint.startswith("http:"),
+        "connect_timeout": timedelta(seconds=min(10.0, access.timeout_s)),
+        "timeout": timedelta(seconds=access.timeout_s),
+    }
+    if access.ca_bundle:
+        with open(os.path.expanduser(access.ca_bundle), "rb") as file:
+            client["root_certificate"] = file.read()
+    # The constructor reads AWS_* by itself; what is given here goes before that, the service's endpoint
+    # included.
+    return Driver(
+        access.bucket,
+        endpoint=access.endpoint,
+        aws_endpoint_url_s3=access.endpoint,
+        region=access.region,
+        virtual_hosted_style_request=False,
+        skip_signature=access.credentials is None,
+        credential_provider=access.obstore_provider(),  # type: ignore[arg-type]
+        client_options=client,  # type: ignore[arg-type]
+        retry_config=NO_RETRIES,  # type: ignore[arg-type]
+    )

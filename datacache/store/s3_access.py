@@ -1,0 +1,124 @@
+"""How one S3 bucket is reached: endpoint, region, credentials. Used by the S3 backend only.
+
+The order: a named store of the configuration file, then the standard AWS variables, then profiles and what
+else botocore knows (single sign-on, web identities, instance roles). Resolved when a request first needs it,
+so a node whose data is warm starts without any of it. Any thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from datacache.core.errors import SettingsError, StoreAccessError
+from datacache.settings import Settings, StoreOptions
+from datacache.store.errors import credentials_hint
+
+_REFRESH = timedelta(minutes=5)
+"""How long obstore may keep credentials that expire; botocore renews them 10 minutes and more before they
+do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Access:
+    """What a client of one bucket needs. Its repr shows no credential."""
+
+    bucket: str
+    endpoint: str
+    """`https://host[:port]`, path-style: the bucket follows in the path."""
+    region: str
+    timeout_s: float
+    ca_bundle: str = ""
+    credentials: Any = field(default=None, repr=False)
+    """A botocore credentials object, or None for requests that are not signed."""
+
+    def frozen_credentials(self) -> Any:
+        """Key id, secret and token of one moment (they are renewed as needed), or None."""
+        return None if self.credentials is None else self.credentials.get_frozen_credentials()
+
+    def obstore_provider(self) -> Callable[[], dict[str, Any]] | None:
+        """The same for obstore, which asks again when they expire."""
+        credentials = self.credentials
+        if credentials is None:
+            return None
+        expires = getattr(credentials, "refresh_needed", None) is not None
+
+        def provide() -> dict[str, Any]:
+            frozen = credentials.get_frozen_credentials()
+            return {
+                "access_key_id": frozen.access_key,
+                "secret_access_key": frozen.secret_key,
+                "token": frozen.token,
+                "expires_at": datetime.now(UTC) + _REFRESH if expires else None,
+            }
+
+        return provide
+
+
+def store_options(store_url: str, settings: Settings) -> StoreOptions | None:
+    """The named store for this URL: the one with the longest URL that is a prefix of it."""
+    best: StoreOptions | None = None
+    for options in settings.stores:
+        own = options.url.rstrip("/") + "/"
+        if f"{store_url}/".startswith(own):
+            if best is None or len(options.url.rstrip("/")) > len(best.url.rstrip("/")):
+                best = options
+        elif own.startswith(f"{store_url}/"):
+            raise SettingsError(
+                f"[stores.{options.name}]: the url {options.url} names a folder",
+                hint=f"Options are for a whole bucket: write url = {store_url!r}.",
+            )
+    return best
+
+
+def resolve_access(store_url: str, settings: Settings) -> S3Access:
+    """Find out how to reach a bucket. `StoreAccessError` where there are no credentials, `SettingsError` for
+    wrong ones."""
+    import botocore.session
+    from botocore.credentials import Credentials
+    from botocore.exceptions import BotoCoreError
+
+    options = store_options(store_url, settings) or StoreOptions(name="", url=store_url)
+    env = os.environ.get
+    try:
+        session = botocore.session.Session(profile=options.profile or None)
+        profile: dict[str, Any] = session.get_scoped_config()
+        region = options.region or env("AWS_REGION") or session.get_config_variable("region") or "us-east-1"
+        endpoint = options.endpoint_url or env("AWS_ENDPOINT_URL_S3") or env("AWS_ENDPOINT_URL")
+        endpoint = endpoint or profile.get("endpoint_url") or f"https://s3.{region}.amazonaws.com"
+        credentials: Any = None
+        if options.access_key_id:
+            token = options.session_token or None
+            credentials = Credentials(options.access_key_id, options.secret_access_key, token)
+        elif not (options.anonymous or env("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "yes")):
+            credentials = session.get_credentials()
+            if credentials is None:
+                raise StoreAccessError(
+                    f"there are no credentials for {store_url}",
+                    url=store_url,
+                    hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a named store "
+                    "in the configuration file (with anonymous = true for a public bucket).",
+                )
+            credentials.get_frozen_credentials()  # so that a failing login is told from a failing store
+        ca_bundle = env("AWS_CA_BUNDLE") or profile.get("ca_bundle") or ""
+    except BotoCoreError as exc:
+        raise StoreAccessError(
+            f"the credentials for {store_url} cannot be had ({type(exc).__name__})",
+            url=store_url,
+            hint=credentials_hint(store_url),
+        ) from exc
+    if not endpoint.startswith(("http://", "https://")) or "@" in endpoint:
+        raise SettingsError(
+            f"the endpoint for {store_url} is no URL", hint="Write http://HOST:PORT or https://HOST."
+        )
+    return S3Access(
+        bucket=store_url.removeprefix("s3://"),
+        endpoint=endpoint.rstrip("/"),
+        region=region,
+        timeout_s=settings.store_timeout_s,
+        ca_bundle=ca_bundle,
+        credentials=credentials,
+    )
