@@ -14,28 +14,25 @@ from typing import Any
 
 import fsspec
 
+from datacache.core.concurrency import PerProcess
 from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError, UsageError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.errors import expect_same, from_connection, from_oserror, from_status, plain_etag
-from datacache.store.per_process import PerProcess
 
 _PAGE_KEYS = 1000
-_ETAGS = (
-    "ETag",
-    "etag",
-    "e_tag",
-    "checksum",
-    "md5Hash",
-    "content_md5",
-    "sha256",
-    "uid",
+_TIMES = (
     "mtime",
     "LastModified",
+    "Last-Modified",
+    "last_modified",
+    "modified",
+    "modifiedTime",
+    "updated",
+    "created",
 )
-_ETAGS += ("last_modified", "modified", "modifiedTime", "updated", "created")
+_ETAGS = ("ETag", "etag", "e_tag", "Content-MD5", "Digest", "md5Hash", "checksum", "sha256", *_TIMES, "uid")
 """What file systems call the thing that changes with the bytes, the best first."""
-_TIMES = ("mtime", "LastModified", "last_modified", "modified", "modifiedTime", "updated", "created")
 
 
 class FsspecStore:
@@ -63,7 +60,7 @@ class FsspecStore:
         page: list[ObjectInfo] = []
         try:
             for folder, folders, files in self._fs.get().walk(top, detail=True, on_error="raise"):
-                found = [self._info(self._key(info["name"], top, prefix), info) for info in files.values()]
+                found = [self._listed(self._key(info["name"], top, prefix), info) for info in files.values()]
                 below = self._key(folder, top, prefix).rstrip("/") + "/"
                 if not found and not folders and below not in ("/", prefix):
                     found = [ObjectInfo(below, 0, 0, "")]
@@ -84,6 +81,9 @@ class FsspecStore:
             raise self._translated(exc, f"{self.url}/{key}") from exc
         if found.get("type") == "directory":
             raise ObjectNotFoundError(f"{self.url}/{key} is a folder", url=f"{self.url}/{key}")
+        if found.get("size") is None:
+            url = f"{self.url}/{key}"
+            raise StoreError(f"{url}: the store does not say how large it is", url=url)
         return self._info(key, found)
 
     def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
@@ -101,7 +101,7 @@ class FsspecStore:
         except Exception as exc:
             raise self._translated(exc, ref.url) from exc
         now = self.head(ref.key)
-        expect_same(ref, etag=now.etag, size_bytes=now.size_bytes if now.size_bytes >= 0 else None)
+        expect_same(ref, etag=now.etag, size_bytes=now.size_bytes)
         if len(data) != stop - start:
             raise StoreUnavailableError(
                 f"{ref.url}: the store gave {len(data):,} of {stop - start:,} bytes", url=ref.url
@@ -151,11 +151,14 @@ class FsspecStore:
         below = name.removeprefix(top.rstrip("/")).lstrip("/")
         return prefix + below
 
+    def _listed(self, key: str, found: dict[str, Any]) -> ObjectInfo:
+        # Web servers list names only; the rest takes a request for each.
+        return self.head(key) if found.get("size") is None else self._info(key, found)
+
     def _info(self, key: str, found: dict[str, Any]) -> ObjectInfo:
         etag = next((plain_etag(_text(found[name])) for name in _ETAGS if found.get(name)), "")
         time = next((found[name] for name in _TIMES if found.get(name)), None)
-        size = found.get("size")
-        return ObjectInfo(key, -1 if size is None else int(size), _nanoseconds(time), etag)
+        return ObjectInfo(key, int(found["size"]), _nanoseconds(time), etag)
 
     def _translated(self, exc: Exception, url: str) -> Exception:
         if isinstance(exc, StoreError):

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import obstore
 
+from datacache.core.concurrency import PerProcess
 from datacache.core.errors import ObjectNotFoundError, StoreError
 from datacache.core.objects import ObjectRef
 from datacache.settings import Settings
 from datacache.store.base import ObjectInfo
 from datacache.store.errors import from_obstore, plain_etag
 from datacache.store.obstore_get import ERRORS, Getter, addressable, usable_here
-from datacache.store.per_process import PerProcess
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

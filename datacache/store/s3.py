@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from datacache.core.concurrency import PerProcess
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.obstore_get import Getter, RangeIgnoredError, addressable, usable_here
-from datacache.store.per_process import PerProcess
 from datacache.store.s3_access import S3Access
 from datacache.store.s3_list import list_pages
 from datacache.store.s3_requests import S3Requests
