@@ -1,8 +1,11 @@
 """The protocol of a catalog backend.
 
-Every write is atomic and idempotent: a process killed at any point leaves nothing half-visible, and doing the same again
-is fine. Two processes writing at once never lose one of the results. Backends raise only `core.errors`. All calls are
-safe from several threads, and after `fork()` (a child opens its own connection).
+Every write is atomic and idempotent: a process killed at any point leaves nothing half-visible, and doing the
+same again is fine. What a call has acknowledged survives a crash of the process, of the database and of the
+machine. Two processes writing at once never lose one of the results. Backends raise only `core.errors`. All
+calls are safe from several threads, and after `fork()` (a child opens its own connection). A catalog can be
+pickled: the other process opens its own. Nothing is opened before the first call, so a constructor never
+fails for a database that is away.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from datacache.core.errors import SnapshotNotFoundError, TagExistsError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 
 
@@ -24,32 +28,42 @@ class Catalog(Protocol):
         ...
 
     def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
-        """The stored bytes of those of `ids` that are there (the caller decides whether a missing one is an error)."""
-        ...
-
-    def commit(self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False) -> SnapshotRecord:
-        """Make a snapshot visible: record, then dataset (created if need be), `latest` and tags together.
-
-        Committing an id the dataset has already returns the record that is there (first `created_at`, `message`),
-        and makes it `latest` again. `TagExistsError` if a tag names another snapshot and `move_tags` is false: then
-        no tag and no `latest` was changed.
+        """The stored bytes of those of `ids` that are there (the caller decides whether a missing one is an
+        error).
         """
         ...
 
-    def dataset(self, name: str) -> DatasetRecord | None: ...
+    def commit(
+        self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False
+    ) -> SnapshotRecord:
+        """Make a snapshot visible: record, then dataset (created if need be), `latest` and tags together.
+
+        Committing an id the dataset has already returns the record that is there (first `created_at`,
+        `message`), and makes it `latest` again. `TagExistsError` if a tag names another snapshot and
+        `move_tags` is false: then nothing was changed, and the snapshot is not visible either. The blobs must
+        have been put before.
+        """
+        ...
+
+    def dataset(self, name: str) -> DatasetRecord | None:
+        """The dataset with its tags as they were at one moment, or None."""
+        ...
 
     def datasets(self) -> list[DatasetRecord]:
         """All of them, by name."""
         ...
 
-    def snapshot(self, dataset: str, id: str) -> SnapshotRecord | None: ...
+    def snapshot(self, dataset: str, id: str) -> SnapshotRecord | None:
+        """The snapshot with this whole id, or None."""
+        ...
 
     def snapshots(self, dataset: str, *, id_prefix: str = "") -> list[SnapshotRecord]:
         """A dataset's snapshots in the order of their creation, those whose id starts with `id_prefix`."""
         ...
 
     def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
-        """Point a tag at a snapshot; `TagExistsError` if it names another one and `move` is false."""
+        """Point a tag at a snapshot; `TagExistsError` if it names another one and `move` is false;
+        `SnapshotNotFoundError` if there is no snapshot with this whole id."""
         ...
 
     def remove_tag(self, dataset: str, tag: str) -> bool:
@@ -57,8 +71,27 @@ class Catalog(Protocol):
         ...
 
     def remove_snapshot(self, dataset: str, id: str) -> bool:
-        """Forget a snapshot and the tags that name it; `latest` falls back to the newest left, and a dataset without
-        snapshots is forgotten too. Blobs stay (other snapshots may share them). Whether it was there."""
+        """Forget a snapshot and the tags that name it; `latest` falls back to the newest left, and a dataset
+        without snapshots is forgotten too. Blobs stay (other snapshots may share them). Whether it was
+        there.
+        """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close this process's connections. A later call opens them again."""
+        ...
+
+
+def tag_exists(dataset: str, tag: str, id: str) -> TagExistsError:
+    """The error for a tag that names another snapshot, `id`, already."""
+    return TagExistsError(
+        f"the tag {dataset}@{tag} names another snapshot, {id[:12]}",
+        hint="Ask for it to be moved, or use another tag.",
+    )
+
+
+def no_snapshot(dataset: str, id: str) -> SnapshotNotFoundError:
+    """The error for an id that the dataset does not have."""
+    return SnapshotNotFoundError(
+        f"{dataset} has no snapshot {id!r}", ref=f"{dataset}@{id}", hint=f"See: dsctl snapshot list {dataset}"
+    )

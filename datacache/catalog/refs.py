@@ -1,7 +1,8 @@
 """`NAME@id|tag|latest`: parsing, and finding the snapshot it names.
 
-Names and tags are letters, digits, '.', '_' and '-', starting with a letter or digit; a name may also have '/' between
-parts. An id may be shortened to its first 6 or more hex digits as long as it is the only one. A tag goes before an id.
+Names and tags are letters, digits, '.', '_' and '-', starting with a letter or digit; a name may also have
+'/' between parts. An id may be shortened to its first 6 or more hex digits as long as it is the only one. A
+tag goes before an id.
 """
 
 from __future__ import annotations
@@ -32,19 +33,25 @@ class Ref(NamedTuple):
 def check_name(name: str) -> str:
     """`name` if it can name a dataset; `UsageError` otherwise."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} cannot name a dataset", hint="Use letters, digits, '.', '_', '-' and '/' between.")
+        raise UsageError(
+            f"{name!r} cannot name a dataset", hint="Use letters, digits, '.', '_', '-' and '/' between."
+        )
     return name
 
 
 def check_tag(tag: str) -> str:
     """`tag` if it can be a tag; `UsageError` otherwise."""
     if not _TAG.fullmatch(tag) or tag == LATEST:
-        raise UsageError(f"{tag!r} cannot be a tag", hint="Use letters, digits, '.', '_' and '-'; 'latest' is taken.")
+        raise UsageError(
+            f"{tag!r} cannot be a tag", hint="Use letters, digits, '.', '_' and '-'; 'latest' is taken."
+        )
     return tag
 
 
 def parse_ref(text: str) -> Ref:
-    """`mask@v3` → `Ref("mask", "v3")`; a bare name means its latest snapshot. `UsageError` if it is neither."""
+    """`mask@v3` → `Ref("mask", "v3")`; a bare name means its latest snapshot. `UsageError` if it is
+    neither.
+    """
     name, at, version = text.partition("@")
     check_name(name)
     if at and version != LATEST and not _TAG.fullmatch(version):
@@ -71,7 +78,9 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
         if len(matches) == 1:
             return matches[0]
     if matches:
-        raise SnapshotNotFoundError(f"{ref} names {len(matches)} snapshots", ref=str(ref), hint="Give more digits.")
+        raise SnapshotNotFoundError(
+            f"{ref} names {len(matches)} snapshots", ref=str(ref), hint="Give more digits."
+        )
     tags = ", ".join(sorted(dataset.tags)) or "no tags"
     raise SnapshotNotFoundError(
         f"{ref.dataset} has no tag or snapshot {ref.version!r}",

@@ -1,0 +1,343 @@
+"""The embedded catalog: one SQLite file, for one node.
+
+Used through `catalog.open`. Any thread and any number of processes may use it at once, also across `fork()`
+(see `sqlite_file`). The file is in WAL mode, so readers never wait for a writer, and writers wait for one
+another. Every write is one transaction; all but blobs are on the disk when the call returns, and blobs are
+when the commit that needs them is.
+
+The file must lie on a local file system: WAL shares memory between processes. `application_id` says that it
+is ours and `user_version` which schema it has.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from datacache.catalog.base import no_snapshot, tag_exists
+from datacache.catalog.record import decode_record, encode_record
+from datacache.catalog.sqlite_file import (
+    BUSY_TIMEOUT_S,
+    SqliteFile,
+    file_uri,
+    is_busy,
+    is_damaged,
+    is_full,
+    is_read_only,
+)
+from datacache.core.errors import CatalogError, CatalogUnavailableError
+from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
+
+APPLICATION_ID = 0x64636174  # "dcat"
+SCHEMA_VERSION = 1
+
+_SCHEMA = (
+    "CREATE TABLE datasets (name TEXT PRIMARY KEY, latest TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE snapshots (seq INTEGER PRIMARY KEY AUTOINCREMENT, dataset TEXT NOT NULL, id TEXT NOT NULL,
+        record TEXT NOT NULL, UNIQUE (dataset, id))""",
+    """CREATE TABLE tags (dataset TEXT NOT NULL, tag TEXT NOT NULL, id TEXT NOT NULL,
+        PRIMARY KEY (dataset, tag)) WITHOUT ROWID""",
+    "CREATE TABLE blobs (id BLOB PRIMARY KEY, data BLOB NOT NULL)",
+)
+_DATASET = (
+    "SELECT name, latest, (SELECT json_group_object(tag, id) FROM tags WHERE dataset = name) FROM datasets"
+)
+
+_BATCH_BYTES = 16 * 2**20
+"""Blobs of one transaction: other writers wait for about a tenth of a second."""
+_BATCH_IDS = 500
+
+
+class SqliteCatalog:
+    """A catalog in the file `path`, which is created, readable by its owner only, when it is first needed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.url = f"sqlite:///{self.path}"
+        self._file = SqliteFile(self.path, self._uri, self._prepare)
+
+    def __repr__(self) -> str:
+        return f"SqliteCatalog({str(self.path)!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (SqliteCatalog, (self.path,))
+
+    def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
+        """Store blobs, many in one transaction. A kill in between leaves some of them: no snapshot names them
+        yet.
+        """
+        for batch in _batches(blobs):
+            with self._errors(), self._file.write(durable=False) as connection:
+                connection.executemany("INSERT OR IGNORE INTO blobs (id, data) VALUES (?, ?)", batch)
+
+    def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
+        """The stored bytes of those of `ids` that are there."""
+        wanted = list(dict.fromkeys(ids))
+        found: dict[BlobId, bytes] = {}
+        for start in range(0, len(wanted), _BATCH_IDS):
+            part = wanted[start : start + _BATCH_IDS]
+            marks = ",".join("?" * len(part))
+            with self._errors(), self._file.use() as connection:
+                rows = connection.execute(f"SELECT id, data FROM blobs WHERE id IN ({marks})", part)  # noqa: S608
+                found.update((BlobId(id), data) for id, data in rows)
+        return found
+
+    def commit(
+        self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False
+    ) -> SnapshotRecord:
+        """Make a snapshot visible; see the protocol. When this returns, it is on the disk, its blobs with
+        it.
+        """
+        with self._errors(), self._file.write(durable=True) as connection:
+            dataset, id = record.dataset, record.id
+            if not move_tags:
+                for tag in tags:
+                    _check_tag_is_free(connection, dataset, tag, id)
+            connection.execute(
+                "INSERT OR IGNORE INTO snapshots (dataset, id, record) VALUES (?, ?, ?)",
+                (dataset, id, encode_record(record)),
+            )
+            connection.execute(
+                "INSERT INTO datasets (name, latest) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET latest = ?2",
+                (dataset, id),
+            )
+            connection.executemany(
+                "INSERT OR REPLACE INTO tags (dataset, tag, id) VALUES (?, ?, ?)",
+                [(dataset, tag, id) for tag in tags],
+            )
+            kept = _record(connection, dataset, id)
+            assert kept is not None
+            return kept
+
+    def dataset(self, name: str) -> DatasetRecord | None:
+        """The dataset, or None."""
+        with self._errors(), self._file.use() as connection:
+            row = connection.execute(f"{_DATASET} WHERE name = ?", (name,)).fetchone()
+        return None if row is None else _dataset_record(row)
+
+    def datasets(self) -> list[DatasetRecord]:
+        """All of them, by name."""
+        with self._errors(), self._file.use() as connection:
+            rows = connection.execute(f"{_DATASET} ORDER BY name").fetchall()
+        return [_dataset_record(row) for row in rows]
+
+    def snapshot(self, dataset: str, id: str) -> SnapshotRecord | None:
+        """The snapshot with this whole id, or None."""
+        with self._errors(), self._file.use() as connection:
+            return _record(connection, dataset, id)
+
+    def snapshots(self, dataset: str, *, id_prefix: str = "") -> list[SnapshotRecord]:
+        """A dataset's snapshots in the order of their creation, those whose id starts with `id_prefix`."""
+        with self._errors(), self._file.use() as connection:
+            rows = connection.execute(
+                "SELECT record FROM snapshots WHERE dataset = ? AND substr(id, 1, ?) = ? ORDER BY seq",
+                (dataset, len(id_prefix), id_prefix),
+            ).fetchall()
+        return [decode_record(text) for (text,) in rows]
+
+    def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
+        """Point a tag at a snapshot; see the protocol."""
+        with self._errors(), self._file.write(durable=True) as connection:
+            if _record(connection, dataset, id) is None:
+                raise no_snapshot(dataset, id)
+            if not move:
+                _check_tag_is_free(connection, dataset, tag, id)
+            connection.execute(
+                "INSERT OR REPLACE INTO tags (dataset, tag, id) VALUES (?, ?, ?)", (dataset, tag, id)
+            )
+
+    def remove_tag(self, dataset: str, tag: str) -> bool:
+        """Whether it was there."""
+        with self._errors(), self._file.write(durable=True) as connection:
+            cursor = connection.execute("DELETE FROM tags WHERE dataset = ? AND tag = ?", (dataset, tag))
+            return cursor.rowcount > 0
+
+    def remove_snapshot(self, dataset: str, id: str) -> bool:
+        """Forget a snapshot and its tags; see the protocol."""
+        with self._errors(), self._file.write(durable=True) as connection:
+            cursor = connection.execute("DELETE FROM snapshots WHERE dataset = ? AND id = ?", (dataset, id))
+            if cursor.rowcount == 0:
+                return False
+            connection.execute("DELETE FROM tags WHERE dataset = ? AND id = ?", (dataset, id))
+            newest = connection.execute(
+                "SELECT id FROM snapshots WHERE dataset = ? ORDER BY seq DESC LIMIT 1", (dataset,)
+            ).fetchone()
+            if newest is None:
+                connection.execute("DELETE FROM datasets WHERE name = ?", (dataset,))
+            else:
+                connection.execute(
+                    "UPDATE datasets SET latest = ? WHERE name = ? AND latest = ?", (newest[0], dataset, id)
+                )
+            return True
+
+    def close(self) -> None:
+        """Close the connections of this process. A later call opens new ones."""
+        self._file.close()
+
+    # --- opening --------------------------------------------------------------------------------------------
+
+    def _uri(self) -> str:
+        path = self.path
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # O_EXCL: opening and closing a database that is there would drop this process's locks on it.
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            if not path.is_file():
+                raise CatalogUnavailableError(
+                    f"the catalog {path} cannot be opened: it is no file", hint=_ELSEWHERE
+                ) from None
+        except OSError as exc:
+            if not path.is_file():
+                raise CatalogUnavailableError(
+                    f"the catalog {path} cannot be created: {exc.strerror}", hint=_ELSEWHERE
+                ) from exc
+        if 0 < path.stat().st_size < 512:  # SQLite would take it for an empty database and write over it
+            raise self._damaged("it is too small")
+        if os.access(path, os.W_OK):
+            return file_uri(path, "mode=rw")
+        wal = path.with_name(f"{path.name}-wal")
+        if os.statvfs(path).f_flag & os.ST_RDONLY and not (wal.exists() and wal.stat().st_size):
+            # WAL needs a file of shared memory beside the database, except where nobody can write.
+            return file_uri(path, "mode=ro&immutable=1")
+        return file_uri(path, "mode=ro")
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        if self._has_schema(connection):
+            return
+        connection.execute("PRAGMA journal_mode=WAL")
+        with _transaction(connection, "EXCLUSIVE"):
+            if not self._has_schema(connection):  # another process may have been quicker
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+    def _has_schema(self, connection: sqlite3.Connection) -> bool:
+        if connection.in_transaction:
+            application, version, tables = _identification(connection)
+        else:
+            with _transaction(connection, "DEFERRED"):  # the three as they were at one moment
+                application, version, tables = _identification(connection)
+        if application == APPLICATION_ID and version > SCHEMA_VERSION:
+            raise CatalogError(
+                f"the catalog {self.path} was made by a newer datacache (schema {version}, this one knows"
+                f" {SCHEMA_VERSION})",
+                hint="Install that version, or set DATACACHE_CATALOG to another file.",
+            )
+        if application == APPLICATION_ID and version == SCHEMA_VERSION:
+            return True
+        if application or version or tables:
+            raise CatalogUnavailableError(
+                f"{self.path} is a database of another program", hint="Set DATACACHE_CATALOG to another file."
+            )
+        return False
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as exc:
+            raise self._translated(exc) from exc
+        except OSError as exc:
+            if isinstance(exc, CatalogError):
+                raise
+            raise CatalogUnavailableError(
+                f"the catalog {self.path} cannot be opened: {exc.strerror}", hint=_ELSEWHERE
+            ) from exc
+
+    def _damaged(self, reason: str) -> CatalogUnavailableError:
+        path = self.path
+        return CatalogUnavailableError(
+            f"the catalog {path} is damaged or no catalog: {reason}",
+            hint=f"Put a copy back, or start an empty one (mv {path} {path}.broken) and make the snapshots"
+            " again: the data in the bucket is not touched. sqlite3's .recover may save what it held.",
+        )
+
+    def _translated(self, exc: sqlite3.Error) -> CatalogError:
+        path = self.path
+        if is_damaged(exc):
+            return self._damaged(str(exc))
+        if is_busy(exc):
+            return CatalogUnavailableError(
+                f"the catalog {path} has been locked by another process for {BUSY_TIMEOUT_S:.0f} s",
+                hint=f"See who holds it: fuser {path}",
+            )
+        if is_full(exc) or _no_space(path):
+            return CatalogError(
+                f"no space left for the catalog {path}; nothing was changed",
+                hint=f"Free some space: df -h {path.parent}",
+            )
+        if is_read_only(exc):
+            return CatalogError(f"the catalog {path} cannot be written: {exc}", hint=_ELSEWHERE)
+        return CatalogUnavailableError(
+            f"the catalog {path} cannot be used: {exc}",
+            hint=f"Check that you may write to {path.parent} and that its disk is well.",
+        )
+
+
+_ELSEWHERE = "Set DATACACHE_CATALOG (or DATACACHE_HOME) to a place you can write to."
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _identification(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return application, version, tables
+
+
+def _no_space(path: Path) -> bool:
+    # WAL's shared memory on a full disk fails as "disk I/O error" or "unable to open", not as SQLITE_FULL.
+    try:
+        stats = os.statvfs(path.parent)
+    except OSError as exc:
+        return exc.errno == errno.ENOSPC
+    return stats.f_bavail * stats.f_frsize < 64 * 1024 and not stats.f_flag & os.ST_RDONLY
+
+
+def _record(connection: sqlite3.Connection, dataset: str, id: str) -> SnapshotRecord | None:
+    row = connection.execute(
+        "SELECT record FROM snapshots WHERE dataset = ? AND id = ?", (dataset, id)
+    ).fetchone()
+    return None if row is None else decode_record(row[0])
+
+
+def _dataset_record(row: tuple[str, str, str]) -> DatasetRecord:
+    name, latest, tags = row
+    return DatasetRecord(name=name, latest=latest, tags=dict(sorted(json.loads(tags).items())))
+
+
+def _check_tag_is_free(connection: sqlite3.Connection, dataset: str, tag: str, id: str) -> None:
+    row = connection.execute("SELECT id FROM tags WHERE dataset = ? AND tag = ?", (dataset, tag)).fetchone()
+    if row is not None and row[0] != id:
+        raise tag_exists(dataset, tag, row[0])
+
+
+def _batches(blobs: Sequence[tuple[BlobId, bytes]]) -> Iterator[list[tuple[BlobId, bytes]]]:
+    batch: list[tuple[BlobId, bytes]] = []
+    size_bytes = 0
+    for blob in blobs:
+        batch.append(blob)
+        size_bytes += len(blob[1])
+        if size_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
