@@ -1,0 +1,329 @@
+"""A catalog in front of a shared one: what was read once is kept in a SQLite file of the node.
+
+Used by `catalog.open` for MongoDB. All processes of a home share the file; any thread may call it. It is a
+catalog itself, so nobody above can tell.
+
+- Blobs never change, so one that is here is never asked for again. The file is bounded: what was not used for
+  longest goes first.
+- Records of snapshots and datasets are asked for every time, and the last answer is kept. It stands in only
+  while the shared catalog does not answer at all: a second mount then still starts, with what `latest` and
+  the tags named when they were last read, and a warning in the log says so. Writes and lists are never
+  answered from here.
+- The file is a cache and nothing else: a broken, full or unwritable one is logged, made anew if possible, and
+  read around. Blobs carry a checksum, so a file damaged in silence gives no wrong bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar
+
+from datacache.catalog.base import Catalog
+from datacache.catalog.record import decode_record, encode_record
+from datacache.catalog.sqlite_file import SqliteFile, file_uri, is_damaged
+from datacache.core.errors import CatalogError, CatalogUnavailableError
+from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
+
+DEFAULT_LIMIT_BYTES = 2 * 10**9
+
+_VERSION = 1
+_SCHEMA = (
+    "CREATE TABLE blobs (id BLOB PRIMARY KEY, data BLOB NOT NULL, crc INTEGER NOT NULL)",
+    # Apart from the data, so that counting and choosing what goes reads no blob.
+    """CREATE TABLE uses (id BLOB PRIMARY KEY, size_bytes INTEGER NOT NULL, used_s INTEGER NOT NULL)
+        WITHOUT ROWID""",
+    """CREATE TABLE answers (question TEXT PRIMARY KEY, answer TEXT NOT NULL, at_s INTEGER NOT NULL)
+        WITHOUT ROWID""",
+)
+_BATCH_IDS = 500
+_USE_GRAIN_S = 3600
+"""A blob's last use is noted this coarsely, so that reading hardly ever writes."""
+_RETRY_S = 60.0
+"""How long a broken cache is left alone."""
+_AWAY_S = 10.0
+"""How long a catalog that did not answer is not asked again for what the cache can say."""
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class BlobCache:
+    """`inner`, read through the file `path` of at most about `limit_bytes` (the file may be a tenth
+    larger).
+    """
+
+    def __init__(self, inner: Catalog, path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        self._inner = inner
+        self.url = inner.url
+        self._path = path.absolute()
+        self._limit_bytes = limit_bytes
+        self._file = SqliteFile(self._path, self._uri, _prepare)
+        self._unchecked_bytes = limit_bytes  # added since the size was last checked; at first, not known
+        self._broken_until = 0.0
+        self._away_until = 0.0
+
+    def __repr__(self) -> str:
+        return f"BlobCache({self._inner!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (self._inner, self._path, self._limit_bytes))
+
+    # --- blobs ----------------------------------------------------------------------------------------------
+
+    def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
+        """Store blobs in the shared catalog, and keep them here for the mount that comes next."""
+        self._inner.put_blobs(blobs)
+        self._keep(blobs)
+
+    def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
+        """The stored bytes of those of `ids` that are there; the shared catalog is asked for what is not
+        here.
+        """
+        wanted = list(dict.fromkeys(ids))
+        found = self._guarded(lambda: self._read(wanted)) or {}
+        missing = [id for id in wanted if id not in found]
+        if missing:
+            fetched = self._inner.get_blobs(missing)
+            self._keep(list(fetched.items()))
+            found |= fetched
+        return found
+
+    def _read(self, ids: list[BlobId]) -> dict[BlobId, bytes]:
+        now_s = int(time.time())
+        found: dict[BlobId, bytes] = {}
+        damaged: list[BlobId] = []
+        aged: list[BlobId] = []
+        for start in range(0, len(ids), _BATCH_IDS):
+            part = ids[start : start + _BATCH_IDS]
+            marks = ",".join("?" * len(part))
+            with self._file.use() as connection:
+                rows = connection.execute(
+                    f"SELECT id, data, crc, used_s FROM blobs JOIN uses USING (id) WHERE id IN ({marks})",  # noqa: S608
+                    part,
+                ).fetchall()
+            for id, data, crc, used_s in rows:
+                if zlib.crc32(data) != crc:
+                    damaged.append(id)
+                    continue
+                found[BlobId(id)] = data
+                if not 0 <= now_s - used_s < _USE_GRAIN_S:
+                    aged.append(id)
+        if damaged:
+            _log.warning("%d blobs in %s are damaged; they are read again", len(damaged), self._path)
+        if damaged or aged:
+            with self._file.write(durable=False) as connection:
+                connection.executemany("DELETE FROM blobs WHERE id = ?", [(id,) for id in damaged])
+                connection.executemany("DELETE FROM uses WHERE id = ?", [(id,) for id in damaged])
+                connection.executemany(
+                    "UPDATE uses SET used_s = ? WHERE id = ?", [(now_s, id) for id in aged]
+                )
+        return found
+
+    def _keep(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
+        if blobs:
+            self._guarded(lambda: self._write(blobs))
+
+    def _write(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
+        now_s = int(time.time())
+        with self._file.write(durable=False) as connection:
+            connection.executemany(
+                "INSERT OR IGNORE INTO blobs VALUES (?, ?, ?)",
+                [(id, data, zlib.crc32(data)) for id, data in blobs],
+            )
+            connection.executemany(
+                "INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", [(id, len(data), now_s) for id, data in blobs]
+            )
+        self._unchecked_bytes += sum(len(data) for _id, data in blobs)
+        if self._unchecked_bytes > self._limit_bytes // 20:
+            self._unchecked_bytes = 0
+            self._evict()
+
+    def _evict(self) -> None:
+        with self._file.write(durable=False) as connection:
+            (total_bytes,) = connection.execute("SELECT coalesce(sum(size_bytes), 0) FROM uses").fetchone()
+            if total_bytes <= self._limit_bytes:
+                return
+            gone: list[tuple[bytes]] = []
+            for id, size_bytes in connection.execute("SELECT id, size_bytes FROM uses ORDER BY used_s"):
+                if total_bytes <= self._limit_bytes * 0.9:
+                    break
+                total_bytes -= size_bytes
+                gone.append((id,))
+            connection.executemany("DELETE FROM blobs WHERE id = ?", gone)
+            connection.executemany("DELETE FROM uses WHERE id = ?", gone)
+
+    # --- snapshots and datasets -----------------------------------------------------------------------------
+
+    def commit(
+        self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False
+    ) -> SnapshotRecord:
+        """In the shared catalog."""
+        return self._inner.commit(record, tags=tags, move_tags=move_tags)
+
+    def dataset(self, name: str) -> DatasetRecord | None:
+        """From the shared catalog; the last answer only while that does not answer."""
+        return self._asked(
+            f"dataset {name}",
+            lambda: self._inner.dataset(name),
+            lambda record: json.dumps(asdict(record)),
+            lambda text: DatasetRecord(**json.loads(text)),
+        )
+
+    def datasets(self) -> list[DatasetRecord]:
+        """From the shared catalog."""
+        return self._inner.datasets()
+
+    def snapshot(self, dataset: str, id: str) -> SnapshotRecord | None:
+        """From the shared catalog; the last answer only while that does not answer."""
+        return self._asked(
+            f"snapshot {dataset}@{id}",
+            lambda: self._inner.snapshot(dataset, id),
+            encode_record,
+            decode_record,
+        )
+
+    def snapshots(self, dataset: str, *, id_prefix: str = "") -> list[SnapshotRecord]:
+        """From the shared catalog."""
+        return self._inner.snapshots(dataset, id_prefix=id_prefix)
+
+    def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
+        """In the shared catalog."""
+        self._inner.set_tag(dataset, tag, id, move=move)
+
+    def remove_tag(self, dataset: str, tag: str) -> bool:
+        """In the shared catalog."""
+        return self._inner.remove_tag(dataset, tag)
+
+    def remove_snapshot(self, dataset: str, id: str) -> bool:
+        """In the shared catalog."""
+        return self._inner.remove_snapshot(dataset, id)
+
+    def close(self) -> None:
+        """Close this process's connections to both."""
+        self._file.close()
+        self._inner.close()
+
+    def _asked(
+        self,
+        question: str,
+        ask: Callable[[], _T | None],
+        encode: Callable[[_T], str],
+        decode: Callable[[str], _T],
+    ) -> _T | None:
+        if time.monotonic() < self._away_until:
+            kept = self._kept_answer(question, decode)
+            if kept is not None:
+                return kept
+        try:
+            answer = ask()
+        except CatalogUnavailableError as exc:
+            kept = self._kept_answer(question, decode)
+            if kept is None:
+                raise
+            self._away_until = time.monotonic() + _AWAY_S
+            _log.warning("%s; using what it last said of %s", exc, question)
+            return kept
+        self._away_until = 0.0
+        text = None if answer is None else encode(answer)
+        self._guarded(lambda: self._note_answer(question, text))
+        return answer
+
+    def _kept_answer(self, question: str, decode: Callable[[str], _T]) -> _T | None:
+        def read() -> str | None:
+            with self._file.use() as connection:
+                row = connection.execute(
+                    "SELECT answer FROM answers WHERE question = ?", (question,)
+                ).fetchone()
+            return None if row is None else str(row[0])
+
+        text = self._guarded(read)
+        try:
+            return None if text is None else decode(text)
+        except (CatalogError, ValueError, TypeError):
+            return None
+
+    def _note_answer(self, question: str, text: str | None) -> None:
+        with self._file.use() as connection:
+            row = connection.execute("SELECT answer FROM answers WHERE question = ?", (question,)).fetchone()
+        if (None if row is None else row[0]) == text:
+            return
+        with self._file.write(durable=False) as connection:
+            if text is None:
+                connection.execute("DELETE FROM answers WHERE question = ?", (question,))
+            else:
+                connection.execute(
+                    "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (question, text, int(time.time()))
+                )
+
+    # --- the file -------------------------------------------------------------------------------------------
+
+    def _guarded(self, work: Callable[[], _T]) -> _T | None:
+        """`work`'s result, or None where the cache does not work: then it is left alone for a while."""
+        if time.monotonic() < self._broken_until:
+            return None
+        identity = _identity(self._path)
+        try:
+            return work()
+        except (sqlite3.Error, OSError) as exc:
+            if isinstance(exc, sqlite3.Error) and is_damaged(exc):
+                _log.warning("the cache of manifests %s is damaged (%s) and is made anew", self._path, exc)
+                self._remove(identity)
+                return None
+            self._broken_until = time.monotonic() + _RETRY_S
+            _log.warning("the cache of manifests %s does not work and is left out: %s", self._path, exc)
+            return None
+
+    def _remove(self, identity: tuple[int, int] | None) -> None:
+        self._file.close()
+        if _identity(self._path) != identity:
+            return  # another process was quicker, and this is its new file
+        for suffix in ("", "-wal", "-shm"):
+            try:
+                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+            except OSError as exc:
+                self._broken_until = time.monotonic() + _RETRY_S
+                _log.warning("the cache of manifests %s cannot be removed: %s", self._path, exc)
+                return
+
+    def _uri(self) -> str:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        return file_uri(self._path, "mode=rw")
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == _VERSION:
+        return
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("BEGIN EXCLUSIVE")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != _VERSION:
+        for table in ("blobs", "uses", "answers"):
+            connection.execute(f"DROP TABLE IF EXISTS {table}")
+        for statement in _SCHEMA:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version={_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+def _rebuild(inner: Catalog, path: Path, limit_bytes: int) -> BlobCache:
+    return BlobCache(inner, path, limit_bytes=limit_bytes)
