@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -199,11 +198,6 @@ def _read_all(paths: list[str], barrier: Any, results: Any) -> None:
         with open(path, "rb", buffering=0) as file:
             total += len(file.read())
     results.put((start, time.monotonic(), total))
-
-
-def median_rate(rates: Sequence[float]) -> float:
-    """The middle of several rounds."""
-    return statistics.median(rates)
 
 
 def timed(action: Callable[[], object]) -> float:

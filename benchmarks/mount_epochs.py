@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 from benchmarks.harness import (
     OBJECT_BYTES,
@@ -22,7 +23,6 @@ from benchmarks.harness import (
     Workspace,
     drop_page_cache,
     make_files,
-    median_rate,
     parser,
     ratio,
     read_epoch,
@@ -81,12 +81,12 @@ def _measure(
             drop_page_cache()
             rates["cold"] = epoch()
         epoch()
-        rates["warm"] = median_rate([epoch() for _ in range(args.rounds)])
+        rates["warm"] = median([epoch() for _ in range(args.rounds)])
         dropped = []
         for _ in range(args.rounds):
             drop_page_cache()
             dropped.append(epoch())
-        rates["warm, dropped"] = median_rate(dropped)
+        rates["warm, dropped"] = median(dropped)
     shutil.rmtree(folder, ignore_errors=True)
     return rates
 
