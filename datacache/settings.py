@@ -31,7 +31,16 @@ from datacache.core.errors import SettingsError
 EVICTION_POLICIES = ("keep", "lru", "ttl")
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{u}b": n for u, n in list(_UNITS.items()) if u not in ("", "b")}
-_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_UNITS |= {
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +84,12 @@ class Settings:
 
     def environment(self) -> dict[str, str]:
         """The variables that give a child process these settings (stores stay in the file; AWS_* is inherited)."""
-        names = {"home": self.home, "catalog": self.catalog, "ram_bytes": self.ram_bytes, "ssd_bytes": self.ssd_bytes}
+        names = {
+            "home": self.home,
+            "catalog": self.catalog,
+            "ram_bytes": self.ram_bytes,
+            "ssd_bytes": self.ssd_bytes,
+        }
         names |= {"eviction": self.eviction, "ttl_s": self.ttl_s, "ram_dir": self.ram_dir}
         names |= {"concurrency": self.concurrency, "store_timeout_s": self.store_timeout_s}
         names |= {"prefetch": "1" if self.prefetch else "0"}
@@ -90,12 +104,23 @@ def parse_bytes(text: str | int) -> int:
         return text
     match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
     if match is None or match[2].lower() not in _UNITS:
-        raise ValueError(f"{text!r} is not a size; write bytes or a number with a unit, such as 20GB or 512MiB")
+        raise ValueError(
+            f"{text!r} is not a size; write bytes or a number with a unit, such as 20GB or 512MiB"
+        )
     return int(float(match[1].replace("_", "")) * _UNITS[match[2].lower()])
 
 
 def _parse_bool(value: str | bool | int) -> bool:
-    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    known = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
     text = str(value).strip().lower()
     if text not in known:
         raise ValueError(f"{value!r} is neither true nor false")
@@ -180,7 +205,9 @@ def _read_file(file: Path) -> tuple[dict[str, Any], tuple[StoreOptions, ...]]:
     stores = table.pop("stores", {})
     unknown = sorted(set(table) - set(_PARSERS))
     if unknown:
-        raise SettingsError(f"{file}: {unknown[0]!r} is no setting", hint=f"Known: {', '.join(sorted(_PARSERS))}.")
+        raise SettingsError(
+            f"{file}: {unknown[0]!r} is no setting", hint=f"Known: {', '.join(sorted(_PARSERS))}."
+        )
     values = {name: _checked(f"{file}: {name}", name, value) for name, value in table.items()}
     return values, tuple(_store(file, name, options) for name, options in stores.items())
 
@@ -191,7 +218,9 @@ def _store(file: Path, name: str, options: Any) -> StoreOptions:
         raise SettingsError(f"{file}: [stores.{name}] needs a url, such as s3://bucket")
     unknown = sorted(set(options) - known)
     if unknown:
-        raise SettingsError(f"{file}: [stores.{name}] has no option {unknown[0]!r}", hint=f"Known: {sorted(known)}.")
+        raise SettingsError(
+            f"{file}: [stores.{name}] has no option {unknown[0]!r}", hint=f"Known: {sorted(known)}."
+        )
     return StoreOptions(name=name, **options)
 
 

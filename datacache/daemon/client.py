@@ -60,7 +60,9 @@ class DaemonClient:
         # A get may take the store's whole patience, and wait behind others.
         self._timeout_s = 2 * settings.store_timeout_s + 10.0
 
-    def block(self, ref: ObjectRef, number: int, dataset: str, snapshot: str, *, broken: bool = False) -> bytes:
+    def block(
+        self, ref: ObjectRef, number: int, dataset: str, snapshot: str, *, broken: bool = False
+    ) -> bytes:
         """The bytes of a block, fetched if need be. Raises the store's errors, `DaemonUnavailableError` if there is no
         daemon and none can be started."""
         body = {"ref": wire.encode_ref(ref), "number": number, "dataset": dataset, "snapshot": snapshot}
@@ -146,7 +148,9 @@ class DaemonClient:
         log_file = paths.log_path(home)
         package_root = str(Path(__file__).parents[2])
         environment = os.environ | self._settings.environment()
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            p for p in (package_root, os.environ.get("PYTHONPATH")) if p
+        )
         try:
             log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with log_file.open("ab") as out:

@@ -13,7 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from datacache.core.concurrency import ByteBudget
-from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
+from datacache.core.objects import (
+    BLOCK_BYTES,
+    BlockId,
+    ObjectRef,
+    block_count,
+    block_id,
+    block_length,
+    object_id,
+)
 from datacache.store.base import ObjectStore
 from datacache.tiers.tier import Block
 from datacache.tiers.writer import TierWriter
@@ -44,7 +52,9 @@ class _Flight:
 class Fetcher:
     """The daemon's gets."""
 
-    def __init__(self, writer: TierWriter, open_store: Callable[[str], ObjectStore], concurrency: int) -> None:
+    def __init__(
+        self, writer: TierWriter, open_store: Callable[[str], ObjectStore], concurrency: int
+    ) -> None:
         self._writer = writer
         self._open_store = open_store
         self._flights: dict[BlockId, _Flight] = {}
@@ -97,7 +107,13 @@ class Fetcher:
         return flight
 
     async def _get(
-        self, flight: _Flight, id: BlockId, ref: ObjectRef, number: int, dataset: str, slots: asyncio.Semaphore
+        self,
+        flight: _Flight,
+        id: BlockId,
+        ref: ObjectRef,
+        number: int,
+        dataset: str,
+        slots: asyncio.Semaphore,
     ) -> None:
         length = block_length(ref.size_bytes, number)
         start = number * BLOCK_BYTES
@@ -119,7 +135,7 @@ class Fetcher:
         self.stats.fetched += 1
         self.stats.fetched_bytes += length
 
-        def landed(kept: bool) -> None:
+        def land(kept: bool) -> None:
             self._flights.pop(id, None)
             self._budget.give(length)
             if not flight.stored.done():
@@ -127,7 +143,11 @@ class Fetcher:
 
         flight.data.set_result(data)
         block = Block(id=id, object_bytes=ref.size_bytes, number=number, data=data, dataset=dataset)
-        self._writer.put(block, lambda kept: loop.call_soon_threadsafe(landed, kept))
+
+        def stored(kept: bool) -> None:  # in the writer's thread
+            loop.call_soon_threadsafe(land, kept)
+
+        self._writer.put(block, stored)
 
     def _read_ahead(self, ref: ObjectRef, number: int, dataset: str) -> None:
         """Somebody reads a large object: have its next blocks on the way."""

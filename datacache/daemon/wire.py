@@ -30,7 +30,8 @@ def encode_ref(ref: ObjectRef) -> list[Any]:
 def decode_ref(values: list[Any]) -> ObjectRef:
     """The object reference of `encode_ref`; `ValueError` or `TypeError` if it is none."""
     ref = ObjectRef(*values)
-    if not isinstance(ref.size_bytes, int) or not all(isinstance(v, str) for v in ref[:2] + ref[3:]):
+    kinds = [type(value) for value in ref]
+    if kinds != [str, str, int, str, str]:
         raise ValueError("not an object reference")
     return ref
 

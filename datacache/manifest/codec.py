@@ -88,7 +88,9 @@ class Range:
 
     def __init__(self, raw: bytes) -> None:
         if raw[:4] != _RANGE_MAGIC:
-            raise CorruptManifestError("a manifest range has another format", hint="It was made by a newer version.")
+            raise CorruptManifestError(
+                "a manifest range has another format", hint="It was made by a newer version."
+            )
         (rows,) = struct.unpack_from("<I", raw, 4)
         columns, at = [], 8
         for _ in range(7):
@@ -143,7 +145,9 @@ def encode_root(root: Root) -> bytes:
 def decode_root(raw: bytes) -> Root:
     """The root of these bytes."""
     if raw[:4] != _ROOT_MAGIC:
-        raise CorruptManifestError("a manifest root has another format", hint="It was made by a newer version.")
+        raise CorruptManifestError(
+            "a manifest root has another format", hint="It was made by a newer version."
+        )
     length, count = struct.unpack_from("<II", raw, 4)
     header = json.loads(raw[12 : 12 + length])
     at = 12 + length

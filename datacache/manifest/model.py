@@ -51,6 +51,14 @@ class Root:
     """Files, markers not counted."""
     markers: int
     total_bytes: int
+    hidden: frozenset[bytes] = frozenset()
+    """Paths a directory tree cannot show: a file whose name is also a folder's, and paths with an empty, '.', '..' or
+    overlong component. They are in the snapshot and can be read by their exact path."""
+
+    @property
+    def rows(self) -> int:
+        """Entries in all, markers and hidden ones counted."""
+        return self.files + self.markers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,6 @@ class ContainerState(NamedTuple):
     last_used_s: float
     """Last read or write, Unix seconds."""
     pinned: bool
-    filling: bool
-    """Still being appended to."""
 
 
 def victims(
@@ -28,7 +26,7 @@ def victims(
 ) -> Sequence[int]:
     """Ids to evict so that at least `need_bytes` come free; empty if the policy would rather not admit."""
     free, chosen = 0, []
-    candidates = [c for c in containers if not c.pinned and not c.filling]
+    candidates = [c for c in containers if not c.pinned]
     if policy == "keep":
         candidates = [c for c in candidates if now_s - c.last_used_s > ttl_s]
     for container in sorted(candidates, key=lambda c: c.last_used_s):
@@ -39,8 +37,10 @@ def victims(
     return chosen if free >= need_bytes else ()
 
 
-def expired(policy: str, containers: Iterable[ContainerState], *, now_s: float, ttl_s: float) -> Sequence[int]:
+def expired(
+    policy: str, containers: Iterable[ContainerState], *, now_s: float, ttl_s: float
+) -> Sequence[int]:
     """Ids that policy `ttl` drops although nobody needs the room."""
     if policy != "ttl":
         return ()
-    return [c.id for c in containers if not c.pinned and not c.filling and now_s - c.last_used_s > ttl_s]
+    return [c.id for c in containers if not c.pinned and now_s - c.last_used_s > ttl_s]

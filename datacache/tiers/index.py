@@ -21,7 +21,6 @@ TIER_NAMES = ("ram", "ssd")
 _MAX_READERS = 4096
 _registry: dict[tuple[int, str], Index] = {}
 _registry_lock = threading.Lock()
-_abandoned: list[lmdb.Environment] = []  # a parent's environments: closing one in a child would harm the parent's
 
 
 class Index:
@@ -84,8 +83,13 @@ def open_index(folder: Path, *, writable: bool = False) -> Index:
     key = (os.getpid(), str(folder))
     with _registry_lock:
         for other in [k for k in _registry if k[0] != key[0]]:
-            _abandoned.append(_registry.pop(other).env)
+            # Inherited through a fork. LMDB clears only what belongs to the closing process, so the parent's
+            # readers and locks stay; but it opens a file once a process, so this one must go first.
+            _registry.pop(other).close()
         held = _registry.get(key)
+        if held is not None and writable and not held.writable:
+            held.close()  # one environment a process: readers find the new one
+            held = None
         if held is None:
             held = _registry[key] = Index(folder, writable=writable)
         return held

@@ -1,11 +1,11 @@
 """Where things lie on disk and how index values and region records are packed. No I/O but building paths.
 
-    <home>/cache/FORMAT            version of this layout
-    <home>/cache/index.<n>/        LMDB: block → location per tier, containers, pins; n grows when it is made again
-    <home>/cache/access.bin        last read of each container (float64 seconds, by container id modulo the slots)
-    <home>/cache/ssd/r-<id>        a region: records of header, payload
-    <home>/cache/ssd/o-<id>        an object file: sparse, block n at n × BLOCK_BYTES
-    <ram_dir>/datacache-<uid>-<hash of home>/…   the same for the RAM tier
+<home>/cache/FORMAT            version of this layout
+<home>/cache/index.<n>/        LMDB: block → location per tier, containers, pins; n grows when it is made again
+<home>/cache/access.bin        last read of each container (float64 seconds, by container id modulo the slots)
+<home>/cache/ssd/r-<id>        a region: records of header, payload
+<home>/cache/ssd/o-<id>        an object file: sparse, block n at n × BLOCK_BYTES
+<ram_dir>/datacache-<uid>-<hash of home>/…   the same for the RAM tier
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def checksums(data: bytes | memoryview) -> bytes:
         return _SUM.pack(xxh3_64_intdigest(data)) if len(data) else b""
     view = memoryview(data)
     return b"".join(
-        _SUM.pack(xxh3_64_intdigest(view[at : at + GRANULE_BYTES])) for at in range(0, len(view), GRANULE_BYTES)
+        _SUM.pack(xxh3_64_intdigest(view[at : at + GRANULE_BYTES]))
+        for at in range(0, len(view), GRANULE_BYTES)
     )
 
 

@@ -174,6 +174,7 @@ class LocalBlocks:
                 return None if value is None else unpack_location(value)
         except (lmdb.Error, OSError, ValueError) as exc:
             log.warning("the index %s cannot be read: %s", index.folder, exc)
+            self._index = None
             return None
 
     def _open_index(self) -> Index | None:

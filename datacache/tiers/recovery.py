@@ -8,6 +8,7 @@ lock, may call this, and before it has threads (it forks).
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
 import os
@@ -46,7 +47,9 @@ def open_tiers(settings: Settings) -> Iterator[TierWriter]:
         access = AccessTable(folder / "access.bin")
     except OSError as exc:
         hint = "Free some room or set DATACACHE_HOME to another folder."
-        raise CacheError(f"the cache folder {folder} cannot be used: {exc.strerror or exc}", hint=hint) from exc
+        raise CacheError(
+            f"the cache folder {folder} cannot be used: {exc.strerror or exc}", hint=hint
+        ) from exc
     overhead = {"ram": lambda: 0, "ssd": lambda: index.size_bytes() + FILE_BYTES + _INDEX_SLACK}
     budgets = {"ram": settings.ram_bytes, "ssd": settings.ssd_bytes}
     tiers = [
@@ -113,9 +116,9 @@ def _sound_index(home: Path, folders: dict[str, Path]) -> Index:
         with contextlib.suppress(OSError):
             closed_cleanly = clean.read_text() == _stamp(folder)
         clean.unlink(missing_ok=True)
-        if not closed_cleanly and not _walks(folder):
+        if not closed_cleanly and not _walks(folder, folders):
             folder = _rebuild(home, folders)
-    elif any(any(path.iterdir()) for path in folders.values()):
+    elif _any_container(folders):
         folder = _rebuild(home, folders)
     folder.mkdir(mode=0o700, exist_ok=True)
     for number in layout.index_generations(home):
@@ -125,11 +128,17 @@ def _sound_index(home: Path, folders: dict[str, Path]) -> Index:
     return open_index(folder, writable=True)
 
 
-def _walks(folder: Path) -> bool:
-    """Whether a child process can read the whole index without an error and without dying of it."""
+def _any_container(folders: dict[str, Path]) -> bool:
+    return any(layout.container_of(path.name) is not None for folder in folders.values() for path in folder.iterdir())
+
+
+def _walks(folder: Path, folders: dict[str, Path]) -> bool:
+    """Whether a child process can read the whole index without an error, without dying of it, and finds a container
+    in it if there are any."""
     pid = os.fork()
     if pid == 0:
-        code = 1
+        faulthandler.disable()  # dying is one of the answers
+        code, known = 1, 0
         try:
             index = Index(folder, writable=True)
             with index.env.begin() as txn:
@@ -141,7 +150,8 @@ def _walks(folder: Path) -> bool:
                     for key, value in cursor:
                         if b"/" in key:
                             Container(**json.loads(value))
-            code = 0
+                            known += 1
+            code = 0 if known or not _any_container(folders) else 1
         except BaseException as exc:  # noqa: BLE001 - whatever it is, the index is not sound
             log.warning("the index %s is broken: %s", folder, exc)
         finally:
@@ -159,7 +169,9 @@ def _rebuild(home: Path, folders: dict[str, Path]) -> Path:
     for tier, folder in folders.items():
         for path in sorted(folder.iterdir()):
             id = layout.container_of(path.name)
-            dataset = containers.region_dataset(path) if id is not None and not id & layout.OBJECT_FILE else None
+            dataset = (
+                containers.region_dataset(path) if id is not None and not id & layout.OBJECT_FILE else None
+            )
             if id is None or dataset is None:
                 path.unlink(missing_ok=True)
                 continue
@@ -178,5 +190,3 @@ def _rebuild(home: Path, folders: dict[str, Path]) -> Path:
     fresh.rename(target)
     log.warning("made the index again from the regions: %d blocks", blocks)
     return target
-
-

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import lmdb
 
@@ -186,19 +187,23 @@ class Tier:
             self._seal(region)
 
     def _states(self) -> list[eviction.ContainerState]:
-        filling = {region.container for region in self._filling.values()}
         return [
-            eviction.ContainerState(id, c.disk_bytes, self._access.last(id), bool(c.pinned_by), id in filling)
+            eviction.ContainerState(id, c.disk_bytes, self._access.last(id), bool(c.pinned_by))
             for id, c in self.containers.items()
         ]
 
-    def _write(self, txn: lmdb.Transaction, block: Block, sums: bytes, pinned_by: list[str]) -> Location | None:
+    def _write(
+        self, txn: lmdb.Transaction, block: Block, sums: bytes, pinned_by: list[str]
+    ) -> Location | None:
         if block.in_object_file:
             container = self._object_files.get(block.object_id)
             if container is None:
                 container = self._new_container(txn, block, pinned_by) | OBJECT_FILE
                 self.containers[container] = Container(
-                    dataset=block.dataset, disk_bytes=0, object_id=block.object_id.hex(), pinned_by=list(pinned_by)
+                    dataset=block.dataset,
+                    disk_bytes=0,
+                    object_id=block.object_id.hex(),
+                    pinned_by=list(pinned_by),
                 )
                 self._object_files[block.object_id] = container
             location = Location(container, block.number * BLOCK_BYTES, len(block.data), sums)
@@ -230,7 +235,9 @@ class Tier:
         room = self.budget_bytes - self.used_bytes
         need = layout.REGION_HEADER_BYTES + block.disk_bytes()
         # One page more for the header's share; the last region of a budget is as large as what is left.
-        capacity = min(max(containers.open_region_size(self.budget_bytes), need), room // DISK_BLOCK * DISK_BLOCK)
+        capacity = min(
+            max(containers.open_region_size(self.budget_bytes), need), room // DISK_BLOCK * DISK_BLOCK
+        )
         if capacity < need:
             return None
         container = self._new_container(txn, block, pinned_by)
@@ -264,7 +271,9 @@ class Tier:
         log.warning("the %s tier takes nothing for %.0f s: %s", self.name, _SUSPENDED_S, self.problem)
 
     def _save(self, txn: lmdb.Transaction, id: int) -> None:
-        txn.put(_meta_key(self.name, id), json.dumps(asdict(self.containers[id])).encode(), db=self._index.meta)
+        txn.put(
+            _meta_key(self.name, id), json.dumps(asdict(self.containers[id])).encode(), db=self._index.meta
+        )
 
     def _unindex(self, txn: lmdb.Transaction, id: int) -> None:
         container = self.containers[id]
@@ -318,7 +327,7 @@ class Tier:
                 path.unlink()
 
 
-def _blocks_of(path: Path, txn: lmdb.Transaction, db: object, container: int) -> list[BlockId]:
+def _blocks_of(path: Path, txn: lmdb.Transaction, db: Any, container: int) -> list[BlockId]:
     """The blocks a region was given: from its own records, or, where it cannot be read, from the whole index."""
     try:
         blocks = [block for block, _ in containers.scan_region(path)]
@@ -328,7 +337,9 @@ def _blocks_of(path: Path, txn: lmdb.Transaction, db: object, container: int) ->
         log.warning("%s cannot be read: %s", path, exc.strerror)
     with txn.cursor(db=db) as cursor:
         return [
-            BlockId(bytes(key)) for key, value in cursor if layout.unpack_location(value).container == container
+            BlockId(bytes(key))
+            for key, value in cursor
+            if layout.unpack_location(value).container == container
         ]
 
 

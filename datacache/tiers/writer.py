@@ -121,7 +121,8 @@ class TierWriter:
             try:
                 item = self._queue.get(timeout=_EXPIRE_EVERY_S)
             except queue.Empty:
-                self._guarded(lambda: [tier.evict_expired() for tier in self.tiers])
+                for tier in self.tiers:
+                    self._guarded(tier.evict_expired)
                 self._guarded(self._index.env.reader_check)
                 continue
             batch: list[tuple[Block, Stored]] = []

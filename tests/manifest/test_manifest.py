@@ -1,0 +1,208 @@
+"""Ranges, roots, building, finding, and the directory tree over them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datacache.core.errors import CatalogError, CorruptManifestError, UsageError
+from datacache.manifest import codec
+from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.model import BlobId, Entry, Source
+from datacache.manifest.reader import Manifest
+from datacache.manifest.sort import sorted_entries
+from datacache.manifest.view import Tree
+
+SOURCE = Source("s3://bucket", "data/")
+
+
+class Blobs(dict[BlobId, bytes]):
+    """A catalog's blobs, as far as a manifest needs one."""
+
+    def get_many(self, ids):
+        return {id: self[id] for id in ids if id in self}
+
+
+def build(entries, blobs=None):
+    blobs = Blobs() if blobs is None else blobs
+    builder = ManifestBuilder([SOURCE], blobs.update)
+    for entry in entries:
+        builder.add(entry)
+    id, _ = builder.finish()
+    return id, blobs
+
+
+def opened(paths):
+    id, blobs = build([Entry(path, 10, 0) for path in sorted(paths)])
+    return Manifest.open(id, blobs.get_many)
+
+
+def numbered(count, etag=lambda n: f"{n:032x}"):
+    return [Entry(b"d%03d/f%06d" % (n // 1000, n), n, n * 10**9, etag(n)) for n in range(count)]
+
+
+texts = st.text(max_size=40)
+etags = st.one_of(st.just(""), texts, st.from_regex(r"[0-9a-f]{32}", fullmatch=True))
+entries = st.lists(
+    st.builds(
+        Entry,
+        st.binary(min_size=1, max_size=60),
+        st.integers(0, 2**63),
+        st.integers(-(2**62), 2**62),
+        etags,
+        texts,
+        st.integers(0, 3),
+        st.one_of(st.none(), st.binary(min_size=1, max_size=40)),
+    ),
+    min_size=1,
+    max_size=50,
+    unique_by=lambda e: e.path,
+)
+
+
+@given(entries)
+def test_a_range_decodes_to_the_entries_it_was_made_of(entries):
+    entries.sort()
+    held = codec.Range(codec.encode_range(entries))
+    assert [held.entry(n) for n in range(len(entries))] == entries
+
+
+def test_the_same_entries_give_the_same_id_and_another_size_another_id():
+    one, _ = build(numbered(5000))
+    again, _ = build(numbered(5000))
+    changed = numbered(5000)
+    changed[2500] = changed[2500]._replace(size_bytes=1)
+    assert one == again
+    assert build(changed)[0] != one
+
+
+def test_a_change_rewrites_one_range_and_an_insertion_at_most_three():
+    _, blobs = build(numbered(20_000))
+    before = set(blobs)
+    changed = numbered(20_000)
+    changed[7000] = changed[7000]._replace(etag="0" * 32)
+    _, after = build(changed)
+    assert len(set(after) - before) == 2  # the range and the root
+    inserted = numbered(20_000)
+    inserted.insert(7001, Entry(inserted[7000].path + b"x", 1, 1, "0" * 32))
+    _, after = build(inserted)
+    assert len(set(after) - before) <= 4
+
+
+def test_every_row_is_found_by_its_path_and_by_its_number():
+    manifest = opened([b"f%05d" % n for n in range(3000)])
+    for row in random.Random(1).sample(range(3000), 300):
+        path = b"f%05d" % row
+        assert manifest.find(path) == row
+        assert manifest.entry(row).path == path
+        assert manifest.seek(path + b"\0") == row + 1
+    assert manifest.find(b"f") is None
+    assert manifest.find(b"zzz") is None
+    assert manifest.seek(b"") == 0
+    assert manifest.seek(b"zzz") == manifest.rows
+
+
+def test_few_rows_are_kept_in_memory_when_few_are_allowed():
+    id, blobs = build(numbered(10_000))
+    manifest = Manifest(codec.decode_root(codec.decompress(blobs[bytes.fromhex(id)], bytes.fromhex(id))),
+                        blobs.get_many, cached_rows=2000)
+    assert [manifest.entry(row).size_bytes for row in range(10_000)] == list(range(10_000))
+    assert manifest._rows_held <= 2000
+
+
+def test_entries_stream_from_any_row():
+    id, blobs = build(numbered(3000))
+    manifest = Manifest.open(id, blobs.get_many)
+    assert list(manifest.entries()) == numbered(3000)
+    assert list(manifest.entries(1234)) == numbered(3000)[1234:]
+    assert list(manifest.entries(3000)) == []
+
+
+def test_a_missing_and_an_altered_blob_are_errors_that_name_it():
+    id, blobs = build(numbered(1000))
+    first = Manifest.open(id, blobs.get_many).root.ranges[0].blob
+    altered = Blobs(blobs)
+    altered[first] = codec.compress(b"DCR1 something else")
+    with pytest.raises(CorruptManifestError, match=first.hex()):
+        Manifest.open(id, altered.get_many).entry(0)
+    del altered[first]
+    with pytest.raises(CorruptManifestError, match=first.hex()):
+        Manifest.open(id, altered.get_many).entry(0)
+
+
+def test_out_of_order_and_double_paths_are_refused():
+    for paths in ([b"b", b"a"], [b"a", b"a"]):
+        with pytest.raises(CatalogError, match="twice or out of order"):
+            build([Entry(path, 1, 0) for path in paths])
+    with pytest.raises(UsageError):
+        build([Entry(b"", 1, 0)])
+
+
+def test_the_objects_of_entries_are_under_the_prefix_unless_they_have_a_key():
+    id, blobs = build([Entry(b"a", 1, 0, "e1"), Entry(b"b", 2, 0, "e2", key=b"other/x")])
+    manifest = Manifest.open(id, blobs.get_many)
+    assert manifest.object_ref(manifest.entry(0)).url == "s3://bucket/data/a"
+    assert manifest.object_ref(manifest.entry(1)).url == "s3://bucket/other/x"
+
+
+@given(st.lists(st.binary(min_size=1, max_size=6), min_size=1, unique=True), st.integers(1, 5))
+def test_sorting_in_small_runs_gives_one_sorted_stream(paths, in_memory):
+    entries = [Entry(path, 1, 0) for path in paths]
+    assert list(sorted_entries(entries, rows_in_memory=in_memory)) == sorted(entries)
+
+
+def test_a_tree_shows_names_once_and_goes_on_from_any_child():
+    tree = Tree(opened([b"a/b/c", b"a/b/d", b"a/x", b"a-b", b"z", b"empty/"]))
+    assert [(c.name, c.is_dir) for c in tree.children(b"")] == [
+        (b"a-b", False), (b"a", True), (b"empty", True), (b"z", False)
+    ]
+    assert [c.name for c in tree.children(b"a/")] == [b"b", b"x"]
+    assert list(tree.children(b"empty/")) == []
+    everything = list(tree.children(b""))
+    for at, child in enumerate(everything):
+        assert list(tree.children(b"", child.next_row)) == everything[at + 1 :]
+    for child in everything:
+        assert tree.child(b"", child.name) == child
+    assert tree.child(b"", b"nothing") is None
+    assert tree.prefix_of(2, tree.child(b"a/", b"b").row) == b"a/b/"
+    assert tree.prefix_of(0, 0) == b""
+
+
+def test_a_file_whose_name_is_also_a_folders_gives_way_to_the_folder():
+    manifest = opened([b"a", b"a-b", b"a/b", b"c"])
+    tree = Tree(manifest)
+    assert manifest.root.hidden == {b"a"}
+    assert [(c.name, c.is_dir) for c in tree.children(b"")] == [(b"a-b", False), (b"a", True), (b"c", False)]
+    assert tree.child(b"", b"a").is_dir
+    assert manifest.find(b"a") == 0  # still there by its exact path
+
+
+def test_what_no_directory_can_hold_is_hidden_and_still_in_the_manifest():
+    odd = [b"/lead", b"a//b", b"a/../b", b"./x", b"..", b"long/" + b"n" * 256, b"nul\0x"]
+    manifest = opened([*odd, b"a/ok", b"ok"])
+    assert manifest.root.hidden == set(odd)
+    tree = Tree(manifest)
+    assert [c.name for c in tree.children(b"")] == [b"a", b"long", b"ok"]
+    assert [c.name for c in tree.children(b"a/")] == [b"ok"]
+    assert list(tree.children(b"long/")) == []
+    for path in odd:
+        assert manifest.find(path) is not None
+
+
+@given(st.lists(st.from_regex(rb"[ab](/[ab\-]){0,3}/?", fullmatch=True), min_size=1, unique=True))
+def test_a_tree_agrees_with_a_dictionary_of_folders(paths):
+    tree = Tree(opened(paths))
+    folders: dict[bytes, dict[bytes, bool]] = {b"": {}}
+    for path in paths:
+        parts = path.split(b"/")
+        for depth in range(len(parts)):
+            prefix = b"".join(part + b"/" for part in parts[:depth])
+            folders.setdefault(prefix, {})
+            if parts[depth]:
+                is_dir = depth < len(parts) - 1
+                folders[prefix][parts[depth]] = folders[prefix].get(parts[depth], False) or is_dir
+    for prefix, expected in folders.items():
+        assert {c.name: c.is_dir for c in tree.children(prefix)} == expected

@@ -1,0 +1,199 @@
+"""A flipped byte, a truncated or deleted region, a torn index, a killed writer: every read is right or a miss."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from datacache.tiers import layout
+from datacache.tiers.local import LocalBlocks
+from datacache.tiers.recovery import open_tiers
+from tests.tiers.test_tiers import make_block, put, read
+
+BLOCKS = [make_block(n, 20_000) for n in range(200)]
+
+
+@pytest.fixture
+def filled(settings):
+    """A closed cache with BLOCKS on the SSD and nothing in RAM."""
+    import dataclasses
+
+    settings = dataclasses.replace(settings, ram_bytes=0)
+    with open_tiers(settings) as writer:
+        assert all(put(writer, *BLOCKS))
+    return settings
+
+
+def region(settings):
+    return max(layout.ssd_dir(settings.home).iterdir(), key=lambda path: path.stat().st_size)
+
+
+def assert_right_or_missing(settings) -> int:
+    """How many blocks are still there; none has other bytes."""
+    found = [read(settings, block) for block in BLOCKS]
+    assert all(data is None or data == block.data for data, block in zip(found, BLOCKS, strict=True))
+    return sum(data is not None for data in found)
+
+
+def test_a_flipped_byte_is_a_miss_and_the_neighbours_are_read(filled):
+    path = region(filled)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+    with open_tiers(filled):
+        assert assert_right_or_missing(filled) in (len(BLOCKS) - 1, len(BLOCKS))
+
+
+def test_every_flipped_byte_of_a_block_is_found(filled):
+    local = LocalBlocks(filled.home, filled.ram_dir)
+    with open_tiers(filled):
+        tier, location = local.locate(BLOCKS[3].id)
+        path = tier._folder / layout.container_name(location.container)
+        with path.open("r+b") as file:
+            for at in (0, 1, location.length // 2, location.length - 1):
+                file.seek(location.offset + at)
+                file.write(bytes([BLOCKS[3].data[at] ^ 0x80]))
+                file.flush()
+                assert read(filled, BLOCKS[3]) is None
+                file.seek(location.offset + at)
+                file.write(bytes([BLOCKS[3].data[at]]))
+                file.flush()
+                assert read(filled, BLOCKS[3]) == BLOCKS[3].data
+
+
+@pytest.mark.parametrize("while_open", [False, True])
+def test_a_truncated_region_is_a_miss_not_a_crash(filled, while_open):
+    with open_tiers(filled) as writer:
+        if while_open:  # a reader that has mapped the region before
+            local = LocalBlocks(filled.home, filled.ram_dir)
+            assert local.view(BLOCKS[-1].id, 0, 10) is not None
+        os.truncate(region(filled), region(filled).stat().st_size // 2)
+        assert 0 < assert_right_or_missing(filled) < len(BLOCKS)
+        if while_open:
+            assert all(
+                view is None or bytes(view[0]) == block.data
+                for block in BLOCKS
+                for view in [local.view(block.id, 0, len(block.data))]
+            )
+        # What a reader then does: have it dropped, and put again.
+        missing = [block for block in BLOCKS if read(filled, block) is None]
+        for block in missing:
+            writer.call(lambda block=block: writer.drop(block.id)).result(10)
+        assert all(put(writer, *missing))
+        assert assert_right_or_missing(filled) == len(BLOCKS)
+
+
+def test_a_deleted_region_is_forgotten(filled):
+    region(filled).unlink()
+    assert_right_or_missing(filled)
+    with open_tiers(filled) as writer:
+        missing = [block for block in BLOCKS if read(filled, block) is None]
+        assert missing
+        assert all(put(writer, *missing))
+        assert assert_right_or_missing(filled) == len(BLOCKS)
+
+
+def tear(path, how: str) -> None:
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        if how == "truncated":
+            file.truncate(size // 2)
+        elif how == "emptied":
+            file.truncate(0)
+        elif how == "noise":
+            file.write(random.Random(1).randbytes(size))
+        elif how == "half noise":
+            file.seek(size // 2 // 4096 * 4096)
+            file.write(random.Random(1).randbytes(size // 2))
+        elif how == "zeros":
+            file.seek(8192)
+            file.write(bytes(size - 8192))
+
+
+@pytest.mark.parametrize("how", ["truncated", "emptied", "noise", "half noise", "zeros"])
+def test_a_torn_index_is_made_again_from_the_regions(filled, how):
+    tear(layout.index_dir(filled.home) / "data.mdb", how)
+    with open_tiers(filled) as writer:
+        assert assert_right_or_missing(filled) == len(BLOCKS)
+        assert put(writer, make_block(1000)) == [True]
+
+
+def test_a_lost_index_is_made_again_from_the_regions(filled):
+    import shutil
+
+    shutil.rmtree(layout.index_dir(filled.home))
+    with open_tiers(filled):
+        assert assert_right_or_missing(filled) == len(BLOCKS)
+
+
+def test_an_index_truncated_under_an_open_reader_is_a_miss(filled):
+    with open_tiers(filled):
+        program = (
+            "import sys\n"
+            "from pathlib import Path\n"
+            "from datacache.tiers.local import LocalBlocks\n"
+            "local = LocalBlocks(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+            "block = bytes.fromhex(sys.argv[3])\n"
+            "assert local.view(block, 0, 10) is not None\n"
+            "print('ready', flush=True)\n"
+            "sys.stdin.readline()\n"
+            "assert local.view(block, 0, 10) is None\n"
+        )
+        reader = subprocess.Popen(
+            [sys.executable, "-c", program, filled.home, filled.ram_dir, BLOCKS[0].id.hex()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert reader.stdout.readline() == "ready\n"
+        backup = (layout.index_dir(filled.home) / "data.mdb").read_bytes()
+        os.truncate(layout.index_dir(filled.home) / "data.mdb", 4096)
+        reader.communicate("go\n", timeout=30)
+        (layout.index_dir(filled.home) / "data.mdb").write_bytes(backup)
+        assert reader.returncode == 0
+
+
+_WRITER = """
+import random, sys
+from datacache.settings import load_settings
+from datacache.tiers.recovery import open_tiers
+from tests.tiers.test_tiers import make_block
+with open_tiers(load_settings()) as writer:
+    print("ready", flush=True)
+    for n in range(100_000):
+        writer.put(make_block(n % 5000, 20_000), lambda kept, n=n: print(n, int(kept), flush=True))
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_any_point_leaves_only_right_blocks(settings):
+    rng = random.Random(5)
+    acknowledged: set[int] = set()
+    for _ in range(20):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _WRITER], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
+        )
+        lines = rng.randrange(1, 400)
+        for line in process.stdout:
+            if line != "ready\n":
+                number, kept = map(int, line.split())
+                if kept:
+                    acknowledged.add(number % 5000)
+                lines -= 1
+                if not lines:
+                    break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    with open_tiers(settings):
+        for number in range(5000):
+            block = make_block(number, 20_000)
+            data = read(settings, block)
+            assert data == block.data or (data is None and number not in acknowledged)
