@@ -156,7 +156,7 @@ def decode_init(buffer: bytes | bytearray) -> InitRequest:
 
 
 def encode_init(request: InitRequest) -> bytes:
-    """The whole reply to INIT, header included. A newer kernel is told our minor; flags are those both know."""
+    """The whole reply to INIT. A newer kernel is told our minor; flags are those that both know."""
     body = _INIT_OUT.pack(
         KERNEL_MAJOR,
         min(KERNEL_MINOR, request.minor),

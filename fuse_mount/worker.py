@@ -273,8 +273,8 @@ def run(channel: socket.socket, config: MountConfig, *, bypass: bool) -> NoRetur
     """Life of a worker process, from the fork to `_exit`. `channel` is the socket to the supervisor.
 
     It sends one JSON line, `{"ok": {dataset, id, files, total_bytes}}` or `{"error": …, "hint": …}`, and
-    receives the descriptor to serve. With `bypass` the snapshot is opened with `DATACACHE_BYPASS_LOCAL=1`: nothing that
-    lies on this node is trusted, because workers that used it died one after another.
+    receives the descriptor to serve. With `bypass` the snapshot is opened with `DATACACHE_BYPASS_LOCAL=1`:
+    nothing that lies on this node is trusted, because workers that used it died one after another.
     """
     code = EXIT_FAILED
     try:
@@ -336,10 +336,10 @@ def _send(channel: socket.socket, message: dict[str, Any]) -> None:
 def _watch(worker: Worker, channel: socket.socket, wake_read: int, config: MountConfig) -> None:
     """Wait for the word to stop, for SIGTERM, or for the supervisor's death."""
     while True:
-        ready, _, _ = select.select([channel, wake_read], [], [])
+        ready, _, _ = select.select([channel.fileno(), wake_read], [], [])
         if wake_read in ready and signal.SIGTERM in _read_signals(wake_read):
             break
-        if channel in ready:
+        if channel.fileno() in ready:
             if channel.recv(1):  # told to stop
                 break
             _log.warning("the supervisor is gone; a new one takes over")

@@ -1,0 +1,72 @@
+"""Mounts of the stand-in snapshots. Every mount is detached at teardown by the `home` fixture, whatever happened."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fuse_mount
+from datacache.settings import Settings
+from fuse_mount import MountInfo
+from tests import leftovers
+
+Mounter = Callable[..., MountInfo]
+
+ODD_NAMES = ["a b", "new\nline", "ünïcödé", "quote'\"", "-rf", ".hidden", "x" * 255, "back\\slash", "tab\t", "%s"]
+
+
+@pytest.fixture(autouse=True)
+def _needs_fuse() -> None:
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("there is no /dev/fuse here")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files to mount: nested, odd names, empty, a few MB."""
+    source = tmp_path / "source"
+    random_bytes = random.Random(7).randbytes
+    sizes = [0, 1, 511, 4096, 4097, 110_000, 131_072, 1_048_577]
+    for number in range(60):
+        path = source / f"d{number % 4}" / f"deep{number % 3}" / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random_bytes(sizes[number % len(sizes)]))
+    for name in ODD_NAMES:
+        (source / name).write_bytes(name.encode())
+    (source / os.fsdecode(b"not-utf8-\xff")).write_bytes(b"bytes")
+    (source / "empty").mkdir()
+    (source / "large.bin").write_bytes(random_bytes(24 * 2**20))
+    monkeypatch.setenv("STANDIN_FOLDER", str(source))
+    return source
+
+
+@pytest.fixture
+def mounter(settings: Settings, tmp_path: Path) -> Iterator[Mounter]:
+    """mount(…) → MountInfo of a stand-in snapshot at `tmp_path/mnt`, for all users' eyes."""
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(parent.stat().st_mode | 0o011)  # other users must get to the mount point
+    target = tmp_path / "mnt"
+    target.mkdir()
+
+    def mount(opener: str = "open_folder", **options: Any) -> MountInfo:
+        options.setdefault("workers", 2)
+        return fuse_mount.mount_snapshot(
+            "mask@latest", target, settings=settings, opener=f"tests.fuse_mount.standin:{opener}", **options
+        )
+
+    yield mount
+    leftovers.unmount_under(tmp_path)
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Relative path → content of every file."""
+    return {
+        os.path.relpath(os.path.join(top, name), folder): Path(top, name).read_bytes()
+        for top, _, names in os.walk(folder)
+        for name in names
+    }
