@@ -22,22 +22,37 @@ class PerProcess(Generic[T]):
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._slots: dict[int, T] = {}  # by pid
+        self._values: dict[int, T] = {}  # by generation of processes
 
     def get(self) -> T:
         """This process's value. Raises what making it raises, and tries again at the next call."""
-        pid = os.getpid()
         try:
-            return self._slots[pid]
+            return self._values[_generation]
         except KeyError:
-            return self._slots.setdefault(pid, self._make())
+            return self._values.setdefault(_generation, self._make())
+
+    def peek(self) -> T | None:
+        """This process's value if it was made already."""
+        return self._values.get(_generation)
 
     def take(self) -> T | None:
         """Give up this process's value, if there is one, for the caller to close."""
-        return self._slots.pop(os.getpid(), None)
+        return self._values.pop(_generation, None)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (PerProcess, (self._make,))
+
+
+_generation = 0
+"""How many forks lie between the first process and this one: cheaper to look at than the pid."""
+
+
+def _count_fork() -> None:
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 class ByteBudget:

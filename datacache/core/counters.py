@@ -7,6 +7,7 @@ named by its pid. They survive `kill -9`; the daemon folds those of dead process
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import threading
@@ -36,33 +37,39 @@ _FOLDED = "past"
 
 
 class Counters:
-    """This process's counters for one home; safe from several threads and across `fork()`."""
+    """This process's counters for one home. Several objects of a process share one file; get them from
+    `counters_of`. Safe from several threads and across `fork()`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._values: PerProcess[memoryview] = PerProcess(self._open)
-        self._lock = threading.Lock()
+        self._state: PerProcess[tuple[memoryview, threading.Lock]] = PerProcess(self._open)
 
     def add(self, name: int, size_name: int, size_bytes: int) -> None:
         """Count one read and its bytes."""
-        values = self._values.get()
-        with self._lock:
+        values, lock = self._state.get()
+        with lock:
             values[name] += 1
             values[size_name] += size_bytes
 
     def count(self, name: int) -> None:
         """Count one event."""
-        values = self._values.get()
-        with self._lock:
+        values, lock = self._state.get()
+        with lock:
             values[name] += 1
 
-    def _open(self) -> memoryview:
-        self._lock = threading.Lock()
+    def _open(self) -> tuple[memoryview, threading.Lock]:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return _map(self._folder / str(os.getpid()))
+            values = _map(self._folder / str(os.getpid()))
         except OSError:  # nowhere to keep them: count for nobody rather than fail a read
-            return memoryview(bytearray(_FILE_BYTES)).cast("Q")
+            values = memoryview(bytearray(_FILE_BYTES)).cast("Q")
+        return values, threading.Lock()
+
+
+@functools.cache
+def counters_of(folder: Path) -> Counters:
+    """The counters of a home, one object a process."""
+    return Counters(folder)
 
 
 def totals(folder: Path) -> dict[str, int]:

@@ -23,6 +23,7 @@ from datacache.core.objects import (
     object_id,
 )
 from datacache.store.base import ObjectStore
+from datacache.tiers.local import LocalBlocks
 from datacache.tiers.tier import Block
 from datacache.tiers.writer import TierWriter
 
@@ -53,9 +54,14 @@ class Fetcher:
     """The daemon's gets."""
 
     def __init__(
-        self, writer: TierWriter, open_store: Callable[[str], ObjectStore], concurrency: int
+        self,
+        writer: TierWriter,
+        local: LocalBlocks,
+        open_store: Callable[[str], ObjectStore],
+        concurrency: int,
     ) -> None:
         self._writer = writer
+        self._local = local
         self._open_store = open_store
         self._flights: dict[BlockId, _Flight] = {}
         self._budget = ByteBudget(_IN_FLIGHT_BYTES)
@@ -63,15 +69,19 @@ class Fetcher:
         # store's answer to a reader quick.
         self._reading = asyncio.Semaphore(concurrency)
         self._filling = asyncio.Semaphore(concurrency)
-        self._has: Callable[[BlockId], bool] = lambda _: False
         self.stats = FetchStats()
 
-    def use_index(self, has: Callable[[BlockId], bool]) -> None:
-        """How to tell that a block is on this node already (for read-ahead)."""
-        self._has = has
+    def has(self, block: BlockId) -> bool:
+        """Whether a block is on this node already."""
+        return self._local.locate(block) is not None
 
     async def read(self, ref: ObjectRef, number: int, dataset: str) -> bytes | memoryview:
         """A block for somebody who waits. Raises the store's errors."""
+        id = block_id(object_id(ref), number)
+        if id not in self._flights:  # it may have landed since the reader looked
+            found = self._local.view(id, 0, block_length(ref.size_bytes, number))
+            if found is not None:
+                return found[0]
         data = await asyncio.shield(self._flight(ref, number, dataset, self._reading).data)
         if block_count(ref.size_bytes) > 1:
             self._read_ahead(ref, number, dataset)
@@ -79,6 +89,9 @@ class Fetcher:
 
     async def fill(self, ref: ObjectRef, number: int, dataset: str) -> bool:
         """A block for the tiers: whether one of them keeps it. Raises the store's errors."""
+        id = block_id(object_id(ref), number)
+        if id not in self._flights and self.has(id):  # a reader was quicker
+            return True
         flight = self._flight(ref, number, dataset, self._filling)
         await asyncio.shield(flight.data)
         return await asyncio.shield(flight.stored)
@@ -154,7 +167,7 @@ class Fetcher:
         obj = object_id(ref)
         for ahead in range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes))):
             id = block_id(obj, ahead)
-            if id not in self._flights and not self._has(id):
+            if id not in self._flights and not self.has(id):
                 self._flight(ref, ahead, dataset, self._filling)
 
 

@@ -32,7 +32,7 @@ from datacache.core.errors import (
     SnapshotNotFoundError,
     UsageError,
 )
-from datacache.core.objects import BlockId, block_id, object_id
+from datacache.core.objects import block_id, object_id
 from datacache.daemon import paths, wire
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.metrics import render_metrics
@@ -56,9 +56,8 @@ class Daemon:
     def __init__(self, settings: Settings, writer: TierWriter, catalog: Catalog) -> None:
         self._settings, self._writer, self._catalog = settings, writer, catalog
         self._local = LocalBlocks(settings.home, settings.ram_dir)
-        self._fetcher = Fetcher(writer, lambda url: open_store(url, settings), settings.concurrency)
-        self._fetcher.use_index(self._has)
-        self._warmer = Warmer(self._fetcher, self._has, settings.concurrency)
+        self._fetcher = Fetcher(writer, self._local, lambda url: open_store(url, settings), settings.concurrency)
+        self._warmer = Warmer(self._fetcher, settings.concurrency)
         self._considered: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = time.time()
@@ -85,9 +84,6 @@ class Daemon:
             task.cancel()
         await self._warmer.stop()
         await self._fetcher.drain()
-
-    def _has(self, block: BlockId) -> bool:
-        return self._local.locate(block) is not None
 
     async def _block(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

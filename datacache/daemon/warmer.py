@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from datacache.core.errors import DatacacheError
@@ -50,9 +50,8 @@ class WarmJob:
 class Warmer:
     """Runs warm-up jobs."""
 
-    def __init__(self, fetcher: Fetcher, has: Callable[[BlockId], bool], concurrency: int) -> None:
+    def __init__(self, fetcher: Fetcher, concurrency: int) -> None:
         self._fetcher = fetcher
-        self._has = has
         self._concurrency = concurrency
         self._jobs: dict[str, WarmJob] = {}
         self._by_ref: dict[str, str] = {}
@@ -137,7 +136,7 @@ class Warmer:
     def _next_batch(self, rows: Iterator[Item]) -> list[tuple[Item, bool]]:
         batch = []
         for item in rows:
-            batch.append((item, self._has(item[2])))
+            batch.append((item, self._fetcher.has(item[2])))
             if len(batch) == _BATCH:
                 break
         return batch
@@ -168,7 +167,7 @@ class Warmer:
         job.files_done += number == 0
 
     def _missing_bytes(self, manifest: Manifest) -> int:
-        return sum(block_length(ref.size_bytes, n) for ref, n, id in _blocks(manifest) if not self._has(id))
+        return sum(block_length(ref.size_bytes, n) for ref, n, id in _blocks(manifest) if not self._fetcher.has(id))
 
 
 def _blocks(manifest: Manifest) -> Iterator[Item]:

@@ -18,7 +18,7 @@ from datacache.core.counters import (
     RAM_HITS,
     SSD_HIT_BYTES,
     SSD_HITS,
-    Counters,
+    counters_of,
 )
 from datacache.core.errors import DaemonError, StoreAccessError
 from datacache.core.objects import BLOCK_BYTES, ObjectId, ObjectRef, block_id
@@ -56,7 +56,7 @@ class NodeBlocks:
         self._client = client
         self._dataset, self._snapshot = dataset, snapshot
         self._local = LocalBlocks(settings.home, settings.ram_dir)
-        self._counters = Counters(paths.counters_dir(settings.home))
+        self._counters = counters_of(paths.counters_dir(settings.home))
         self._warned = False
 
     def read_here(self, obj: ObjectId, number: int, start: int, stop: int) -> memoryview | None:

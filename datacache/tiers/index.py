@@ -15,6 +15,7 @@ from pathlib import Path
 import lmdb
 
 from datacache.core.errors import CacheError
+from datacache.core.objects import BlockId
 
 MAP_BYTES = 64 * 2**30  # address space only; the file is as large as what is in it
 TIER_NAMES = ("ram", "ssd")
@@ -43,6 +44,7 @@ class Index:
                 mode=0o600,
             )
             self.blocks = {tier: self.env.open_db(tier.encode(), create=writable) for tier in TIER_NAMES}
+            self._ram, self._ssd = (self.blocks[tier] for tier in TIER_NAMES)
             self.meta = self.env.open_db(b"meta", create=writable)
             self._fd = os.open(folder / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
         except (lmdb.Error, OSError) as exc:
@@ -50,6 +52,17 @@ class Index:
         status = os.fstat(self._fd)
         self._inode = (status.st_dev, status.st_ino)
         self._seen_bytes = status.st_size
+
+    def find(self, block: BlockId) -> list[tuple[int, bytes]]:
+        """The numbers of the tiers that have a block, fastest first, with its index value in each."""
+        txn = self.env.begin()
+        try:
+            ram, ssd = txn.get(block, db=self._ram), txn.get(block, db=self._ssd)
+        finally:
+            txn.abort()
+        if ram is None:
+            return [(1, ssd)] if ssd is not None else []
+        return [(0, ram), (1, ssd)] if ssd is not None else [(0, ram)]
 
     def whole(self) -> bool:
         """Whether the file is at least as long as it was: reading a torn one through a mapping would be fatal."""

@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 OBJECT_FILE = 1 << 31
 """Set in the id of a container that is an object file. Ids are never used twice, so a stale one finds nothing."""
 
-_LOCATION = struct.Struct("<IQI")
+LOCATION = struct.Struct("<IQI")
 _SUM = struct.Struct("<Q")
 RECORD = struct.Struct("<4s20sII")
 RECORD_MAGIC = b"DCB1"
@@ -44,16 +44,16 @@ class Location(NamedTuple):
 
 def pack_location(location: Location) -> bytes:
     """The index value of a location."""
-    return _LOCATION.pack(location.container, location.offset, location.length) + location.sums
+    return LOCATION.pack(location.container, location.offset, location.length) + location.sums
 
 
 def unpack_location(value: bytes | memoryview) -> Location:
     """The location of an index value; `ValueError` if it cannot be one."""
     try:
-        container, offset, length = _LOCATION.unpack_from(value)
+        container, offset, length = LOCATION.unpack_from(value)
     except struct.error as exc:
         raise ValueError("an index value is too short") from exc
-    sums = bytes(value[_LOCATION.size :])
+    sums = bytes(value[LOCATION.size :])
     if len(sums) != 8 * granules(length):
         raise ValueError("an index value has the wrong number of checksums")
     return Location(container, offset, length, sums)

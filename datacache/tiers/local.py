@@ -11,16 +11,18 @@ import logging
 import mmap
 import os
 import resource
+import struct
 from pathlib import Path
 
 import lmdb
 
+from datacache.core.concurrency import PerProcess
 from datacache.core.errors import CacheError
 from datacache.core.objects import BlockId
 from datacache.tiers import layout
 from datacache.tiers.access import AccessTable
 from datacache.tiers.index import Index, open_index
-from datacache.tiers.layout import Location, container_name, intact, unpack_location
+from datacache.tiers.layout import LOCATION, Location, container_name, intact, unpack_location
 
 log = logging.getLogger(__name__)
 _MAX_MAPS = 512
@@ -54,34 +56,35 @@ class LocalTier:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_maps = max(16, min(_MAX_MAPS, limit // 8))
 
-    def view(self, location: Location, start: int, stop: int) -> memoryview | None:
-        """Verified bytes `start:stop` of the block at a location, without a copy; None if they are not there intact.
+    def view(self, value: bytes, start: int, stop: int) -> memoryview | None:
+        """Verified bytes `start:stop` of the block an index value locates, no copy; None if not there intact.
 
         The view stays readable when its region is evicted meanwhile. Do not keep it for long: it keeps the region's
         disk space."""
-        mapped = self._maps.get(location.container)
+        try:
+            container, offset, length = LOCATION.unpack_from(value)
+        except struct.error:
+            return None
+        mapped = self._maps.get(container)
         if mapped is None:
-            mapped = self._open(location.container)
+            mapped = self._open(container)
             if mapped is None:
                 return None
         # Touching a mapping behind the end of its file is fatal (SIGBUS), so its size is looked at every time.
-        end = location.offset + location.length
-        if end > mapped.bytes or os.fstat(mapped.fd).st_size < end:
-            log.warning("container %s/%s is truncated", self._folder, container_name(location.container))
-            self._maps.pop(location.container, None)
+        end = offset + length
+        if os.fstat(mapped.fd).st_size < end or mapped.bytes < end or stop > length:
+            log.warning("container %s/%s is truncated", self._folder, container_name(container))
+            self._maps.pop(container, None)
             return None
-        block = mapped.view[location.offset : end]
-        if not intact(block, location.sums, start, stop):
+        block = mapped.view[offset:end]
+        if not intact(block, value[LOCATION.size :], start, stop):
             log.warning(
-                "a block in %s/%s at %d does not have its checksum",
-                self._folder,
-                container_name(location.container),
-                location.offset,
+                "a block in %s/%s at %d does not have its checksum", self._folder, container_name(container), offset
             )
             return None
         if self._access is not None:
-            self._access.touch(location.container)
-        return block[start:stop]
+            self._access.touch(container)
+        return block if stop - start == length else block[start:stop]
 
     def drop_pages(self, location: Location) -> None:
         """The kernel keeps these bytes elsewhere (as a mount's pages): let go of the container's own."""
@@ -117,8 +120,7 @@ class LocalBlocks:
 
     def __init__(self, home: Path, ram_dir: Path) -> None:
         self._home = home
-        self._index: Index | None = None
-        self._index_pid = 0
+        self._index: PerProcess[list[Index]] = PerProcess(list)  # at most one: empty until there is an index
         try:
             access = AccessTable(layout.cache_dir(home) / "access.bin")
         except OSError:  # no cache yet, or not ours to write: eviction knows less, reading goes on
@@ -130,58 +132,44 @@ class LocalBlocks:
 
     def view(self, block: BlockId, start: int, stop: int) -> tuple[memoryview, int] | None:
         """Verified bytes `start:stop` of a block and the number of the tier that had them; None for a miss."""
-        index = self._index
-        if index is None or self._index_pid != os.getpid():
-            index = self._open_index()
-            if index is None:
-                return None
-        for number, tier in enumerate(self.tiers):
-            location = self._lookup(index, tier.name, block)
-            if location is not None:
-                view = tier.view(location, start, stop)
-                if view is not None:
-                    return view, number
+        for number, value in self._values(block):
+            view = self.tiers[number].view(value, start, stop)
+            if view is not None:
+                return view, number
         return None
 
     def locate(self, block: BlockId) -> tuple[LocalTier, Location] | None:
         """The fastest tier that has a block by the index, bytes unseen."""
-        index = self._index
-        if index is None or self._index_pid != os.getpid():
-            index = self._open_index()
-        if index is not None:
-            for tier in self.tiers:
-                location = self._lookup(index, tier.name, block)
-                if location is not None:
-                    return tier, location
+        for number, value in self._values(block):
+            try:
+                return self.tiers[number], unpack_location(value)
+            except ValueError as exc:
+                log.warning("the index of %s: %s", self._home, exc)
         return None
 
     def refresh(self) -> None:
         """Look again whether there is an index, and whether it is still the one in use. Called after a miss."""
-        index = self._index
-        if index is None or not index.current():
-            self._open_index()
+        held = self._index.get()
+        if held and not held[0].current():
+            held.clear()
         for tier in self.tiers:
             tier.drop_evicted()
 
-    def _lookup(self, index: Index, tier: str, block: BlockId) -> Location | None:
+    def _values(self, block: BlockId) -> list[tuple[int, bytes]]:
+        """The index values of a block, by tier."""
+        held = self._index.get()
         try:
+            if not held:
+                held.append(open_index(layout.index_dir(self._home)))
+            index = held[0]
             if not index.whole():
                 log.warning("the index %s is truncated", index.folder)
-                self._index = None
-                return None
-            with index.env.begin(buffers=True) as txn:
-                value = txn.get(block, db=index.blocks[tier])
-                return None if value is None else unpack_location(value)
-        except (lmdb.Error, OSError, ValueError) as exc:
-            log.warning("the index %s cannot be read: %s", index.folder, exc)
-            self._index = None
-            return None
-
-    def _open_index(self) -> Index | None:
-        try:
-            index = open_index(layout.index_dir(self._home))
-        except CacheError as exc:
+                held.clear()
+                return []
+            return index.find(block)
+        except CacheError as exc:  # before the daemon's first start there is none
             log.debug("%s", exc)
-            return None
-        self._index, self._index_pid = index, os.getpid()
-        return index
+        except (lmdb.Error, OSError, IndexError) as exc:
+            log.warning("the index of %s cannot be read: %s", self._home, exc)
+            held.clear()
+        return []
