@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 from benchmarks.harness import OBJECT_BYTES, Table, Workspace, make_files, parser, ratio, timed
@@ -21,11 +22,11 @@ def read_open(path: str) -> bytes:
         return file.read()
 
 
-def read_os_open(path: str) -> bytes:
+def read_os_open(path: str, size_bytes: int) -> bytes:
     """The three system calls and nothing else."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        return os.read(fd, 2**22)
+        return os.read(fd, size_bytes)
     finally:
         os.close(fd)
 
@@ -52,7 +53,7 @@ def main() -> None:
                 ways: dict[str, tuple[Callable[[str], bytes], str]] = {
                     "snap.read": (snap.read, ""),
                     "open().read()": (read_open, f"{folder}/"),
-                    "os.open/read/close": (read_os_open, f"{folder}/"),
+                    "os.open/read/close": (partial(read_os_open, size_bytes=args.size), f"{folder}/"),
                 }
                 for name in names[:100]:
                     if snap.read(name) != read_open(f"{folder}/{name}"):
