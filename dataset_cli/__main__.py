@@ -1,0 +1,7 @@
+"""`python -m dataset_cli` is `dsctl`."""
+
+from __future__ import annotations
+
+from dataset_cli.main import main
+
+main()

@@ -1,0 +1,245 @@
+"""`dsctl demo`: the whole way from a bucket to a training epoch, on a data set it draws itself.
+
+It draws masked and bare faces into a bucket (a folder), snapshots it, mounts the snapshot, reads two epochs,
+and compares every byte with the bucket. It has a home of its own in the demo's folder, so nothing of the
+user's is touched, and cleans up whatever happens; with `--keep`, folder and snapshot stay and can be looked
+at.
+
+With `--json`: `{"ok", "snapshot", "mounted", "epochs": [{"files", "bytes", "seconds", "files_per_s"}],
+"tiers", "compared_files", "home", "bucket", "kept"}`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from dataset_cli.app import App, json_option, pass_app
+from dataset_cli.commands.snapshot import as_json
+from dataset_cli.output import format_bytes
+
+if TYPE_CHECKING:
+    from datacache.settings import Settings
+
+_NAME, _TAG = "mask", "v1"
+_SSD_BYTES, _RAM_BYTES = 10**9, 64 * 2**20
+
+
+class Epoch(NamedTuple):
+    """One reading of all files, in an order of its own."""
+
+    files: int
+    bytes: int
+    seconds: float
+    files_per_s: float
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where (default: a new folder in /tmp).",
+)
+@click.option("--keep", is_flag=True, help="Leave the folder with bucket and home to look at.")
+@click.option(
+    "--count", type=click.IntRange(1, 100_000), default=200, show_default=True, help="Images to draw."
+)
+@json_option
+@pass_app
+def demo(app: App, directory: Path | None, keep: bool, count: int) -> None:
+    """Try everything on a small drawn dataset.
+
+    Snapshots it, mounts it, reads two epochs, compares every byte, and cleans up.
+    """
+    from datacache import api
+    from datacache.core.errors import MountError
+    from datacache.tiers.layout import ram_tier_dir
+
+    with ExitStack() as cleanup:
+        folder = _folder(directory, keep, cleanup)
+        bucket = folder / "bucket"
+        settings = _own_settings(app.settings, folder)
+        _draw(app, bucket, count)
+        record = api.create_snapshot(_NAME, bucket.as_uri(), settings=settings, tags=[_TAG], move_tags=True)
+        size = format_bytes(record.total_bytes)
+        app.out.line(f"snapshot  {_NAME}@{_TAG} is {record.ref}: {record.files:,} files, {size}")
+        if not keep:
+            cleanup.callback(shutil.rmtree, ram_tier_dir(settings.home, settings.ram_dir), ignore_errors=True)
+        cleanup.callback(_stop_daemon, settings)
+        paths = _paths(record.ref, settings)
+        try:
+            read = cleanup.enter_context(_mounted(app, record.ref, folder / "mnt", settings))
+            mounted = True
+        except MountError as exc:
+            app.out.warning(f"nothing can be mounted here ({exc.message}); reading through Python instead")
+            snapshot = cleanup.enter_context(api.open_snapshot(record.ref, settings))
+            read, mounted = snapshot.read, False
+        epochs = [_epoch(app, number, paths, read, bucket) for number in (1, 2)]
+        app.out.line(f"compared  every byte of {len(paths):,} files with the bucket: equal")
+        cache = api.connect(settings).cache_status()
+        for tier in cache["tiers"]:
+            app.out.line(
+                f"tier      {tier['name']}: {format_bytes(tier['used_bytes'])} in {tier['blocks']:,} blocks"
+            )
+        with _catalog(settings) as catalog:
+            shown = as_json(record, catalog.dataset(_NAME))
+    app.out.result(
+        {
+            "ok": True,
+            "snapshot": shown,
+            "mounted": mounted,
+            "epochs": [epoch._asdict() for epoch in epochs],
+            "tiers": cache["tiers"],
+            "compared_files": len(paths),
+            "home": str(settings.home),
+            "bucket": str(bucket),
+            "kept": keep,
+        }
+    )
+    _say_what_next(app, folder, settings, keep)
+
+
+def _folder(directory: Path | None, keep: bool, cleanup: ExitStack) -> Path:
+    """The demo's folder, which is removed at the end unless it is to stay or was there before."""
+    from datacache.core.errors import UsageError
+
+    if directory is None:
+        folder = Path(tempfile.mkdtemp(prefix="datacache-demo-"))
+    else:
+        folder = directory.absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise UsageError(
+                f"{folder} cannot be made: {exc.strerror}", hint="Choose another --dir."
+            ) from exc
+        if any(folder.iterdir()) and not (folder / "bucket" / "JPEGImages").is_dir():
+            raise UsageError(f"{folder} is not empty", hint="Choose an empty or a new --dir.")
+    if not keep:
+        for name in ("bucket", "home"):
+            cleanup.callback(shutil.rmtree, folder / name, ignore_errors=True)
+        if directory is None:
+            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _own_settings(settings: Settings, folder: Path) -> Settings:
+    home = folder / "home"
+    return replace(
+        settings,
+        home=home,
+        catalog=f"sqlite:///{home / 'catalog.db'}",
+        ssd_bytes=min(settings.ssd_bytes, _SSD_BYTES),
+        ram_bytes=min(settings.ram_bytes, _RAM_BYTES),
+        stores=(),
+    )
+
+
+def _draw(app: App, bucket: Path, count: int) -> None:
+    from datacache.core.errors import UsageError
+
+    try:
+        from datacache.testing.faces import draw_faces
+    except ImportError as exc:
+        raise UsageError("the demo draws with Pillow, which is missing", hint="pip install pillow") from exc
+    shutil.rmtree(bucket, ignore_errors=True)
+    with app.out.progress(f"drawing {count:,} images"):
+        faces = draw_faces(bucket, count=count)
+    kinds = f"{faces.masked:,} faces with a mask, {faces.bare:,} without"
+    app.out.line(f"bucket    {bucket}: {faces.images:,} images, {kinds}")
+
+
+def _paths(ref: str, settings: Settings) -> list[str]:
+    from datacache import api
+
+    with api.open_snapshot(ref, settings) as snapshot:
+        return snapshot.paths()
+
+
+@contextmanager
+def _mounted(app: App, ref: str, mountpoint: Path, settings: Settings) -> Iterator[Callable[[str], bytes]]:
+    """Mount; what reads a file there."""
+    from fuse_mount import mount_snapshot, unmount
+
+    mountpoint.mkdir(exist_ok=True)
+    try:
+        info = mount_snapshot(ref, mountpoint, settings=settings)
+        try:
+            app.out.line(f"mount     {mountpoint}, served by {len(info.workers)} worker(s)")
+            yield lambda path: (mountpoint / path).read_bytes()
+        finally:
+            unmount(mountpoint, settings=settings)
+    finally:
+        mountpoint.rmdir()
+
+
+def _epoch(app: App, number: int, paths: list[str], read: Callable[[str], bytes], bucket: Path) -> Epoch:
+    """Read all files in a random order against the clock, then compare them with the bucket."""
+    from datacache.core.errors import CacheError
+
+    order = random.Random(number).sample(paths, len(paths))
+    with app.out.progress(f"epoch {number}") as bar:
+        begun = time.perf_counter()
+        got = []
+        for done, path in enumerate(order):
+            got.append(read(path))
+            bar.update(f"epoch {number}", done + 1, len(order))
+        seconds = time.perf_counter() - begun
+    for path, data in zip(order, got, strict=True):
+        if data != (bucket / path).read_bytes():
+            raise CacheError(f"{path} differs from the bucket", hint="This is a defect. Please report it.")
+    epoch = Epoch(len(order), sum(map(len, got)), seconds, len(order) / seconds)
+    kind = "from the bucket" if number == 1 else "from this node"
+    app.out.line(f"epoch {number}   {epoch.files_per_s:>9,.0f} files/s ({kind}, {format_bytes(epoch.bytes)})")
+    return epoch
+
+
+def _stop_daemon(settings: Settings) -> None:
+    from datacache import api
+    from datacache.core.errors import DaemonError
+
+    client = api.running_daemon(settings)
+    if client is not None:
+        try:
+            client.stop()
+        except DaemonError:
+            return  # gone already
+
+
+@contextmanager
+def _catalog(settings: Settings) -> Iterator[Any]:
+    """The demo's own catalog."""
+    from datacache import api
+
+    catalog = api.open_catalog(settings)
+    try:
+        yield catalog
+    finally:
+        catalog.close()
+
+
+def _say_what_next(app: App, folder: Path, settings: Settings, keep: bool) -> None:
+    app.out.line()
+    if keep:
+        app.out.line(f"All of it is in {folder}. Try next:")
+        app.out.line(f"  export DATACACHE_HOME={settings.home}")
+        if os.environ.get("DATACACHE_CATALOG"):
+            app.out.line("  unset DATACACHE_CATALOG")
+        app.out.line(f"  dsctl snapshot show {_NAME}@{_TAG} --files")
+        app.out.line(f"  mkdir -p /tmp/mask && dsctl mount {_NAME}@{_TAG} /tmp/mask && ls /tmp/mask")
+        return
+    app.out.line("Everything is cleaned up. Try next, with your own data:")
+    app.out.line("  dsctl snapshot create faces --from s3://BUCKET/PREFIX --tag v1")
+    app.out.line("  dsctl mount faces@v1 DIR")
+    app.out.line("or keep the demo's to play with: dsctl demo --keep")

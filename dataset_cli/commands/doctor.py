@@ -1,0 +1,254 @@
+"""`dsctl doctor`: can this node do what the settings ask for, and if not, what to do.
+
+With `--json`: `{"ok", "checks": [{"name", "state", "message", "hint"}]}`, where a state is `ok`, `warn`
+(works, but not fully) or `fail`. Exit code 1 if a check fails. It changes nothing but a probe file in the
+home, which it removes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from dataset_cli.app import App, json_option, pass_app
+from dataset_cli.output import format_bytes, printable
+
+if TYPE_CHECKING:
+    from datacache.catalog.base import Catalog
+    from datacache.settings import Settings
+
+_RESEND_SINCE = (6, 9)
+_NEEDED_SINCE = (5, 1)
+_FILES_WANTED = 4096
+_STORES_ASKED = 5
+
+
+class Check(NamedTuple):
+    """What one check found."""
+
+    name: str
+    state: str
+    message: str
+    hint: str = ""
+
+
+@click.command()
+@json_option
+@pass_app
+def doctor(app: App) -> None:
+    """Check that this node can do what the settings ask for.
+
+    Each line is ok, warn or fail, and says what to do.
+    """
+    checks: list[Check] = []
+    width = 12
+    for check in _checks(app):
+        checks.append(check)
+        app.out.line(f"{check.state:5} {check.name:{width}} {printable(check.message)}")
+        if check.hint and check.state != "ok":
+            app.out.line(f"{'':5} {'':{width}} → {printable(check.hint)}")
+    failed = sum(check.state == "fail" for check in checks)
+    warned = sum(check.state == "warn" for check in checks)
+    app.out.result({"ok": not failed, "checks": [check._asdict() for check in checks]})
+    app.out.line()
+    app.out.line(f"{len(checks) - failed - warned} ok, {warned} to look at, {failed} failed")
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _checks(app: App) -> Iterator[Check]:
+    yield _fuse_device()
+    yield _fusermount()
+    yield kernel(os.uname().release)
+    yield _open_files()
+    settings = app.settings
+    yield home(settings)
+    yield ram(settings)
+    yield from _catalog_and_stores(app)
+    yield _daemon(settings)
+
+
+def _fuse_device() -> Check:
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        hint = "modprobe fuse; in a container, give it the device: docker run --device /dev/fuse …"
+        return Check("FUSE", "fail", "there is no /dev/fuse: nothing can be mounted", hint)
+    except OSError as exc:
+        hint = "As root: chmod 666 /dev/fuse. In a container, the device must be allowed to it."
+        return Check("FUSE", "fail", f"/dev/fuse cannot be opened: {exc.strerror}", hint)
+    return Check("FUSE", "ok", "/dev/fuse can be used")
+
+
+def _fusermount() -> Check:
+    found = shutil.which("fusermount3")
+    if found:
+        return Check("fusermount3", "ok", found)
+    if os.geteuid() == 0:
+        return Check("fusermount3", "ok", "not installed, and not needed as root")
+    return Check(
+        "fusermount3",
+        "fail",
+        "not installed: you cannot mount",
+        "Install the package fuse3, or mount as root.",
+    )
+
+
+def kernel(release: str) -> Check:
+    """What a kernel of this release can do for mounts."""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    version = (int(match[1]), int(match[2])) if match else (0, 0)
+    if version >= _RESEND_SINCE:
+        return Check("kernel", "ok", f"{release}: a mount survives its workers")
+    if version >= _NEEDED_SINCE:
+        return Check(
+            "kernel",
+            "warn",
+            f"{release}: mounts work; reads in flight fail once when a worker is killed",
+            "Linux 6.9 or newer sends them again instead.",
+        )
+    return Check(
+        "kernel", "fail", f"{release} is too old for our mounts", "Use Linux 5.1 or newer, best 6.9."
+    )
+
+
+def _open_files() -> Check:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < _FILES_WANTED:
+        return Check(
+            "open files",
+            "warn",
+            f"at most {hard:,}",
+            f"Raise it (ulimit -Hn {_FILES_WANTED}, or LimitNOFILE=).",
+        )
+    limit = "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard:,}"
+    return Check("open files", "ok", f"{limit} (now {soft:,}; the daemon raises it)")
+
+
+def home(settings: Settings) -> Check:
+    """Whether the home can be written and its disk holds the SSD tier."""
+    folder = settings.home
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="doctor-") as probe:
+            probe.write(b"x" * 4096)
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as exc:
+        hint = "Set DATACACHE_HOME to a folder on a local disk you can write to."
+        return Check("home", "fail", f"{folder} cannot be written: {exc.strerror}", hint)
+    used = _size_of(folder / "cache" / "ssd")
+    free = shutil.disk_usage(folder).free
+    room = f"{folder}: {format_bytes(free)} free"
+    if free + used < settings.ssd_bytes:
+        return Check(
+            "home",
+            "warn",
+            f"{room}, {format_bytes(used)} cached; the limit is {format_bytes(settings.ssd_bytes)}",
+            "The disk is full before the cache is: free some, or lower DATACACHE_SSD_BYTES.",
+        )
+    return Check("home", "ok", f"{room}, {format_bytes(settings.ssd_bytes)} for the cache")
+
+
+def ram(settings: Settings) -> Check:
+    """Whether the RAM tier has room."""
+    folder = settings.ram_dir
+    if not os.access(folder, os.W_OK | os.X_OK):
+        hint = "Set DATACACHE_RAM_DIR to a tmpfs you can write to."
+        return Check("memory", "fail", f"{folder} cannot be written", hint)
+    used = sum(_size_of(tier) for tier in folder.glob(f"datacache-{os.getuid()}-*"))
+    free = shutil.disk_usage(folder).free
+    wanted = format_bytes(settings.ram_bytes)
+    if free + used < settings.ram_bytes:
+        return Check(
+            "memory",
+            "warn",
+            f"{folder} has {format_bytes(free)} free, the RAM tier may take {wanted}",
+            "Lower DATACACHE_RAM_BYTES, or give it more (docker --shm-size, an emptyDir of medium Memory)",
+        )
+    return Check("memory", "ok", f"{folder} has {format_bytes(free)} free, the RAM tier may take {wanted}")
+
+
+def _catalog_and_stores(app: App) -> Iterator[Check]:
+    from datacache.core.errors import DatacacheError
+
+    origins: dict[str, None] = {store.url: None for store in app.settings.stores}
+    try:
+        with app.catalog() as catalog:
+            found = catalog.datasets()
+            yield Check("catalog", "ok", f"{catalog.url}: {len(found)} dataset(s)")
+            origins |= dict.fromkeys(_latest_origins(catalog, [d.name for d in found[:50]]))
+    except DatacacheError as exc:
+        yield Check("catalog", "fail", exc.message, exc.hint)
+    seen: set[str] = set()
+    for url in origins:
+        check = _store(app.settings, url, seen)
+        if check is not None:
+            yield check
+        if len(seen) >= _STORES_ASKED:
+            break
+
+
+def _latest_origins(catalog: Catalog, names: list[str]) -> Iterator[str]:
+    for name in names:
+        dataset = catalog.dataset(name)
+        record = catalog.snapshot(name, dataset.latest) if dataset else None
+        if record is not None:
+            yield record.origin
+
+
+def _store(settings: Settings, url: str, seen: set[str]) -> Check | None:
+    """One page of a listing says whether a store is there and lets us in."""
+    from datacache.core.errors import DatacacheError
+    from datacache.store.open import open_backend
+    from datacache.store.urls import split_url
+
+    try:
+        store_url, prefix = split_url(url)
+        if store_url in seen:
+            return None
+        seen.add(store_url)
+        store = open_backend(store_url, settings)
+        try:
+            page: list[object] = next(iter(store.list(prefix)), [])  # type: ignore[arg-type]
+        finally:
+            store.close()
+    except DatacacheError as exc:
+        return Check("store", "fail", exc.message, exc.hint)
+    return Check("store", "ok", f"{url} can be listed" if page else f"{url} can be listed; it is empty")
+
+
+def _daemon(settings: Settings) -> Check:
+    from datacache import api
+    from datacache.core.errors import DatacacheError
+
+    try:
+        client = api.running_daemon(settings)
+        if client is None:
+            return Check("daemon", "ok", "not running; it starts when it is needed")
+        health = client.health()
+    except DatacacheError as exc:
+        return Check("daemon", "fail", exc.message, exc.hint)
+    if health["problems"]:
+        return Check("daemon", "warn", "; ".join(health["problems"]), "See: dsctl cache status")
+    return Check("daemon", "ok", f"running (pid {health['pid']})")
+
+
+def _size_of(folder: Path) -> int:
+    size: Callable[[Path], int] = lambda path: path.stat().st_blocks * 512  # noqa: E731
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += size(path)
+        except OSError:
+            continue  # evicted meanwhile
+    return total

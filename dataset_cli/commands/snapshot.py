@@ -1,0 +1,242 @@
+"""`dsctl snapshot`: make, list, show, tag and remove snapshots.
+
+With `--json` a snapshot is `{"name", "id", "ref", "files", "bytes", "tags", "created_at", "origin",
+"message", "parent", "warnings"}`; `list` prints an array of them, `show --files` adds `"entries"`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
+from dataset_cli.output import format_bytes, format_time, printable
+
+if TYPE_CHECKING:
+    from datacache.manifest.model import DatasetRecord, SnapshotRecord
+
+
+@click.group()
+def snapshot() -> None:
+    """Make, list, show, tag and remove snapshots."""
+
+
+def as_json(record: SnapshotRecord, dataset: DatasetRecord | None) -> dict[str, Any]:
+    """The JSON shape of a snapshot."""
+    return {
+        "name": record.dataset,
+        "id": record.id,
+        "ref": record.ref,
+        "files": record.files,
+        "bytes": record.total_bytes,
+        "tags": _tags(record, dataset),
+        "created_at": record.created_at,
+        "origin": record.origin,
+        "message": record.message,
+        "parent": record.parent,
+        "warnings": list(record.warnings),
+    }
+
+
+def _tags(record: SnapshotRecord, dataset: DatasetRecord | None) -> list[str]:
+    return sorted(tag for tag, id in dataset.tags.items() if id == record.id) if dataset else []
+
+
+@snapshot.command()
+@click.argument("name", type=DatasetName())
+@click.option(
+    "--from", "url", required=True, metavar="URL", help="s3://bucket/prefix, a folder, any fsspec URL."
+)
+@click.option("--tag", "tags", multiple=True, help="Tag it; may be given several times.")
+@click.option("--move-tags", is_flag=True, help="Move tags that name another snapshot.")
+@click.option("--message", "-m", default="", help="A line on why it was made.")
+@click.option("--pin", is_flag=True, help="Keep what this node caches of it.")
+@json_option
+@pass_app
+def create(
+    app: App, *, name: str, url: str, tags: tuple[str, ...], move_tags: bool, message: str, pin: bool
+) -> None:
+    """Give all that lies under URL a name and a version.
+
+    Nothing is copied. An unchanged URL gives the same snapshot again.
+    """
+    from datacache import api
+
+    with app.out.progress(f"listing {url}") as bar:
+        record = api.create_snapshot(
+            name,
+            url,
+            settings=app.settings,
+            tags=tags,
+            move_tags=move_tags,
+            message=message,
+            progress=lambda files, size: bar.update(f"{files:,} objects, {format_bytes(size)}"),
+        )
+    with app.catalog() as catalog:
+        dataset = catalog.dataset(name)
+    for warning in record.warnings:
+        app.out.warning(warning)
+    if pin:
+        api.connect(app.settings).pin(record.ref)
+    tagged = ", ".join(_tags(record, dataset))
+    app.out.result(
+        as_json(record, dataset),
+        f"{record.ref}  {record.files:,} files, {format_bytes(record.total_bytes)}"
+        + (f"  tags: {tagged}" if tagged else ""),
+    )
+
+
+@snapshot.command("list")
+@click.argument("name", type=DatasetName(), required=False)
+@json_option
+@pass_app
+def list_(app: App, name: str | None) -> None:
+    """List the snapshots of a dataset, or of all."""
+    from datacache.catalog.refs import resolve
+
+    with app.catalog() as catalog:
+        if name is None:
+            datasets = catalog.datasets()
+        else:
+            found = catalog.dataset(name)
+            if found is None:
+                resolve(catalog, name)  # raises, saying what there is
+            datasets = [found] if found else []
+        rows = [(dataset, record) for dataset in datasets for record in catalog.snapshots(dataset.name)]
+    app.out.result([as_json(record, dataset) for dataset, record in rows])
+    if not rows:
+        app.out.line("There are no snapshots yet. Make one: dsctl snapshot create NAME --from URL")
+        return
+    app.out.table(
+        ["REF", "TAGS", "FILES", "SIZE", "CREATED (UTC)", "ORIGIN", "MESSAGE"],
+        [
+            [
+                record.ref,
+                ", ".join(_tags(record, dataset) + (["latest"] if dataset.latest == record.id else [])),
+                f"{record.files:,}",
+                format_bytes(record.total_bytes),
+                format_time(record.created_at),
+                record.origin,
+                record.message,
+            ]
+            for dataset, record in rows
+        ],
+        right=(2, 3),
+    )
+
+
+@snapshot.command()
+@click.argument("ref", type=SnapshotRef())
+@click.option("--files", "with_files", is_flag=True, help="List its files, too.")
+@json_option
+@pass_app
+def show(app: App, ref: str, with_files: bool) -> None:
+    """Show one snapshot."""
+    from datacache.catalog.refs import resolve
+
+    with app.catalog() as catalog:
+        record = resolve(catalog, ref)
+        dataset = catalog.dataset(record.dataset)
+    value = as_json(record, dataset)
+    if with_files and app.out.json:
+        value["entries"] = list(_entries(app, record))
+    app.out.result(value)
+    if app.out.json:
+        return
+    tags = value["tags"] + (["latest"] if dataset and dataset.latest == record.id else [])
+    for label, text in {
+        "snapshot": f"{record.dataset}@{record.id}",
+        "tags": ", ".join(tags),
+        "files": f"{record.files:,}",
+        "size": f"{format_bytes(record.total_bytes)} ({record.total_bytes:,} bytes)",
+        "created": f"{format_time(record.created_at)} UTC",
+        "origin": record.origin,
+        "message": record.message,
+        "parent": record.parent or "",
+    }.items():
+        if text:
+            app.out.line(f"{label + ':':10}{printable(text)}")
+    for warning in record.warnings:
+        app.out.line(f"{'warning:':10}{printable(warning)}")
+    if with_files:
+        app.out.line()
+        for entry in _entries(app, record):
+            app.out.line(f"{entry['bytes']:>14,}  {printable(entry['path'])}")
+
+
+def _entries(app: App, record: SnapshotRecord) -> Any:
+    from datacache import api
+
+    with api.open_snapshot(f"{record.dataset}@{record.id}", app.settings) as opened:
+        for entry in opened.manifest.entries():
+            if not entry.path.endswith(b"/"):
+                path = entry.path.decode("utf-8", "surrogateescape")
+                yield {
+                    "path": path,
+                    "bytes": entry.size_bytes,
+                    "mtime_ns": entry.mtime_ns,
+                    "etag": entry.etag,
+                }
+
+
+@snapshot.command()
+@click.argument("ref", type=SnapshotRef())
+@click.argument("tag")
+@click.option("--move", is_flag=True, help="Move the tag if it names another snapshot.")
+@json_option
+@pass_app
+def tag(app: App, ref: str, tag: str, move: bool) -> None:
+    """Give a snapshot one more name."""
+    from datacache.catalog.refs import check_tag, resolve
+
+    check_tag(tag)
+    with app.catalog() as catalog:
+        record = resolve(catalog, ref)
+        catalog.set_tag(record.dataset, tag, record.id, move=move)
+        value = as_json(record, catalog.dataset(record.dataset))
+    app.out.result(value, f"{record.dataset}@{tag} is {record.ref}")
+
+
+@snapshot.command()
+@click.argument("name", type=DatasetName())
+@click.argument("tag")
+@json_option
+@pass_app
+def untag(app: App, name: str, tag: str) -> None:
+    """Remove a tag; the snapshot stays."""
+    from datacache.core.errors import SnapshotNotFoundError
+
+    with app.catalog() as catalog:
+        if not catalog.remove_tag(name, tag):
+            raise SnapshotNotFoundError(
+                f"{name} has no tag {tag!r}", ref=f"{name}@{tag}", hint=f"See: dsctl snapshot list {name}"
+            )
+    app.out.result({"name": name, "removed_tag": tag}, f"removed the tag {name}@{tag}")
+
+
+@snapshot.command()
+@click.argument("ref", type=SnapshotRef())
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@json_option
+@pass_app
+def rm(app: App, ref: str, yes: bool) -> None:
+    """Forget a snapshot and the tags that name it. The objects in the bucket are not touched."""
+    from datacache.catalog.refs import resolve
+    from datacache.core.errors import UsageError
+
+    if "@" not in ref:
+        raise UsageError(
+            f"which snapshot of {ref}?", hint=f"Write {ref}@latest, or see: dsctl snapshot list {ref}"
+        )
+    with app.catalog() as catalog:
+        record = resolve(catalog, ref)
+        value = as_json(record, catalog.dataset(record.dataset))
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError("removing a snapshot must be confirmed", hint="Add --yes.")
+            tags = f" and its tags {', '.join(value['tags'])}" if value["tags"] else ""
+            click.confirm(f"Forget {record.ref} ({record.files:,} files){tags}?", abort=True, err=True)
+        catalog.remove_snapshot(record.dataset, record.id)
+    app.out.result(value, f"removed {record.ref}")

@@ -1,0 +1,138 @@
+"""The entry point `dsctl`: the table of commands, the table of exit codes, and what every failure looks like.
+
+Exit codes: 0 done, 1 the thing asked for failed, 2 wrong usage, 130 interrupted, 141 nobody reads the output
+any more. No failure shows a traceback unless `--debug` (or `DATACACHE_DEBUG=1`) asks for it. `output` says
+what goes to stdout and stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from datacache.core.errors import DatacacheError, SettingsError, UsageError
+from dataset_cli.app import App
+
+EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (UsageError, 2),
+    (SettingsError, 2),
+    (click.UsageError, 2),
+    (click.ClickException, 1),
+    (DatacacheError, 1),
+)
+"""The first that fits counts. What is not listed is a defect of ours, and 1."""
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+COMMANDS = {
+    "snapshot": "dataset_cli.commands.snapshot:snapshot",
+    "mount": "dataset_cli.commands.mount:mount",
+    "umount": "dataset_cli.commands.mount:umount",
+    "warm": "dataset_cli.commands.warm:warm",
+    "cache": "dataset_cli.commands.cache:cache",
+    "daemon": "dataset_cli.commands.daemon:daemon",
+    "status": "dataset_cli.commands.status:status",
+    "doctor": "dataset_cli.commands.doctor:doctor",
+    "demo": "dataset_cli.commands.demo:demo",
+    "completion": "dataset_cli.completion:completion",
+}
+"""In the order `--help` shows them."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are needed."""
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        """All names, in our order."""
+        return list(COMMANDS)
+
+    def get_command(self, _context: click.Context, name: str) -> click.Command | None:
+        """The command, or None."""
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+
+def _version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from datacache import __version__
+
+        click.echo(f"dsctl {__version__}")
+        context.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+)
+@click.option("--debug", is_flag=True, help="Show what is done, and tracebacks.")
+@click.pass_obj
+def cli(app: App, debug: bool) -> None:
+    """Datasets from object storage at local-disk speed: versioned snapshots, a cache of this node, and
+    mounts.
+
+    \b
+    dsctl demo                                   try everything on a small drawn dataset
+    dsctl snapshot create mask --from s3://faces/mask --tag v1
+    dsctl mount mask@v1 /mnt/mask                a plain directory
+    """
+    app.debug = app.debug or debug
+    app.out.log_to_stderr(logging.INFO if app.debug else logging.WARNING)
+
+
+def main() -> NoReturn:
+    """Run `dsctl` with the arguments of this process, and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run `dsctl` with these arguments; the exit code."""
+    app = App()
+    app.debug = os.environ.get("DATACACHE_DEBUG", "") not in ("", "0")
+    for stream in (sys.stdout, sys.stderr):
+        # A path of a store may be no valid text: it is printed as the bytes it is.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="surrogateescape")
+    try:
+        code = cli.main(list(arguments), prog_name="dsctl", obj=app, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, click.Abort):
+        print("\ninterrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as exc:  # noqa: BLE001 - the edge: every error becomes a message and an exit code
+        return _fail(app, exc)
+
+
+def _fail(app: App, exc: Exception) -> int:
+    if isinstance(exc, BrokenPipeError) and not isinstance(exc, DatacacheError):
+        # Whatever is still buffered goes nowhere, also at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    if app.debug:
+        traceback.print_exception(exc)
+    code = next((code for kind, code in EXIT_CODES if isinstance(exc, kind)), None)
+    if code is None:
+        message = f"unexpected {type(exc).__name__}: {exc}"
+        app.out.error(type(exc).__name__, message, "This is a defect; --debug shows where. Please report it.")
+        return 1
+    if isinstance(exc, DatacacheError):
+        app.out.error(type(exc).__name__, exc.message, exc.hint)
+    elif isinstance(exc, click.ClickException):
+        context = getattr(exc, "ctx", None)
+        hint = f"See: {context.command_path} --help" if context is not None else ""
+        app.out.error("UsageError" if code == 2 else "Error", exc.format_message(), hint)
+    return code
+
+
+if __name__ == "__main__":
+    main()

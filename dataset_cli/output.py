@@ -1,0 +1,180 @@
+"""How results, warnings and errors are shown.
+
+- stdout carries the result and nothing else: text for people, or with `--json` one JSON value.
+- stderr carries the rest: `error: …` and `hint: …`, `warning: …`, the progress bar. With `--json` it is one
+  JSON object a line: `{"error": {"type", "message", "hint"}}` or `{"warning": "…"}`.
+- A progress bar is drawn only where stderr is a terminal. A table is drawn with `rich` on a terminal; in a
+  pipe it is columns of text, whole and without colour.
+
+Used by `main` and the commands; one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+
+
+def format_bytes(size_bytes: float) -> str:
+    """`1234567` → `1.2 MB`: powers of 1000, as the settings understand them."""
+    size = float(size_bytes)
+    for unit in _UNITS:
+        if abs(size) < 999.95 or unit == _UNITS[-1]:
+            return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+def format_seconds(seconds: float) -> str:
+    """`75` → `1 min 15 s`; the two largest units."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    rest = round(seconds)
+    parts = []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, rest = divmod(rest, length)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
+
+
+def format_time(stamp: str) -> str:
+    """`2026-01-31T12:00:00Z` → `2026-01-31 12:00:00`, still UTC."""
+    return stamp.replace("T", " ").removesuffix("Z")
+
+
+def printable(text: str) -> str:
+    """The text without anything a terminal would obey: control characters as `\\x1b`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else repr(c)[1:-1] for c in text)
+
+
+class Progress:
+    """A bar (or, while the total is not known, a count) that is updated in place."""
+
+    def __init__(self, bar: Any = None, task: Any = None) -> None:
+        self._bar = bar
+        self._task = task
+        self._last = 0.0
+
+    def update(self, text: str, done: float = 0, total: float | None = None) -> None:
+        """Show where things are."""
+        if self._bar is None:
+            return
+        now = time.monotonic()
+        if now - self._last >= 0.05 or done == total:
+            self._last = now
+            self._bar.update(self._task, description=text, completed=done, total=total or None)
+
+
+class Output:
+    """Prints. `json` is set by `--json`."""
+
+    def __init__(self) -> None:
+        self.json = False
+
+    def result(self, value: Any, text: str = "") -> None:
+        """The command's result: `value` with `--json`, otherwise `text`."""
+        if self.json:
+            print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
+        elif text:
+            print(text)
+
+    def line(self, text: str = "") -> None:
+        """A line for people; nothing with `--json`."""
+        if not self.json:
+            print(text)
+
+    def warning(self, message: str) -> None:
+        """Something to know that is no failure."""
+        if self.json:
+            print(json.dumps({"warning": message}), file=sys.stderr)
+        else:
+            print(f"warning: {printable(message)}", file=sys.stderr)
+
+    def error(self, kind: str, message: str, hint: str) -> None:
+        """Why the command failed, and what to do."""
+        if self.json:
+            error = {"type": kind, "message": message, "hint": hint}
+            print(json.dumps({"error": error}), file=sys.stderr)
+            return
+        print(f"error: {printable(message)}", file=sys.stderr)
+        if hint:
+            print(f"hint: {printable(hint)}", file=sys.stderr)
+
+    def table(
+        self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
+    ) -> None:
+        """A table for people; `right` are the columns of numbers. Nothing with `--json`."""
+        if self.json:
+            return
+        clean = [[printable(cell) for cell in row] for row in rows]
+        if sys.stdout.isatty():
+            _rich_table(headers, clean, right)
+            return
+        widths = [max(len(row[n]) for row in [headers, *clean]) for n in range(len(headers))]
+        for row in [headers, *clean]:
+            cells = [
+                cell.rjust(width) if n in right else cell.ljust(width)
+                for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            print("  ".join(cells).rstrip())
+
+    @contextmanager
+    def progress(self, text: str) -> Iterator[Progress]:
+        """A progress bar on a terminal; elsewhere one that shows nothing."""
+        if not sys.stderr.isatty():
+            yield Progress()
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+            yield Progress(bar, bar.add_task(text, total=None))
+
+    def log_to_stderr(self, level: int) -> None:
+        """Show what the libraries log, as warnings."""
+        handler = _LogHandler(self)
+        logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+class _LogHandler(logging.Handler):
+    def __init__(self, out: Output) -> None:
+        super().__init__()
+        self._out = out
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            self._out.warning(self.format(record))
+        else:
+            print(f"{record.levelname.lower()}: {record.name}: {self.format(record)}", file=sys.stderr)
+
+
+def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for n, header in enumerate(headers):
+        table.add_column(header, justify="right" if n in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(highlight=False).print(table)
