@@ -11,7 +11,7 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
 
     def metric(name: str, kind: str, text: str, samples: list[tuple[str, float]]) -> None:
         lines.extend((f"# HELP datacache_{name} {text}", f"# TYPE datacache_{name} {kind}"))
-        lines.extend(f"datacache_{name}{labels} {value:g}" for labels, value in samples)
+        lines.extend(f"datacache_{name}{labels} {value}" for labels, value in samples)
 
     tiers = state["tiers"]
 

@@ -1,0 +1,307 @@
+"""The daemon as its own process: one a home, each block once, warm-ups, pins, metrics, and being killed."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import os
+import random
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from datacache import connect, create_snapshot, load_settings, open_snapshot
+from datacache.api import running_daemon
+from datacache.core.errors import DaemonUnavailableError, SnapshotNotFoundError, StoreAccessError, UsageError
+from datacache.daemon import paths
+from datacache.daemon.client import DaemonClient
+
+COUNT, SIZE = 300, 20_000
+DATA = {f"{n % 7}/{n:04d}.bin": random.Random(n).randbytes(SIZE) for n in range(COUNT)}
+
+
+def fill(folder) -> None:
+    for name, data in DATA.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    root = tmp_path / "bucket"
+    root.mkdir()
+    fill(root)
+    return root
+
+
+@pytest.fixture
+def s3_bucket(rclone_s3, monkeypatch):
+    """A bucket on a real S3 server that counts its GETs; gives (name, count())."""
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    name = f"daemon-{random.SystemRandom().randrange(10**9)}"
+    fill(rclone_s3.make_bucket(name))
+    return name, lambda: rclone_s3.get_count(name)
+
+
+def finish(client: DaemonClient, job: str) -> dict:
+    end = time.monotonic() + 60
+    while (state := client.job(job))["state"] == "running":
+        assert time.monotonic() < end, state
+        time.sleep(0.01)
+    return state
+
+
+def no_prefetch(monkeypatch):
+    monkeypatch.setenv("DATACACHE_PREFETCH", "0")
+    return load_settings()
+
+
+def test_a_second_daemon_of_a_home_is_refused_with_the_pid_of_the_first(settings):
+    pid = connect(settings).health()["pid"]
+    second = subprocess.run(
+        [sys.executable, "-m", "datacache.daemon"],
+        env=os.environ | settings.environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert second.returncode == 3
+    assert str(pid) in second.stderr
+    assert connect(settings).health()["pid"] == pid
+
+
+def test_many_clients_starting_at_once_get_one_daemon(settings):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        pids = set(pool.map(lambda _: connect(settings).health()["pid"], range(8)))
+    assert len(pids) == 1
+
+
+def test_the_socket_is_for_its_owner_only_and_works_under_a_long_path(settings, tmp_path):
+    long = dataclasses.replace(settings, home=tmp_path / ("h" * 150))
+    client = connect(long)
+    try:
+        assert client.health()["home"] == str(long.home)
+        mode = paths.socket_path(long.home).stat().st_mode
+        assert stat.S_IMODE(mode) == 0o600
+    finally:
+        client.stop()
+
+
+def test_a_stale_socket_is_replaced(settings):
+    path = paths.socket_path(settings.home)
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    assert connect(settings).health()["pid"]
+
+
+def test_stopping_leaves_no_socket_and_no_process(settings):
+    client = connect(settings)
+    client.stop()
+    assert running_daemon(settings) is None
+    assert not paths.socket_path(settings.home).exists()
+    with pytest.raises(DaemonUnavailableError):
+        client.stop()
+
+
+def test_a_daemon_that_cannot_start_says_why(settings):
+    (settings.home / "cache").write_text("in the way")
+    with pytest.raises(DaemonUnavailableError, match="cache"):
+        connect(settings)
+
+
+def test_each_block_is_fetched_once_however_many_ask(s3_bucket, home, monkeypatch):
+    settings = no_prefetch(monkeypatch)
+    name, get_count = s3_bucket
+    create_snapshot("mask", f"s3://{name}", tags=["v1"], settings=settings)
+    names = sorted(DATA)
+
+    def read_all(seed):
+        order = names[:]
+        random.Random(seed // 4).shuffle(order)  # four readers in the same order, two orders
+        with open_snapshot("mask@v1", settings) as snapshot:
+            assert all(snapshot.read(path) == DATA[path] for path in order)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(read_all, range(8)))
+    assert get_count() == COUNT
+
+
+def test_warming_is_done_only_when_every_byte_is_there(s3_bucket, settings):
+    name, get_count = s3_bucket
+    create_snapshot("mask", f"s3://{name}", tags=["v1"])
+    client = connect(settings)
+    state = finish(client, client.warm("mask@v1"))
+    assert state["state"] == "done", state
+    assert state["bytes_done"] == state["bytes_total"] == COUNT * SIZE
+    assert state["files_done"] == COUNT
+    fetched = get_count()
+    assert fetched == COUNT
+    with open_snapshot("mask@v1") as snapshot:
+        assert all(snapshot.read(path) == data for path, data in DATA.items())
+    assert finish(client, client.warm("mask@v1"))["bytes_fetched"] == 0
+    assert get_count() == fetched
+    reads = client.cache_status()["reads"]
+    assert reads["hits"] == COUNT
+    assert reads["misses"] == 0
+
+
+def test_warming_more_than_fits_says_so(bucket, home, monkeypatch):
+    monkeypatch.setenv("DATACACHE_SSD_BYTES", "3MiB")
+    monkeypatch.setenv("DATACACHE_RAM_BYTES", "0")
+    create_snapshot("mask", str(bucket))
+    client = connect()
+    state = finish(client, client.warm("mask"))
+    assert state["state"] == "incomplete"
+    assert "full" in state["error"]
+    assert 0 < state["bytes_done"] < state["bytes_total"]
+    with open_snapshot("mask") as snapshot:
+        assert all(snapshot.read(path) == data for path, data in DATA.items())
+
+
+def test_warming_with_an_object_gone_names_it_and_fetches_the_rest(bucket, settings):
+    create_snapshot("mask", str(bucket))
+    (bucket / "0/0007.bin").unlink()
+    client = connect()
+    state = finish(client, client.warm("mask"))
+    assert state["state"] == "failed"
+    assert "0007.bin" in state["error"]
+    assert state["bytes_done"] == (COUNT - 1) * SIZE
+
+
+def test_the_first_read_starts_a_warm_up_of_what_fits(bucket, settings):
+    create_snapshot("mask", str(bucket))
+    with open_snapshot("mask") as snapshot:
+        snapshot.read(min(DATA))
+        client = connect()
+        end = time.monotonic() + 30
+        while not (jobs := client.cache_status()["jobs"]) or jobs[0]["state"] == "running":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert jobs[0]["state"] == "done"
+        assert jobs[0]["background"]
+        for path in bucket.glob("*/*"):
+            path.unlink()
+        assert all(snapshot.read(path) == data for path, data in DATA.items())
+
+
+def test_unknown_refs_jobs_and_broken_requests_are_refused(settings):
+    client = connect()
+    with pytest.raises(SnapshotNotFoundError):
+        client.warm("nothing@v1")
+    with pytest.raises(SnapshotNotFoundError):
+        client.job("0000")
+    with pytest.raises(UsageError):
+        client._json("POST", "/v1/block", {"ref": ["s3://x", 1], "number": 0, "dataset": "x"})
+    with pytest.raises(UsageError):
+        client._json("POST", "/v1/block", [])
+    assert client.health()["pid"]
+
+
+def test_eviction_refuses_pinned_data_and_frees_the_rest(bucket, settings):
+    create_snapshot("mask", str(bucket), tags=["v1"])
+    client = connect()
+    finish(client, client.warm("mask"))
+    client.pin("mask@v1")
+    assert client.cache_status()["pins"]
+    with pytest.raises(UsageError, match="pinned"):
+        client.evict("mask")
+    assert client.evict(None)["freed_bytes"] == 0
+    client.unpin("mask@v1")
+    assert client.evict("mask@v1")["freed_bytes"] > COUNT * SIZE
+    assert client.cache_status()["tiers"][1]["blocks"] == 0
+
+
+def test_metrics_are_prometheus_text_and_show_no_secret(s3_bucket, home, monkeypatch):
+    settings = no_prefetch(monkeypatch)
+    name, _ = s3_bucket
+    create_snapshot("mask", f"s3://{name}")
+    with open_snapshot("mask") as snapshot:
+        for _ in range(2):
+            snapshot.read(min(DATA))
+    text = connect().metrics()
+    samples = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r'[a-z_]+(\{[a-z]+="[a-z]+"\})? [0-9.e+-]+', line) for line in samples)
+    assert "datacache_fetched_total 1\n" in text
+    assert f"datacache_fetched_bytes_total {SIZE}\n" in text
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] not in text + paths.log_path(settings.home).read_text()
+
+
+def test_a_daemon_without_the_readers_credentials_does_not_stop_the_reader(s3_bucket, settings, monkeypatch):
+    name, _ = s3_bucket
+    create_snapshot("mask", f"s3://{name}")
+    secret = os.environ["AWS_SECRET_ACCESS_KEY"]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    client = connect()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    with open_snapshot("mask") as snapshot:
+        assert snapshot.read(min(DATA)) == DATA[min(DATA)]
+        ref = snapshot.object_ref(min(DATA))
+    with pytest.raises(StoreAccessError) as caught:
+        client.block(ref, 0, "mask", "")
+    assert "dsctl daemon stop" in caught.value.hint
+    assert "wrong" not in str(caught.value) + caught.value.hint
+
+
+def test_a_store_that_is_away_is_an_error_in_bounded_time_and_no_harm_to_what_is_warm(
+    s3_bucket, home, monkeypatch, rclone_s3
+):
+    monkeypatch.setenv("DATACACHE_STORE_TIMEOUT_S", "2")
+    settings = no_prefetch(monkeypatch)
+    name, _ = s3_bucket
+    create_snapshot("mask", f"s3://{name}", settings=settings)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody listens on discard
+    client = connect(settings)
+    with open_snapshot("mask", settings) as snapshot:
+        with pytest.raises(ConnectionError, match="127.0.0.1:9"):
+            snapshot.read(min(DATA))
+    client.stop()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", rclone_s3.endpoint)
+    client = connect(settings)
+    finish(client, client.warm("mask"))
+    client.stop()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with open_snapshot("mask", settings) as snapshot:
+        assert all(snapshot.read(path) == data for path, data in DATA.items())
+
+
+@pytest.mark.slow
+def test_readers_see_no_error_and_no_wrong_byte_while_the_daemon_is_killed(s3_bucket, settings):
+    name, _ = s3_bucket
+    create_snapshot("mask", f"s3://{name}")
+    kills = 0
+    rng = random.Random(11)
+    stop = []
+
+    def read_epochs(seed):
+        order = sorted(DATA)
+        with open_snapshot("mask") as snapshot:
+            while not stop:
+                random.Random(seed).shuffle(order)
+                for path in order:
+                    assert snapshot.read(path) == DATA[path]
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read_epochs, seed) for seed in range(3)]
+        try:
+            while kills < 15 and not any(reader.done() for reader in readers):
+                client = running_daemon(settings)
+                if client is None:
+                    connect(settings).evict(None)  # so that there is something to fetch
+                    continue
+                time.sleep(rng.uniform(0, 0.05))
+                os.kill(client.health()["pid"], signal.SIGKILL)
+                kills += 1
+        finally:
+            stop.append(True)
+        for reader in readers:
+            reader.result(60)
+    assert kills == 15
