@@ -38,6 +38,7 @@ def mount_snapshot(
     workers: int | None = None,
     foreground: bool = False,
     resend: bool = True,
+    clone: bool = True,
     opener: str = DEFAULT_OPENER,
 ) -> MountInfo:
     """Mount a snapshot on an empty directory and return when it can be read.
@@ -46,7 +47,8 @@ def mount_snapshot(
     `allow_other` lets other users in (default: for root only). `workers` processes serve it (default: one a
     core, at most 4). The mount outlives the caller: its supervisor is a daemon with a log under
     `<home>/mounts/`. With `foreground` this process's streams are used and the call returns when the mount is
-    gone. `resend=False` behaves as on a kernel before 6.9; `opener` names the function that opens the
+    gone. `resend=False` behaves as on a kernel before 6.9, `clone=False` as
+    where workers cannot have queues of their own; `opener` names the function that opens the
     snapshot in each worker. Raises `MountError`; nothing is mounted then.
     """
     target = session.resolved(mountpoint)
@@ -64,6 +66,7 @@ def mount_snapshot(
         allow_other=os.geteuid() == 0 if allow_other is None else allow_other,
         workers=workers or min(_DEFAULT_WORKERS, len(os.sched_getaffinity(0))),
         resend=resend,
+        clone=clone,
         opener=opener,
     )
     return _start(["--config", config.to_json()], config, settings.environment(), foreground=foreground)

@@ -40,6 +40,8 @@ class MountConfig:
     workers: int
     resend: bool = True
     """False: as on a kernel without FUSE_NOTIFY_RESEND."""
+    clone: bool = True
+    """False: as where FUSE_DEV_IOC_CLONE is refused; all workers share one queue."""
     opener: str = DEFAULT_OPENER
     """`module:function` called as `function(ref, settings=…)` in each worker."""
 

@@ -13,9 +13,9 @@ another.
 - Older kernels where cloning is refused, too: all workers share one descriptor, and what a dead worker had
   read is not to be told from the rest. Those readers wait until the mount is ended; the log says so.
 
-**Workers die one after another.** A worker that ends by itself (not by SIGKILL) or before it serves is
-started again with a growing delay, and after `_CRASHES_TO_BYPASS` of these with the node's local tiers
-bypassed: a broken disk under a mapped region is the likely reason.
+**Workers die one after another.** One that was killed (SIGKILL) is replaced at once. One that ends by
+itself is started again with a growing delay, and after `_CRASHES_TO_BYPASS` of these with the node's local
+tiers bypassed: a broken disk under a mapped region is the likely reason.
 
 **The supervisor is killed.** Workers hold the mount and keep serving. One starts a new supervisor, which gets
 the descriptor from a worker (`pidfd_getfd(2)`, Linux 5.6) and the rest from the state file. Where that fails
@@ -58,7 +58,7 @@ _CRASHES_TO_BYPASS = 4
 _CALM_S = 30.0
 """A worker that served this long was no part of a crash loop."""
 _MAX_DELAY_S = 5.0
-_CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE))
+_KILLED_EARLY_S = 0.05
 
 _log = logging.getLogger("fuse_mount")
 
@@ -202,7 +202,7 @@ class Supervisor:
             self._spawn(self._slots[-1])
 
     def _queue(self) -> tuple[int, bool]:
-        fd = session.clone(self._main)
+        fd = session.clone(self._main) if self._config.clone else None
         return (self._main, False) if fd is None else (fd, True)
 
     def _begin(self) -> None:
@@ -294,8 +294,8 @@ class Supervisor:
         if self._handed_over:
             return
         now = time.monotonic()
-        if code == -signal.SIGKILL and slot.opened:
-            slot.due = now  # killed by somebody, or for memory; its successor has no reason to fail
+        if code == -signal.SIGKILL:  # by somebody, or for want of memory: its successor has no reason to fail
+            slot.due = now if slot.opened else now + _KILLED_EARLY_S
             return
         self._crashes = 1 if now - slot.since > _CALM_S else self._crashes + 1
         if self._crashes >= _CRASHES_TO_BYPASS and not self._bypass:

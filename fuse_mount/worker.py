@@ -8,11 +8,13 @@ requests it was working on).
 Threads: the main thread runs the loop and answers all that is on this node; bytes that must be fetched go to
 a pool, so that waiting for a store never delays a hit, and are answered from there (a reply is one `writev`,
 which the kernel takes whole). How many wait is bounded by the kernel: `max_background` read-aheads and one
-read per reading thread. One more thread watches the socket and the signals.
+read per reading thread. One more watches the
+socket and the signals, and another lets go of cached pages while memory is short.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import json
@@ -22,6 +24,7 @@ import select
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
@@ -39,6 +42,9 @@ EXIT_FAILED = 1
 
 FETCH_THREADS = 32
 _KICK_S = 0.02
+_GIVEN_KEPT = 8192
+_RELEASE_EVERY_S = 1.0
+_SHORT_OF_MEMORY = 0.2
 _RETRIED = frozenset((errno.EINTR, errno.ENOENT))  # ENOENT: the request was withdrawn before it could be read
 _RESEND_MASK = ~protocol.UNIQUE_RESEND
 
@@ -63,6 +69,7 @@ class Worker:
         self._fetching: dict[int, int] = {}
         self._fetching_lock = threading.Lock()  # guards _fetching
         self._fetched = threading.Condition(self._fetching_lock)
+        self._given: deque[tuple[int, int, int]] = deque(maxlen=_GIVEN_KEPT)
         self._stopping: bool = False
         self._stopped = threading.Event()
         self._handlers: dict[int, Callable[[int, int], Reply]] = {
@@ -87,7 +94,7 @@ class Worker:
                 except BlockingIOError:
                     # A descriptor that all workers share, made non-blocking by one that was told to stop, or
                     # this one.
-                    select.select([fd], [], [], _KICK_S)
+                    select.select([fd], [], [], _KICK_S * 5)
                     continue
                 except OSError as exc:
                     if exc.errno == errno.ENODEV:
@@ -128,6 +135,22 @@ class Worker:
         os.set_blocking(self._fd, False)
         while not self._stopped.wait(_KICK_S):
             signal.pthread_kill(main, signal.SIGUSR1)
+
+    def release_given(self) -> None:
+        """Every second until the loop ends: let go of cached bytes that the kernel keeps as pages of the
+        mount now.
+
+        Only while memory is short. Otherwise a second copy costs nothing and dropping it does: 40 to 280 µs a
+        file, three times what the read took.
+        """
+        given = self._given
+        while not self._stopped.wait(_RELEASE_EVERY_S):
+            short = memory_is_short()
+            for _ in range(len(given)):
+                ino, offset, length = given.popleft()
+                if short and length:
+                    with contextlib.suppress(Exception):  # a hint, no more
+                        self._fs.release(ino, offset, length)
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -218,8 +241,7 @@ class Worker:
             elif exc.errno not in (errno.ENOENT, errno.ENODEV):
                 raise
             return
-        if length:
-            self._fs.release(ino, offset, length)
+        self._given.append((ino, offset, length))
 
     def _fetch(self, unique: int, ino: int, offset: int, size: int) -> None:
         base = unique & _RESEND_MASK
@@ -267,6 +289,13 @@ class Worker:
     def _failed(self, ino: int, exc: Exception) -> int:
         self._failures.report(self._fs.path_of(ino), exc)
         return errno_of(exc)
+
+
+def memory_is_short() -> bool:
+    """Whether less than a fifth of the memory could be had without swapping (proc(5), meminfo)."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        values = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file)}
+    return values.get("MemAvailable", 0) < _SHORT_OF_MEMORY * values["MemTotal"]
 
 
 def run(channel: socket.socket, config: MountConfig, *, bypass: bool) -> NoReturn:
@@ -318,6 +347,7 @@ def _run(channel: socket.socket, config: MountConfig, *, bypass: bool) -> int:
         target=_watch, args=(worker, channel, wake_read, config), name="watch", daemon=True
     )
     watcher.start()
+    threading.Thread(target=worker.release_given, name="release", daemon=True).start()
     return worker.serve()
 
 

@@ -1,4 +1,6 @@
-"""Mounts of the stand-in snapshots. Every mount is detached at teardown by the `home` fixture, whatever happened."""
+"""Mounts of the stand-in snapshots. Every mount is detached at teardown by the `home` fixture, whatever
+happened.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from tests import leftovers
 
 Mounter = Callable[..., MountInfo]
 
-ODD_NAMES = ["a b", "new\nline", "ünïcödé", "quote'\"", "-rf", ".hidden", "x" * 255, "back\\slash", "tab\t", "%s"]
+ODD_NAMES = [
+    "a b",
+    "new\nline",
+    "ünïcödé",
+    "quote'\"",
+    "-rf",
+    ".hidden",
+    "x" * 255,
+    "back\\slash",
+    "tab\t",
+    "%s",
+]
 
 
 @pytest.fixture(autouse=True)

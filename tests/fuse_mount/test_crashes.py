@@ -22,8 +22,8 @@ from tests.fuse_mount.test_session import ended
 _READER = """
 import os, random, sys
 mnt, source, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
-paths = [os.path.relpath(os.path.join(t, n), source) for t, _, names in os.walk(source) for n in names if n != "large.bin"]
-paths = [p for p in paths if not p.startswith("slow/")]
+paths = [os.path.relpath(os.path.join(t, n), source) for t, _, names in os.walk(source) for n in names]
+paths.remove("large.bin")
 expected = {p: open(os.path.join(source, p), "rb").read() for p in paths}
 dice = random.Random(seed)
 reads = errors = wrong = 0
@@ -104,7 +104,9 @@ def test_killing_workers_again_and_again_breaks_no_read(
     dice = random.Random(workers)
     for _ in range(30):
         kill_a_worker(info, settings, dice)
-        (info.mountpoint / f"never-looked-up-{dice.random()}").exists()  # served by somebody: readers go on between
+        (
+            info.mountpoint / f"never-looked-up-{dice.random()}"
+        ).exists()  # served by somebody: readers go on between
     reads, errors, wrong = readers.finish()
     assert (errors, wrong) == (0, 0)
     assert reads > 0
@@ -132,7 +134,8 @@ def test_without_resend_a_dead_workers_requests_are_aborted_and_new_ones_served(
     os.kill(info.workers[0], signal.SIGKILL)
     opened = os.open(gate, os.O_RDWR)
     try:
-        # Never a wait for ever: the aborted request was a read-ahead, so the kernel asks once more before it fails.
+        # Never a wait for ever: the aborted request was a read-ahead, so the kernel asks once more before it
+        # fails.
         assert waiting.communicate()[0] == (b"" if waiting.returncode else b"late")
     finally:
         os.close(opened)
@@ -215,7 +218,9 @@ def test_a_killed_supervisor_is_replaced_and_no_read_breaks(
     assert ended(after.pid)
 
 
-def test_a_hand_over_while_others_read_breaks_no_read(folder: Path, mounter: Mounter, settings: Settings) -> None:
+def test_a_hand_over_while_others_read_breaks_no_read(
+    folder: Path, mounter: Mounter, settings: Settings
+) -> None:
     info = mounter()
     readers = Readers(info, folder)
     seen = {info.pid}
@@ -240,6 +245,25 @@ def test_a_hand_over_without_resend_loses_nothing_either(
     for _ in range(3):
         fuse_mount.takeover(info.mountpoint, settings)
     assert readers.finish()[1:] == (0, 0)
+
+
+@pytest.mark.usefixtures("kernel_resends")
+def test_workers_that_share_one_descriptor_may_die_and_be_handed_over(
+    folder: Path, mounter: Mounter, settings: Settings
+) -> None:
+    info = mounter(clone=False)
+    readers = Readers(info, folder)
+    dice = random.Random(4)
+    for _ in range(5):
+        kill_a_worker(info, settings, dice)
+    info = fuse_mount.takeover(info.mountpoint, settings)
+    for _ in range(5):
+        kill_a_worker(info, settings, dice)
+    reads, errors, wrong = readers.finish()
+    assert (errors, wrong) == (0, 0)
+    assert reads > 0
+    fuse_mount.unmount(info.mountpoint, settings=settings)
+    assert all(ended(pid) for pid in (info.pid, *info.workers))
 
 
 def test_resend_on_something_else_than_a_new_kernels_device_says_no(monkeypatch: pytest.MonkeyPatch) -> None:

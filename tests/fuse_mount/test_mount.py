@@ -91,7 +91,9 @@ def test_attributes_say_size_time_owner_and_mode(folder: Path, mounter: Mounter)
     top = info.mountpoint.stat()
     assert (top.st_uid, top.st_gid, top.st_mode) == (1234, 4321, stat.S_IFDIR | 0o550)
     assert (info.mountpoint / "d0").stat().st_mode == stat.S_IFDIR | 0o550
-    assert len({p.stat().st_ino for p in (info.mountpoint / "d0", info.mountpoint / "d1", info.mountpoint)}) == 3
+    assert (
+        len({p.stat().st_ino for p in (info.mountpoint / "d0", info.mountpoint / "d1", info.mountpoint)}) == 3
+    )
 
 
 def test_statfs_says_how_large_the_snapshot_is(folder: Path, mounter: Mounter) -> None:
@@ -118,7 +120,9 @@ def test_another_user_is_kept_out_without_allow_other_and_by_modes(folder: Path,
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     mnt = mounter(umask=0o077).mountpoint
-    said = subprocess.run(["ls", str(mnt)], user=65534, group=65534, extra_groups=[], capture_output=True, check=False)
+    said = subprocess.run(
+        ["ls", str(mnt)], user=65534, group=65534, extra_groups=[], capture_output=True, check=False
+    )
     assert said.returncode != 0
 
 
@@ -163,11 +167,16 @@ def test_extended_attributes_are_not_offered(folder: Path, mounter: Mounter) -> 
 
 def test_a_mapped_file_has_the_same_bytes(folder: Path, mounter: Mounter) -> None:
     mnt = mounter().mountpoint
-    with (mnt / "large.bin").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+    with (
+        (mnt / "large.bin").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
         assert mapped[:] == (folder / "large.bin").read_bytes()
 
 
-def test_a_large_file_reads_the_same_in_any_order_and_without_the_page_cache(folder: Path, mounter: Mounter) -> None:
+def test_a_large_file_reads_the_same_in_any_order_and_without_the_page_cache(
+    folder: Path, mounter: Mounter
+) -> None:
     mnt = mounter().mountpoint
     whole = (folder / "large.bin").read_bytes()
     dice = random.Random(3)
@@ -186,7 +195,9 @@ def test_a_large_file_reads_the_same_in_any_order_and_without_the_page_cache(fol
         os.close(direct)
 
 
-def test_a_read_that_waits_delays_no_other(folder: Path, mounter: Mounter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_waits_delays_no_other(
+    folder: Path, mounter: Mounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "slow").mkdir()
     for number in range(6):
         (folder / "slow" / str(number)).write_bytes(b"late %d" % number)
@@ -237,7 +248,10 @@ def test_a_failed_read_has_its_errno_and_is_logged_with_the_path(
 def test_the_kernel_shows_what_is_mounted(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter()
     said = subprocess.run(
-        ["findmnt", "-n", "-o", "SOURCE,FSTYPE,OPTIONS", str(info.mountpoint)], capture_output=True, text=True, check=True
+        ["findmnt", "-n", "-o", "SOURCE,FSTYPE,OPTIONS", str(info.mountpoint)],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     source, kind, options = said.split()
     assert (source, kind) == ("datacache:mask@0123456789ab", "fuse.datacache")

@@ -47,7 +47,9 @@ def test_unmounting_ends_every_process_and_removes_the_state(
 
 def test_umount_by_hand_ends_everything(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter()
-    subprocess.run(["umount" if os.geteuid() == 0 else "fusermount3", *_user(["-u"]), info.mountpoint], check=True)
+    subprocess.run(
+        ["umount" if os.geteuid() == 0 else "fusermount3", *_user(["-u"]), info.mountpoint], check=True
+    )
     assert all(ended(pid) for pid in (info.pid, *info.workers))
     assert fuse_mount.list_mounts(settings) == []
     assert mounter().pid != info.pid  # and it can be mounted again
@@ -96,7 +98,9 @@ def test_status_comes_from_the_supervisor(folder: Path, mounter: Mounter, settin
     info = mounter()
     assert fuse_mount.status(info.mountpoint, settings) == info
     folder_mode = stat.S_IMODE((settings.home / "mounts").stat().st_mode)
-    socket_mode = stat.S_IMODE((settings.home / "mounts" / MountFiles("", info.mountpoint).socket_name).stat().st_mode)
+    socket_mode = stat.S_IMODE(
+        (settings.home / "mounts" / MountFiles("", info.mountpoint).socket_name).stat().st_mode
+    )
     assert (folder_mode, socket_mode) == (0o700, 0o600)
 
 
@@ -160,7 +164,9 @@ def test_a_dead_mount_can_be_named_and_unmounted(folder: Path, mounter: Mounter,
     assert fuse_mount.list_mounts(settings) == []
 
 
-def test_in_the_foreground_it_returns_when_the_mount_is_gone(folder: Path, mounter: Mounter, tmp_path: Path) -> None:
+def test_in_the_foreground_it_returns_when_the_mount_is_gone(
+    folder: Path, mounter: Mounter, tmp_path: Path
+) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
@@ -214,7 +220,8 @@ def test_an_ordinary_user_mounts_through_fusermount3(folder: Path, tmp_path: Pat
         "print(facts.st_uid, facts.st_size, len(open(sys.argv[1] + '/large.bin', 'rb').read()))\n"
         "print(fuse_mount.unmount(sys.argv[1], settings=settings))\n"
         "try:\n"
-        "    fuse_mount.mount_snapshot('mask', sys.argv[1], settings=settings, opener=opener, allow_other=True)\n"
+        "    options = {'settings': settings, 'opener': opener, 'allow_other': True}\n"
+        "    fuse_mount.mount_snapshot('mask', sys.argv[1], **options)\n"
         "except MountError as exc:\n"
         "    print(exc.hint)\n"
     )
@@ -222,8 +229,15 @@ def test_an_ordinary_user_mounts_through_fusermount3(folder: Path, tmp_path: Pat
     environment = os.environ | {"DATACACHE_HOME": str(mine / "home"), "PYTHONPATH": root, "HOME": str(mine)}
     said = subprocess.run(
         [python, "-c", script, str(mine / "mnt")],
-        user=65534, group=65534, extra_groups=[], env=environment, cwd="/", capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     size = 24 * 2**20
     lines = said.stdout.splitlines()
     assert lines[:2] == [f"65534 {size} {size}", "True"], said.stderr
