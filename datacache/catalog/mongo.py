@@ -52,6 +52,7 @@ from pymongo.uri_parser import parse_uri
 
 from datacache.catalog.base import no_snapshot, tag_exists
 from datacache.catalog.record import decode_record, encode_record
+from datacache.core.concurrency import PerProcess
 from datacache.core.errors import CatalogError, CatalogUnavailableError, SettingsError, TagExistsError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 
@@ -106,9 +107,7 @@ class MongoCatalog:
         self._secret_url = url
         self._hosts, self._database_name, self._options = _parse(url)
         self.url = f"mongodb://{self._hosts}/{self._database_name}"
-        # By process: after a fork the parent's stays where it is, neither used nor closed. No lock guards it,
-        # because a fork could copy one that is held; setting a key that is missing is atomic.
-        self._clients: dict[int, MongoClient[_Document]] = {}
+        self._client = PerProcess(self._new_client)
         self._schema_checked_by = 0
 
     def __repr__(self) -> str:
@@ -265,7 +264,7 @@ class MongoCatalog:
 
     def close(self) -> None:
         """Close this process's client. A later call makes a new one."""
-        client = self._clients.pop(os.getpid(), None)
+        client = self._client.take()
         if client is not None:
             client.close()
 
@@ -319,15 +318,12 @@ class MongoCatalog:
 
     # --- connection and errors ------------------------------------------------------------------------------
 
+    def _new_client(self) -> MongoClient[_Document]:
+        return MongoClient(self._secret_url, **self._options)
+
     def _collection(self, name: str) -> Collection[_Document]:
         pid = os.getpid()
-        client = self._clients.get(pid)
-        if client is None:
-            mine: MongoClient[_Document] = MongoClient(self._secret_url, **self._options)
-            client = self._clients.setdefault(pid, mine)
-            if client is not mine:
-                mine.close()
-        database = client.get_database(
+        database = self._client.get().get_database(
             self._database_name,
             read_preference=ReadPreference.PRIMARY,
             read_concern=ReadConcern("majority"),

@@ -1,1 +1,1 @@
-"""Conformance suites that every store, tier and catalog runs, sample data, and fault injection. Needs pytest."""
+"""Conformance suites for backends, and sample data: for tests and the demo. Suites need pytest, data Pillow."""
