@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end at a tiny size and prints a table: a script nobody can run proves nothing."""
+"""Every benchmark runs to its end at a tiny size and prints a table."""
 
 from __future__ import annotations
 
