@@ -1,1 +1,1 @@
-"""Conformance suites for backends, and sample data: for tests and the demo. Suites need pytest, data Pillow."""
+"""Conformance suites for backends, and sample data, for tests and the demo; needs pytest or Pillow."""
