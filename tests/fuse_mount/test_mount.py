@@ -116,10 +116,13 @@ def test_another_user_can_read(folder: Path, mounter: Mounter) -> None:
     assert said.stdout == (folder / "large.bin").read_bytes()
 
 
-def test_another_user_is_kept_out_without_allow_other_and_by_modes(folder: Path, mounter: Mounter) -> None:
+@pytest.mark.parametrize("options", [{"allow_other": False}, {"umask": 0o077}])
+def test_another_user_is_kept_out_without_allow_other_or_by_modes(
+    folder: Path, mounter: Mounter, options: dict[str, int]
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    mnt = mounter(umask=0o077).mountpoint
+    mnt = mounter(**options).mountpoint
     said = subprocess.run(
         ["ls", str(mnt)], user=65534, group=65534, extra_groups=[], capture_output=True, check=False
     )
