@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -102,3 +103,14 @@ def test_processes_of_a_home_are_found_and_stopped(home: Path) -> None:
     assert child.pid in of_home()
     assert leftovers.stop_processes(of_home) == []
     child.wait(timeout=5)
+
+
+def test_what_a_killed_run_left_is_cleaned_by_the_next(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = subprocess.Popen(["sleep", "60"], env=os.environ | {leftovers.SESSION_VARIABLE: str(dead.pid)})
+    memory = leftovers.SHARED_MEMORY / f"{leftovers.SHARED_MEMORY_PREFIX}{dead.pid}-0"
+    memory.mkdir()
+    leftovers.clean_dead_sessions(tmp_path)
+    assert left.wait(timeout=5) in (-signal.SIGTERM, -signal.SIGKILL)
+    assert not memory.exists()
