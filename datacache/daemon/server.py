@@ -302,7 +302,7 @@ async def _serve(settings: Settings, writer: TierWriter, catalog: Catalog) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stopping.set)
-    runner = web.AppRunner(daemon.app(), access_log=None, shutdown_timeout=5.0)
+    runner = web.AppRunner(daemon.app(), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     await web.SockSite(runner, _listen(settings)).start()
     folding = loop.create_task(daemon.fold_counters())

@@ -12,6 +12,7 @@ import mmap
 import os
 import resource
 import struct
+import time
 from pathlib import Path
 
 import lmdb
@@ -26,6 +27,7 @@ from datacache.tiers.layout import LOCATION, Location, container_name, intact, u
 
 log = logging.getLogger(__name__)
 _MAX_MAPS = 512
+_SWEEP_EVERY_S = 1.0
 
 
 class _Mapped:
@@ -121,6 +123,7 @@ class LocalBlocks:
     def __init__(self, home: Path, ram_dir: Path) -> None:
         self._home = home
         self._index: PerProcess[list[Index]] = PerProcess(list)  # at most one: empty until there is an index
+        self._swept_s = time.monotonic()
         try:
             access = AccessTable(layout.cache_dir(home) / "access.bin")
         except OSError:  # no cache yet, or not ours to write: eviction knows less, reading goes on
@@ -152,8 +155,10 @@ class LocalBlocks:
         held = self._index.get()
         if held and not held[0].current():
             held.clear()
-        for tier in self.tiers:
-            tier.drop_evicted()
+        if time.monotonic() - self._swept_s > _SWEEP_EVERY_S:
+            self._swept_s = time.monotonic()
+            for tier in self.tiers:
+                tier.drop_evicted()
 
     def _values(self, block: BlockId) -> list[tuple[int, bytes]]:
         """The index values of a block, by tier."""
