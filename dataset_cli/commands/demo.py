@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -170,6 +170,7 @@ def _paths(ref: str, settings: Settings) -> list[str]:
 @contextmanager
 def _mounted(app: App, ref: str, mountpoint: Path, settings: Settings) -> Iterator[Callable[[str], bytes]]:
     """Mount; what reads a file there."""
+    from datacache.core.errors import MountError
     from fuse_mount import mount_snapshot, unmount
 
     mountpoint.mkdir(exist_ok=True)
@@ -179,9 +180,13 @@ def _mounted(app: App, ref: str, mountpoint: Path, settings: Settings) -> Iterat
             app.out.line(f"mount     {mountpoint}, served by {len(info.workers)} worker(s)")
             yield lambda path: (mountpoint / path).read_bytes()
         finally:
-            unmount(mountpoint, settings=settings)
+            try:
+                unmount(mountpoint, settings=settings)
+            except MountError:  # somebody looks into it, an indexer perhaps
+                unmount(mountpoint, lazy=True, settings=settings)
     finally:
-        mountpoint.rmdir()
+        with suppress(OSError):
+            mountpoint.rmdir()
 
 
 def _epoch(app: App, number: int, paths: list[str], read: Callable[[str], bytes], bucket: Path) -> Epoch:
