@@ -77,5 +77,5 @@ class ObjectStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back connections."""
+        """Give back connections; a later call connects again."""
         ...

@@ -44,15 +44,14 @@ class ObstoreStore:
         """See `ObjectStore`."""
         self._expect_usable()
         pages = obstore.list(self._driver.get(), prefix.rstrip("/") or None, offset=start_after or None)
-        last: ObjectMeta | None = None
+        last: ObjectMeta | None = None  # held back until it is known what follows it
         try:
             for metas in pages:
-                whole = [*([last] if last else []), *metas]
-                last = whole.pop()
-                page = [
-                    _info(meta, following["path"])
-                    for meta, following in zip(whole, [*whole[1:], last], strict=True)
-                ]
+                page: list[ObjectInfo] = []
+                for meta in metas:
+                    if last is not None:
+                        page.append(_info(last, meta["path"]))
+                    last = meta
                 if page:
                     yield page
         except ERRORS as exc:

@@ -1,0 +1,258 @@
+"""A proxy on the loopback that makes an HTTP server misbehave on demand.
+
+For tests of whatever speaks HTTP to a store. A fault applies to one request (`add`), to all (`always`), or
+to the listener itself (`refuse`); everything else is passed on byte for byte, headers included, so signed
+requests stay valid. Bodies are held in memory. Every connection has a thread; `close` ends them all.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import cast
+from urllib.parse import urlsplit
+
+
+@dataclass
+class Answer:
+    """A response on its way to the client; a `Fault` may change all of it."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str:
+        """The value of a header, or ''."""
+        return next((v for k, v in self.headers if k.lower() == name.lower()), "")
+
+    def set_header(self, name: str, value: str | None) -> None:
+        """Replace a header, or take it away with None."""
+        self.headers = [(k, v) for k, v in self.headers if k.lower() != name.lower()]
+        if value is not None:
+            self.headers.append((name, value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What happens to one request. The fields that are set apply in this order."""
+
+    wait: threading.Event | None = None
+    """Hold the request until this is set."""
+    status: int = 0
+    """Answer with this status and an S3 error document, without asking the server."""
+    code: str = "InternalError"
+    change: Callable[[Answer], None] | None = None
+    """Change the server's answer in place. Content-Length follows the body unless it is set here."""
+    truncate_at: int | None = None
+    """Send this many bytes of the body and close the connection in good order."""
+    reset_at: int | None = None
+    """Send this many bytes of the body and reset the connection (RST)."""
+    only: Callable[[str, str], bool] = field(default=lambda _method, _path: True)
+    """Which requests it is for, by method and path."""
+
+
+class FaultProxy:
+    """`with FaultProxy(endpoint) as proxy:` listens on `proxy.url` and passes on to `endpoint` (plain
+    HTTP)."""
+
+    def __init__(self, endpoint: str) -> None:
+        parts = urlsplit(endpoint)
+        self._target = (parts.hostname or "127.0.0.1", parts.port or 80)
+        self.requests: list[str] = []
+        """`METHOD /path?query` of every request that came, the newest last."""
+        self.headers: list[dict[str, str]] = []
+        """Their headers, names in lower case."""
+        self._once: deque[Fault] = deque()
+        self._always: list[Fault] = []
+        self._lock = threading.Lock()  # guards the two above
+        self._port = 0
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self.accept()
+
+    @property
+    def url(self) -> str:
+        """The endpoint to give to a client."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def add(self, *faults: Fault) -> None:
+        """Each for one request it is for, in this order."""
+        with self._lock:
+            self._once.extend(faults)
+
+    def always(self, fault: Fault) -> None:
+        """For every request it is for, after those of `add` are used up, until `heal`."""
+        with self._lock:
+            self._always.append(fault)
+
+    def heal(self) -> None:
+        """No faults any more, and accept connections."""
+        with self._lock:
+            self._once.clear()
+            self._always.clear()
+        self.accept()
+
+    def refuse(self) -> None:
+        """Refuse new connections and cut the open ones."""
+        server, thread = self._server, self._thread
+        self._server = self._thread = None
+        if server is not None and thread is not None:
+            server.shutdown()
+            thread.join()
+            server.cut()
+            server.server_close()
+
+    def accept(self) -> None:
+        """Listen (again, on the same port)."""
+        if self._server is None:
+            self._server = _Server(("127.0.0.1", self._port), self)
+            self._port = self._server.server_address[1]
+            self._thread = threading.Thread(
+                target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and end all connections. Idempotent."""
+        self.refuse()
+
+    def __enter__(self) -> FaultProxy:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def take(self, method: str, path: str) -> Fault:
+        """The fault for a request that has come."""
+        with self._lock:
+            for fault in self._once:
+                if fault.only(method, path):
+                    self._once.remove(fault)
+                    return fault
+            return next((f for f in self._always if f.only(method, path)), Fault())
+
+    def forward(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
+        """The server's answer to a request."""
+        connection = http.client.HTTPConnection(*self._target, timeout=60)
+        try:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in headers:
+                if name.lower() != "connection":
+                    connection.putheader(name, value)
+            connection.endheaders(body or None)
+            response = connection.getresponse()
+            return Answer(response.status, response.getheaders(), response.read())
+        finally:
+            connection.close()
+
+
+class _Server(ThreadingHTTPServer):
+    """Threads are joined when it closes, after their connections were cut."""
+
+    daemon_threads = False
+    block_on_close = True
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], proxy: FaultProxy) -> None:
+        self.proxy = proxy
+        self.stopping = threading.Event()
+        self._open: set[socket.socket] = set()
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: object, client_address: object) -> None:
+        self._open.add(cast(socket.socket, request))
+        super().process_request(request, client_address)  # type: ignore[arg-type]
+
+    def shutdown_request(self, request: object) -> None:
+        self._open.discard(cast(socket.socket, request))
+        super().shutdown_request(request)  # type: ignore[arg-type]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is what tests are about."""
+
+    def cut(self) -> None:
+        """End every open connection."""
+        self.stopping.set()
+        for connection in list(self._open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection of a client."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+
+    def _serve(self) -> None:
+        server = cast(_Server, self.server)
+        proxy = server.proxy
+        proxy.requests.append(f"{self.command} {self.path}")
+        proxy.headers.append({k.lower(): v for k, v in self.headers.items()})
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = proxy.take(self.command, self.path)
+        while fault.wait is not None and not fault.wait.wait(0.01):
+            if server.stopping.is_set():
+                self.close_connection = True
+                return
+        if fault.status:
+            text = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>injected</Message></Error>"
+            answer = Answer(fault.status, [("Content-Type", "application/xml")], text.encode())
+        else:
+            answer = proxy.forward(self.command, self.path, self.headers.items(), body)
+        self._send(answer, fault)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - names of http.server
+
+    def _send(self, answer: Answer, fault: Fault) -> None:
+        length = answer.header("Content-Length") or "0" if self.command == "HEAD" else str(len(answer.body))
+        answer.set_header("Content-Length", None)
+        if fault.change is not None:
+            fault.change(answer)
+            if self.command != "HEAD":
+                length = str(len(answer.body))
+        answer.set_header("Transfer-Encoding", None)
+        answer.set_header("Connection", None)
+        self.send_response_only(answer.status)
+        for name, value in answer.headers:
+            self.send_header(name, value)
+        if not answer.header("Content-Length"):
+            self.send_header("Content-Length", length)
+        self.end_headers()
+        cut_at = fault.reset_at if fault.truncate_at is None else fault.truncate_at
+        if self.command != "HEAD":
+            self.wfile.write(answer.body[:cut_at])
+        self.wfile.flush()
+        if cut_at is not None:
+            self.close_connection = True
+        if fault.reset_at is not None:
+            # Linger 0: close() sends RST and throws away what was not sent, so give the bytes a reader first.
+            _wait_until_sent(self.connection)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+
+    def log_message(self, *_args: object) -> None:
+        """Quiet."""
+
+
+_SIOCOUTQ = 0x5411  # linux/sockios.h: bytes not yet acknowledged
+
+
+def _wait_until_sent(connection: socket.socket) -> None:
+    import fcntl
+
+    pause = threading.Event()
+    for _ in range(1000):
+        (unsent,) = struct.unpack("i", fcntl.ioctl(connection.fileno(), _SIOCOUTQ, b"\0" * 4))
+        if unsent == 0:
+            return
+        pause.wait(0.001)

@@ -1,0 +1,128 @@
+"""Every backend against the conformance suite, on real servers where it talks to one."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from obstore.store import MemoryStore as ObstoreMemory
+
+from datacache.settings import Settings
+from datacache.store.base import ObjectStore
+from datacache.store.fsspec_backend import FsspecStore
+from datacache.store.local import LocalStore
+from datacache.store.memory import MemoryStore
+from datacache.store.obstore_backend import ObstoreStore
+from datacache.store.open import open_store
+from datacache.testing.store import CONTROL_KEYS, ODD_KEYS, PLAIN_KEYS, StoreConformance
+from tests.servers import CephRgw
+from tests.store.conftest import WritableRclone, new_bucket
+
+NOT_UTF8 = ("\udcff", "a\udc80b/\udcfe.jpg")
+"""Bytes that are no UTF-8, as `os.fsdecode` gives them."""
+
+
+class TestLocalStore(StoreConformance):
+    odd_keys = (*PLAIN_KEYS, *ODD_KEYS, *CONTROL_KEYS, *NOT_UTF8, "m/", "n" * 255)
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObjectStore:
+        self.base = f"{str(tmp_path)[1:]}/"  # type: ignore[misc]
+        return LocalStore()
+
+
+class TestMemoryStore(StoreConformance):
+    odd_keys = (*StoreConformance.odd_keys, *NOT_UTF8, "")
+
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        return MemoryStore(f"memory://{uuid.uuid4().hex}")
+
+
+class TestObstoreStore(StoreConformance):
+    odd_keys = tuple(k for k in (*PLAIN_KEYS, *ODD_KEYS, "f", "f/g") if k != " a ")
+
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        driver = ObstoreMemory()
+        return ObstoreStore("mem://x", lambda: driver, node_wide=False)
+
+    test_it_works_after_close = None  # type: ignore[assignment]  # the driver is all there is of its objects
+
+
+class _Drawer(MemoryFileSystem):
+    """fsspec's memory file system under a scheme that no backend of ours serves."""
+
+    protocol = "drawer"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("drawer://", "memory://"))  # type: ignore[no-any-return]
+
+
+class TestFsspecStore(StoreConformance):
+    odd_keys = (*PLAIN_KEYS, *ODD_KEYS)
+
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        fsspec.register_implementation("drawer", _Drawer, clobber=True)
+        return FsspecStore(f"drawer://{uuid.uuid4().hex}")
+
+
+class _S3(StoreConformance):
+    @pytest.fixture
+    def open_s3(
+        self, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Callable[..., ObjectStore]]:
+        opened: list[ObjectStore] = []
+
+        def open_it(server: WritableRclone | CephRgw, **options: Any) -> ObjectStore:
+            for name, value in server.env().items():
+                monkeypatch.setenv(name, value)
+            bucket = new_bucket()
+            server.make_bucket(bucket, **options)
+            opened.append(open_store(f"s3://{bucket}", make_settings()))
+            return opened[-1]
+
+        yield open_it
+        for store in opened:
+            store.close()
+
+
+class TestRcloneS3(_S3):
+    odd_keys = (*PLAIN_KEYS, *ODD_KEYS)
+
+    @pytest.fixture
+    def store(self, writable_rclone: WritableRclone, open_s3: Callable[..., ObjectStore]) -> ObjectStore:
+        return open_s3(writable_rclone)
+
+
+@pytest.mark.ceph
+class TestCeph(_S3):
+    @pytest.fixture
+    def store(self, ceph_rgw: CephRgw, open_s3: Callable[..., ObjectStore]) -> ObjectStore:
+        return open_s3(ceph_rgw)
+
+
+@pytest.mark.ceph
+class TestCephWithVersions(_S3):
+    @pytest.fixture
+    def store(self, ceph_rgw: CephRgw, open_s3: Callable[..., ObjectStore]) -> ObjectStore:
+        return open_s3(ceph_rgw, versioning=True)
+
+    def test_a_recorded_version_outlives_overwriting_and_deletion(self, store: ObjectStore) -> None:
+        first = store.put("a", b"first").ref(store.url)
+        odd = store.put("a//b", b"odd").ref(store.url)
+        assert first.version
+        for key in (first.key, odd.key):
+            store.put(key, b"second!")
+            store.delete(key)
+        assert store.read(first, 0, 5) == b"first"
+        assert store.read(odd, 1, 3) == b"dd"
