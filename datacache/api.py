@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from datacache.catalog.base import Catalog
-from datacache.catalog.create import create_snapshot as _create
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.refs import resolve
 from datacache.daemon.client import DaemonClient
@@ -56,6 +55,7 @@ def create_snapshot(
     `progress(files, bytes)` is called for each page of the listing. Raises the store's errors, `TagExistsError`,
     `UsageError`.
     """
+    from datacache.catalog.create import create_snapshot as create
     from datacache.store.open import open_store
     from datacache.store.urls import split_url
 
@@ -63,7 +63,7 @@ def create_snapshot(
     store_url, prefix = split_url(url)
     catalog = open_catalog(settings)
     try:
-        return _create(
+        return create(
             catalog,
             open_store(store_url, settings),
             prefix,

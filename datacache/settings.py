@@ -79,6 +79,9 @@ class Settings:
     """How long one request to a store may take, and how long an unavailable store is retried."""
     prefetch: bool = True
     """Whether the first read of a snapshot that fits starts a background warm-up."""
+    bypass_local: bool = False
+    """Read through the daemon only, never from the tiers directly: what a mount's worker does after others died of
+    what lies there."""
     staging: Path | None = None
     stores: tuple[StoreOptions, ...] = ()
 
@@ -100,7 +103,7 @@ class Settings:
 
 def parse_bytes(text: str | int) -> int:
     """`"20GB"`, `"512MiB"`, `"1_000"`, `1000` → bytes; `ValueError` otherwise."""
-    if isinstance(text, int) and not isinstance(text, bool):
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
         return text
     match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
     if match is None or match[2].lower() not in _UNITS:
@@ -166,6 +169,7 @@ _PARSERS: dict[str, Any] = {
     "concurrency": _positive(int),
     "store_timeout_s": _positive(float),
     "prefetch": _parse_bool,
+    "bypass_local": _parse_bool,
     "staging": _path,
 }
 

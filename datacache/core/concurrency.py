@@ -1,10 +1,8 @@
-"""Concurrency primitives the layers share: what happens after `fork()` and how much is in flight is decided here."""
+"""What happens after `fork()` is decided here: DataLoader workers fork, and so does everybody who uses them."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -53,46 +51,3 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_count_fork)
-
-
-class ByteBudget:
-    """How many bytes may be in flight at once, first come, first served. For one event loop.
-
-    A request larger than the whole budget waits until it is alone.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._held = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    async def take(self, size_bytes: int) -> None:
-        """Wait until `size_bytes` fit; whoever takes them gives them back."""
-        if not self._waiting and self._fits(size_bytes):
-            self._held += size_bytes
-            return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size_bytes, future))
-        try:
-            await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self.give(size_bytes)  # it was granted in the same moment
-            raise
-
-    def give(self, size_bytes: int) -> None:
-        """Give bytes back."""
-        self._held -= size_bytes
-        while self._waiting:
-            size, future = self._waiting[0]
-            if future.done():
-                self._waiting.popleft()
-            elif self._fits(size):
-                self._waiting.popleft()
-                self._held += size
-                future.set_result(None)
-            else:
-                return
-
-    def _fits(self, size_bytes: int) -> bool:
-        return self._held == 0 or self._held + size_bytes <= self._limit

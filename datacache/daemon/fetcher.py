@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from datacache.core.concurrency import ByteBudget
 from datacache.core.objects import (
     BLOCK_BYTES,
     BlockId,
@@ -22,6 +21,7 @@ from datacache.core.objects import (
     block_length,
     object_id,
 )
+from datacache.daemon.budget import ByteBudget
 from datacache.store.base import ObjectStore
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.tier import Block

@@ -25,7 +25,6 @@ from datacache.core.objects import BLOCK_BYTES, ObjectId, ObjectRef, block_id
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings
-from datacache.store.open import open_store
 from datacache.tiers.local import LocalBlocks
 
 log = logging.getLogger(__name__)
@@ -61,6 +60,8 @@ class NodeBlocks:
 
     def read_here(self, obj: ObjectId, number: int, start: int, stop: int) -> memoryview | None:
         """See `BlockSource`: verified bytes straight from a tier, no copy."""
+        if self._settings.bypass_local:
+            return None
         found = self._local.view(block_id(obj, number), start, stop)
         if found is None:
             return None
@@ -76,7 +77,7 @@ class NodeBlocks:
         if ref.store.startswith("memory://"):  # only this process has it
             return self._read_direct(ref, number, start, stop)
         self._counters.add(MISSES, MISS_BYTES, stop - start)
-        broken = self._local.locate(block_id(obj, number)) is not None
+        broken = not self._settings.bypass_local and self._local.locate(block_id(obj, number)) is not None
         if broken:
             self._counters.count(BROKEN_BLOCKS)
         try:
@@ -100,5 +101,7 @@ class NodeBlocks:
 
     def _read_direct(self, ref: ObjectRef, number: int, start: int, stop: int) -> bytes:
         self._counters.count(DIRECT_READS)
+        from datacache.store.open import open_store  # late: a reader with a warm cache needs no store
+
         first = number * BLOCK_BYTES
         return open_store(ref.store, self._settings).read(ref, first + start, first + stop)

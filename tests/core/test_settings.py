@@ -1,0 +1,81 @@
+"""Settings: where they come from, and that a wrong one is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from datacache.core.errors import DatacacheError, SettingsError
+from datacache.settings import StoreOptions, load_settings, parse_bytes
+
+
+def load(tmp_path, **variables):
+    return load_settings({"DATACACHE_HOME": str(tmp_path), **variables})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("0", 0), ("1_000", 1000), ("20GB", 20 * 10**9), ("512MiB", 512 * 2**20), ("1.5k", 1500), (7, 7)]
+)
+def test_sizes_are_read_with_and_without_units(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("DATACACHE_SSD_BYTES", "much"),
+        ("DATACACHE_SSD_BYTES", "-1"),
+        ("DATACACHE_EVICTION", "fifo"),
+        ("DATACACHE_CATALOG", "postgres://x"),
+        ("DATACACHE_CONCURRENCY", "0"),
+        ("DATACACHE_PREFETCH", "perhaps"),
+        ("DATACACHE_CONFIG", "/nowhere/at/all.toml"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_it(tmp_path, variable, value):
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, **{variable: value})
+    assert variable in str(caught.value) or value in str(caught.value)
+
+
+def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(tmp_path):
+    (tmp_path / "config.toml").write_text('ssd_bytes = "1GB"\neviction = "lru"\n')
+    settings = load(tmp_path, DATACACHE_EVICTION="ttl")
+    assert settings.ssd_bytes == 10**9
+    assert settings.eviction == "ttl"
+    assert settings.catalog == f"sqlite:///{tmp_path}/catalog.db"
+
+
+@pytest.mark.parametrize(
+    "text", ["ssd_bytes = ", "sdd_bytes = 1", "[stores.x]\nendpoint_url = 'x'", "[stores.x]\nurl='s3://x'\nkey='k'"]
+)
+def test_a_wrong_file_is_an_error_that_names_it(tmp_path, text):
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(SettingsError, match="config.toml"):
+        load(tmp_path)
+
+
+def test_a_stores_secret_is_not_shown(tmp_path):
+    (tmp_path / "config.toml").write_text(
+        "[stores.lab]\nurl='s3://faces'\naccess_key_id='id'\nsecret_access_key='hush'\nsession_token='hush2'\n"
+    )
+    settings = load(tmp_path)
+    assert settings.stores[0] == StoreOptions(
+        name="lab", url="s3://faces", access_key_id="id", secret_access_key="hush", session_token="hush2"
+    )
+    assert "hush" not in repr(settings)
+
+
+def test_a_child_process_gets_the_same_settings(tmp_path):
+    settings = load(tmp_path, DATACACHE_SSD_BYTES="123", DATACACHE_PREFETCH="no", DATACACHE_STAGING="/stage")
+    assert load_settings(settings.environment()) == settings
+
+
+def test_errors_survive_pickling():
+    import pickle
+
+    from datacache.core.errors import ObjectChangedError
+
+    again = pickle.loads(pickle.dumps(ObjectChangedError("changed", url="s3://b/k", hint="look")))
+    assert (str(again), again.url, again.hint) == ("changed", "s3://b/k", "look")
+    assert isinstance(again, DatacacheError)
+    assert isinstance(again, OSError)
