@@ -35,9 +35,7 @@ def main() -> None:
         )  # fmt: skip
         for policy in args.policies:
             total = args.files * args.size
-            home = work.home(
-                f"home-{policy}", server.env(), eviction=policy, ram_bytes=0, ssd_bytes=int(total * share)
-            )
+            home = work.home(f"home-{policy}", server.env(), eviction=policy, ram_bytes=0, ssd_bytes=int(total * share))
             home.dsctl("snapshot", "create", "images", "--from", "s3://images")
             rates: list[str] = []
             with home.environment():

@@ -80,9 +80,7 @@ class Home:
 
     def __init__(self, path: Path, env: dict[str, str], settings: dict[str, object]) -> None:
         self.path = path
-        self.ram_dir = Path(
-            tempfile.mkdtemp(prefix=leftovers.SHARED_MEMORY_PREFIX, dir=leftovers.SHARED_MEMORY)
-        )
+        self.ram_dir = Path(tempfile.mkdtemp(prefix=leftovers.SHARED_MEMORY_PREFIX, dir=leftovers.SHARED_MEMORY))
         chosen = {"DATACACHE_HOME": path, "DATACACHE_RAM_DIR": self.ram_dir}
         chosen |= {f"DATACACHE_{name.upper()}": value for name, value in settings.items()}
         foreign = {name for name in os.environ if name.startswith(("DATACACHE_", "AWS_"))}
@@ -174,8 +172,7 @@ def read_epoch(paths: Sequence[str], *, readers: int, seed: int, expected_bytes:
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(readers), context.SimpleQueue()
     workers = [
-        context.Process(target=_read_all, args=(order[number::readers], barrier, results))
-        for number in range(readers)
+        context.Process(target=_read_all, args=(order[number::readers], barrier, results)) for number in range(readers)
     ]
     for worker in workers:
         worker.start()

@@ -27,8 +27,8 @@ def open_catalog(settings: Settings | None = None) -> Catalog:
 def open_snapshot(ref: str, settings: Settings | None = None) -> Snapshot:
     """Open `NAME@TAG`, `NAME@ID`, `NAME@latest` or `NAME` for reading.
 
-    The reference is resolved once: a tag that moves later does not change what an open snapshot reads. Thread-safe, safe
-    after `fork()`, picklable. `SnapshotNotFoundError` says what there is instead.
+    The reference is resolved once: a tag that moves later does not change what an open snapshot reads. Thread-safe,
+    safe after `fork()`, picklable. `SnapshotNotFoundError` says what there is instead.
     """
     settings = settings or load_settings()
     catalog = open_catalog(settings)
@@ -51,9 +51,9 @@ def create_snapshot(
 ) -> SnapshotRecord:
     """Make a snapshot of all that lies under `url` (`s3://bucket/prefix`, a folder, any fsspec URL).
 
-    An unchanged prefix gives the same id. Atomic: a creation that is killed leaves nothing visible and can be run again.
-    `progress(files, bytes)` is called for each page of the listing. Raises the store's errors, `TagExistsError`,
-    `UsageError`.
+    An unchanged prefix gives the same id. Atomic: a creation that is killed leaves nothing visible and can be run
+    again. `progress(files, bytes)` is called for each page of the listing. Raises the store's errors,
+    `TagExistsError`, `UsageError`.
     """
     from datacache.catalog.create import create_snapshot as create
     from datacache.store.open import open_store

@@ -1,7 +1,7 @@
 """`datacache://name@ref/path` for fsspec: read-only, so that pandas, pyarrow, tf.data and the like read snapshots.
 
-Registered through the package's entry point; `fsspec.open("datacache://mask@v3/images/000001.jpg")` just works. The same
-guarantees as `Snapshot`, which does the reading.
+Registered through the package's entry point; `fsspec.open("datacache://mask@v3/images/000001.jpg")` just works. The
+same guarantees as `Snapshot`, which does the reading.
 """
 
 from __future__ import annotations

@@ -107,9 +107,7 @@ def parse_bytes(text: str | int) -> int:
         return text
     match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
     if match is None or match[2].lower() not in _UNITS:
-        raise ValueError(
-            f"{text!r} is not a size; write bytes or a number with a unit, such as 20GB or 512MiB"
-        )
+        raise ValueError(f"{text!r} is not a size; write bytes or a number with a unit, such as 20GB or 512MiB")
     return int(float(match[1].replace("_", "")) * _UNITS[match[2].lower()])
 
 
@@ -142,7 +140,7 @@ def _parse_catalog(value: str) -> str:
     return value
 
 
-def _positive(kind: type[int] | type[float]) -> Any:
+def _positive(kind: type[int | float]) -> Any:
     def parse(value: str | float) -> float:
         number = kind(value)
         if number <= 0:
@@ -209,9 +207,7 @@ def _read_file(file: Path) -> tuple[dict[str, Any], tuple[StoreOptions, ...]]:
     stores = table.pop("stores", {})
     unknown = sorted(set(table) - set(_PARSERS))
     if unknown:
-        raise SettingsError(
-            f"{file}: {unknown[0]!r} is no setting", hint=f"Known: {', '.join(sorted(_PARSERS))}."
-        )
+        raise SettingsError(f"{file}: {unknown[0]!r} is no setting", hint=f"Known: {', '.join(sorted(_PARSERS))}.")
     values = {name: _checked(f"{file}: {name}", name, value) for name, value in table.items()}
     return values, tuple(_store(file, name, options) for name, options in stores.items())
 
@@ -222,9 +218,7 @@ def _store(file: Path, name: str, options: Any) -> StoreOptions:
         raise SettingsError(f"{file}: [stores.{name}] needs a url, such as s3://bucket")
     unknown = sorted(set(options) - known)
     if unknown:
-        raise SettingsError(
-            f"{file}: [stores.{name}] has no option {unknown[0]!r}", hint=f"Known: {sorted(known)}."
-        )
+        raise SettingsError(f"{file}: [stores.{name}] has no option {unknown[0]!r}", hint=f"Known: {sorted(known)}.")
     return StoreOptions(name=name, **options)
 
 

@@ -110,9 +110,7 @@ class Output:
         if hint:
             print(f"hint: {printable(hint)}", file=sys.stderr)
 
-    def table(
-        self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
-    ) -> None:
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
         """A table for people; `right` are the columns of numbers. Nothing with `--json`."""
         if self.json:
             return

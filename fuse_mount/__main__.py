@@ -28,9 +28,7 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="JSON", help="mount what this says")
     what.add_argument("--takeover", metavar="MOUNTPOINT", help="take over the mount there")
-    parser.add_argument(
-        "--only-if-dead", action="store_true", help="leave a mount alone whose supervisor lives"
-    )
+    parser.add_argument("--only-if-dead", action="store_true", help="leave a mount alone whose supervisor lives")
     parser.add_argument("--ready-fd", type=int, metavar="N", help="where to say that the mount is there")
     parser.add_argument("--daemon", action="store_true", help="go on in the background")
     arguments = parser.parse_args()
@@ -52,10 +50,7 @@ def main() -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.config is not None:
-        config = MountConfig.from_json(arguments.config)
-    else:
-        config = _known(arguments.takeover)
+    config = MountConfig.from_json(arguments.config) if arguments.config is not None else _known(arguments.takeover)
     os.chdir("/")
     supervisor = Supervisor(config)
 

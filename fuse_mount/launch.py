@@ -160,9 +160,7 @@ def _ask(mountpoint: str | Path, settings: Settings, message: dict[str, Any]) ->
     return answer["ok"]
 
 
-def _start(
-    arguments: list[str], config: MountConfig, variables: dict[str, str], *, foreground: bool
-) -> MountInfo:
+def _start(arguments: list[str], config: MountConfig, variables: dict[str, str], *, foreground: bool) -> MountInfo:
     """Run `python -m fuse_mount` and wait for its word."""
     files = MountFiles(config.home, config.mountpoint)
     files.make_folder()

@@ -98,9 +98,7 @@ _ENTRY = struct.Struct("<QQQQII")  # nodeid generation entry_valid attr_valid en
 _ATTR_OUT = struct.Struct("<QII")  # attr_valid attr_valid_nsec dummy
 _READ_IN = struct.Struct("<QQI")  # fh offset size …
 _INIT_IN = struct.Struct("<IIII")  # major minor max_readahead flags …
-_INIT_OUT = struct.Struct(
-    "<IIIIHHIIHHII24x"
-)  # major … max_pages map_alignment flags2 max_stack_depth, unused
+_INIT_OUT = struct.Struct("<IIIIHHIIHHII24x")  # major … max_pages map_alignment flags2 max_stack_depth, unused
 _STATFS = struct.Struct("<QQQQQIIII24x")  # blocks bfree bavail files ffree bsize namelen frsize padding spare
 _NS = 1_000_000_000
 
@@ -222,9 +220,7 @@ class Encoder:
 
     def entry_out(self, ino: int, is_dir: bool, size_bytes: int, mtime_ns: int) -> bytes:
         """struct fuse_entry_out: the answer to LOOKUP and the first part of a READDIRPLUS record."""
-        return _ENTRY.pack(ino, 0, VALID_S, VALID_S, 0, 0) + self.attributes(
-            ino, is_dir, size_bytes, mtime_ns
-        )
+        return _ENTRY.pack(ino, 0, VALID_S, VALID_S, 0, 0) + self.attributes(ino, is_dir, size_bytes, mtime_ns)
 
 
 _ATTR_OUT_VALID = _ATTR_OUT.pack(VALID_S, 0, 0)

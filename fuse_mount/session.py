@@ -87,13 +87,9 @@ def check_mountpoint(mountpoint: str) -> None:
     try:
         names = os.listdir(mountpoint)
     except FileNotFoundError as exc:
-        raise MountError(
-            f"the mount point {mountpoint} does not exist", hint=f"mkdir -p {mountpoint}"
-        ) from exc
+        raise MountError(f"the mount point {mountpoint} does not exist", hint=f"mkdir -p {mountpoint}") from exc
     except NotADirectoryError as exc:
-        raise MountError(
-            f"the mount point {mountpoint} is not a directory", hint="Mount on a directory."
-        ) from exc
+        raise MountError(f"the mount point {mountpoint} is not a directory", hint="Mount on a directory.") from exc
     except OSError as exc:
         raise MountError(f"the mount point {mountpoint} cannot be read: {exc.strerror}") from exc
     if names:
@@ -111,9 +107,7 @@ def check_device() -> None:
             hint="Load the module (modprobe fuse); in a container, give it the device (--device /dev/fuse).",
         )
     if not os.access(DEVICE, os.R_OK | os.W_OK):
-        raise MountError(
-            f"{DEVICE} may not be used by you", hint=f"As root: chmod 666 {DEVICE} (the usual mode)."
-        )
+        raise MountError(f"{DEVICE} may not be used by you", hint=f"As root: chmod 666 {DEVICE} (the usual mode).")
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
         raise MountError("fusermount3 is not installed", hint="Install the package fuse3, or mount as root.")
 
@@ -156,9 +150,7 @@ def _mount_as_root(config: MountConfig, source: str) -> int:
         os.close(fd)
         hint = ""
         if number == errno.EPERM:
-            hint = (
-                "A container needs CAP_SYS_ADMIN (and no seccomp or AppArmor profile against mount) for this."
-            )
+            hint = "A container needs CAP_SYS_ADMIN (and no seccomp or AppArmor profile against mount) for this."
         raise MountError(f"{config.mountpoint} cannot be mounted: {os.strerror(number)}", hint=hint)
     return fd
 
@@ -270,9 +262,7 @@ def unmount_now(mountpoint: str, *, lazy: bool = False) -> None:
         busy, reason = number == errno.EBUSY, os.strerror(number)
     else:
         if shutil.which("fusermount3") is None:
-            raise MountError(
-                "fusermount3 is not installed", hint="Install the package fuse3, or unmount as root."
-            )
+            raise MountError("fusermount3 is not installed", hint="Install the package fuse3, or unmount as root.")
         command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
@@ -287,8 +277,7 @@ def unmount_now(mountpoint: str, *, lazy: bool = False) -> None:
     named = ", ".join(f"{user.pid} ({user.command})" for user in users[:_NAMED_USERS])
     more = f" and {len(users) - _NAMED_USERS} more" if len(users) > _NAMED_USERS else ""
     error = MountError(
-        f"{mountpoint} is busy: "
-        + (f"used by {named}{more}" if users else "by processes that are not visible here"),
+        f"{mountpoint} is busy: " + (f"used by {named}{more}" if users else "by processes that are not visible here"),
         hint=f"End them and try again, or detach it and let them finish: dsctl umount --lazy {mountpoint}",
     )
     error.errno = errno.EBUSY

@@ -189,10 +189,7 @@ class SnapshotFs:
     def path_of(self, ino: int) -> str:
         """The path of an inode for messages; never raises."""
         try:
-            if ino == ROOT or ino & _DIR_BIT:
-                raw = self._directory(ino)[1]
-            else:
-                raw = self._entry(ino - _FILE_BASE).path
+            raw = self._directory(ino)[1] if ino == ROOT or ino & _DIR_BIT else self._entry(ino - _FILE_BASE).path
         except Exception:  # noqa: BLE001 - a message must not fail for want of a path
             return f"inode {ino}"
         return raw.decode("utf-8", "backslashreplace") or "/"

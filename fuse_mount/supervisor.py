@@ -232,9 +232,7 @@ class Supervisor:
             try:
                 part = slot.channel.recv(65536)
             except TimeoutError as exc:
-                raise MountError(
-                    f"the snapshot {self._config.ref} was not opened in {_OPEN_TIMEOUT_S:.0f} s"
-                ) from exc
+                raise MountError(f"the snapshot {self._config.ref} was not opened in {_OPEN_TIMEOUT_S:.0f} s") from exc
             if not part:
                 raise MountError(f"the first worker died; see {self._files.log}")
             text += part
@@ -308,9 +306,7 @@ class Supervisor:
         if self._config.resend and session.resend(self._main):
             return
         if not slot.own_queue:
-            _log.error(
-                "requests that the dead worker had read hang until %s is unmounted", self._config.mountpoint
-            )
+            _log.error("requests that the dead worker had read hang until %s is unmounted", self._config.mountpoint)
             return
         os.close(slot.fd)
         slot.fd, slot.own_queue = self._queue()

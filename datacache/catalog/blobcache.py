@@ -123,9 +123,7 @@ class BlobCache:
             with self._file.write(durable=False) as connection:
                 connection.executemany("DELETE FROM blobs WHERE id = ?", [(id,) for id in damaged])
                 connection.executemany("DELETE FROM uses WHERE id = ?", [(id,) for id in damaged])
-                connection.executemany(
-                    "UPDATE uses SET used_s = ? WHERE id = ?", [(now_s, id) for id in aged]
-                )
+                connection.executemany("UPDATE uses SET used_s = ? WHERE id = ?", [(now_s, id) for id in aged])
         return found
 
     def _keep(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
@@ -163,9 +161,7 @@ class BlobCache:
 
     # --- snapshots and datasets -----------------------------------------------------------------------------
 
-    def commit(
-        self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False
-    ) -> SnapshotRecord:
+    def commit(self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False) -> SnapshotRecord:
         """In the shared catalog."""
         return self._inner.commit(record, tags=tags, move_tags=move_tags)
 
@@ -240,9 +236,7 @@ class BlobCache:
     def _kept_answer(self, question: str, decode: Callable[[str], _T]) -> _T | None:
         def read() -> str | None:
             with self._file.use() as connection:
-                row = connection.execute(
-                    "SELECT answer FROM answers WHERE question = ?", (question,)
-                ).fetchone()
+                row = connection.execute("SELECT answer FROM answers WHERE question = ?", (question,)).fetchone()
             return None if row is None else str(row[0])
 
         text = self._guarded(read)

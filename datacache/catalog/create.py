@@ -6,7 +6,7 @@ the next one finds in place.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from datacache.catalog.base import Catalog, tag_exists
@@ -35,8 +35,8 @@ def create_snapshot(
 ) -> SnapshotRecord:
     """List `prefix` of a store and commit what is there as a snapshot of dataset `name`.
 
-    Idempotent: an unchanged prefix gives the same id. Raises the store's errors, `ObjectNotFoundError` for a prefix with
-    nothing under it, `TagExistsError` (before listing, too), `UsageError` for bad names.
+    Idempotent: an unchanged prefix gives the same id. Raises the store's errors, `ObjectNotFoundError` for a prefix
+    with nothing under it, `TagExistsError` (before listing, too), `UsageError` for bad names.
     """
     check_name(name)
     for tag in tags:
@@ -60,7 +60,7 @@ def create_snapshot(
     record = SnapshotRecord(
         dataset=name,
         id=id,
-        created_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created_at=dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         origin=origin,
         files=root.files,
         total_bytes=root.total_bytes,
@@ -71,9 +71,7 @@ def create_snapshot(
     return catalog.commit(record, tags=tags, move_tags=move_tags)
 
 
-def _entries(
-    store: ObjectStore, prefix: str, builder: ManifestBuilder, progress: Progress | None
-) -> Iterator[Entry]:
+def _entries(store: ObjectStore, prefix: str, builder: ManifestBuilder, progress: Progress | None) -> Iterator[Entry]:
     skip = len(prefix)
     files = size = 0
     for page in store.list(prefix):
@@ -95,7 +93,8 @@ def _warnings(root: Root) -> tuple[str, ...]:
         return ()
     names = ", ".join(repr(path.decode("utf-8", "backslashreplace")) for path in sorted(root.hidden)[:_SHOWN])
     more = f" and {len(root.hidden) - _SHOWN:,} more" if len(root.hidden) > _SHOWN else ""
-    return (
+    text = (
         f"{len(root.hidden):,} object(s) cannot be shown in a mount (a name that is also a folder's, or with an empty, "
-        f"'.', '..' or overlong part) but can be read by their exact path: {names}{more}",
+        f"'.', '..' or overlong part) but can be read by their exact path: {names}{more}"
     )
+    return (text,)

@@ -146,9 +146,7 @@ class MongoCatalog:
 
     # --- snapshots and tags ---------------------------------------------------------------------------------
 
-    def commit(
-        self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False
-    ) -> SnapshotRecord:
+    def commit(self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False) -> SnapshotRecord:
         """Make a snapshot visible; see the protocol and, for how, the module."""
         name, id = record.dataset, record.id
         doc = ObjectId()
@@ -350,9 +348,7 @@ class MongoCatalog:
     @staticmethod
     def _write_schema(database: Database[_Document]) -> None:
         try:
-            database["meta"].update_one(
-                {"_id": "schema"}, {"$setOnInsert": {"version": SCHEMA_VERSION}}, upsert=True
-            )
+            database["meta"].update_one({"_id": "schema"}, {"$setOnInsert": {"version": SCHEMA_VERSION}}, upsert=True)
         except DuplicateKeyError:
             pass  # another process was quicker
         except OperationFailure as exc:
@@ -389,10 +385,8 @@ class MongoCatalog:
         code = exc.code if isinstance(exc, OperationFailure) else None
         if code in _AUTHENTICATION_CODES:
             return CatalogError(
-                f"MongoDB at {self._hosts} does not let this account use the database"
-                f" {self._database_name!r}",
-                hint="Check user, password and authSource in DATACACHE_CATALOG, and the account's roles"
-                " (readWrite).",
+                f"MongoDB at {self._hosts} does not let this account use the database {self._database_name!r}",
+                hint="Check user, password and authSource in DATACACHE_CATALOG, and the account's roles (readWrite).",
             )
         if isinstance(exc, DocumentTooLarge):
             return CatalogError(f"MongoDB at {self._hosts} takes no document above 16 MiB: {exc}")
@@ -440,9 +434,7 @@ def _dataset_record(found: _Document) -> DatasetRecord:
     return DatasetRecord(name=found["_id"], latest=found["latest"], tags=dict(sorted(tags.items())))
 
 
-def _replace(
-    collection: Collection[_Document], name: str, old: _Dataset | None, new: _Dataset | None
-) -> bool:
+def _replace(collection: Collection[_Document], name: str, old: _Dataset | None, new: _Dataset | None) -> bool:
     """Whether the document was still the old one, and now is the new one."""
     if new is None:
         assert old is not None

@@ -33,18 +33,14 @@ class Ref(NamedTuple):
 def check_name(name: str) -> str:
     """`name` if it can name a dataset; `UsageError` otherwise."""
     if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{name!r} cannot name a dataset", hint="Use letters, digits, '.', '_', '-' and '/' between."
-        )
+        raise UsageError(f"{name!r} cannot name a dataset", hint="Use letters, digits, '.', '_', '-' and '/' between.")
     return name
 
 
 def check_tag(tag: str) -> str:
     """`tag` if it can be a tag; `UsageError` otherwise."""
     if not _TAG.fullmatch(tag) or tag == LATEST:
-        raise UsageError(
-            f"{tag!r} cannot be a tag", hint="Use letters, digits, '.', '_' and '-'; 'latest' is taken."
-        )
+        raise UsageError(f"{tag!r} cannot be a tag", hint="Use letters, digits, '.', '_' and '-'; 'latest' is taken.")
     return tag
 
 
@@ -78,9 +74,7 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
         if len(matches) == 1:
             return matches[0]
     if matches:
-        raise SnapshotNotFoundError(
-            f"{ref} names {len(matches)} snapshots", ref=str(ref), hint="Give more digits."
-        )
+        raise SnapshotNotFoundError(f"{ref} names {len(matches)} snapshots", ref=str(ref), hint="Give more digits.")
     tags = ", ".join(sorted(dataset.tags)) or "no tags"
     raise SnapshotNotFoundError(
         f"{ref.dataset} has no tag or snapshot {ref.version!r}",

@@ -44,9 +44,7 @@ _SCHEMA = (
         PRIMARY KEY (dataset, tag)) WITHOUT ROWID""",
     "CREATE TABLE blobs (id BLOB PRIMARY KEY, data BLOB NOT NULL)",
 )
-_DATASET = (
-    "SELECT name, latest, (SELECT json_group_object(tag, id) FROM tags WHERE dataset = name) FROM datasets"
-)
+_DATASET = "SELECT name, latest, (SELECT json_group_object(tag, id) FROM tags WHERE dataset = name) FROM datasets"
 
 _BATCH_BYTES = 16 * 2**20
 """Blobs of one transaction: other writers wait for about a tenth of a second."""
@@ -87,9 +85,7 @@ class SqliteCatalog:
                 found.update((BlobId(id), data) for id, data in rows)
         return found
 
-    def commit(
-        self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False
-    ) -> SnapshotRecord:
+    def commit(self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False) -> SnapshotRecord:
         """Make a snapshot visible; see the protocol. When this returns, it is on the disk, its blobs with
         it.
         """
@@ -147,9 +143,7 @@ class SqliteCatalog:
                 raise no_snapshot(dataset, id)
             if not move:
                 _check_tag_is_free(connection, dataset, tag, id)
-            connection.execute(
-                "INSERT OR REPLACE INTO tags (dataset, tag, id) VALUES (?, ?, ?)", (dataset, tag, id)
-            )
+            connection.execute("INSERT OR REPLACE INTO tags (dataset, tag, id) VALUES (?, ?, ?)", (dataset, tag, id))
 
     def remove_tag(self, dataset: str, tag: str) -> bool:
         """Whether it was there."""
@@ -313,9 +307,7 @@ def _no_space(path: Path) -> bool:
 
 
 def _record(connection: sqlite3.Connection, dataset: str, id: str) -> SnapshotRecord | None:
-    row = connection.execute(
-        "SELECT record FROM snapshots WHERE dataset = ? AND id = ?", (dataset, id)
-    ).fetchone()
+    row = connection.execute("SELECT record FROM snapshots WHERE dataset = ? AND id = ?", (dataset, id)).fetchone()
     return None if row is None else decode_record(row[0])
 
 

@@ -37,9 +37,7 @@ class SqliteFile:
     Errors of SQLite pass through: only the owner knows what they mean for its caller.
     """
 
-    def __init__(
-        self, path: Path, uri: Callable[[], str], prepare: Callable[[sqlite3.Connection], None]
-    ) -> None:
+    def __init__(self, path: Path, uri: Callable[[], str], prepare: Callable[[sqlite3.Connection], None]) -> None:
         self._path = path
         self._uri = uri
         self._prepare = prepare
@@ -48,9 +46,7 @@ class SqliteFile:
         self._in_use = 0
         self._forking = False
         self._generation = 0
-        self._identity: tuple[int, int] | None = (
-            None  # device and inode of the file the connections have open
-        )
+        self._identity: tuple[int, int] | None = None  # device and inode of the file the connections have open
         self._pid = os.getpid()
         _pools.add(self)
 
@@ -250,6 +246,4 @@ def _after_fork_in_child() -> None:
     _fork_lock.release()
 
 
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

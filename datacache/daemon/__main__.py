@@ -20,10 +20,10 @@ def main() -> int:
     try:
         run(load_settings())
     except DaemonRunningError as exc:
-        print(f"error: {exc}", file=sys.stderr)
+        sys.stderr.write(f"error: {exc}\n")
         return ALREADY_RUNNING
     except DatacacheError as exc:
-        print(f"error: {exc}\nhint: {exc.hint}" if exc.hint else f"error: {exc}", file=sys.stderr)
+        sys.stderr.write(f"error: {exc}\nhint: {exc.hint}\n" if exc.hint else f"error: {exc}\n")
         return 1
     return 0
 

@@ -60,9 +60,7 @@ class DaemonClient:
         # A get may take the store's whole patience, and wait behind others.
         self._timeout_s = 2 * settings.store_timeout_s + 10.0
 
-    def block(
-        self, ref: ObjectRef, number: int, dataset: str, snapshot: str, *, broken: bool = False
-    ) -> bytes:
+    def block(self, ref: ObjectRef, number: int, dataset: str, snapshot: str, *, broken: bool = False) -> bytes:
         """The bytes of a block, fetched if need be. Raises the store's errors, `DaemonUnavailableError` if there is no
         daemon and none can be started."""
         body = {"ref": wire.encode_ref(ref), "number": number, "dataset": dataset, "snapshot": snapshot}
@@ -148,9 +146,7 @@ class DaemonClient:
         log_file = paths.log_path(home)
         package_root = str(Path(__file__).parents[2])
         environment = os.environ | self._settings.environment()
-        environment["PYTHONPATH"] = os.pathsep.join(
-            p for p in (package_root, os.environ.get("PYTHONPATH")) if p
-        )
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
         try:
             log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with log_file.open("ab") as out:
@@ -197,7 +193,7 @@ class DaemonClient:
                     raise DaemonUnavailableError(
                         f"no daemon answers for {self._settings.home}", hint="Start one: dsctl daemon start"
                     ) from exc
-            time.sleep(random.uniform(0, delay))  # noqa: S311 - many readers come back at once
+            time.sleep(random.uniform(0, delay))
             delay = min(2 * delay, 0.5)
             self.ensure()
 

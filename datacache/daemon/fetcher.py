@@ -115,19 +115,14 @@ class Fetcher:
             return flight
         loop = asyncio.get_running_loop()
         flight = self._flights[id] = _Flight(loop.create_future(), loop.create_future())
-        task = loop.create_task(self._get(flight, id, ref, number, dataset, slots))
+        task = loop.create_task(self._get(flight, ref, number, dataset=dataset, slots=slots))
         flight.tasks.add(task)
         return flight
 
     async def _get(
-        self,
-        flight: _Flight,
-        id: BlockId,
-        ref: ObjectRef,
-        number: int,
-        dataset: str,
-        slots: asyncio.Semaphore,
+        self, flight: _Flight, ref: ObjectRef, number: int, *, dataset: str, slots: asyncio.Semaphore
     ) -> None:
+        id = block_id(object_id(ref), number)
         length = block_length(ref.size_bytes, number)
         start = number * BLOCK_BYTES
         loop = asyncio.get_running_loop()

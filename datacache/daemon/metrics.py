@@ -24,9 +24,7 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
     metric("tier_blocks", "gauge", "Blocks in a tier.", by_tier("blocks"))
     metric("tier_evicted_bytes_total", "counter", "Bytes evicted from a tier.", by_tier("evicted_bytes"))
     problems = [(f'{{tier="{tier["name"]}"}}', float(bool(tier["problem"]))) for tier in tiers]
-    metric(
-        "tier_broken", "gauge", "1 while a tier takes nothing because its disk failed or is full.", problems
-    )
+    metric("tier_broken", "gauge", "1 while a tier takes nothing because its disk failed or is full.", problems)
     hits = [(f'{{tier="{name}"}}', reads[f"{name}_hits"]) for name in ("ram", "ssd")]
     metric("hits_total", "counter", "Block reads answered from a tier.", hits)
     hit_bytes = [(f'{{tier="{name}"}}', reads[f"{name}_hit_bytes"]) for name in ("ram", "ssd")]
@@ -38,9 +36,7 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
         "Bytes of block reads that went to the daemon.",
         [("", reads["miss_bytes"])],
     )
-    metric(
-        "direct_reads_total", "counter", "Block reads past an absent daemon.", [("", reads["direct_reads"])]
-    )
+    metric("direct_reads_total", "counter", "Block reads past an absent daemon.", [("", reads["direct_reads"])])
     metric(
         "broken_blocks_total",
         "counter",
@@ -50,9 +46,7 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
     metric("fetched_total", "counter", "Blocks fetched from stores.", [("", fetched["fetched"])])
     metric("fetched_bytes_total", "counter", "Bytes fetched from stores.", [("", fetched["fetched_bytes"])])
     metric("fetch_failures_total", "counter", "Fetches that failed.", [("", fetched["failed"])])
-    metric(
-        "fetch_shared_total", "counter", "Requests that joined a fetch under way.", [("", fetched["shared"])]
-    )
+    metric("fetch_shared_total", "counter", "Requests that joined a fetch under way.", [("", fetched["shared"])])
     metric("fetches_under_way", "gauge", "Blocks in flight.", [("", fetched["under_way"])])
     metric("daemon_max_memory_bytes", "gauge", "Peak resident memory of the daemon.", [("", memory_bytes)])
     return "\n".join(lines) + "\n"

@@ -127,9 +127,7 @@ class Daemon:
     async def _job(self, request: web.Request) -> web.StreamResponse:
         job = self._warmer.job(request.match_info["id"])
         if job is None:
-            raise SnapshotNotFoundError(
-                "there is no such job", hint="The daemon was restarted; ask for it again."
-            )
+            raise SnapshotNotFoundError("there is no such job", hint="The daemon was restarted; ask for it again.")
         return web.json_response(job.as_dict())
 
     async def _cache(self, _: web.Request) -> web.StreamResponse:
@@ -188,9 +186,7 @@ class Daemon:
         dataset = str(ref).partition("@")[0] if ref else None
         pinned = [r for r, name in self._writer.pins().items() if name == dataset]
         if pinned:
-            raise UsageError(
-                f"{dataset} is pinned ({', '.join(pinned)})", hint=f"dsctl cache unpin {pinned[0]}"
-            )
+            raise UsageError(f"{dataset} is pinned ({', '.join(pinned)})", hint=f"dsctl cache unpin {pinned[0]}")
         freed = await asyncio.wrap_future(self._writer.call(lambda: self._writer.evict(dataset)))
         self._considered.clear()
         return web.json_response({"freed_bytes": freed})
@@ -286,9 +282,7 @@ def _listen(settings: Settings) -> socket.socket:
 def run(settings: Settings) -> None:
     """Serve until told to stop. Raises `DaemonRunningError`, `CacheError` before it serves."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard)
-    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
     with hold_lock(settings), open_tiers(settings) as writer:
         catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
         try:

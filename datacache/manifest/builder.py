@@ -29,9 +29,7 @@ class ManifestBuilder:
         self._rows: list[Entry] = []
         self._ranges: list[RangeInfo] = []
         self._hidden: set[bytes] = set()
-        self._above: list[
-            bytes
-        ] = []  # earlier files whose path is a prefix of the current one, shortest first
+        self._above: list[bytes] = []  # earlier files whose path is a prefix of the current one, shortest first
         self._last = b""
         self.files = self.markers = self.total_bytes = 0
 

@@ -18,7 +18,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import zstandard
 from xxhash import xxh3_64_intdigest
@@ -88,9 +88,7 @@ class Range:
 
     def __init__(self, raw: bytes) -> None:
         if raw[:4] != _RANGE_MAGIC:
-            raise CorruptManifestError(
-                "a manifest range has another format", hint="It was made by a newer version."
-            )
+            raise CorruptManifestError("a manifest range has another format", hint="It was made by a newer version.")
         (rows,) = struct.unpack_from("<I", raw, 4)
         columns, at = [], 8
         for _ in range(7):
@@ -145,9 +143,7 @@ def encode_root(root: Root) -> bytes:
 def decode_root(raw: bytes) -> Root:
     """The root of these bytes."""
     if raw[:4] != _ROOT_MAGIC:
-        raise CorruptManifestError(
-            "a manifest root has another format", hint="It was made by a newer version."
-        )
+        raise CorruptManifestError("a manifest root has another format", hint="It was made by a newer version.")
     length, count = struct.unpack_from("<II", raw, 4)
     header = json.loads(raw[12 : 12 + length])
     at = 12 + length
@@ -218,4 +214,4 @@ def _pack_strings(values: Sequence[bytes]) -> bytes:
 
 def _unpack_strings(data: bytes, count: int) -> list[bytes]:
     ends = list(accumulate(_unpack_numbers("H", data[: 2 * count]), initial=2 * count))
-    return [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(ends)]

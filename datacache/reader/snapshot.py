@@ -1,8 +1,8 @@
 """`Snapshot`: an immutable set of files, read by path.
 
-What `datacache.open_snapshot()` gives, and what the mount, the fsspec file system and the loaders read through. It knows
-a manifest and a block source, nothing of daemons or tiers. Safe from several threads, across `fork()`, and picklable
-(the other process opens the same immutable id).
+What `datacache.open_snapshot()` gives, and what the mount, the fsspec file system and the loaders read through. It
+knows a manifest and a block source, nothing of daemons or tiers. Safe from several threads, across `fork()`, and
+picklable (the other process opens the same immutable id).
 """
 
 from __future__ import annotations

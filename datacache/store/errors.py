@@ -65,9 +65,7 @@ def credentials_hint(url: str) -> str:
         return "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN)."
     if scheme == "s3":
         return _S3_CREDENTIALS_HINT
-    return (
-        "Check the credentials that the store's fsspec driver takes from its environment variables or files."
-    )
+    return "Check the credentials that the store's fsspec driver takes from its environment variables or files."
 
 
 def changed(ref: ObjectRef, what: str) -> ObjectChangedError:
@@ -117,9 +115,7 @@ def from_status(status: int, code: str, url: str, *, store: str, region: str = "
         )
     if code in _REGION_CODES or status in (301, 307):
         hint = f"Set AWS_REGION={region}." if region else "Set AWS_REGION to the bucket's region."
-        return StoreError(
-            f"{store} lives in another region or at another endpoint ({said})", url=url, hint=hint
-        )
+        return StoreError(f"{store} lives in another region or at another endpoint ({said})", url=url, hint=hint)
     if status in (401, 403) or code in _ACCESS:
         why = _ACCESS.get(code, "access is denied")
         hint = _ACCESS_HINTS.get(code) or credentials_hint(store)
@@ -146,14 +142,9 @@ def from_connection(text: str, url: str, *, endpoint: str = "") -> DatacacheErro
         return StoreError(
             f"{url}: the TLS certificate of {where} is not trusted",
             url=url,
-            hint="Set AWS_CA_BUNDLE to the certificate authority's PEM file."
-            if url.startswith("s3:")
-            else "",
+            hint="Set AWS_CA_BUNDLE to the certificate authority's PEM file." if url.startswith("s3:") else "",
         )
-    if any(
-        word in lower
-        for word in ("invalidcontenttype", "wrong version number", "record layer failure", "ssl:")
-    ):
+    if any(word in lower for word in ("invalidcontenttype", "wrong version number", "record layer failure", "ssl:")):
         return StoreError(
             f"{url}: {where} does not speak TLS",
             url=url,
@@ -188,9 +179,7 @@ def from_obstore(exc: Exception, url: str, *, store: str, endpoint: str = "") ->
         return StoreAccessError(f"{url}: access is denied", url=url, hint=credentials_hint(store))
     if name in ("PreconditionError", "NotModifiedError"):
         return from_status(412, "", url, store=store)
-    if name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError") or isinstance(
-        exc, ValueError
-    ):
+    if name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError") or isinstance(exc, ValueError):
         return StoreError(f"{url}: the store's driver cannot do this ({name})", url=url)
     return from_connection(text, url, endpoint=endpoint)
 

@@ -47,9 +47,7 @@ class FsspecStore:
         try:
             fsspec.get_filesystem_class(scheme)
         except ValueError as exc:
-            raise UsageError(
-                f"nothing serves {scheme}:// URLs", hint="Known: s3, gs, az, file, https, …"
-            ) from exc
+            raise UsageError(f"nothing serves {scheme}:// URLs", hint="Known: s3, gs, az, file, https, …") from exc
         except ImportError as exc:
             raise UsageError(f"{scheme}:// URLs need a package that is not installed", hint=str(exc)) from exc
         self._fs: PerProcess[Any] = PerProcess(self._open)

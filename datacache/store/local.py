@@ -55,9 +55,7 @@ class LocalStore:
         if page:
             yield page
         if walk.skipped:
-            _log.warning(
-                "%d entries under /%s are no files or folders, or point nowhere", walk.skipped, prefix
-            )
+            _log.warning("%d entries under /%s are no files or folders, or point nowhere", walk.skipped, prefix)
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore`. A key with a trailing slash is a folder."""
@@ -90,9 +88,7 @@ class LocalStore:
         except OSError as exc:
             raise from_oserror(exc, ref.url) from exc
         if len(data) != stop - start:
-            raise StoreUnavailableError(
-                f"{ref.url}: the file gave {len(data)} of {stop - start} bytes", url=ref.url
-            )
+            raise StoreUnavailableError(f"{ref.url}: the file gave {len(data)} of {stop - start} bytes", url=ref.url)
         return data
 
     async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes:
@@ -106,9 +102,7 @@ class LocalStore:
         try:
             if key.endswith("/"):
                 if data:
-                    raise StoreError(
-                        f"{self.url}/{key} is a folder and holds no bytes", url=f"{self.url}/{key}"
-                    )
+                    raise StoreError(f"{self.url}/{key} is a folder and holds no bytes", url=f"{self.url}/{key}")
                 os.makedirs(path, exist_ok=True)
                 return self.head(key)
             folder = os.path.dirname(path)

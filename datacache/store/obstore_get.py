@@ -109,7 +109,5 @@ class Getter:
 
 def _exact(data: Bytes, ref: ObjectRef, start: int, stop: int) -> Bytes:
     if len(data) != stop - start:
-        raise StoreUnavailableError(
-            f"{ref.url}: the answer has {len(data):,} bytes, not {stop - start:,}", url=ref.url
-        )
+        raise StoreUnavailableError(f"{ref.url}: the answer has {len(data):,} bytes, not {stop - start:,}", url=ref.url)
     return data

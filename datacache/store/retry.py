@@ -83,9 +83,7 @@ class RetryingStore:
     """A store that retries another one. Every operation is safe to repeat, writes included (whole objects
     only)."""
 
-    def __init__(
-        self, store: ObjectStore, deadline_s: float, *, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, store: ObjectStore, deadline_s: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.inner = store
         self.url = store.url
         self.node_wide = store.node_wide
@@ -129,9 +127,7 @@ class RetryingStore:
             return await self.inner.read_async(ref, start, stop)
         except StoreUnavailableError as exc:
             failed = exc
-        return await retry_async(
-            lambda: self.inner.read_async(ref, start, stop), self._deadline_s, failed=failed
-        )
+        return await retry_async(lambda: self.inner.read_async(ref, start, stop), self._deadline_s, failed=failed)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""

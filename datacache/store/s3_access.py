@@ -111,9 +111,7 @@ def resolve_access(store_url: str, settings: Settings) -> S3Access:
             hint=credentials_hint(store_url),
         ) from exc
     if not endpoint.startswith(("http://", "https://")) or "@" in endpoint:
-        raise SettingsError(
-            f"the endpoint for {store_url} is no URL", hint="Write http://HOST:PORT or https://HOST."
-        )
+        raise SettingsError(f"the endpoint for {store_url} is no URL", hint="Write http://HOST:PORT or https://HOST.")
     return S3Access(
         bucket=store_url.removeprefix("s3://"),
         endpoint=endpoint.rstrip("/"),

@@ -155,9 +155,7 @@ class S3Requests:
         if sent is not None:
             begins, size = int(sent[1]), None if sent[3] == "*" else int(sent[3])
         elif answer.status == 206:
-            raise StoreUnavailableError(
-                f"{ref.url}: the store does not say which bytes it sends", url=ref.url
-            )
+            raise StoreUnavailableError(f"{ref.url}: the store does not say which bytes it sends", url=ref.url)
         expect_same(ref, etag=plain_etag(answer.headers.get("ETag")), size_bytes=size)
         if begins > start:
             raise StoreUnavailableError(f"{ref.url}: the store sends other bytes than asked for", url=ref.url)

@@ -51,15 +51,11 @@ def _local_key(url: str, path: str) -> str:
     if url.lower().startswith("file:"):
         path = path.removeprefix("localhost") if path.startswith("localhost/") else path
         if not path.startswith("/"):
-            raise UsageError(
-                f"the URL {url!r} names a host", hint="Write file:///absolute/path, or a plain path."
-            )
+            raise UsageError(f"the URL {url!r} names a host", hint="Write file:///absolute/path, or a plain path.")
     if not path or "\0" in path:
         raise UsageError(f"{url!r} is not a path")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path):
-        raise UsageError(
-            f"{url!r} is neither a URL nor a path", hint="A URL has two slashes: s3://bucket/prefix."
-        )
+        raise UsageError(f"{url!r} is neither a URL nor a path", hint="A URL has two slashes: s3://bucket/prefix.")
     key = os.path.abspath(path).lstrip("/")
     return f"{key}/" if path.endswith("/") and key else key
 
@@ -70,9 +66,7 @@ def _refuse_credentials(scheme: str, authority: str, key: str) -> None:
     if not at and ":" in authority:
         # An AWS secret may hold '/': in s3://KEY:SEC/RET@bucket the authority ends too early. A port is a
         # number.
-        secret = scheme in ("s3", "gs", "az") or not re.fullmatch(
-            r"(\[[0-9a-fA-F:.]+\]|[^:]*)(:\d*)?", authority
-        )
+        secret = scheme in ("s3", "gs", "az") or not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:]*)(:\d*)?", authority)
     if secret or _SIGNED.search(key) or _SIGNED.search(authority):
         raise UsageError(
             f"the {scheme} URL carries credentials; URLs are written to catalogs and logs, so they must not",

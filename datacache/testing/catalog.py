@@ -38,9 +38,7 @@ def a_blob(data: bytes) -> tuple[BlobId, bytes]:
     return BlobId(blake2b(data, digest_size=16).digest()), data
 
 
-def a_record(
-    dataset: str = "mask", number: int = 1, *, message: str = "", parent: str | None = None
-) -> SnapshotRecord:
+def a_record(dataset: str = "mask", number: int = 1, *, message: str = "", parent: str | None = None) -> SnapshotRecord:
     """A record of a snapshot that was never listed."""
     return SnapshotRecord(
         dataset=dataset,
@@ -113,9 +111,7 @@ class CatalogConformance:
 
     # --- blobs ----------------------------------------------------------------------------------------------
 
-    def test_blobs_come_back_as_they_were_put(
-        self, catalog: Catalog, open_again: Callable[[], Catalog]
-    ) -> None:
+    def test_blobs_come_back_as_they_were_put(self, catalog: Catalog, open_again: Callable[[], Catalog]) -> None:
         blobs = [a_blob(b""), a_blob(bytes(range(256))), a_blob(os.urandom(1 << 20))]
         catalog.put_blobs(blobs)
         for reader in (catalog, open_again()):
@@ -213,12 +209,8 @@ class CatalogConformance:
         assert other.tags == {"v1": a_record("mask/small").id}
 
     def test_two_datasets_may_have_the_same_snapshot(self, catalog: Catalog) -> None:
-        one = SnapshotRecord(
-            dataset="one", id="a" * 32, created_at="now", origin="file:///x", files=1, total_bytes=1
-        )
-        two = SnapshotRecord(
-            dataset="two", id="a" * 32, created_at="then", origin="file:///y", files=1, total_bytes=1
-        )
+        one = SnapshotRecord(dataset="one", id="a" * 32, created_at="now", origin="file:///x", files=1, total_bytes=1)
+        two = SnapshotRecord(dataset="two", id="a" * 32, created_at="then", origin="file:///y", files=1, total_bytes=1)
         catalog.commit(one)
         catalog.commit(two)
         assert catalog.snapshot("one", "a" * 32) == one

@@ -38,9 +38,7 @@ class _Box(NamedTuple):
     masked: bool
 
 
-def draw_faces(
-    folder: Path, *, count: int = 200, seed: int = 0, width: int = 320, height: int = 240
-) -> Faces:
+def draw_faces(folder: Path, *, count: int = 200, seed: int = 0, width: int = 320, height: int = 240) -> Faces:
     """Write `JPEGImages/*.jpg`, `Annotations/*.xml` and `ImageSets/Main/{train,val,trainval,test}.txt` under
     `folder`.
 
@@ -55,9 +53,7 @@ def draw_faces(
         image, boxes = _draw(chance, width, height)
         name = f"{number:06}"
         image.save(folder / "JPEGImages" / f"{name}.jpg", quality=88)
-        (folder / "Annotations" / f"{name}.xml").write_text(
-            _xml(name, width, height, boxes), encoding="utf-8"
-        )
+        (folder / "Annotations" / f"{name}.xml").write_text(_xml(name, width, height, boxes), encoding="utf-8")
         masked += sum(box.masked for box in boxes)
         bare += sum(not box.masked for box in boxes)
     _write_splits(folder / "ImageSets" / "Main", count, chance)
@@ -70,9 +66,7 @@ def _write_splits(folder: Path, count: int, chance: random.Random) -> None:
     train, val = round(count * 0.7), round(count * 0.85)
     splits = {"train": names[:train], "val": names[train:val], "trainval": names[:val], "test": names[val:]}
     for split, members in splits.items():
-        (folder / f"{split}.txt").write_text(
-            "".join(f"{name}\n" for name in sorted(members)), encoding="utf-8"
-        )
+        (folder / f"{split}.txt").write_text("".join(f"{name}\n" for name in sorted(members)), encoding="utf-8")
 
 
 def _draw(chance: random.Random, width: int, height: int) -> tuple[Image.Image, list[_Box]]:
@@ -101,10 +95,7 @@ def _place(chance: random.Random, width: int, height: int, taken: list[_Box]) ->
         left, top = chance.randrange(1, width - wide), chance.randrange(1, height - high)
         box = _Box(left, top, left + wide, top + high, chance.random() < 0.5)
         if all(
-            box.right < other.left
-            or other.right < box.left
-            or box.bottom < other.top
-            or other.bottom < box.top
+            box.right < other.left or other.right < box.left or box.bottom < other.top or other.bottom < box.top
             for other in taken
         ):
             return box

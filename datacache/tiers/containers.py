@@ -97,9 +97,7 @@ def region_dataset(path: Path) -> str | None:
     return head[8:].rstrip(b"\0").decode("utf-8", "replace")
 
 
-def write_object_block(
-    folder: Path, container: int, size_bytes: int, offset: int, data: bytes | memoryview
-) -> None:
+def write_object_block(folder: Path, container: int, size_bytes: int, offset: int, data: bytes | memoryview) -> None:
     """Write one block of an object file, made sparse at its full size on first use."""
     fd = os.open(folder / container_name(container), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
     try:

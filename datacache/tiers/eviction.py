@@ -37,9 +37,7 @@ def victims(
     return chosen if free >= need_bytes else ()
 
 
-def expired(
-    policy: str, containers: Iterable[ContainerState], *, now_s: float, ttl_s: float
-) -> Sequence[int]:
+def expired(policy: str, containers: Iterable[ContainerState], *, now_s: float, ttl_s: float) -> Sequence[int]:
     """Ids that policy `ttl` drops although nobody needs the room."""
     if policy != "ttl":
         return ()

@@ -70,8 +70,7 @@ def checksums(data: bytes | memoryview) -> bytes:
         return _SUM.pack(xxh3_64_intdigest(data)) if len(data) else b""
     view = memoryview(data)
     return b"".join(
-        _SUM.pack(xxh3_64_intdigest(view[at : at + GRANULE_BYTES]))
-        for at in range(0, len(view), GRANULE_BYTES)
+        _SUM.pack(xxh3_64_intdigest(view[at : at + GRANULE_BYTES])) for at in range(0, len(view), GRANULE_BYTES)
     )
 
 

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-
 from datacache.core.errors import CacheError
 from datacache.settings import Settings
 from datacache.tiers import containers, layout
@@ -47,9 +46,7 @@ def open_tiers(settings: Settings) -> Iterator[TierWriter]:
         access = AccessTable(folder / "access.bin")
     except OSError as exc:
         hint = "Free some room or set DATACACHE_HOME to another folder."
-        raise CacheError(
-            f"the cache folder {folder} cannot be used: {exc.strerror or exc}", hint=hint
-        ) from exc
+        raise CacheError(f"the cache folder {folder} cannot be used: {exc.strerror or exc}", hint=hint) from exc
     overhead = {"ram": lambda: 0, "ssd": lambda: index.size_bytes() + FILE_BYTES + _INDEX_SLACK}
     budgets = {"ram": settings.ram_bytes, "ssd": settings.ssd_bytes}
     tiers = [
@@ -169,9 +166,7 @@ def _rebuild(home: Path, folders: dict[str, Path]) -> Path:
     for tier, folder in folders.items():
         for path in sorted(folder.iterdir()):
             id = layout.container_of(path.name)
-            dataset = (
-                containers.region_dataset(path) if id is not None and not id & layout.OBJECT_FILE else None
-            )
+            dataset = containers.region_dataset(path) if id is not None and not id & layout.OBJECT_FILE else None
             if id is None or dataset is None:
                 path.unlink(missing_ok=True)
                 continue

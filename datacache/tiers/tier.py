@@ -192,9 +192,7 @@ class Tier:
             for id, c in self.containers.items()
         ]
 
-    def _write(
-        self, txn: lmdb.Transaction, block: Block, sums: bytes, pinned_by: list[str]
-    ) -> Location | None:
+    def _write(self, txn: lmdb.Transaction, block: Block, sums: bytes, pinned_by: list[str]) -> Location | None:
         if block.in_object_file:
             container = self._object_files.get(block.object_id)
             if container is None:
@@ -207,9 +205,7 @@ class Tier:
                 )
                 self._object_files[block.object_id] = container
             location = Location(container, block.number * BLOCK_BYTES, len(block.data), sums)
-            containers.write_object_block(
-                self.folder, container, block.object_bytes, location.offset, block.data
-            )
+            containers.write_object_block(self.folder, container, block.object_bytes, location.offset, block.data)
             grown = aligned(len(block.data), DISK_BLOCK)
         else:
             region = self._region_for(txn, block, pinned_by)
@@ -235,17 +231,13 @@ class Tier:
         room = self.budget_bytes - self.used_bytes
         need = layout.REGION_HEADER_BYTES + block.disk_bytes()
         # One page more for the header's share; the last region of a budget is as large as what is left.
-        capacity = min(
-            max(containers.open_region_size(self.budget_bytes), need), room // DISK_BLOCK * DISK_BLOCK
-        )
+        capacity = min(max(containers.open_region_size(self.budget_bytes), need), room // DISK_BLOCK * DISK_BLOCK)
         if capacity < need:
             return None
         container = self._new_container(txn, block, pinned_by)
         region = Region(self.folder, container, capacity, block.dataset)
         self._filling[block.dataset] = region
-        self.containers[container] = Container(
-            dataset=block.dataset, disk_bytes=DISK_BLOCK, pinned_by=list(pinned_by)
-        )
+        self.containers[container] = Container(dataset=block.dataset, disk_bytes=DISK_BLOCK, pinned_by=list(pinned_by))
         self._container_bytes += DISK_BLOCK
         return region
 
@@ -271,9 +263,7 @@ class Tier:
         log.warning("the %s tier takes nothing for %.0f s: %s", self.name, _SUSPENDED_S, self.problem)
 
     def _save(self, txn: lmdb.Transaction, id: int) -> None:
-        txn.put(
-            _meta_key(self.name, id), json.dumps(asdict(self.containers[id])).encode(), db=self._index.meta
-        )
+        txn.put(_meta_key(self.name, id), json.dumps(asdict(self.containers[id])).encode(), db=self._index.meta)
 
     def _unindex(self, txn: lmdb.Transaction, id: int) -> None:
         container = self.containers[id]
@@ -336,11 +326,7 @@ def _blocks_of(path: Path, txn: lmdb.Transaction, db: Any, container: int) -> li
     except OSError as exc:
         log.warning("%s cannot be read: %s", path, exc.strerror)
     with txn.cursor(db=db) as cursor:
-        return [
-            BlockId(bytes(key))
-            for key, value in cursor
-            if layout.unpack_location(value).container == container
-        ]
+        return [BlockId(bytes(key)) for key, value in cursor if layout.unpack_location(value).container == container]
 
 
 def _meta_key(tier: str, container: int) -> bytes:

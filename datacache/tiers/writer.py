@@ -1,8 +1,8 @@
 """The one writer of a node's tiers: a thread that takes fetched blocks and commits them to the index in batches.
 
-Used by the daemon only. A tier chain is itself a place to put blocks: each block goes to every tier that wants it, so what
-is in RAM is on the SSD already when it leaves RAM. Blocks are visible to all readers once their batch is committed;
-`stored` is then called (in the writer thread) with whether any tier kept the block.
+Used by the daemon only. A tier chain is itself a place to put blocks: each block goes to every tier that wants it, so
+what is in RAM is on the SSD already when it leaves RAM. Blocks are visible to all readers once their batch is
+committed; `stored` is then called (in the writer thread) with whether any tier kept the block.
 """
 
 from __future__ import annotations

@@ -85,9 +85,7 @@ def unpin(app: App, ref: str) -> None:
     from datacache import api
 
     answer = api.connect(app.settings).unpin(ref)
-    text = (
-        f"unpinned {answer['ref']}" if answer.get("was_pinned", True) else f"{answer['ref']} was not pinned"
-    )
+    text = f"unpinned {answer['ref']}" if answer.get("was_pinned", True) else f"{answer['ref']} was not pinned"
     app.out.result(answer, text)
 
 

@@ -52,9 +52,7 @@ class Epoch(NamedTuple):
     help="Where (default: a new folder in /tmp).",
 )
 @click.option("--keep", is_flag=True, help="Leave the folder with bucket and home to look at.")
-@click.option(
-    "--count", type=click.IntRange(1, 100_000), default=200, show_default=True, help="Images to draw."
-)
+@click.option("--count", type=click.IntRange(1, 100_000), default=200, show_default=True, help="Images to draw.")
 @json_option
 @pass_app
 def demo(app: App, directory: Path | None, keep: bool, count: int) -> None:
@@ -89,9 +87,7 @@ def demo(app: App, directory: Path | None, keep: bool, count: int) -> None:
         app.out.line(f"compared  every byte of {len(paths):,} files with the bucket: equal")
         cache = api.connect(settings).cache_status()
         for tier in cache["tiers"]:
-            app.out.line(
-                f"tier      {tier['name']}: {format_bytes(tier['used_bytes'])} in {tier['blocks']:,} blocks"
-            )
+            app.out.line(f"tier      {tier['name']}: {format_bytes(tier['used_bytes'])} in {tier['blocks']:,} blocks")
         with _catalog(settings) as catalog:
             shown = as_json(record, catalog.dataset(_NAME))
     app.out.result(
@@ -121,9 +117,7 @@ def _folder(directory: Path | None, keep: bool, cleanup: ExitStack) -> Path:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise UsageError(
-                f"{folder} cannot be made: {exc.strerror}", hint="Choose another --dir."
-            ) from exc
+            raise UsageError(f"{folder} cannot be made: {exc.strerror}", hint="Choose another --dir.") from exc
         if any(folder.iterdir()) and not (folder / "bucket" / "JPEGImages").is_dir():
             raise UsageError(f"{folder} is not empty", hint="Choose an empty or a new --dir.")
     if not keep:

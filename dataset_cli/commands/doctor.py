@@ -114,9 +114,7 @@ def kernel(release: str) -> Check:
             f"{release}: mounts work; reads in flight fail once when a worker is killed",
             "Linux 6.9 or newer sends them again instead.",
         )
-    return Check(
-        "kernel", "fail", f"{release} is too old for our mounts", "Use Linux 5.1 or newer, best 6.9."
-    )
+    return Check("kernel", "fail", f"{release} is too old for our mounts", "Use Linux 5.1 or newer, best 6.9.")
 
 
 def _open_files() -> Check:

@@ -46,15 +46,9 @@ def _umask(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--uid", type=click.IntRange(min=0), help="Owner of the files (default: you).")
 @click.option("--gid", type=click.IntRange(min=0), help="Group of the files (default: yours).")
-@click.option(
-    "--umask", default="022", callback=_umask, help="Permission bits to leave out, octal. Default 022."
-)
-@click.option(
-    "--allow-other/--no-allow-other", default=None, help="Whether other users may read (default: as root)."
-)
-@click.option(
-    "--workers", type=click.IntRange(1, 256), help="Processes that serve it (default: one a core, ≤ 4)."
-)
+@click.option("--umask", default="022", callback=_umask, help="Permission bits to leave out, octal. Default 022.")
+@click.option("--allow-other/--no-allow-other", default=None, help="Whether other users may read (default: as root).")
+@click.option("--workers", type=click.IntRange(1, 256), help="Processes that serve it (default: one a core, ≤ 4).")
 @click.option("--foreground", "-f", is_flag=True, help="Stay until it is unmounted; Ctrl-C unmounts.")
 @json_option
 @pass_app

@@ -46,18 +46,14 @@ def _tags(record: SnapshotRecord, dataset: DatasetRecord | None) -> list[str]:
 
 @snapshot.command()
 @click.argument("name", type=DatasetName())
-@click.option(
-    "--from", "url", required=True, metavar="URL", help="s3://bucket/prefix, a folder, any fsspec URL."
-)
+@click.option("--from", "url", required=True, metavar="URL", help="s3://bucket/prefix, a folder, any fsspec URL.")
 @click.option("--tag", "tags", multiple=True, help="Tag it; may be given several times.")
 @click.option("--move-tags", is_flag=True, help="Move tags that name another snapshot.")
 @click.option("--message", "-m", default="", help="A line on why it was made.")
 @click.option("--pin", is_flag=True, help="Keep what this node caches of it.")
 @json_option
 @pass_app
-def create(
-    app: App, *, name: str, url: str, tags: tuple[str, ...], move_tags: bool, message: str, pin: bool
-) -> None:
+def create(app: App, *, name: str, url: str, tags: tuple[str, ...], move_tags: bool, message: str, pin: bool) -> None:
     """Give all that lies under URL a name and a version.
 
     Nothing is copied. An unchanged URL gives the same snapshot again.
@@ -227,9 +223,7 @@ def rm(app: App, ref: str, yes: bool) -> None:
     from datacache.core.errors import UsageError
 
     if "@" not in ref:
-        raise UsageError(
-            f"which snapshot of {ref}?", hint=f"Write {ref}@latest, or see: dsctl snapshot list {ref}"
-        )
+        raise UsageError(f"which snapshot of {ref}?", hint=f"Write {ref}@latest, or see: dsctl snapshot list {ref}")
     with app.catalog() as catalog:
         record = resolve(catalog, ref)
         value = as_json(record, catalog.dataset(record.dataset))

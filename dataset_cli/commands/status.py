@@ -40,9 +40,7 @@ def status(app: App) -> None:
             app.out.warning(exc.message)
     mounts = [as_json(info) for info in list_mounts(app.settings)]
     home = str(app.settings.home)
-    app.out.result(
-        {"home": home, "catalog": catalog_state, "daemon": daemon, "cache": cache, "mounts": mounts}
-    )
+    app.out.result({"home": home, "catalog": catalog_state, "daemon": daemon, "cache": cache, "mounts": mounts})
     if app.out.json:
         return
     app.out.line(f"home     {home}")

@@ -92,9 +92,7 @@ def test_a_mount_goes_on_and_another_begins_while_the_shared_catalog_is_away(
     assert "does not answer; using what it last said of dataset mask" in caplog.text
 
 
-def test_what_the_node_never_saw_fails_while_the_shared_catalog_is_away(
-    shared: Shared, cache_file: Path
-) -> None:
+def test_what_the_node_never_saw_fails_while_the_shared_catalog_is_away(shared: Shared, cache_file: Path) -> None:
     cache = BlobCache(shared, cache_file)
     assert cache.dataset("mask") is None
     shared.away = True
@@ -180,9 +178,7 @@ def test_a_blob_damaged_in_silence_is_fetched_again(shared: Shared, cache_file: 
     assert shared.asked == 1
 
 
-def test_a_place_that_cannot_be_written_is_read_around(
-    shared: Shared, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_place_that_cannot_be_written_is_read_around(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     blob = a_blob(b"x")
     cache = BlobCache(shared, Path("/proc/nowhere/manifests.db"))

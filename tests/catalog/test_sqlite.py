@@ -70,9 +70,7 @@ def test_a_fork_closes_the_connections_so_a_child_inherits_no_lock(catalog: Sqli
 def open_files(path: Path) -> list[str]:
     return [
         link
-        for link in (
-            os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_there(fd)
-        )
+        for link in (os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_there(fd))
         if link.startswith(str(path))
     ]
 

@@ -21,9 +21,7 @@ def ref(dsctl: Dsctl, bucket: Path) -> str:
     return "mask@v1"
 
 
-def test_a_mount_shows_the_bucket_until_it_is_unmounted(
-    dsctl: Dsctl, ref: str, bucket: Path, tmp_path: Path
-) -> None:
+def test_a_mount_shows_the_bucket_until_it_is_unmounted(dsctl: Dsctl, ref: str, bucket: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mnt"
     missing = dsctl("mount", ref, folder, "--json")
     assert missing.code == 1
@@ -146,9 +144,7 @@ def test_doctor_says_what_is_wrong_and_what_to_do(dsctl: Dsctl, ref: str, bucket
 
 
 def test_doctor_knows_kernels(settings: Settings) -> None:
-    assert [
-        doctor.kernel(release).state for release in ("6.18.4-x", "6.9.0", "6.1.0-31-amd64", "5.0", "x")
-    ] == [
+    assert [doctor.kernel(release).state for release in ("6.18.4-x", "6.9.0", "6.1.0-31-amd64", "5.0", "x")] == [
         "ok",
         "ok",
         "warn",

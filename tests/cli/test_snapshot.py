@@ -81,9 +81,7 @@ def test_a_taken_tag_is_moved_only_when_asked_to(dsctl: Dsctl, bucket: Path) -> 
 
 def test_for_people_it_is_a_table_without_colour_in_a_pipe(dsctl: Dsctl, bucket: Path) -> None:
     assert "There are no snapshots yet" in dsctl("snapshot", "list").out
-    made = dsctl(
-        "snapshot", "create", "mask", "--from", bucket, "--tag", "v1", "-m", "a \x1b[31mred\x1b[0m one"
-    )
+    made = dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v1", "-m", "a \x1b[31mred\x1b[0m one")
     assert made.out.endswith("3 files, 902 B  tags: v1\n")
     assert made.err == ""
     listed = dsctl("snapshot", "list")

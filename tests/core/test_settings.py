@@ -50,7 +50,7 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(t
 )
 def test_a_wrong_file_is_an_error_that_names_it(tmp_path, text):
     (tmp_path / "config.toml").write_text(text)
-    with pytest.raises(SettingsError, match="config.toml"):
+    with pytest.raises(SettingsError, match=r"config\.toml"):
         load(tmp_path)
 
 

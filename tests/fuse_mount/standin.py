@@ -48,9 +48,7 @@ class Tree:
             return Child(name, True, row, bisect_left(self._paths, path + b"0"))
         return None
 
-    def children(
-        self, prefix: bytes, start_row: int | None = None, stop_row: int | None = None
-    ) -> Iterator[Child]:
+    def children(self, prefix: bytes, start_row: int | None = None, stop_row: int | None = None) -> Iterator[Child]:
         paths, skip = self._paths, len(prefix)
         row = bisect_left(paths, prefix) if start_row is None else start_row
         stop = bisect_left(paths, prefix[:-1] + b"0") if prefix else len(paths)
@@ -77,9 +75,7 @@ class FolderSnapshot:
         ]
         self.folder = os.fsencode(folder)
         self.tree = Tree(entries)
-        self.record = record(
-            sum(not e.path.endswith(b"/") for e in entries), sum(e.size_bytes for e in entries)
-        )
+        self.record = record(sum(not e.path.endswith(b"/") for e in entries), sum(e.size_bytes for e in entries))
         self._maps: dict[int, memoryview] = {}
 
     def _bytes(self, row: int) -> memoryview:

@@ -104,9 +104,7 @@ def test_killing_workers_again_and_again_breaks_no_read(
     dice = random.Random(workers)
     for _ in range(30):
         kill_a_worker(info, settings, dice)
-        (
-            info.mountpoint / f"never-looked-up-{dice.random()}"
-        ).exists()  # served by somebody: readers go on between
+        (info.mountpoint / f"never-looked-up-{dice.random()}").exists()  # served by somebody: readers go on between
     reads, errors, wrong = readers.finish()
     assert (errors, wrong) == (0, 0)
     assert reads > 0
@@ -142,9 +140,7 @@ def test_without_resend_a_dead_workers_requests_are_aborted_and_new_ones_served(
     assert (info.mountpoint / "large.bin").read_bytes() == (folder / "large.bin").read_bytes()
 
 
-def test_without_resend_what_no_worker_had_read_is_served(
-    folder: Path, mounter: Mounter, settings: Settings
-) -> None:
+def test_without_resend_what_no_worker_had_read_is_served(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter(resend=False)
     readers = Readers(info, folder)
     dice = random.Random(5)
@@ -199,9 +195,7 @@ def test_workers_that_crash_over_local_bytes_go_round_them_in_the_end(
     assert "nothing that lies on this node is used" in info.log.read_text()
 
 
-def test_a_killed_supervisor_is_replaced_and_no_read_breaks(
-    folder: Path, mounter: Mounter, settings: Settings
-) -> None:
+def test_a_killed_supervisor_is_replaced_and_no_read_breaks(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter()
     readers = Readers(info, folder)
     os.kill(info.pid, signal.SIGKILL)
@@ -218,9 +212,7 @@ def test_a_killed_supervisor_is_replaced_and_no_read_breaks(
     assert ended(after.pid)
 
 
-def test_a_hand_over_while_others_read_breaks_no_read(
-    folder: Path, mounter: Mounter, settings: Settings
-) -> None:
+def test_a_hand_over_while_others_read_breaks_no_read(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter()
     readers = Readers(info, folder)
     seen = {info.pid}
@@ -237,9 +229,7 @@ def test_a_hand_over_while_others_read_breaks_no_read(
     assert reads > 0
 
 
-def test_a_hand_over_without_resend_loses_nothing_either(
-    folder: Path, mounter: Mounter, settings: Settings
-) -> None:
+def test_a_hand_over_without_resend_loses_nothing_either(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter(resend=False)
     readers = Readers(info, folder)
     for _ in range(3):

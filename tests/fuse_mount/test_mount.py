@@ -72,9 +72,7 @@ print("same" if rest()[5:] == first else "differ")
 """
 
 
-def test_a_directory_of_100000_names_is_listed_completely(
-    mounter: Mounter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_of_100000_names_is_listed_completely(mounter: Mounter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_NAMES", "100000")
     mnt = mounter("open_names").mountpoint
     assert sorted(os.listdir(mnt)) == [f"{number:08d}.jpg" for number in range(100_000)]
@@ -91,9 +89,7 @@ def test_attributes_say_size_time_owner_and_mode(folder: Path, mounter: Mounter)
     top = info.mountpoint.stat()
     assert (top.st_uid, top.st_gid, top.st_mode) == (1234, 4321, stat.S_IFDIR | 0o550)
     assert (info.mountpoint / "d0").stat().st_mode == stat.S_IFDIR | 0o550
-    assert (
-        len({p.stat().st_ino for p in (info.mountpoint / "d0", info.mountpoint / "d1", info.mountpoint)}) == 3
-    )
+    assert len({p.stat().st_ino for p in (info.mountpoint / "d0", info.mountpoint / "d1", info.mountpoint)}) == 3
 
 
 def test_statfs_says_how_large_the_snapshot_is(folder: Path, mounter: Mounter) -> None:
@@ -123,9 +119,7 @@ def test_another_user_is_kept_out_without_allow_other_or_by_modes(
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     mnt = mounter(**options).mountpoint
-    said = subprocess.run(
-        ["ls", str(mnt)], user=65534, group=65534, extra_groups=[], capture_output=True, check=False
-    )
+    said = subprocess.run(["ls", str(mnt)], user=65534, group=65534, extra_groups=[], capture_output=True, check=False)
     assert said.returncode != 0
 
 
@@ -177,9 +171,7 @@ def test_a_mapped_file_has_the_same_bytes(folder: Path, mounter: Mounter) -> Non
         assert mapped[:] == (folder / "large.bin").read_bytes()
 
 
-def test_a_large_file_reads_the_same_in_any_order_and_without_the_page_cache(
-    folder: Path, mounter: Mounter
-) -> None:
+def test_a_large_file_reads_the_same_in_any_order_and_without_the_page_cache(folder: Path, mounter: Mounter) -> None:
     mnt = mounter().mountpoint
     whole = (folder / "large.bin").read_bytes()
     dice = random.Random(3)
@@ -198,9 +190,7 @@ def test_a_large_file_reads_the_same_in_any_order_and_without_the_page_cache(
         os.close(direct)
 
 
-def test_a_read_that_waits_delays_no_other(
-    folder: Path, mounter: Mounter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_that_waits_delays_no_other(folder: Path, mounter: Mounter, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "slow").mkdir()
     for number in range(6):
         (folder / "slow" / str(number)).write_bytes(b"late %d" % number)

@@ -21,9 +21,7 @@ def test_messages_have_the_kernels_sizes() -> None:
 def test_init_is_answered_with_what_both_know() -> None:
     flags = protocol.ASYNC_READ | protocol.NO_OPEN_SUPPORT | 1 << 30
     header = struct.pack("<IIQQIIIHH", 104, protocol.INIT, 77, 0, 0, 0, 0, 0, 0)
-    answer = protocol.encode_init(
-        protocol.decode_init(header + struct.pack("<IIII48x", 7, 31, 131072, flags))
-    )
+    answer = protocol.encode_init(protocol.decode_init(header + struct.pack("<IIII48x", 7, 31, 131072, flags)))
     length, error, unique, major, minor, _, agreed = struct.unpack_from("<IiQIIII", answer)
     assert (length, error, unique, major, minor) == (len(answer), 0, 77, 7, 31)
     assert len(answer) == 16 + 64

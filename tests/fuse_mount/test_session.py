@@ -47,9 +47,7 @@ def test_unmounting_ends_every_process_and_removes_the_state(
 
 def test_umount_by_hand_ends_everything(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter()
-    subprocess.run(
-        ["umount" if os.geteuid() == 0 else "fusermount3", *_user(["-u"]), info.mountpoint], check=True
-    )
+    subprocess.run(["umount" if os.geteuid() == 0 else "fusermount3", *_user(["-u"]), info.mountpoint], check=True)
     assert all(ended(pid) for pid in (info.pid, *info.workers))
     assert fuse_mount.list_mounts(settings) == []
     assert mounter().pid != info.pid  # and it can be mounted again
@@ -98,9 +96,7 @@ def test_status_comes_from_the_supervisor(folder: Path, mounter: Mounter, settin
     info = mounter()
     assert fuse_mount.status(info.mountpoint, settings) == info
     folder_mode = stat.S_IMODE((settings.home / "mounts").stat().st_mode)
-    socket_mode = stat.S_IMODE(
-        (settings.home / "mounts" / MountFiles("", info.mountpoint).socket_name).stat().st_mode
-    )
+    socket_mode = stat.S_IMODE((settings.home / "mounts" / MountFiles("", info.mountpoint).socket_name).stat().st_mode)
     assert (folder_mode, socket_mode) == (0o700, 0o600)
 
 
@@ -164,9 +160,7 @@ def test_a_dead_mount_can_be_named_and_unmounted(folder: Path, mounter: Mounter,
     assert fuse_mount.list_mounts(settings) == []
 
 
-def test_in_the_foreground_it_returns_when_the_mount_is_gone(
-    folder: Path, mounter: Mounter, tmp_path: Path
-) -> None:
+def test_in_the_foreground_it_returns_when_the_mount_is_gone(folder: Path, mounter: Mounter, tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:

@@ -39,8 +39,7 @@ def test_any_instance_answers_for_any_inode(fs: SnapshotFs, folder: Path) -> Non
                 == (folder / path.decode(errors="surrogateescape")).read_bytes()
             )
         assert (
-            other.path_of(node.ino).encode()
-            == path.decode("utf-8", "backslashreplace").encode() + b"/" * node.is_dir
+            other.path_of(node.ino).encode() == path.decode("utf-8", "backslashreplace").encode() + b"/" * node.is_dir
         )
 
 

@@ -107,8 +107,11 @@ def test_every_row_is_found_by_its_path_and_by_its_number():
 
 def test_few_rows_are_kept_in_memory_when_few_are_allowed():
     id, blobs = build(numbered(10_000))
-    manifest = Manifest(codec.decode_root(codec.decompress(blobs[bytes.fromhex(id)], bytes.fromhex(id))),
-                        blobs.get_many, cached_rows=2000)
+    manifest = Manifest(
+        codec.decode_root(codec.decompress(blobs[bytes.fromhex(id)], bytes.fromhex(id))),
+        blobs.get_many,
+        cached_rows=2000,
+    )
     assert [manifest.entry(row).size_bytes for row in range(10_000)] == list(range(10_000))
     assert manifest._rows_held <= 2000
 
@@ -157,7 +160,10 @@ def test_sorting_in_small_runs_gives_one_sorted_stream(paths, in_memory):
 def test_a_tree_shows_names_once_and_goes_on_from_any_child():
     tree = Tree(opened([b"a/b/c", b"a/b/d", b"a/x", b"a-b", b"z", b"empty/"]))
     assert [(c.name, c.is_dir) for c in tree.children(b"")] == [
-        (b"a-b", False), (b"a", True), (b"empty", True), (b"z", False)
+        (b"a-b", False),
+        (b"a", True),
+        (b"empty", True),
+        (b"z", False),
     ]
     assert [c.name for c in tree.children(b"a/")] == [b"b", b"x"]
     assert list(tree.children(b"empty/")) == []

@@ -19,7 +19,7 @@ from datacache.tiers.tier import Block
 MIB = 2**20
 
 
-def make_block(seed: int, size: int = 10_000, *, dataset: str = "mask", object_bytes: int = 0, number: int = 0) -> Block:
+def make_block(seed: int, size: int = 10_000, *, dataset="mask", object_bytes: int = 0, number: int = 0) -> Block:
     data = random.Random(seed * 1000 + number).randbytes(size)
     obj = seed.to_bytes(16, "big")
     return Block(id=block_id(obj, number), object_bytes=object_bytes or size, number=number, data=data, dataset=dataset)
@@ -39,7 +39,7 @@ def read(settings, block: Block) -> bytes | None:
 
 
 def disk_usage(folder: Path) -> int:
-    return sum(os.lstat(os.path.join(root, name)).st_blocks * 512 for root, _, names in os.walk(folder) for name in names)
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.fixture
@@ -67,9 +67,7 @@ def test_a_block_is_read_back_from_every_tier_whole_and_in_parts(settings, size)
 
 def test_blocks_of_a_large_object_lie_in_one_file_at_their_own_offsets(settings):
     size = 2 * BLOCK_BYTES + 1000
-    blocks = [
-        make_block(7, min(BLOCK_BYTES, size - n * BLOCK_BYTES), object_bytes=size, number=n) for n in (2, 0)
-    ]
+    blocks = [make_block(7, min(BLOCK_BYTES, size - n * BLOCK_BYTES), object_bytes=size, number=n) for n in (2, 0)]
     with open_tiers(settings) as writer:
         assert put(writer, *blocks) == [True, True]
         for block in blocks:
