@@ -8,6 +8,7 @@ Pure functions, any thread.
 from __future__ import annotations
 
 import errno
+import os
 import re
 
 from datacache.core.errors import (
@@ -144,13 +145,13 @@ def from_connection(text: str, url: str, *, endpoint: str = "") -> DatacacheErro
             url=url,
             hint="Set AWS_CA_BUNDLE to the certificate authority's PEM file." if url.startswith("s3:") else "",
         )
-    if any(word in lower for word in ("invalidcontenttype", "wrong version number", "record layer failure", "ssl:")):
+    if any(word in lower for word in ("invalidcontenttype", "wrong version number", "record layer failure", "[ssl:")):
         return StoreError(
             f"{url}: {where} does not speak TLS",
             url=url,
             hint="If the endpoint is a plain HTTP one, write http:// in AWS_ENDPOINT_URL, not https://.",
         )
-    if "refused" in lower:
+    if "refused" in lower or "connect call failed" in lower:
         what, hint = (
             f"{where} refuses connections",
             "Check that the store runs and that its address and port are right.",
@@ -186,6 +187,7 @@ def from_obstore(exc: Exception, url: str, *, store: str, endpoint: str = "") ->
 
 def from_oserror(exc: OSError, url: str) -> DatacacheError:
     """The error for a failed system call on a file."""
+    said = os.strerror(exc.errno) if exc.errno else type(exc).__name__
     if isinstance(exc, PermissionError):
         return StoreAccessError(
             f"{url}: permission denied",
@@ -193,7 +195,7 @@ def from_oserror(exc: OSError, url: str) -> DatacacheError:
             hint="Check the permissions of the file and of the folders above it.",
         )
     if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO):
-        return ObjectNotFoundError(f"{url} is not there ({exc.strerror})", url=url)
+        return ObjectNotFoundError(f"{url} is not there ({said})", url=url)
     if exc.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOTCONN, errno.EHOSTDOWN):
-        return StoreUnavailableError(f"{url}: the file system failed ({exc.strerror})", url=url)
-    return StoreError(f"{url}: {exc.strerror or type(exc).__name__}", url=url)
+        return StoreUnavailableError(f"{url}: the file system failed ({said})", url=url)
+    return StoreError(f"{url}: {said}", url=url)

@@ -173,13 +173,12 @@ class FsspecStore:
             return from_status(status, "", url, store=self.url)
         if isinstance(exc, FileNotFoundError):
             return ObjectNotFoundError(f"{url} is not there", url=url)
-        if isinstance(exc, PermissionError) or (isinstance(exc, OSError) and exc.errno is not None):
-            return from_oserror(exc, url)
         name = type(exc).__name__
-        if isinstance(exc, (TimeoutError, OSError, EOFError)) or any(
-            w in name for w in ("Connect", "Timeout", "Client")
-        ):
-            return from_connection(f"{name} {exc}", url)
+        connection = isinstance(exc, (ConnectionError, TimeoutError, EOFError))
+        if connection or any(word in name for word in ("Connect", "Timeout", "Client", "Payload")):
+            return from_connection(f"{name} {exc}", url, endpoint=self.url)
+        if isinstance(exc, OSError):
+            return from_oserror(exc, url)
         return StoreError(f"{url}: the store's driver failed ({name})", url=url)
 
 

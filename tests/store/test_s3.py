@@ -1,0 +1,443 @@
+"""S3 beyond the conformance suite: broken answers, wrong credentials, forked children, exact requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datacache.core.errors import (
+    ObjectChangedError,
+    ObjectNotFoundError,
+    SettingsError,
+    StoreAccessError,
+    StoreError,
+    StoreUnavailableError,
+)
+from datacache.core.objects import ObjectRef
+from datacache.settings import Settings, StoreOptions
+from datacache.store.base import ObjectStore
+from datacache.store.open import open_backend, open_store
+from datacache.testing.faults import Answer, Fault, FaultProxy
+from tests.servers import CephRgw
+from tests.store.conftest import WritableRclone, new_bucket
+
+pytestmark = pytest.mark.ceph
+DATA = os.urandom(300_000)
+READS = ["sync", "async", "odd key"]
+
+
+class Bucket:
+    """A bucket in Ceph behind a proxy that injects faults, and two objects in it."""
+
+    def __init__(self, server: CephRgw, proxy: FaultProxy, url: str, open_it: Callable[..., ObjectStore]) -> None:
+        self.server, self.proxy, self.url, self._open = server, proxy, url, open_it
+        self.store = open_it(url)
+        self.ref = self.store.put("dir/a.bin", DATA).ref(url)
+        self.odd = self.store.put("dir//a.bin", DATA).ref(url)
+        proxy.requests.clear()
+
+    def read(self, how: str, start: int = 0, stop: int = len(DATA)) -> bytes:
+        if how == "async":
+            return asyncio.run(self._read_async(start, stop))
+        return self.store.read(self.odd if how == "odd key" else self.ref, start, stop)
+
+    async def _read_async(self, start: int, stop: int) -> bytes:
+        return bytes(await self.store.read_async(self.ref, start, stop))
+
+
+@pytest.fixture
+def open_it(make_settings: Callable[..., Settings]) -> Callable[..., ObjectStore]:
+    def open_bare(url: str, **options: Any) -> ObjectStore:
+        return open_backend(url, make_settings(**options))
+
+    return open_bare
+
+
+@pytest.fixture
+def bucket(ceph_rgw: CephRgw, monkeypatch: pytest.MonkeyPatch, open_it: Callable[..., ObjectStore]) -> Any:
+    name = new_bucket()
+    ceph_rgw.make_bucket(name)
+    with FaultProxy(ceph_rgw.endpoint) as proxy:
+        for variable, value in ceph_rgw.env().items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        bucket = Bucket(ceph_rgw, proxy, f"s3://{name}", open_it)
+        yield bucket
+        bucket.store.close()
+
+
+# --- reads through a broken network ---
+
+
+@pytest.mark.parametrize("how", READS)
+def test_a_read_is_bound_to_the_recorded_etag(bucket: Bucket, how: str) -> None:
+    assert bucket.read(how) == DATA
+    assert bucket.proxy.headers[-1]["if-match"] == f'"{bucket.ref.etag}"'
+    assert "range" not in bucket.proxy.headers[-1]
+    assert bucket.read(how, 5, 10) == DATA[5:10]
+    assert bucket.proxy.headers[-1]["if-match"] == f'"{bucket.ref.etag}"'
+    assert bucket.proxy.headers[-1]["range"] == "bytes=5-9"
+
+
+@pytest.mark.parametrize("how", READS)
+@pytest.mark.parametrize("fault", ["reset_at", "truncate_at"])
+@pytest.mark.parametrize("at", [0, 100, 299_999])
+def test_an_answer_that_breaks_off_is_unavailable_and_never_short(
+    bucket: Bucket, how: str, fault: str, at: int
+) -> None:
+    bucket.proxy.add(Fault(**{fault: at}))  # type: ignore[arg-type]
+    with pytest.raises(StoreUnavailableError) as caught:
+        bucket.read(how)
+    assert bucket.url in str(caught.value)
+    assert len(bucket.proxy.requests) == 1
+    assert bucket.read(how) == DATA
+
+
+@pytest.mark.parametrize("how", READS)
+@pytest.mark.parametrize(("status", "code"), [(500, "InternalError"), (503, "SlowDown"), (502, ""), (429, "x")])
+def test_a_server_error_is_unavailable_and_asked_once(bucket: Bucket, how: str, status: int, code: str) -> None:
+    bucket.proxy.add(Fault(status=status, code=code))
+    with pytest.raises(StoreUnavailableError, match=str(status)):
+        bucket.read(how)
+    assert len(bucket.proxy.requests) == 1
+
+
+@pytest.mark.parametrize("how", READS)
+def test_a_refused_connection_says_where(bucket: Bucket, how: str) -> None:
+    bucket.store.close()
+    bucket.proxy.refuse()
+    with pytest.raises(StoreUnavailableError, match="refuses") as caught:
+        bucket.read(how)
+    assert bucket.proxy.url in str(caught.value)
+    bucket.proxy.accept()
+    assert bucket.read(how) == DATA
+
+
+@pytest.mark.parametrize("how", READS)
+def test_an_answer_that_does_not_come_times_out(bucket: Bucket, open_it: Callable[..., ObjectStore], how: str) -> None:
+    bucket.store = open_it(bucket.url, store_timeout_s=0.3)
+    never = threading.Event()
+    bucket.proxy.add(Fault(wait=never))
+    with pytest.raises(StoreUnavailableError, match="in time"):
+        bucket.read(how)
+    never.set()
+    assert bucket.read(how) == DATA
+
+
+@pytest.mark.parametrize("how", READS)
+def test_a_retrying_store_gets_through_a_bad_stretch(
+    bucket: Bucket, make_settings: Callable[..., Settings], how: str
+) -> None:
+    bucket.store = open_store(bucket.url, make_settings())
+    bucket.proxy.add(Fault(status=500), Fault(reset_at=10), Fault(truncate_at=1000), Fault(status=503, code="SlowDown"))
+    assert bucket.read(how) == DATA
+    assert len(bucket.proxy.requests) == 5
+
+
+# --- servers with their own idea of HTTP ---
+
+
+def whole_body(data: bytes) -> Callable[[Answer], None]:
+    """What a server does that knows no ranges."""
+
+    def change(answer: Answer) -> None:
+        answer.status, answer.body = 200, data
+        answer.set_header("Content-Range", None)
+
+    return change
+
+
+def status_200(answer: Answer) -> None:
+    """rclone's way: the right part, with Content-Range, but 200."""
+    answer.status = 200
+
+
+@pytest.mark.parametrize("how", READS)
+@pytest.mark.parametrize(("start", "stop"), [(0, 10), (1, 300_000), (299_999, 300_000), (100_000, 200_000)])
+@pytest.mark.parametrize("change", [whole_body(DATA), status_200], ids=["whole body", "part"])
+def test_a_range_answered_with_200_gives_the_right_bytes(
+    bucket: Bucket, how: str, start: int, stop: int, change: Callable[[Answer], None]
+) -> None:
+    bucket.proxy.always(Fault(change=change, only=lambda method, _path: method == "GET"))
+    assert bucket.read(how, start, stop) == DATA[start:stop]
+    assert bucket.read(how, start, stop) == DATA[start:stop]
+    assert len(bucket.proxy.requests) <= 3
+
+
+@pytest.mark.parametrize("how", READS)
+def test_another_object_from_a_server_that_ignores_if_match_is_noticed(bucket: Bucket, how: str) -> None:
+    def other_etag(answer: Answer) -> None:
+        answer.set_header("ETag", '"0123"')
+
+    for start, stop in ((0, len(DATA)), (5, 10)):
+        bucket.proxy.add(Fault(change=other_etag))
+        with pytest.raises(ObjectChangedError):
+            bucket.read(how, start, stop)
+    bucket.proxy.add(Fault(change=lambda answer: answer.set_header("ETag", None)))
+    with pytest.raises(ObjectChangedError):
+        bucket.read(how)
+
+
+@pytest.mark.parametrize("how", READS)
+def test_an_object_of_another_size_is_noticed_before_its_body_is_taken(bucket: Bucket, how: str) -> None:
+    def longer(answer: Answer) -> None:
+        answer.body += b"more"
+        if answer.status == 206:
+            answer.body = answer.body[:-4]
+            answer.set_header("Content-Range", "bytes 5-9/300004")
+
+    for start, stop in ((0, len(DATA)), (5, 10)):
+        bucket.proxy.add(Fault(change=longer))
+        with pytest.raises(ObjectChangedError):
+            bucket.read(how, start, stop)
+
+
+@pytest.mark.parametrize("how", READS)
+@pytest.mark.parametrize("sent", ["bytes 6-10/300000", "bytes 0-4/300000", "bytes 5-20/300000"])
+def test_a_range_that_is_not_the_one_asked_for_is_never_taken_for_it(bucket: Bucket, how: str, sent: str) -> None:
+    bucket.proxy.add(Fault(change=lambda answer: answer.set_header("Content-Range", sent)))
+    with suppress(StoreUnavailableError):
+        assert bucket.read(how, 5, 10) == DATA[5:10]
+
+
+def test_an_empty_range_asks_for_nothing(bucket: Bucket) -> None:
+    assert bucket.read("sync", 7, 7) == b""
+    assert bucket.read("async", 7, 7) == b""
+    assert bucket.proxy.requests == []
+
+
+# --- listings ---
+
+
+def test_a_listing_that_breaks_between_pages_is_resumed(bucket: Bucket, make_settings: Callable[..., Settings]) -> None:
+    keys = [f"many/{number:04d}" for number in range(2100)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: bucket.store.put(key, b""), keys))
+    bucket.proxy.requests.clear()
+    slow_down = Fault(status=503, code="SlowDown", only=lambda _method, path: "continuation-token" in path)
+    bucket.proxy.add(slow_down, slow_down)
+    store = open_store(bucket.url, make_settings())
+    assert [info.key for page in store.list("many/") for info in page] == keys
+    asked = [("start-after" in path, "continuation-token" in path) for path in bucket.proxy.requests]
+    # page 1, page 2 fails; from its end: page 2, page 3 fails; page 3
+    assert asked == [(False, False), (False, True), (True, False), (True, True), (True, False)]
+
+
+def test_a_listing_that_is_no_listing_is_an_error(bucket: Bucket) -> None:
+    def html(answer: Answer) -> None:
+        answer.body = b"<html><body>Welcome</body></html>"
+
+    bucket.proxy.add(Fault(change=html))
+    with pytest.raises(StoreError, match="does not answer as S3 does"):
+        list(bucket.store.list(""))
+    bucket.proxy.add(Fault(change=lambda answer: setattr(answer, "body", answer.body[:100])))
+    with pytest.raises(StoreError, match="XML"):
+        list(bucket.store.list(""))
+
+
+# --- whose fault it is, said so that somebody can do something ---
+
+
+def everything(store: ObjectStore) -> list[Callable[[], object]]:
+    ref = ObjectRef(store.url, "dir/a.bin", 10, "e")
+    return [
+        lambda: list(store.list("")),
+        lambda: store.head("dir/a.bin"),
+        lambda: store.read(ref, 0, 10),
+        lambda: store.read(ref._replace(key="a//b"), 1, 3),
+        lambda: asyncio.run(_first(store, ref)),
+        lambda: store.put("x", b"x"),
+    ]
+
+
+async def _first(store: ObjectStore, ref: ObjectRef) -> object:
+    return await store.read_async(ref, 0, ref.size_bytes)
+
+
+def said(error: BaseException) -> str:
+    """All that anybody gets to see of an error of ours, short of a traceback."""
+    assert isinstance(error, StoreError)
+    return f"{error} {error.hint} {error!r} {pickle.loads(pickle.dumps(error))!r} {error.__dict__}"
+
+
+def test_a_wrong_secret_is_told_from_a_wrong_key_and_none_is_repeated(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, open_it: Callable[..., ObjectStore]
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "verysecretvalue")
+    for call in everything(open_it(bucket.url)):
+        with pytest.raises(StoreAccessError, match="secret key does not belong") as caught:
+            call()
+        assert "verysecretvalue" not in said(caught.value)
+        assert bucket.server.access_key not in said(caught.value)
+        assert "AWS_SECRET_ACCESS_KEY" in caught.value.hint
+        assert "verysecretvalue" not in "".join(traceback.format_exception(caught.value))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknownkeyid")
+    for call in everything(open_it(bucket.url)):
+        with pytest.raises(StoreAccessError, match="does not know this access key") as caught:
+            call()
+        assert "unknownkeyid" not in said(caught.value)
+
+
+def test_no_credentials_at_all_is_an_error_with_a_way_out(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, open_it: Callable[..., ObjectStore]
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    for call in everything(open_it(bucket.url)):
+        with pytest.raises(StoreAccessError, match="no credentials") as caught:
+            call()
+        assert "AWS_PROFILE" in caught.value.hint
+
+
+def test_a_missing_bucket_is_named_as_such(bucket: Bucket, open_it: Callable[..., ObjectStore]) -> None:
+    for call in everything(open_it("s3://no-such-bucket")):
+        with pytest.raises(ObjectNotFoundError, match="no bucket s3://no-such-bucket"):
+            call()
+
+
+def test_https_to_a_plain_endpoint_says_which_letter_is_wrong(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, open_it: Callable[..., ObjectStore]
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.server.endpoint.replace("http:", "https:"))
+    for call in everything(open_it(bucket.url)):
+        with pytest.raises(StoreError, match="does not speak TLS") as caught:
+            call()
+        assert "http://" in caught.value.hint
+
+
+def test_the_clock_and_the_region_get_their_own_words(bucket: Bucket) -> None:
+    bucket.proxy.add(Fault(status=403, code="RequestTimeTooSkewed"))
+    with pytest.raises(StoreAccessError, match="clock"):
+        bucket.read("sync")
+    bucket.proxy.add(
+        Fault(status=301, code="PermanentRedirect", change=lambda a: a.set_header("x-amz-bucket-region", "eu-west-1"))
+    )
+    with pytest.raises(StoreError, match="another region") as caught:
+        list(bucket.store.list(""))
+    assert "eu-west-1" in caught.value.hint
+
+
+# --- where the endpoint and the credentials come from ---
+
+
+def test_a_named_store_goes_before_the_environment(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, open_it: Callable[..., ObjectStore]
+) -> None:
+    options = StoreOptions(
+        name="lab",
+        url=bucket.url,
+        endpoint_url=bucket.server.endpoint,
+        access_key_id=bucket.server.access_key,
+        secret_access_key=bucket.server.secret_key,
+    )
+    wrong = StoreOptions(name="all", url="s3://", endpoint_url="http://127.0.0.1:1", access_key_id="a")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "nothing")
+    bucket.store = open_it(bucket.url, stores=(wrong, options))
+    for how in READS:
+        assert bucket.read(how) == DATA
+    assert bucket.store.head("dir/a.bin").etag == bucket.ref.etag
+
+
+def test_a_profile_gives_credentials_and_endpoint(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, open_it: Callable[..., ObjectStore]
+) -> None:
+    server = bucket.server
+    for name in server.env():
+        monkeypatch.delenv(name)
+    keys = f"aws_access_key_id={server.access_key}\naws_secret_access_key={server.secret_key}\n"
+    (tmp_path / "credentials").write_text(f"[lab]\n{keys}")
+    (tmp_path / "config").write_text(f"[profile lab]\nendpoint_url={server.endpoint}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    bucket.store = open_it(bucket.url)
+    assert [bucket.read(how) == DATA for how in READS] == [True] * 3
+    monkeypatch.delenv("AWS_PROFILE")
+    bucket.store = open_it(bucket.url, stores=(StoreOptions(name="x", url=bucket.url, profile="lab"),))
+    assert [bucket.read(how) == DATA for how in READS] == [True] * 3
+
+
+def test_an_anonymous_store_signs_nothing(bucket: Bucket, open_it: Callable[..., ObjectStore]) -> None:
+    store = open_it(bucket.url, stores=(StoreOptions(name="x", url=bucket.url, anonymous=True),))
+    for call in everything(store):
+        with pytest.raises(StoreAccessError):
+            call()
+        assert "authorization" not in bucket.proxy.headers[-1]
+
+
+def test_options_for_part_of_a_bucket_are_refused(open_it: Callable[..., ObjectStore]) -> None:
+    with pytest.raises(SettingsError, match="names a folder"):
+        open_it("s3://faces", stores=(StoreOptions(name="lab", url="s3://faces/sub"),))
+
+
+# --- fork ---
+
+
+def in_child(call: Callable[[], bool]) -> bool:
+    """Whether `call()` is true in a forked child; a child that hangs or crashes is false."""
+    pid = os.fork()
+    if not pid:
+        try:
+            os._exit(0 if call() else 1)
+        except BaseException:  # noqa: BLE001 - the parent sees the exit status
+            traceback.print_exc()
+        finally:
+            os._exit(2)
+    _, status = os.waitpid(pid, 0)
+    return status == 0
+
+
+def test_a_forked_child_reads_with_connections_of_its_own(bucket: Bucket) -> None:
+    assert bucket.read("sync") == DATA
+    assert bucket.read("async") == DATA
+    assert bucket.read("odd key") == DATA
+
+    def child() -> bool:
+        whole = all(bucket.read(how) == DATA for how in READS)
+        part = all(bucket.read(how, 1, 5) == DATA[1:5] for how in READS)
+        return whole and part and len(list(bucket.store.list(""))) == 1 and in_child(grandchild)
+
+    def grandchild() -> bool:
+        return all(bucket.read(how) == DATA for how in READS)
+
+    assert in_child(child)
+    assert bucket.read("sync") == DATA
+    assert bucket.read("odd key") == DATA
+
+
+# --- another server ---
+
+
+def test_rclones_answers_to_ranges_are_read(
+    writable_rclone: WritableRclone, monkeypatch: pytest.MonkeyPatch, open_it: Callable[..., ObjectStore]
+) -> None:
+    for name, value in writable_rclone.env().items():
+        monkeypatch.setenv(name, value)
+    bucket = new_bucket()
+    writable_rclone.make_bucket(bucket)
+    store = open_it(f"s3://{bucket}")
+    ref = store.put("a.bin", DATA).ref(store.url)
+    for start, stop in ((0, 10), (10, 20), (0, len(DATA)), (len(DATA) - 1, len(DATA))):
+        assert store.read(ref, start, stop) == DATA[start:stop]
+        assert bytes(asyncio.run(_read_async(store, ref, start, stop))) == DATA[start:stop]
+    store.put("a.bin", DATA[::-1])
+    for start, stop in ((0, 10), (0, len(DATA))):
+        with pytest.raises(ObjectChangedError):
+            store.read(ref, start, stop)
+
+
+async def _read_async(store: ObjectStore, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
+    return await store.read_async(ref, start, stop)
