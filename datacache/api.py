@@ -61,11 +61,11 @@ def create_snapshot(
 
     settings = settings or load_settings()
     store_url, prefix = split_url(url)
-    catalog = open_catalog(settings)
+    store, catalog = open_store(store_url, settings), open_catalog(settings)
     try:
         return create(
             catalog,
-            open_store(store_url, settings),
+            store,
             prefix,
             name=name,
             origin=f"{store_url}/{prefix}",
@@ -75,6 +75,7 @@ def create_snapshot(
             progress=progress,
         )
     finally:
+        store.close()
         catalog.close()
 
 

@@ -40,7 +40,7 @@ from datacache.daemon.warmer import Warmer, snapshot_blocks
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
-from datacache.store.open import open_store
+from datacache.store.open import Stores
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.recovery import open_tiers
 from datacache.tiers.writer import TierWriter
@@ -56,7 +56,8 @@ class Daemon:
     def __init__(self, settings: Settings, writer: TierWriter, catalog: Catalog) -> None:
         self._settings, self._writer, self._catalog = settings, writer, catalog
         self._local = LocalBlocks(settings.home, settings.ram_dir)
-        self._fetcher = Fetcher(writer, self._local, lambda url: open_store(url, settings), settings.concurrency)
+        self._stores = Stores(settings)
+        self._fetcher = Fetcher(writer, self._local, self._stores.get, settings.concurrency)
         self._warmer = Warmer(self._fetcher, settings.concurrency)
         self._considered: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,6 +85,7 @@ class Daemon:
             task.cancel()
         await self._warmer.stop()
         await self._fetcher.drain()
+        self._stores.close()
 
     async def _block(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -25,6 +25,7 @@ from datacache.core.objects import BLOCK_BYTES, ObjectId, ObjectRef, block_id
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings
+from datacache.store.open import Stores
 from datacache.tiers.local import LocalBlocks
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class NodeBlocks:
         self._dataset, self._snapshot = dataset, snapshot
         self._local = LocalBlocks(settings.home, settings.ram_dir)
         self._counters = counters_of(paths.counters_dir(settings.home))
+        self._stores = Stores(settings)
         self._warned = False
 
     def read_here(self, obj: ObjectId, number: int, start: int, stop: int) -> memoryview | None:
@@ -101,7 +103,5 @@ class NodeBlocks:
 
     def _read_direct(self, ref: ObjectRef, number: int, start: int, stop: int) -> bytes:
         self._counters.count(DIRECT_READS)
-        from datacache.store.open import open_store  # late: a reader with a warm cache needs no store
-
         first = number * BLOCK_BYTES
-        return open_store(ref.store, self._settings).read(ref, first + start, first + stop)
+        return self._stores.get(ref.store).read(ref, first + start, first + stop)

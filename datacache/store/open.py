@@ -1,8 +1,8 @@
 """The one place that knows which backend serves which URL.
 
-`open_store` is called by whoever needs a store: the catalog's snapshot builder, the daemon, the reader. It
-connects to nothing and imports only the backend it needs. Stores are not cached: whoever opens one owns it
-and closes it. After `fork()` a store may be used on: children connect anew.
+`open_store` is called by whoever needs one store, such as the snapshot builder; `Stores` is held by who reads from
+several again and again: the daemon, a reader. Opening connects to nothing and imports only the backend it needs.
+Whoever opens a store owns it and closes it. After `fork()` a store may be used on: children connect anew.
 """
 
 from __future__ import annotations
@@ -19,6 +19,26 @@ def open_store(store_url: str, settings: Settings) -> ObjectStore:
     Raises `UsageError` for a URL nobody serves; whether the bucket is there shows at the first request.
     """
     return RetryingStore(open_backend(store_url, settings), settings.store_timeout_s)
+
+
+class Stores:
+    """The stores one owner reads from, each opened when it is first asked for. Safe from several threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._open: dict[str, ObjectStore] = {}
+
+    def get(self, store_url: str) -> ObjectStore:
+        """The store of a URL, always the same one; raises as `open_store`."""
+        store = self._open.get(store_url)
+        if store is None:
+            store = self._open.setdefault(store_url, open_store(store_url, self._settings))
+        return store
+
+    def close(self) -> None:
+        """Close them all."""
+        for store in self._open.values():
+            store.close()
 
 
 def open_backend(store_url: str, settings: Settings) -> ObjectStore:
