@@ -190,9 +190,9 @@ class _S3Server(_Server):
 class RcloneS3(_S3Server):
     """`rclone serve s3`: the folders in `root` are the buckets, their files the objects.
 
-    With `live` files put into `root` directly are seen at once, at the price of reading a folder again for
-    every request; without it a folder is read once. `log_requests` makes `get_count` work and costs some
-    speed.
+    With `live` files put into `root` directly are seen at once: a folder that was read more than a millisecond ago
+    is read again. (At zero rclone reads it many times for each request.) Without, a folder is read once, as a
+    benchmark's server should. `log_requests` makes `get_count` work and costs some speed.
     """
 
     def __init__(self, folder: Path, *, root: Path | None = None, live: bool = True, log_requests: bool = True) -> None:
@@ -207,7 +207,7 @@ class RcloneS3(_S3Server):
         self._spawn(
             rclone, "serve", "s3", "--config", folder / "rclone.conf", "--cache-dir", folder / "cache",
             "--auth-key", f"{self.access_key},{self.secret_key}", "--addr", f"127.0.0.1:{port}",
-            "--dir-cache-time", "0s" if live else "1h", "--vfs-cache-mode", "off",
+            "--dir-cache-time", "1ms" if live else "1h", "--vfs-cache-mode", "off",
             *(["-vv"] if log_requests else []), self.root,
         )  # fmt: skip
         self._wait("rclone serve s3", lambda: _answers(port))
