@@ -73,13 +73,13 @@ class Fetcher:
 
     def has(self, block: BlockId) -> bool:
         """Whether a block is on this node already."""
-        return self._local.locate(block) is not None
+        return self._local.has(block)
 
     async def read(self, ref: ObjectRef, number: int, dataset: str) -> bytes | memoryview:
         """A block for somebody who waits. Raises the store's errors."""
         id = block_id(object_id(ref), number)
         if id not in self._flights:  # it may have landed since the reader looked
-            found = self._local.view(id, 0, block_length(ref.size_bytes, number))
+            found = self._local.view(id, 0, None)
             if found is not None:
                 return found[0]
         data = await asyncio.shield(self._flight(ref, number, dataset, self._reading).data)

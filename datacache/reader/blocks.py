@@ -9,19 +9,9 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from datacache.core.counters import (
-    BROKEN_BLOCKS,
-    DIRECT_READS,
-    MISS_BYTES,
-    MISSES,
-    RAM_HIT_BYTES,
-    RAM_HITS,
-    SSD_HIT_BYTES,
-    SSD_HITS,
-    counters_of,
-)
+from datacache.core.counters import BROKEN_BLOCKS, DIRECT_READS, counters_of
 from datacache.core.errors import DaemonError, StoreAccessError
-from datacache.core.objects import BLOCK_BYTES, ObjectId, ObjectRef, block_id
+from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectRef, block_id, object_id
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings
@@ -29,21 +19,24 @@ from datacache.store.open import Stores
 from datacache.tiers.local import LocalBlocks
 
 log = logging.getLogger(__name__)
-_HIT_COUNTERS = ((RAM_HITS, RAM_HIT_BYTES), (SSD_HITS, SSD_HIT_BYTES))
 
 
 class BlockSource(Protocol):
     """What a reader knows of where blocks come from. Ranges are within one block."""
 
-    def read_here(self, obj: ObjectId, number: int, start: int, stop: int) -> memoryview | None:
-        """The bytes if they can be had without waiting for anybody."""
+    def copy_here(self, block: BlockId) -> bytes | None:
+        """All bytes of a block if they can be had without waiting for anybody."""
         ...
 
-    def read(self, ref: ObjectRef, obj: ObjectId, number: int, start: int, stop: int) -> memoryview | bytes:
+    def view_here(self, block: BlockId, start: int, stop: int) -> memoryview | None:
+        """The same for a part of it, without a copy. Not to be kept for long."""
+        ...
+
+    def read(self, ref: ObjectRef, number: int, start: int, stop: int) -> memoryview | bytes:
         """The bytes, wherever they are. Raises `core.errors` when they cannot be had."""
         ...
 
-    def release(self, obj: ObjectId, number: int) -> None:
+    def release(self, block: BlockId) -> None:
         """A hint that the caller keeps a block's bytes elsewhere now."""
         ...
 
@@ -52,7 +45,7 @@ class NodeBlocks:
     """The blocks of one data set's snapshot, as any process of a node reads them."""
 
     def __init__(self, settings: Settings, client: DaemonClient, *, dataset: str, snapshot: str) -> None:
-        self._settings = settings
+        self._bypass = settings.bypass_local
         self._client = client
         self._dataset, self._snapshot = dataset, snapshot
         self._local = LocalBlocks(settings.home, settings.ram_dir)
@@ -60,26 +53,38 @@ class NodeBlocks:
         self._stores = Stores(settings)
         self._warned = False
 
-    def read_here(self, obj: ObjectId, number: int, start: int, stop: int) -> memoryview | None:
-        """See `BlockSource`: verified bytes straight from a tier, no copy."""
-        if self._settings.bypass_local:
+    def copy_here(self, block: BlockId) -> bytes | None:
+        """See `BlockSource`: verified by its checksum."""
+        if self._bypass:
             return None
-        found = self._local.view(block_id(obj, number), start, stop)
+        found = self._local.copy(block)
+        if found is None:
+            return None
+        data, tier = found
+        self._counters.hit(tier, len(data))
+        return data
+
+    def view_here(self, block: BlockId, start: int, stop: int) -> memoryview | None:
+        """See `BlockSource`: verified by its checksum, straight from a tier."""
+        if self._bypass:
+            return None
+        found = self._local.view(block, start, stop)
         if found is None:
             return None
         view, tier = found
-        self._counters.add(*_HIT_COUNTERS[tier], stop - start)
+        self._counters.hit(tier, stop - start)
         return view
 
-    def read(self, ref: ObjectRef, obj: ObjectId, number: int, start: int, stop: int) -> memoryview | bytes:
+    def read(self, ref: ObjectRef, number: int, start: int, stop: int) -> memoryview | bytes:
         """See `BlockSource`."""
-        view = self.read_here(obj, number, start, stop)
+        block = block_id(object_id(ref), number)
+        view = self.view_here(block, start, stop)
         if view is not None:
             return view
         if ref.store.startswith("memory://"):  # only this process has it
             return self._read_direct(ref, number, start, stop)
-        self._counters.add(MISSES, MISS_BYTES, stop - start)
-        broken = not self._settings.bypass_local and self._local.locate(block_id(obj, number)) is not None
+        self._counters.miss(stop - start)
+        broken = not self._bypass and self._local.has(block)
         if broken:
             self._counters.count(BROKEN_BLOCKS)
         try:
@@ -95,11 +100,9 @@ class NodeBlocks:
         self._local.refresh()
         return memoryview(data)[start:stop]
 
-    def release(self, obj: ObjectId, number: int) -> None:
+    def release(self, block: BlockId) -> None:
         """See `BlockSource`: lets go of the page cache of the SSD's copy."""
-        found = self._local.locate(block_id(obj, number))
-        if found is not None and found[0].name == "ssd":
-            found[0].drop_pages(found[1])
+        self._local.drop_pages(block)
 
     def _read_direct(self, ref: ObjectRef, number: int, start: int, stop: int) -> bytes:
         self._counters.count(DIRECT_READS)

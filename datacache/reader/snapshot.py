@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from datacache.core.errors import PathNotFoundError
-from datacache.core.objects import BLOCK_BYTES, ObjectId, ObjectRef, object_id
+from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_id, object_id
 from datacache.manifest.model import Entry, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.manifest.view import Tree
@@ -51,6 +51,7 @@ class Snapshot:
         self._reopen = reopen
         self._on_close = on_close
         self._objects: dict[int, tuple[ObjectId, int]] = {}  # row → object id and size
+        self._small: dict[str, BlockId] = {}  # path → its only block
 
     @property
     def ref(self) -> str:
@@ -92,13 +93,27 @@ class Snapshot:
 
     def read(self, path: str) -> bytes:
         """All bytes of a file. `PathNotFoundError`, or the store's error where they cannot be had."""
+        block = self._small.get(path)
+        if block is not None:
+            data = self._blocks.copy_here(block)
+            if data is not None:
+                return data
         row = self._row(path)
         obj, size = self._objects.get(row) or self._object(row)
         if 0 < size <= BLOCK_BYTES:
-            here = self._blocks.read_here(obj, 0, 0, size)
-            if here is not None:
-                return bytes(here)
+            if len(self._small) >= _IDS_KEPT:
+                self._small.clear()  # cheap to make again; the simplest bound
+            self._small[path] = block_id(obj, 0)
         return bytes(self.read_row(row, 0, size))
+
+    def view(self, path: str) -> memoryview:
+        """All bytes of a file as `read` gives them, but without a copy where they are in one block on this node.
+
+        For code that decodes or copies at once: keeping the view keeps its region's disk space."""
+        row = self._row(path)
+        size = (self._objects.get(row) or self._object(row))[1]
+        here = self.read_local(row, 0, size)
+        return here if here is not None else memoryview(self.read_row(row, 0, size))
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
         """Bytes `start` to `stop` of a file, cut at its end like a slice."""
@@ -128,13 +143,12 @@ class Snapshot:
         first = number * BLOCK_BYTES
         if stop > first + BLOCK_BYTES:
             return None
-        return self._blocks.read_here(obj, number, start - first, stop - first)
+        return self._blocks.view_here(block_id(obj, number), start - first, stop - first)
 
     def read_row(self, row: int, start: int, stop: int) -> bytes | memoryview:
         """Bytes of a row, wherever they are, cut at the file's end."""
         entry = self.manifest.entry(row)
-        obj, size = self._objects.get(row) or self._object(row)
-        start, stop = max(start, 0), min(stop, size)
+        start, stop = max(start, 0), min(stop, entry.size_bytes)
         if start >= stop:
             return b""
         ref = self.manifest.object_ref(entry)
@@ -142,14 +156,14 @@ class Snapshot:
         for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
             first = number * BLOCK_BYTES
             part_start, part_stop = max(start - first, 0), min(stop - first, BLOCK_BYTES)
-            parts.append(self._blocks.read(ref, obj, number, part_start, part_stop))
+            parts.append(self._blocks.read(ref, number, part_start, part_stop))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def release_local(self, row: int, start: int, stop: int) -> None:
         """A hint that the kernel keeps these bytes as pages of a mount now: the cache's own pages may go."""
         obj, size = self._objects.get(row) or self._object(row)
         for number in range(start // BLOCK_BYTES, -(-min(stop, size) // BLOCK_BYTES)):
-            self._blocks.release(obj, number)
+            self._blocks.release(block_id(obj, number))
 
     def close(self) -> None:
         """Give back what was opened. Reading afterwards is undefined."""

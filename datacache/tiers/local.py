@@ -11,11 +11,13 @@ import logging
 import mmap
 import os
 import resource
-import struct
-import time
+from os import SEEK_END, lseek
 from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
 
 import lmdb
+from xxhash import xxh3_64_intdigest
 
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import CacheError
@@ -23,23 +25,27 @@ from datacache.core.objects import BlockId
 from datacache.tiers import layout
 from datacache.tiers.access import AccessTable
 from datacache.tiers.index import Index, open_index
-from datacache.tiers.layout import LOCATION, Location, container_name, intact, unpack_location
+from datacache.tiers.layout import container_name, intact, unpack_location
 
 log = logging.getLogger(__name__)
 _MAX_MAPS = 512
+_MAX_SPOTS = 200_000
 _SWEEP_EVERY_S = 1.0
+_TOUCH_EVERY_S = 0.1
 
 
 class _Mapped:
     """A container's file, open and mapped."""
 
-    __slots__ = ("bytes", "fd", "map", "view")
+    __slots__ = ("container", "fd", "map", "name", "touched_s", "view")
 
-    def __init__(self, path: Path) -> None:
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.bytes = os.fstat(self.fd).st_size
-        self.map = mmap.mmap(self.fd, self.bytes, prot=mmap.PROT_READ)
+    def __init__(self, folder: Path, container: int) -> None:
+        self.container = container
+        self.name = str(folder / container_name(container))
+        self.fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
+        self.map = mmap.mmap(self.fd, os.fstat(self.fd).st_size, prot=mmap.PROT_READ)
         self.view = memoryview(self.map)
+        self.touched_s = 0.0
 
     def __del__(self) -> None:
         # The mapping goes when the last view of it goes; the descriptor can go now.
@@ -47,118 +53,181 @@ class _Mapped:
             os.close(self.fd)
 
 
+class Spot(NamedTuple):
+    """Where a block's bytes are in this process's memory: `start:end` of a mapping, and the number of the tier.
+
+    Good for as long as it is kept: a container's id is never used twice, and an evicted container stays readable while
+    it is mapped. `digest` is the one checksum of a block of one granule, else -1.
+    """
+
+    mapped: _Mapped
+    start: int
+    end: int
+    digest: int
+    sums: bytes
+    tier: int
+
+
 class LocalTier:
     """One tier's containers, as a reader sees them."""
 
-    def __init__(self, name: str, folder: Path, access: AccessTable | None) -> None:
-        self.name = name
+    def __init__(self, number: int, folder: Path) -> None:
+        self._number = number
         self._folder = folder
-        self._access = access
         self._maps: dict[int, _Mapped] = {}
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_maps = max(16, min(_MAX_MAPS, limit // 8))
 
-    def view(self, value: bytes, start: int, stop: int) -> memoryview | None:
-        """Verified bytes `start:stop` of the block an index value locates, no copy; None if not there intact.
-
-        The view stays readable when its region is evicted meanwhile. Do not keep it for long: it keeps the region's
-        disk space."""
+    def spot(self, value: bytes) -> Spot | None:
+        """The place an index value names; None if its container is not there (evicted meanwhile, or lost)."""
         try:
-            container, offset, length = LOCATION.unpack_from(value)
-        except struct.error:
+            container, offset, length, sums = unpack_location(value)
+            mapped = self._maps.get(container) or self._open(container)
+        except (OSError, ValueError) as exc:
+            log.debug("a block in %s is not there: %s", self._folder, exc)
             return None
-        mapped = self._maps.get(container)
-        if mapped is None:
-            mapped = self._open(container)
-            if mapped is None:
-                return None
-        # Touching a mapping behind the end of its file is fatal (SIGBUS), so its size is looked at every time.
-        end = offset + length
-        if os.fstat(mapped.fd).st_size < end or mapped.bytes < end or stop > length:
-            log.warning("container %s/%s is truncated", self._folder, container_name(container))
+        digest = int.from_bytes(sums, "little") if len(sums) == 8 else -1
+        return Spot(mapped, offset, offset + length, digest, sums, self._number)
+
+    def full(self) -> bool:
+        """Whether as many containers are mapped as may be."""
+        return len(self._maps) >= self._max_maps
+
+    def close_some(self) -> bool:
+        """Close containers that were evicted, so that their disk space comes free, and more where many are open."""
+        gone = [c for c, mapped in list(self._maps.items()) if os.fstat(mapped.fd).st_nlink == 0]
+        if self.full():
+            gone += list(self._maps)[: self._max_maps // 4]
+        for container in gone:
             self._maps.pop(container, None)
-            return None
-        block = mapped.view[offset:end]
-        if not intact(block, value[LOCATION.size :], start, stop):
-            log.warning(
-                "a block in %s/%s at %d does not have its checksum", self._folder, container_name(container), offset
-            )
-            return None
-        if self._access is not None:
-            self._access.touch(container)
-        return block if stop - start == length else block[start:stop]
+        return bool(gone)
 
-    def drop_pages(self, location: Location) -> None:
-        """The kernel keeps these bytes elsewhere (as a mount's pages): let go of the container's own."""
-        mapped = self._maps.get(location.container)
-        if mapped is not None:
-            os.posix_fadvise(mapped.fd, location.offset, location.length, os.POSIX_FADV_DONTNEED)
+    def forget(self, container: int) -> None:
+        """Map a container anew at its next use."""
+        self._maps.pop(container, None)
 
-    def drop_evicted(self) -> None:
-        """Close containers that were evicted, so that their disk space comes free."""
-        for container, mapped in list(self._maps.items()):
-            if os.fstat(mapped.fd).st_nlink == 0:
-                self._maps.pop(container, None)
-
-    def _open(self, container: int) -> _Mapped | None:
-        if len(self._maps) >= self._max_maps:
-            self.drop_evicted()
-            while len(self._maps) >= self._max_maps:
-                try:
-                    self._maps.pop(next(iter(self._maps)), None)
-                except (StopIteration, RuntimeError):  # another thread is at it
-                    break
-        try:
-            mapped = _Mapped(self._folder / container_name(container))
-        except (OSError, ValueError) as exc:  # evicted meanwhile, deleted by hand, or empty
-            log.debug("container %s/%s: %s", self._folder, container_name(container), exc)
-            return None
-        self._maps[container] = mapped
-        return mapped
+    def _open(self, container: int) -> _Mapped:
+        return self._maps.setdefault(container, _Mapped(self._folder, container))
 
 
 class LocalBlocks:
-    """All tiers of a node, fastest first, as one place to look for a block."""
+    """All tiers of a node, fastest first, as one place to look for a block.
+
+    Where a block was found is remembered, so that the next read of it asks no index: one look at the container's size,
+    a copy or a view, and the checksum.
+    """
 
     def __init__(self, home: Path, ram_dir: Path) -> None:
         self._home = home
         self._index: PerProcess[list[Index]] = PerProcess(list)  # at most one: empty until there is an index
-        self._swept_s = time.monotonic()
+        self._spots: dict[BlockId, Spot] = {}
+        self._sweep_at_s = 0.0
         try:
-            access = AccessTable(layout.cache_dir(home) / "access.bin")
+            self._access: AccessTable | None = AccessTable(layout.cache_dir(home) / "access.bin")
         except OSError:  # no cache yet, or not ours to write: eviction knows less, reading goes on
-            access = None
+            self._access = None
         self.tiers = (
-            LocalTier("ram", layout.ram_tier_dir(home, ram_dir), access),
-            LocalTier("ssd", layout.ssd_dir(home), access),
+            LocalTier(0, layout.ram_tier_dir(home, ram_dir)),
+            LocalTier(1, layout.ssd_dir(home)),
         )
 
-    def view(self, block: BlockId, start: int, stop: int) -> tuple[memoryview, int] | None:
-        """Verified bytes `start:stop` of a block and the number of the tier that had them; None for a miss."""
-        for number, value in self._values(block):
-            view = self.tiers[number].view(value, start, stop)
+    def copy(self, block: BlockId) -> tuple[bytes, int] | None:
+        """All bytes of a block, verified, and the number of the tier that had them; None for a miss."""
+        spot = self._spots.get(block)
+        if spot is not None and spot.digest >= 0:
+            mapped, start, end, digest, _, tier = spot
+            # Touching a mapping behind the end of its file is fatal (SIGBUS), so its size is looked at every time;
+            # lseek says it at a third of fstat's price.
+            if lseek(mapped.fd, 0, SEEK_END) >= end:
+                data = mapped.map[start:end]
+                if xxh3_64_intdigest(data) == digest:
+                    now_s = monotonic()
+                    if now_s > mapped.touched_s:
+                        self._touch(mapped, now_s)
+                    return data, tier
+        found = self.view(block, 0, None)
+        return None if found is None else (bytes(found[0]), found[1])
+
+    def view(self, block: BlockId, start: int, stop: int | None) -> tuple[memoryview, int] | None:
+        """Verified bytes `start:stop` of a block (to its end for None), without a copy, and the number of the tier
+        that had them; None for a miss.
+
+        The view stays readable when its container is evicted meanwhile. Do not keep it for long: it keeps the
+        container's disk space."""
+        spot = self._spots.get(block)
+        if spot is not None:
+            view = self._verified(spot, start, stop)
             if view is not None:
-                return view, number
+                return view, spot.tier
+            self._spots.pop(block, None)
+        for number, value in self._values(block):
+            spot = self.tiers[number].spot(value)
+            if spot is not None:
+                view = self._verified(spot, start, stop)
+                if view is not None:
+                    self._remember(block, spot)
+                    return view, number
         return None
 
-    def locate(self, block: BlockId) -> tuple[LocalTier, Location] | None:
-        """The fastest tier that has a block by the index, bytes unseen."""
-        for number, value in self._values(block):
-            try:
-                return self.tiers[number], unpack_location(value)
-            except ValueError as exc:
-                log.warning("the index of %s: %s", self._home, exc)
-        return None
+    def has(self, block: BlockId) -> bool:
+        """Whether a tier has a block by the index, bytes unseen."""
+        return bool(self._values(block))
+
+    def drop_pages(self, block: BlockId) -> None:
+        """The kernel keeps a block's bytes elsewhere (as a mount's pages): let go of the SSD's own pages of it."""
+        spot = self._spots.get(block)
+        if spot is not None and spot.tier:
+            os.posix_fadvise(spot.mapped.fd, spot.start, spot.end - spot.start, os.POSIX_FADV_DONTNEED)
 
     def refresh(self) -> None:
-        """Look again whether there is an index, and whether it is still the one in use. Called after a miss."""
+        """Look again whether the index is still the one in use. Called after a miss."""
         held = self._index.get()
         if held and not held[0].current():
             held.clear()
-        if time.monotonic() - self._swept_s > _SWEEP_EVERY_S:
-            self._swept_s = time.monotonic()
-            for tier in self.tiers:
-                tier.drop_evicted()
+
+    def _verified(self, spot: Spot, start: int, stop: int | None) -> memoryview | None:
+        mapped, first, end, digest, sums, _ = spot
+        if lseek(mapped.fd, 0, SEEK_END) < end:  # as in `copy`
+            log.warning("%s is truncated", mapped.name)
+            self._forget(spot)
+            return None
+        block = mapped.view[first:end]
+        stop = len(block) if stop is None else stop
+        sound = xxh3_64_intdigest(block) == digest if digest >= 0 else intact(block, sums, start, stop)
+        if not sound or stop > len(block):
+            log.warning("a block in %s at %d does not have its checksum", mapped.name, first)
+            return None
+        now_s = monotonic()
+        if now_s > mapped.touched_s:
+            self._touch(mapped, now_s)
+        return block[start:stop]
+
+    def _touch(self, mapped: _Mapped, now_s: float) -> None:
+        """Note a container's use, a few times a second at most, and now and then let go of what was evicted."""
+        mapped.touched_s = now_s + _TOUCH_EVERY_S
+        if self._access is not None:
+            self._access.touch(mapped.container)
+        if now_s > self._sweep_at_s:
+            self._sweep_at_s = now_s + _SWEEP_EVERY_S
+            self._sweep()
+
+    def _sweep(self) -> None:
+        closed = [tier.close_some() for tier in self.tiers]
+        if any(closed):
+            self._spots.clear()  # they hold the mappings
+
+    def _remember(self, block: BlockId, spot: Spot) -> None:
+        if self.tiers[spot.tier].full():
+            self._sweep()
+        if len(self._spots) >= _MAX_SPOTS:
+            self._spots.clear()
+        self._spots[block] = spot
+
+    def _forget(self, spot: Spot) -> None:
+        self.tiers[spot.tier].forget(spot.mapped.container)
+        for block, other in list(self._spots.items()):
+            if other.mapped is spot.mapped:
+                self._spots.pop(block, None)
 
     def _values(self, block: BlockId) -> list[tuple[int, bytes]]:
         """The index values of a block, by tier."""

@@ -54,18 +54,22 @@ def test_a_flipped_byte_is_a_miss_and_the_neighbours_are_read(filled):
 def test_every_flipped_byte_of_a_block_is_found(filled):
     local = LocalBlocks(filled.home, filled.ram_dir)
     with open_tiers(filled):
-        tier, location = local.locate(BLOCKS[3].id)
-        path = tier._folder / layout.container_name(location.container)
-        with path.open("r+b") as file:
+        block = BLOCKS[3]
+        assert local.view(block.id, 0, 10) is not None  # from now on it is read without asking the index
+        ((_, value),) = local._values(block.id)
+        location = layout.unpack_location(value)
+        with (layout.ssd_dir(filled.home) / layout.container_name(location.container)).open("r+b") as file:
             for at in (0, 1, location.length // 2, location.length - 1):
                 file.seek(location.offset + at)
-                file.write(bytes([BLOCKS[3].data[at] ^ 0x80]))
+                file.write(bytes([block.data[at] ^ 0x80]))
                 file.flush()
-                assert read(filled, BLOCKS[3]) is None
+                assert local.copy(block.id) is None
+                assert local.view(block.id, 0, len(block.data)) is None
                 file.seek(location.offset + at)
-                file.write(bytes([BLOCKS[3].data[at]]))
+                file.write(bytes([block.data[at]]))
                 file.flush()
-                assert read(filled, BLOCKS[3]) == BLOCKS[3].data
+                assert local.copy(block.id) == (block.data, 1)
+                assert local.copy(block.id) == (block.data, 1)
 
 
 @pytest.mark.parametrize("while_open", [False, True])
@@ -73,14 +77,14 @@ def test_a_truncated_region_is_a_miss_not_a_crash(filled, while_open):
     with open_tiers(filled) as writer:
         if while_open:  # a reader that has mapped the region before
             local = LocalBlocks(filled.home, filled.ram_dir)
-            assert local.view(BLOCKS[-1].id, 0, 10) is not None
+            assert all(local.copy(block.id) for block in BLOCKS)
         os.truncate(region(filled), region(filled).stat().st_size // 2)
         assert 0 < assert_right_or_missing(filled) < len(BLOCKS)
         if while_open:
             assert all(
-                view is None or bytes(view[0]) == block.data
+                found is None or bytes(found[0]) == block.data
                 for block in BLOCKS
-                for view in [local.view(block.id, 0, len(block.data))]
+                for found in (local.copy(block.id), local.view(block.id, 0, len(block.data)))
             )
         # What a reader then does: have it dropped, and put again.
         missing = [block for block in BLOCKS if read(filled, block) is None]
@@ -141,13 +145,16 @@ def test_an_index_truncated_under_an_open_reader_is_a_miss(filled):
             "from datacache.tiers.local import LocalBlocks\n"
             "local = LocalBlocks(Path(sys.argv[1]), Path(sys.argv[2]))\n"
             "block = bytes.fromhex(sys.argv[3])\n"
-            "assert local.view(block, 0, 10) is not None\n"
+            "known = bytes.fromhex(sys.argv[4])\n"
+            "data = local.copy(known)\n"
+            "assert data\n"
             "print('ready', flush=True)\n"
             "sys.stdin.readline()\n"
             "assert local.view(block, 0, 10) is None\n"
+            "assert local.copy(known) == data\n"
         )
         reader = subprocess.Popen(
-            [sys.executable, "-c", program, filled.home, filled.ram_dir, BLOCKS[0].id.hex()],
+            [sys.executable, "-c", program, filled.home, filled.ram_dir, BLOCKS[0].id.hex(), BLOCKS[1].id.hex()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
