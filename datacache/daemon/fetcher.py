@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from datacache.core.objects import (
     BLOCK_BYTES,
@@ -28,8 +29,9 @@ from datacache.tiers.tier import Block
 from datacache.tiers.writer import TierWriter
 
 log = logging.getLogger(__name__)
-_IN_FLIGHT_BYTES = 256 * 2**20
+_IN_FLIGHT_BYTES = 128 * 2**20
 _READ_AHEAD_BLOCKS = 4
+_DRAIN_S = 5.0
 
 
 @dataclass
@@ -43,11 +45,15 @@ class FetchStats:
     """Requests that joined a flight already under way."""
 
 
-@dataclass
 class _Flight:
-    data: asyncio.Future[bytes | memoryview]
-    stored: asyncio.Future[bool]
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """A block between the first request for it and its place in the tiers."""
+
+    __slots__ = ("data", "on_stored", "task")
+
+    def __init__(self, data: asyncio.Future[bytes | memoryview]) -> None:
+        self.data = data
+        self.on_stored: list[Callable[[bool], None]] = []
+        self.task: asyncio.Task[None] | None = None
 
 
 class Fetcher:
@@ -69,6 +75,9 @@ class Fetcher:
         # store's answer to a reader quick.
         self._reading = asyncio.Semaphore(concurrency)
         self._filling = asyncio.Semaphore(concurrency)
+        self._loop = asyncio.get_running_loop()
+        self._landed: deque[tuple[BlockId, int, bool]] = deque()
+        self._landing = False
         self.stats = FetchStats()
 
     def has(self, block: BlockId) -> bool:
@@ -82,50 +91,71 @@ class Fetcher:
             found = self._local.view(id, 0, None)
             if found is not None:
                 return found[0]
-        data = await asyncio.shield(self._flight(ref, number, dataset, self._reading).data)
+        data = await asyncio.shield(self._flight(id, ref, number, dataset, self._reading).data)
         if block_count(ref.size_bytes) > 1:
             self._read_ahead(ref, number, dataset)
         return data
 
-    async def fill(self, ref: ObjectRef, number: int, dataset: str) -> bool:
-        """A block for the tiers: whether one of them keeps it. Raises the store's errors."""
+    async def fill(self, ref: ObjectRef, number: int, dataset: str, stored: Callable[[bool], None]) -> None:
+        """A block for the tiers. Returns when its bytes have come, so that the next can be asked for; `stored` is
+        called when the tiers have taken it or not. Raises the store's errors, and then calls nothing."""
         id = block_id(object_id(ref), number)
-        if id not in self._flights and self.has(id):  # a reader was quicker
-            return True
-        flight = self._flight(ref, number, dataset, self._filling)
-        await asyncio.shield(flight.data)
-        return await asyncio.shield(flight.stored)
+        flight = self._flights.get(id)
+        if flight is not None:
+            self.stats.shared += 1
+            await asyncio.shield(flight.data)
+            if id in self._flights:
+                flight.on_stored.append(stored)
+            else:
+                stored(self.has(id))
+        elif self.has(id):  # a reader was quicker
+            stored(True)
+        else:
+            flight = self._begin(id)
+            flight.on_stored.append(stored)
+            await self._get(flight, id, ref, number, dataset=dataset, slots=self._filling)
+            if (error := flight.data.exception()) is not None:
+                raise error
 
     async def drain(self) -> None:
-        """Wait for what is under way (at a clean stop)."""
-        flights = list(self._flights.values())
-        for flight in flights:
-            await asyncio.wait([flight.stored], timeout=5.0)
+        """Wait a moment for what is under way (at a clean stop)."""
+        data = [flight.data for flight in self._flights.values()]
+        if data:
+            await asyncio.wait(data, timeout=_DRAIN_S)
 
     @property
     def under_way(self) -> int:
         """Blocks in flight."""
         return len(self._flights)
 
-    def _flight(self, ref: ObjectRef, number: int, dataset: str, slots: asyncio.Semaphore) -> _Flight:
-        id = block_id(object_id(ref), number)
+    def _begin(self, id: BlockId) -> _Flight:
+        flight = self._flights[id] = _Flight(asyncio.get_running_loop().create_future())
+        return flight
+
+    def _flight(self, id: BlockId, ref: ObjectRef, number: int, dataset: str, slots: asyncio.Semaphore) -> _Flight:
+        """The flight of a block, begun if need be; it goes on when nobody waits any more."""
         flight = self._flights.get(id)
         if flight is not None:
             self.stats.shared += 1
             return flight
-        loop = asyncio.get_running_loop()
-        flight = self._flights[id] = _Flight(loop.create_future(), loop.create_future())
-        task = loop.create_task(self._get(flight, ref, number, dataset=dataset, slots=slots))
-        flight.tasks.add(task)
+        flight = self._begin(id)
+        flight.task = asyncio.get_running_loop().create_task(
+            self._get(flight, id, ref, number, dataset=dataset, slots=slots)
+        )
         return flight
 
     async def _get(
-        self, flight: _Flight, ref: ObjectRef, number: int, *, dataset: str, slots: asyncio.Semaphore
+        self,
+        flight: _Flight,
+        id: BlockId,
+        ref: ObjectRef,
+        number: int,
+        *,
+        dataset: str,
+        slots: asyncio.Semaphore,
     ) -> None:
-        id = block_id(object_id(ref), number)
         length = block_length(ref.size_bytes, number)
         start = number * BLOCK_BYTES
-        loop = asyncio.get_running_loop()
         try:
             async with slots:
                 await self._budget.take(length)
@@ -137,25 +167,29 @@ class Fetcher:
         except BaseException as exc:  # noqa: BLE001 - whoever waits gets it, whatever it is
             del self._flights[id]
             self.stats.failed += 1
-            _fail(flight.data, exc)
-            _fail(flight.stored, exc)
+            flight.data.set_exception(exc)
+            flight.data.exception()  # a flight nobody waits for is no news
             return
         self.stats.fetched += 1
         self.stats.fetched_bytes += length
-
-        def land(kept: bool) -> None:
-            self._flights.pop(id, None)
-            self._budget.give(length)
-            if not flight.stored.done():
-                flight.stored.set_result(kept)
-
         flight.data.set_result(data)
         block = Block(id=id, object_bytes=ref.size_bytes, number=number, data=data, dataset=dataset)
+        self._writer.put(block, lambda kept: self._stored(id, length, kept))
 
-        def stored(kept: bool) -> None:  # in the writer's thread
-            loop.call_soon_threadsafe(land, kept)
+    def _stored(self, id: BlockId, length: int, kept: bool) -> None:
+        """In the writer's thread: hand over to the loop, waking it once for many."""
+        self._landed.append((id, length, kept))
+        if not self._landing:
+            self._landing = True
+            self._loop.call_soon_threadsafe(self._land)
 
-        self._writer.put(block, stored)
+    def _land(self) -> None:
+        self._landing = False  # before looking: what comes from now on wakes us again
+        while self._landed:
+            id, length, kept = self._landed.popleft()
+            self._budget.give(length)
+            for stored in self._flights.pop(id).on_stored:
+                stored(kept)
 
     def _read_ahead(self, ref: ObjectRef, number: int, dataset: str) -> None:
         """Somebody reads a large object: have its next blocks on the way."""
@@ -163,10 +197,4 @@ class Fetcher:
         for ahead in range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes))):
             id = block_id(obj, ahead)
             if id not in self._flights and not self.has(id):
-                self._flight(ref, ahead, dataset, self._filling)
-
-
-def _fail(future: asyncio.Future[bytes | memoryview] | asyncio.Future[bool], exc: BaseException) -> None:
-    if not future.done():
-        future.set_exception(exc)
-        future.exception()  # a flight nobody waits for is no news
+                self._flight(id, ref, ahead, dataset, self._filling)

@@ -7,6 +7,7 @@ there: only then is it done. Lives in the daemon's event loop; manifests and the
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 from collections.abc import Iterator
@@ -146,20 +147,21 @@ class Warmer:
             item = await waiting.get()
             ref, number, _ = item
             try:
-                kept = await self._fetcher.fill(ref, number, dataset)
+                await self._fetcher.fill(ref, number, dataset, functools.partial(self._stored, job, item, waiting))
             except DatacacheError as exc:
                 job.errors += 1
                 if not job.error:
                     job.error, job.hint = str(exc), exc.hint
-            else:
-                length = block_length(ref.size_bytes, number)
-                job.bytes_fetched += length
-                if kept:
-                    self._count(job, item)
-                else:
-                    job.bytes_not_kept += length
-            finally:
                 waiting.task_done()
+
+    def _stored(self, job: WarmJob, item: Item, waiting: asyncio.Queue[Item], kept: bool) -> None:
+        length = block_length(item[0].size_bytes, item[1])
+        job.bytes_fetched += length
+        if kept:
+            self._count(job, item)
+        else:
+            job.bytes_not_kept += length
+        waiting.task_done()
 
     def _count(self, job: WarmJob, item: Item) -> None:
         ref, number, _ = item

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from datacache.core.objects import BlockId
@@ -18,6 +18,8 @@ from datacache.tiers.layout import Location, aligned, container_name
 
 log = logging.getLogger(__name__)
 _MODE = 0o600
+_PADDING = bytes(layout.RECORD_ALIGN)
+_IOV_MAX = 1023  # of 1,024 (IOV_MAX), in threes
 
 
 class Region:
@@ -38,17 +40,28 @@ class Region:
             path.unlink()
             raise
 
-    def room_for(self, length: int) -> bool:
-        """Whether a block of this length fits."""
-        return self.end + record_bytes(length) <= self.capacity
+    def room(self) -> int:
+        """How many bytes of records fit."""
+        return self.capacity - self.end
 
-    def append(self, block: BlockId, data: bytes | memoryview, sums: bytes) -> Location:
-        """Write one record behind the last. `OSError` leaves the region as it was."""
-        header = layout.record_header(block, len(data), sums)
-        _write_all(self._fd, [header, data], self.end)
-        location = Location(self.container, self.end + len(header), len(data), sums)
-        self.end = aligned(location.offset + len(data))
-        return location
+    def append(self, records: Sequence[tuple[BlockId, bytes | memoryview, bytes]]) -> list[Location]:
+        """Write records (block, data, checksums) behind the last, in one call. `OSError` leaves the region as it was.
+        There must be room for them."""
+        buffers: list[bytes | memoryview] = []
+        locations, at = [], self.end
+        for block, data, sums in records:
+            header = layout.record_header(block, len(data), sums)
+            locations.append(Location(self.container, at + len(header), len(data), sums))
+            padding = -len(data) % layout.RECORD_ALIGN
+            buffers += (header, data, _PADDING[:padding])
+            at += len(header) + len(data) + padding
+        for first in range(0, len(buffers), _IOV_MAX):
+            _write_all(self._fd, buffers[first : first + _IOV_MAX], self._offset(buffers, first))
+        self.end = at
+        return locations
+
+    def _offset(self, buffers: list[bytes | memoryview], first: int) -> int:
+        return self.end + sum(len(buffer) for buffer in buffers[:first])
 
     def seal(self) -> None:
         """No more will come: give back the room behind the last record."""

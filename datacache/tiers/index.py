@@ -66,11 +66,11 @@ class Index:
 
     def whole(self) -> bool:
         """Whether the file is at least as long as it was: reading a torn one through a mapping would be fatal."""
+        seen = self._seen_bytes  # before the look: another thread may see the file grow meanwhile
         size = os.fstat(self._fd).st_size
-        if size < self._seen_bytes:
-            return False
-        self._seen_bytes = size
-        return True
+        if size > seen:
+            self._seen_bytes = size
+        return size >= seen
 
     def current(self) -> bool:
         """Whether this is still the file at its path (a rebuilt index is a new file)."""

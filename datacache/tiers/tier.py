@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _SUSPENDED_S = 30.0
 _NEXT_ID = b"next-container"
 _MAX_FILLING = 16
+Pins = Mapping[str, str]
+"""Pinned refs and the data sets they are of."""
 
 
 @dataclass(kw_only=True)
@@ -138,23 +140,31 @@ class Tier:
         self.evicted_bytes += freed
         return freed
 
-    def put(self, txn: lmdb.Transaction, block: Block, sums: bytes, pinned_by: list[str]) -> bool:
-        """Admit one block if there is room (see `make_room`). False if it is not kept here; never raises `OSError`."""
-        if self._suspended_until > time.monotonic():
-            return False
-        if self.used_bytes + block.disk_bytes() > self.budget_bytes:
-            return False
-        try:
-            location = self._write(txn, block, sums, pinned_by)
-        except OSError as exc:
-            self._suspend(exc)
-            return False
-        if location is None:
-            return False
-        txn.put(block.id, layout.pack_location(location), db=self._db)
-        self._access.touch(location.container)
-        self.problem = ""
-        return True
+    def put(self, txn: lmdb.Transaction, blocks: Sequence[tuple[Block, bytes]], pins: Pins) -> list[bool]:
+        """Admit blocks (with their checksums) as far as there is room (see `make_room`): which of them are kept here
+        now. Never raises `OSError`."""
+        kept = [False] * len(blocks)
+        run: list[tuple[int, Block, bytes]] = []  # goes into one region with one write
+        run_bytes = 0
+        region: Region | None = None
+        for at, (block, sums) in enumerate(blocks):
+            if self.has(txn, block.id):
+                kept[at] = True
+            elif self._suspended_until > time.monotonic():
+                continue
+            elif block.in_object_file:
+                kept[at] = self._put_into_object_file(txn, block, sums, pins)
+            else:
+                size = block.disk_bytes()
+                if region is None or region.dataset != block.dataset or region.room() < run_bytes + size:
+                    self._write_run(txn, region, run, kept)
+                    run, run_bytes = [], 0
+                    region = self._region_for(txn, block, pins)
+                if region is not None and self.used_bytes + run_bytes + size + DISK_BLOCK <= self.budget_bytes:
+                    run.append((at, block, sums))
+                    run_bytes += size
+        self._write_run(txn, region, run, kept)
+        return kept
 
     def drop(self, txn: lmdb.Transaction, block: BlockId) -> None:
         """Forget one block whose bytes turned out to be broken. Its room comes free with its container."""
@@ -192,37 +202,52 @@ class Tier:
             for id, c in self.containers.items()
         ]
 
-    def _write(self, txn: lmdb.Transaction, block: Block, sums: bytes, pinned_by: list[str]) -> Location | None:
-        if block.in_object_file:
-            container = self._object_files.get(block.object_id)
-            if container is None:
-                container = self._new_container(txn, block, pinned_by) | OBJECT_FILE
-                self.containers[container] = Container(
-                    dataset=block.dataset,
-                    disk_bytes=0,
-                    object_id=block.object_id.hex(),
-                    pinned_by=list(pinned_by),
-                )
-                self._object_files[block.object_id] = container
-            location = Location(container, block.number * BLOCK_BYTES, len(block.data), sums)
-            containers.write_object_block(self.folder, container, block.object_bytes, location.offset, block.data)
-            grown = aligned(len(block.data), DISK_BLOCK)
-        else:
-            region = self._region_for(txn, block, pinned_by)
-            if region is None:
-                return None
-            before = aligned(region.end, DISK_BLOCK)
-            location = region.append(block.id, block.data, sums)
-            container = region.container
-            grown = aligned(region.end, DISK_BLOCK) - before
-        self.containers[container].disk_bytes += grown
-        self._container_bytes += grown
-        self._save(txn, container)
-        return location
+    def _write_run(
+        self, txn: lmdb.Transaction, region: Region | None, run: list[tuple[int, Block, bytes]], kept: list[bool]
+    ) -> None:
+        if region is None or not run:
+            return
+        before = aligned(region.end, DISK_BLOCK)
+        try:
+            locations = region.append([(block.id, block.data, sums) for _, block, sums in run])
+        except OSError as exc:
+            self._suspend(exc)
+            return
+        for (at, block, _), location in zip(run, locations, strict=True):
+            txn.put(block.id, layout.pack_location(location), db=self._db)
+            kept[at] = True
+        self._grow(region.container, aligned(region.end, DISK_BLOCK) - before)
 
-    def _region_for(self, txn: lmdb.Transaction, block: Block, pinned_by: list[str]) -> Region | None:
+    def _put_into_object_file(self, txn: lmdb.Transaction, block: Block, sums: bytes, pins: Pins) -> bool:
+        size = aligned(len(block.data), DISK_BLOCK)
+        if self.used_bytes + size > self.budget_bytes:
+            return False
+        container = self._object_files.get(block.object_id)
+        try:
+            if container is None:
+                container = self._new_number(txn) | OBJECT_FILE
+                self._add(txn, container, block, pins, object_id=block.object_id.hex())
+                self._object_files[block.object_id] = container
+            offset = block.number * BLOCK_BYTES
+            containers.write_object_block(self.folder, container, block.object_bytes, offset, block.data)
+        except OSError as exc:
+            self._suspend(exc)
+            return False
+        location = Location(container, offset, len(block.data), sums)
+        txn.put(block.id, layout.pack_location(location), db=self._db)
+        self._grow(container, size)
+        return True
+
+    def _grow(self, container: int, size_bytes: int) -> None:
+        self.containers[container].disk_bytes += size_bytes
+        self._container_bytes += size_bytes
+        self._access.touch(container)
+        self.problem = ""
+
+    def _region_for(self, txn: lmdb.Transaction, block: Block, pins: Pins) -> Region | None:
+        """The region to append a block to, a new one if need be; None if there is no room for one."""
         region = self._filling.get(block.dataset)
-        if region is not None and region.room_for(len(block.data)):
+        if region is not None and region.room() >= block.disk_bytes():
             return region
         if region is not None:
             self._seal(region)
@@ -230,18 +255,27 @@ class Tier:
             self._seal(next(iter(self._filling.values())))
         room = self.budget_bytes - self.used_bytes
         need = layout.REGION_HEADER_BYTES + block.disk_bytes()
-        # One page more for the header's share; the last region of a budget is as large as what is left.
+        # The last region of a budget is as large as what is left.
         capacity = min(max(containers.open_region_size(self.budget_bytes), need), room // DISK_BLOCK * DISK_BLOCK)
         if capacity < need:
             return None
-        container = self._new_container(txn, block, pinned_by)
-        region = Region(self.folder, container, capacity, block.dataset)
+        try:
+            container = self._new_number(txn)
+            region = Region(self.folder, container, capacity, block.dataset)
+        except OSError as exc:
+            self._suspend(exc)
+            return None
         self._filling[block.dataset] = region
-        self.containers[container] = Container(dataset=block.dataset, disk_bytes=DISK_BLOCK, pinned_by=list(pinned_by))
-        self._container_bytes += DISK_BLOCK
+        self._add(txn, container, block, pins)
+        self._grow(container, DISK_BLOCK)
         return region
 
-    def _new_container(self, txn: lmdb.Transaction, block: Block, pinned_by: list[str]) -> int:
+    def _add(self, txn: lmdb.Transaction, id: int, block: Block, pins: Pins, *, object_id: str = "") -> None:
+        pinned_by = [ref for ref, dataset in pins.items() if dataset == block.dataset]
+        self.containers[id] = Container(dataset=block.dataset, disk_bytes=0, object_id=object_id, pinned_by=pinned_by)
+        self._save(txn, id)  # its size is what the file system says at the next start
+
+    def _new_number(self, txn: lmdb.Transaction) -> int:
         raw = txn.get(_NEXT_ID, db=self._index.meta)
         number = int.from_bytes(raw, "big") if raw else 1
         # An orphan of a killed daemon may have the file name already (its number was never committed).

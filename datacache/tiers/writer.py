@@ -146,23 +146,14 @@ class TierWriter:
             need = sum(block.disk_bytes() for block, _ in batch)
             for tier in self.tiers:
                 tier.make_room(need)
+            blocks = [(block, layout.checksums(block.data)) for block, _ in batch]
             with self._index.env.begin(write=True) as txn:
-                for at, (block, _) in enumerate(batch):
-                    kept[at] = self._store_one(txn, block)
+                in_tiers = [tier.put(txn, blocks, self._pins) for tier in self.tiers]
+            kept = [any(tiers) for tiers in zip(*in_tiers, strict=True)]
         except (lmdb.Error, OSError) as exc:
             log.warning("the cache index cannot be written: %s", exc)
-            kept = [False] * len(batch)
         for (_, stored), is_kept in zip(batch, kept, strict=True):
             stored(is_kept)
-
-    def _store_one(self, txn: lmdb.Transaction, block: Block) -> bool:
-        sums = layout.checksums(block.data)
-        pinned_by = [ref for ref, dataset in self._pins.items() if dataset == block.dataset]
-        kept = False
-        for tier in self.tiers:
-            if tier.has(txn, block.id) or tier.put(txn, block, sums, pinned_by):
-                kept = True
-        return kept
 
     def _save_pins(self) -> None:
         with self._index.env.begin(write=True) as txn:
