@@ -96,10 +96,11 @@ class Fetcher:
             self._read_ahead(ref, number, dataset)
         return data
 
-    async def fill(self, ref: ObjectRef, number: int, dataset: str, stored: Callable[[bool], None]) -> None:
+    async def fill(
+        self, id: BlockId, ref: ObjectRef, number: int, dataset: str, *, stored: Callable[[bool], None]
+    ) -> None:
         """A block for the tiers. Returns when its bytes have come, so that the next can be asked for; `stored` is
         called when the tiers have taken it or not. Raises the store's errors, and then calls nothing."""
-        id = block_id(object_id(ref), number)
         flight = self._flights.get(id)
         if flight is not None:
             self.stats.shared += 1

@@ -145,9 +145,10 @@ class Warmer:
     async def _work(self, job: WarmJob, dataset: str, waiting: asyncio.Queue[Item]) -> None:
         while True:
             item = await waiting.get()
-            ref, number, _ = item
+            ref, number, id = item
+            stored = functools.partial(self._stored, job, item, waiting)
             try:
-                await self._fetcher.fill(ref, number, dataset, functools.partial(self._stored, job, item, waiting))
+                await self._fetcher.fill(id, ref, number, dataset, stored=stored)
             except DatacacheError as exc:
                 job.errors += 1
                 if not job.error:

@@ -83,10 +83,15 @@ class NodeBlocks:
             return view
         if ref.store.startswith("memory://"):  # only this process has it
             return self._read_direct(ref, number, start, stop)
-        self._counters.miss(stop - start)
-        broken = not self._bypass and self._local.has(block)
-        if broken:
+        broken = False
+        if not self._bypass and self._local.has(block):
+            # It came this very moment, or what is here is broken.
+            view = self.view_here(block, start, stop)
+            if view is not None:
+                return view
+            broken = True
             self._counters.count(BROKEN_BLOCKS)
+        self._counters.miss(stop - start)
         try:
             data = self._client.block(ref, number, self._dataset, self._snapshot, broken=broken)
         except StoreAccessError:

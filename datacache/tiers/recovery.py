@@ -27,6 +27,7 @@ from datacache.tiers.writer import TierWriter
 
 log = logging.getLogger(__name__)
 _CLEAN = "CLEAN"
+_BOUNCE_BYTES = 8 * 2**20
 _INDEX_SLACK = 256 * 1024  # what the index may grow by between two looks at its size
 
 
@@ -59,6 +60,7 @@ def open_tiers(settings: Settings) -> Iterator[TierWriter]:
             index=index,
             access=access,
             overhead=overhead[name],
+            bounce=containers.Bounce(_BOUNCE_BYTES) if name == "ssd" else None,
         )
         for name in TIER_NAMES
     ]

@@ -20,7 +20,7 @@ import lmdb
 from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId
 from datacache.tiers import containers, eviction, layout
 from datacache.tiers.access import AccessTable
-from datacache.tiers.containers import Region
+from datacache.tiers.containers import Bounce, Region
 from datacache.tiers.index import Index
 from datacache.tiers.layout import DISK_BLOCK, OBJECT_FILE, Location, aligned, container_name
 
@@ -85,11 +85,13 @@ class Tier:
         index: Index,
         access: AccessTable,
         overhead: Callable[[], int] = lambda: 0,
+        bounce: Bounce | None = None,
     ) -> None:
         self.name, self.folder, self.budget_bytes = name, folder, budget_bytes
         self._policy, self._ttl_s = policy, ttl_s
         self._index, self._access, self._overhead = index, access, overhead
         self._db = index.blocks[name]
+        self._bounce = bounce
         self._filling: dict[str, Region] = {}
         self._object_files: dict[ObjectId, int] = {}
         self._suspended_until = 0.0
@@ -229,7 +231,8 @@ class Tier:
                 self._add(txn, container, block, pins, object_id=block.object_id.hex())
                 self._object_files[block.object_id] = container
             offset = block.number * BLOCK_BYTES
-            containers.write_object_block(self.folder, container, block.object_bytes, offset, block.data)
+            path = self.folder / container_name(container)
+            containers.write_object_block(path, block.object_bytes, offset, block.data, self._bounce)
         except OSError as exc:
             self._suspend(exc)
             return False
@@ -256,12 +259,13 @@ class Tier:
         room = self.budget_bytes - self.used_bytes
         need = layout.REGION_HEADER_BYTES + block.disk_bytes()
         # The last region of a budget is as large as what is left.
-        capacity = min(max(containers.open_region_size(self.budget_bytes), need), room // DISK_BLOCK * DISK_BLOCK)
+        wanted = aligned(max(containers.open_region_size(self.budget_bytes), need), DISK_BLOCK)
+        capacity = min(wanted, room // DISK_BLOCK * DISK_BLOCK)
         if capacity < need:
             return None
         try:
             container = self._new_number(txn)
-            region = Region(self.folder, container, capacity, block.dataset)
+            region = Region(self.folder, container, capacity, block.dataset, self._bounce)
         except OSError as exc:
             self._suspend(exc)
             return None
