@@ -57,15 +57,14 @@ class ObjectStore(Protocol):
         """What the store knows of one object; `ObjectNotFoundError` if it is not there."""
         ...
 
-    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
+    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
         """Exactly bytes `start` to `stop` of exactly this version: `ObjectChangedError` or
         `ObjectNotFoundError` if it is not there any more, `StoreUnavailableError` for short or broken
         answers. Never other bytes. One call is one request with one timeout, so ask for some MiB at a time.
-        An empty range makes no request."""
-        ...
+        An empty range makes no request.
 
-    async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
-        """`read` for the daemon's event loop; any object with the buffer protocol."""
+        Any of the two; a memoryview (read-only, of bytes, the caller's as long as it is kept) saves a copy.
+        """
         ...
 
     def put(self, key: str, data: bytes) -> ObjectInfo:

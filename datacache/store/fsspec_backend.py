@@ -1,13 +1,12 @@
 """Every URL that has no backend of its own, through fsspec: `https://`, `sftp://`, `hdfs://`, `smb://`, ….
 
 An object is known by whichever of an ETag, a checksum or a modification time the file system gives; where it
-gives none only the size is checked. Listings are not sorted. Calls block, so the daemon's event loop gets
-them in a thread. Any thread; a forked child opens a file system of its own.
+gives none only the size is checked. Listings are not sorted. Any thread; a forked child opens a file
+system of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -112,10 +111,6 @@ class FsspecStore:
                 f"{ref.url}: the store gave {len(data):,} of {stop - start:,} bytes", url=ref.url
             )
         return data
-
-    async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes:
-        """See `ObjectStore`."""
-        return await asyncio.to_thread(self.read, ref, start, stop)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""

@@ -9,7 +9,6 @@ no state.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
@@ -90,10 +89,6 @@ class LocalStore:
         if len(data) != stop - start:
             raise StoreUnavailableError(f"{ref.url}: the file gave {len(data)} of {stop - start} bytes", url=ref.url)
         return data
-
-    async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes:
-        """See `ObjectStore`."""
-        return await asyncio.to_thread(self.read, ref, start, stop)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`. Atomic and durable: written beside, `fsync`ed, renamed. Folders are made as

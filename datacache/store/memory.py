@@ -53,10 +53,6 @@ class MemoryStore:
         expect_same(ref, etag=info.etag, size_bytes=info.size_bytes)
         return data[start:stop]
 
-    async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes:
-        """See `ObjectStore`."""
-        return self.read(ref, start, stop)
-
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""
         data = bytes(data)

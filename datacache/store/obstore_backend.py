@@ -67,19 +67,12 @@ class ObstoreStore:
         except ERRORS as exc:
             raise from_obstore(exc, f"{self.url}/{key}", store=self.url) from exc
 
-    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
+    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
         """See `ObjectStore`."""
         if start >= stop:
             return b""
         self._expect_exact(ref.key)
         return self._getter.get().get(ref, start, stop)
-
-    async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
-        """See `ObjectStore`."""
-        if start >= stop:
-            return b""
-        self._expect_exact(ref.key)
-        return memoryview(await self._getter.get().get_async(ref, start, stop))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""

@@ -2,7 +2,7 @@
 
 obstore is the fast way (no Python in the transfer, buffers without a copy), within its limits, which are
 decided here: which keys it can address exactly, what to do with a server that answers a range with 200, and
-that its runtime does not survive `fork()`. Any thread, any event loop.
+that its runtime does not survive `fork()`. Any thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datacache.core.objects import ObjectRef
 from datacache.store.errors import expect_same, from_obstore, plain_etag
 
 if TYPE_CHECKING:
-    from obstore import Bytes, GetOptions, GetResult
+    from obstore import GetOptions, GetResult
     from obstore.store import ObjectStore as Driver
 
 ERRORS = (BaseError, OSError, ValueError)
@@ -64,25 +64,19 @@ class Getter:
         self._endpoint = endpoint
         self._quoted = quoted
 
-    def get(self, ref: ObjectRef, start: int, stop: int) -> bytes:
-        """The bytes; `RangeIgnoredError` or an error of ours."""
+    def get(self, ref: ObjectRef, start: int, stop: int) -> memoryview:
+        """obstore's own buffer; `RangeIgnoredError` or an error of ours."""
         try:
             result = obstore.get(self._driver, ref.key, options=self._options(ref, start, stop))
             self._check(result, ref)
             data = result.bytes()
         except ERRORS as exc:
             raise self._translated(exc, ref) from exc
-        return bytes(_exact(data, ref, start, stop))
-
-    async def get_async(self, ref: ObjectRef, start: int, stop: int) -> Bytes:
-        """`get` without a thread or a copy: obstore's own buffer."""
-        try:
-            result = await obstore.get_async(self._driver, ref.key, options=self._options(ref, start, stop))
-            self._check(result, ref)
-            data = await result.bytes_async()
-        except ERRORS as exc:
-            raise self._translated(exc, ref) from exc
-        return _exact(data, ref, start, stop)
+        if len(data) != stop - start:
+            raise StoreUnavailableError(
+                f"{ref.url}: the answer has {len(data):,} bytes, not {stop - start:,}", url=ref.url
+            )
+        return memoryview(data)
 
     def _options(self, ref: ObjectRef, start: int, stop: int) -> GetOptions:
         options: GetOptions = {}
@@ -105,9 +99,3 @@ class Getter:
         if "non-partial response" in str(exc):
             return RangeIgnoredError()
         return from_obstore(exc, ref.url, store=self._url, endpoint=self._endpoint)
-
-
-def _exact(data: Bytes, ref: ObjectRef, start: int, stop: int) -> Bytes:
-    if len(data) != stop - start:
-        raise StoreUnavailableError(f"{ref.url}: the answer has {len(data):,} bytes, not {stop - start:,}", url=ref.url)
-    return data

@@ -1,5 +1,4 @@
-"""When a store that does not answer is asked again: one policy for threads, for event loops and for whole
-stores.
+"""When a store that does not answer is asked again: one policy for single calls and for whole stores.
 
 Only `StoreUnavailableError` is worth a second try; everything else is an answer. The waits grow
 exponentially with full jitter (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/),
@@ -9,10 +8,9 @@ never retry, so tries are not multiplied.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from datacache.core.errors import StoreUnavailableError
@@ -60,25 +58,6 @@ def retry(call: Callable[[], T], deadline_s: float, *, sleep: Callable[[float], 
             sleep(backoff.wait_s(exc))
 
 
-async def retry_async(
-    call: Callable[[], Awaitable[T]],
-    deadline_s: float,
-    *,
-    failed: StoreUnavailableError | None = None,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> T:
-    """`retry` for an event loop; `failed` is the error of a first try made already. Cancelling it cancels
-    the try or the wait in progress."""
-    backoff = Backoff(deadline_s)
-    while True:
-        if failed is not None:
-            await sleep(backoff.wait_s(failed))
-        try:
-            return await call()
-        except StoreUnavailableError as exc:
-            failed = exc
-
-
 class RetryingStore:
     """A store that retries another one. Every operation is safe to repeat, writes included (whole objects
     only)."""
@@ -117,17 +96,9 @@ class RetryingStore:
         """See `ObjectStore`."""
         return retry(lambda: self.inner.head(key), self._deadline_s, sleep=self._sleep)
 
-    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
+    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
         """See `ObjectStore`."""
         return retry(lambda: self.inner.read(ref, start, stop), self._deadline_s, sleep=self._sleep)
-
-    async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
-        """See `ObjectStore`."""
-        try:  # the first try goes without a closure: this is the path of every block
-            return await self.inner.read_async(ref, start, stop)
-        except StoreUnavailableError as exc:
-            failed = exc
-        return await retry_async(lambda: self.inner.read_async(ref, start, stop), self._deadline_s, failed=failed)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""

@@ -1,13 +1,12 @@
 """`s3://bucket`: Amazon S3 and everything that speaks it (Ceph RGW, MinIO, …), path-style.
 
 GETs of ordinary keys go through obstore; the rest (listings, odd keys, writes, servers that answer ranges
-with 200, forked children) through requests of our own. Used through `open_store`. Any thread, any event
-loop; a forked child works, with connections of its own.
+with 200, forked children) through requests of our own. Used through `open_store`. Any thread; a forked child
+works, with connections of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -50,8 +49,8 @@ class S3Store:
         """See `ObjectStore`."""
         return self._requests.get().head(key)
 
-    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
-        """See `ObjectStore`."""
+    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
+        """See `ObjectStore`. Without a copy or a Python loop for the common GET."""
         if start >= stop:
             return b""
         if self._fast(ref, start, stop):
@@ -60,17 +59,6 @@ class S3Store:
             except RangeIgnoredError:
                 self._ranges = False
         return self._requests.get().get(ref, start, stop)
-
-    async def read_async(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
-        """See `ObjectStore`. Without a thread, a copy or a Python loop for the common GET."""
-        if start >= stop:
-            return b""
-        if self._fast(ref, start, stop):
-            try:
-                return memoryview(await self._getter.get().get_async(ref, start, stop))
-            except RangeIgnoredError:
-                self._ranges = False
-        return await asyncio.to_thread(lambda: self._requests.get().get(ref, start, stop))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""

@@ -54,6 +54,13 @@ class TestObstoreStore(StoreConformance):
 
     test_it_works_after_close = None  # type: ignore[assignment]  # the driver is all there is of its objects
 
+    def test_a_read_gives_the_drivers_buffer_and_no_copy(self, store: ObjectStore) -> None:
+        data = store.read(self._put(store, "a", b"first"), 1, 3)
+        assert isinstance(data, memoryview)
+        assert data.readonly
+        assert (data.format, data.itemsize, data.shape) == ("B", 1, (2,))
+        assert not isinstance(data.obj, bytes)
+
 
 class _Drawer(MemoryFileSystem):
     """fsspec's memory file system under a scheme that no backend of ours serves."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Iterator
 
@@ -12,7 +11,7 @@ from datacache.core.errors import ObjectChangedError, StoreAccessError, StoreUna
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.memory import MemoryStore
-from datacache.store.retry import LONGEST_WAIT_S, Backoff, RetryingStore, retry, retry_async
+from datacache.store.retry import LONGEST_WAIT_S, Backoff, RetryingStore, retry
 
 _names = itertools.count()
 
@@ -93,8 +92,6 @@ def test_every_operation_is_tried_again_while_the_store_is_unavailable(flaky: Fl
     assert store.head("a").size_bytes == 5
     flaky.failures = 3
     assert store.read(ref, 0, 5) == b"hello"
-    flaky.failures = 1
-    assert bytes(asyncio.run(_read(store, ref))) == b"hello"
     flaky.failures = 3
     assert [o.key for page in store.list("") for o in page] == ["a"]
     flaky.failures = 3
@@ -134,33 +131,18 @@ def test_waits_are_drawn_from_the_whole_interval() -> None:
         assert waits == [0.05 * share, 0.1 * share, 0.2 * share]
 
 
-def test_threads_and_loops_share_the_policy() -> None:
+def test_a_call_is_made_until_it_is_answered() -> None:
+    outcomes = iter(["fail", "fail", "fail", "fail", "done"])
     slept: list[float] = []
 
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    def failing(times: int) -> Iterator[str]:
-        for _ in range(times):
-            yield "fail"
-        while True:
-            yield "ok"
-
-    def call_of(outcomes: Iterator[str]) -> str:
-        if next(outcomes) == "fail":
+    def call() -> str:
+        outcome = next(outcomes)
+        if outcome == "fail":
             raise StoreUnavailableError("down")
-        return "done"
+        return outcome
 
-    outcomes = failing(4)
-    assert retry(lambda: call_of(outcomes), 60.0, sleep=slept.append) == "done"
+    assert retry(call, 60.0, sleep=slept.append) == "done"
     assert len(slept) == 4
-    outcomes = failing(4)
-
-    async def call() -> str:
-        return call_of(outcomes)
-
-    assert asyncio.run(retry_async(call, 60.0, sleep=sleep)) == "done"
-    assert len(slept) == 8
 
 
 def test_a_broken_listing_goes_on_after_the_last_key_it_gave(flaky: Flaky, store: RetryingStore) -> None:
@@ -182,7 +164,3 @@ def test_an_unsorted_listing_that_breaks_is_not_stitched_together(flaky: Flaky) 
     flaky.break_after = [1]
     with pytest.raises(StoreUnavailableError):
         list(store.list(""))
-
-
-async def _read(store: RetryingStore, ref: ObjectRef) -> bytes | memoryview:
-    return await store.read_async(ref, 0, ref.size_bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pickle
 import threading
@@ -33,7 +32,7 @@ from tests.store.conftest import WritableRclone, new_bucket
 
 pytestmark = pytest.mark.ceph
 DATA = os.urandom(300_000)
-READS = ["sync", "async", "odd key"]
+READS = ["plain key", "odd key"]
 
 
 class Bucket:
@@ -46,13 +45,8 @@ class Bucket:
         self.odd = self.store.put("dir//a.bin", DATA).ref(url)
         proxy.requests.clear()
 
-    def read(self, how: str, start: int = 0, stop: int = len(DATA)) -> bytes:
-        if how == "async":
-            return asyncio.run(self._read_async(start, stop))
+    def read(self, how: str, start: int = 0, stop: int = len(DATA)) -> bytes | memoryview:
         return self.store.read(self.odd if how == "odd key" else self.ref, start, stop)
-
-    async def _read_async(self, start: int, stop: int) -> bytes:
-        return bytes(await self.store.read_async(self.ref, start, stop))
 
 
 @pytest.fixture
@@ -211,8 +205,8 @@ def test_a_range_that_is_not_the_one_asked_for_is_never_taken_for_it(bucket: Buc
 
 
 def test_an_empty_range_asks_for_nothing(bucket: Bucket) -> None:
-    assert bucket.read("sync", 7, 7) == b""
-    assert bucket.read("async", 7, 7) == b""
+    for how in READS:
+        assert bucket.read(how, 7, 7) == b""
     assert bucket.proxy.requests == []
 
 
@@ -255,13 +249,8 @@ def everything(store: ObjectStore) -> list[Callable[[], object]]:
         lambda: store.head("dir/a.bin"),
         lambda: store.read(ref, 0, 10),
         lambda: store.read(ref._replace(key="a//b"), 1, 3),
-        lambda: asyncio.run(_first(store, ref)),
         lambda: store.put("x", b"x"),
     ]
-
-
-async def _first(store: ObjectStore, ref: ObjectRef) -> object:
-    return await store.read_async(ref, 0, ref.size_bytes)
 
 
 def said(error: BaseException) -> str:
@@ -318,7 +307,7 @@ def test_https_to_a_plain_endpoint_says_which_letter_is_wrong(
 def test_the_clock_and_the_region_get_their_own_words(bucket: Bucket) -> None:
     bucket.proxy.add(Fault(status=403, code="RequestTimeTooSkewed"))
     with pytest.raises(StoreAccessError, match="clock"):
-        bucket.read("sync")
+        bucket.read("plain key")
     bucket.proxy.add(
         Fault(status=301, code="PermanentRedirect", change=lambda a: a.set_header("x-amz-bucket-region", "eu-west-1"))
     )
@@ -364,10 +353,10 @@ def test_a_profile_gives_credentials_and_endpoint(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "lab")
     bucket.store = open_it(bucket.url)
-    assert [bucket.read(how) == DATA for how in READS] == [True] * 3
+    assert all(bucket.read(how) == DATA for how in READS)
     monkeypatch.delenv("AWS_PROFILE")
     bucket.store = open_it(bucket.url, stores=(StoreOptions(name="x", url=bucket.url, profile="lab"),))
-    assert [bucket.read(how) == DATA for how in READS] == [True] * 3
+    assert all(bucket.read(how) == DATA for how in READS)
 
 
 def test_an_anonymous_store_signs_nothing(bucket: Bucket, open_it: Callable[..., ObjectStore]) -> None:
@@ -401,8 +390,7 @@ def in_child(call: Callable[[], bool]) -> bool:
 
 
 def test_a_forked_child_reads_with_connections_of_its_own(bucket: Bucket) -> None:
-    assert bucket.read("sync") == DATA
-    assert bucket.read("async") == DATA
+    assert bucket.read("plain key") == DATA
     assert bucket.read("odd key") == DATA
 
     def child() -> bool:
@@ -414,7 +402,7 @@ def test_a_forked_child_reads_with_connections_of_its_own(bucket: Bucket) -> Non
         return all(bucket.read(how) == DATA for how in READS)
 
     assert in_child(child)
-    assert bucket.read("sync") == DATA
+    assert bucket.read("plain key") == DATA
     assert bucket.read("odd key") == DATA
 
 
@@ -432,12 +420,7 @@ def test_rclones_answers_to_ranges_are_read(
     ref = store.put("a.bin", DATA).ref(store.url)
     for start, stop in ((0, 10), (10, 20), (0, len(DATA)), (len(DATA) - 1, len(DATA))):
         assert store.read(ref, start, stop) == DATA[start:stop]
-        assert bytes(asyncio.run(_read_async(store, ref, start, stop))) == DATA[start:stop]
     store.put("a.bin", DATA[::-1])
     for start, stop in ((0, 10), (0, len(DATA))):
         with pytest.raises(ObjectChangedError):
             store.read(ref, start, stop)
-
-
-async def _read_async(store: ObjectStore, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
-    return await store.read_async(ref, start, stop)
