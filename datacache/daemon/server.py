@@ -83,8 +83,8 @@ class Daemon:
         """End what is under way."""
         for task in self._tasks:
             task.cancel()
-        await self._warmer.stop()
-        await self._fetcher.drain()
+        await asyncio.to_thread(self._warmer.stop)
+        await asyncio.to_thread(self._fetcher.close)
         self._stores.close()
 
     async def _block(self, request: web.Request) -> web.StreamResponse:
@@ -94,7 +94,7 @@ class Daemon:
             id = block_id(object_id(ref), number)
             log.warning("block %d of %s is broken on this node: fetching it again", number, ref.url)
             await asyncio.wrap_future(self._writer.call(lambda: self._writer.drop(id)))
-        data = await self._fetcher.read(ref, number, dataset)
+        data = await asyncio.wrap_future(self._fetcher.read(ref, number, dataset))
         snapshot = body.get("snapshot")
         if snapshot and self._settings.prefetch and snapshot not in self._considered:
             self._considered.add(snapshot)

@@ -1,15 +1,15 @@
 """Fill the tiers with whole snapshots: what `dsctl warm` asks for, and what the first read of a snapshot starts.
 
 A job walks the manifest, fetches what the index does not have, and at the end looks once more whether every block is
-there: only then is it done. Lives in the daemon's event loop; manifests and the index are read in threads.
+there: only then is it done. Each job has threads of its own, which take blocks from one shared walk.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import secrets
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -19,7 +19,7 @@ from datacache.daemon.fetcher import Fetcher
 from datacache.manifest.reader import Manifest
 
 log = logging.getLogger(__name__)
-_BATCH = 512
+_BACKGROUND_THREADS = 16
 _KEPT_JOBS = 100
 Item = tuple[ObjectRef, int, BlockId]
 
@@ -43,20 +43,26 @@ class WarmJob:
     error: str = ""
     hint: str = ""
 
+    def fail(self, error: str, hint: str = "") -> None:
+        """End it as failed."""
+        self.error, self.hint, self.state = error, hint, "failed"
+
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return asdict(self)
 
 
 class Warmer:
-    """Runs warm-up jobs."""
+    """Runs warm-up jobs. Any thread may call it."""
 
     def __init__(self, fetcher: Fetcher, concurrency: int) -> None:
         self._fetcher = fetcher
         self._concurrency = concurrency
+        self._lock = threading.Lock()  # guards _jobs and _by_ref
         self._jobs: dict[str, WarmJob] = {}
-        self._by_ref: dict[str, str] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._by_ref: dict[str, WarmJob] = {}
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
 
     def job(self, id: str) -> WarmJob | None:
         """A job by its id."""
@@ -64,113 +70,135 @@ class Warmer:
 
     def jobs(self) -> list[WarmJob]:
         """The jobs of this daemon's life, newest last."""
-        return list(self._jobs.values())
+        with self._lock:
+            return list(self._jobs.values())
 
     def start(self, ref: str, dataset: str, manifest: Manifest, *, background: bool = False) -> WarmJob:
         """Start warming, or join the job that warms the same snapshot already."""
-        running = self._by_ref.get(ref)
-        if running is not None and self._jobs[running].state == "running":
-            job = self._jobs[running]
-            job.background = job.background and background
-            return job
-        job = WarmJob(id=secrets.token_hex(6), ref=ref, background=background)
-        job.files_total, job.bytes_total = manifest.root.files, manifest.root.total_bytes
-        self._jobs[job.id] = job
-        self._by_ref[ref] = job.id
-        while len(self._jobs) > _KEPT_JOBS:
-            self._jobs.pop(next(iter(self._jobs)))
-        self._tasks[job.id] = asyncio.get_running_loop().create_task(self._run(job, dataset, manifest))
+        with self._lock:
+            running = self._by_ref.get(ref)
+            # Somebody who waits does not join a job that gives up when the tiers are full.
+            if running is not None and running.state == "running" and (background or not running.background):
+                return running
+            job = WarmJob(id=secrets.token_hex(6), ref=ref, background=background)
+            job.files_total, job.bytes_total = manifest.root.files, manifest.root.total_bytes
+            self._jobs[job.id] = self._by_ref[ref] = job
+            while len(self._jobs) > _KEPT_JOBS:
+                self._jobs.pop(next(iter(self._jobs)))
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            thread = threading.Thread(target=self._run, args=(job, dataset, manifest), name=f"warm {ref}")
+            self._threads.append(thread)
+            thread.start()
         return job
 
-    async def stop(self) -> None:
-        """Cancel what runs."""
-        for task in list(self._tasks.values()):
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+    def stop(self) -> None:
+        """End what runs and wait for it."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
 
-    async def _run(self, job: WarmJob, dataset: str, manifest: Manifest) -> None:
+    def _run(self, job: WarmJob, dataset: str, manifest: Manifest) -> None:
         try:
-            await self._fetch_missing(job, dataset, manifest)
-            missing = await asyncio.to_thread(self._missing_bytes, manifest)
-            job.bytes_done = job.bytes_total - missing
-            if job.errors:
-                job.state = "failed"
-            elif missing:
-                job.state, job.error = "incomplete", f"{missing:,} bytes are not in the cache: it is full"
-                job.hint = "Raise DATACACHE_SSD_BYTES, or make room: dsctl cache evict NAME"
-            else:
-                job.state, job.files_done = "done", job.files_total
-        except asyncio.CancelledError:
-            job.state, job.error = "failed", "the daemon was stopped"
-            raise
+            _Warming(job, dataset, manifest, self._fetcher, self._stopping).run(
+                min(_BACKGROUND_THREADS, self._concurrency) if job.background else self._concurrency
+            )
         except DatacacheError as exc:
-            job.state, job.error, job.hint = "failed", str(exc), exc.hint
-        except Exception as exc:
+            job.fail(str(exc), exc.hint)
+        except Exception as exc:  # whatever it is, the job must not seem to run
             log.exception("warming %s", job.ref)
-            job.state, job.error = "failed", f"{type(exc).__name__}: {exc}"
-        finally:
-            self._tasks.pop(job.id, None)
+            job.fail(f"{type(exc).__name__}: {exc}")
 
-    async def _fetch_missing(self, job: WarmJob, dataset: str, manifest: Manifest) -> None:
-        rows = _blocks(manifest)
-        waiting: asyncio.Queue[Item] = asyncio.Queue(maxsize=2 * _BATCH)
-        # A background job leaves the store's attention to the reads that wait.
-        workers = [
-            asyncio.get_running_loop().create_task(self._work(job, dataset, waiting))
-            for _ in range(min(16, self._concurrency) if job.background else self._concurrency)
-        ]
+
+class _Warming:
+    """One job at work."""
+
+    def __init__(
+        self, job: WarmJob, dataset: str, manifest: Manifest, fetcher: Fetcher, stopping: threading.Event
+    ) -> None:
+        self._job, self._dataset, self._manifest, self._fetcher = job, dataset, manifest, fetcher
+        self._stopping = stopping
+        self._walk = _blocks(manifest)
+        self._walking = threading.Lock()  # guards _walk
+        self._changed = threading.Condition()  # guards the job's numbers, _landing and _broken
+        self._landing = 0
+        self._broken: BaseException | None = None
+
+    def run(self, threads: int) -> None:
+        """Fetch, wait until all is stored, look once more."""
+        workers = [threading.Thread(target=self._work, name=f"fill {n}") for n in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._landing)
+        job = self._job
+        if self._broken is not None:
+            raise self._broken
+        if self._stopping.is_set():
+            job.fail("the daemon was stopped")
+            return
+        missing = sum(
+            block_length(ref.size_bytes, number)
+            for ref, number, id in _blocks(self._manifest)
+            if not self._fetcher.has(id)
+        )
+        job.bytes_done = job.bytes_total - missing
+        if job.errors:
+            job.fail(job.error, job.hint)
+        elif missing:
+            job.error = f"{missing:,} bytes are not in the cache: it is full"
+            job.hint = "Raise DATACACHE_SSD_BYTES, or make room: dsctl cache evict NAME"
+            job.state = "incomplete"
+        else:
+            job.files_done = job.files_total
+            job.state = "done"
+
+    def _work(self) -> None:
         try:
-            while batch := await asyncio.to_thread(self._next_batch, rows):
-                for item, here in batch:
-                    if here:
-                        self._count(job, item)
-                    else:
-                        await waiting.put(item)
-                if job.bytes_not_kept and job.background:
-                    break  # the tiers are full: more would only be fetched to be thrown away
-            await waiting.join()
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            while not self._stopping.is_set() and not (self._job.background and self._job.bytes_not_kept):
+                with self._walking:
+                    item = next(self._walk, None)
+                if item is None:
+                    return
+                self._fill(item)
+        except BaseException as exc:  # noqa: BLE001 - raised again by `run`
+            self._broken = exc
 
-    def _next_batch(self, rows: Iterator[Item]) -> list[tuple[Item, bool]]:
-        batch = []
-        for item in rows:
-            batch.append((item, self._fetcher.has(item[2])))
-            if len(batch) == _BATCH:
-                break
-        return batch
-
-    async def _work(self, job: WarmJob, dataset: str, waiting: asyncio.Queue[Item]) -> None:
-        while True:
-            item = await waiting.get()
-            ref, number, id = item
-            stored = functools.partial(self._stored, job, item, waiting)
-            try:
-                await self._fetcher.fill(id, ref, number, dataset, stored=stored)
-            except DatacacheError as exc:
+    def _fill(self, item: Item) -> None:
+        ref, number, id = item
+        job = self._job
+        if self._fetcher.has(id):
+            with self._changed:
+                self._count(item)
+            return
+        with self._changed:
+            self._landing += 1
+        try:
+            self._fetcher.fill(id, ref, number, self._dataset, stored=functools.partial(self._stored, item))
+        except DatacacheError as exc:
+            with self._changed:
+                self._landing -= 1
+                self._changed.notify_all()
                 job.errors += 1
                 if not job.error:
                     job.error, job.hint = str(exc), exc.hint
-                waiting.task_done()
 
-    def _stored(self, job: WarmJob, item: Item, waiting: asyncio.Queue[Item], kept: bool) -> None:
+    def _stored(self, item: Item, kept: bool) -> None:
         length = block_length(item[0].size_bytes, item[1])
-        job.bytes_fetched += length
-        if kept:
-            self._count(job, item)
-        else:
-            job.bytes_not_kept += length
-        waiting.task_done()
+        with self._changed:
+            self._landing -= 1
+            if not self._landing:
+                self._changed.notify_all()
+            self._job.bytes_fetched += length
+            if kept:
+                self._count(item)
+            else:
+                self._job.bytes_not_kept += length
 
-    def _count(self, job: WarmJob, item: Item) -> None:
-        ref, number, _ = item
-        job.bytes_done += block_length(ref.size_bytes, number)
-        job.files_done += number == 0
-
-    def _missing_bytes(self, manifest: Manifest) -> int:
-        return sum(block_length(ref.size_bytes, n) for ref, n, id in _blocks(manifest) if not self._fetcher.has(id))
+    def _count(self, item: Item) -> None:
+        self._job.bytes_done += block_length(item[0].size_bytes, item[1])
+        self._job.files_done += item[1] == 0
 
 
 def _blocks(manifest: Manifest) -> Iterator[Item]:
