@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -13,21 +14,25 @@ class PerProcess(Generic[T]):
     """A value that each process makes for itself when it first asks: `fork()` gives a child none of its parent's.
 
     For connections, runtimes and open databases: a DataLoader forks its workers, and two processes on one socket read
-    each other's answers. What a child inherited is kept unused, never finalised. Takes no lock, since one held during
-    `fork()` would stay held in the child: of two threads that ask first at the same moment, both get the value that
-    stays.
+    each other's answers. What a child inherited is kept unused, never finalised. Threads that ask first at the same
+    moment wait for one of them to make it; a lock that a parent's thread held during `fork()` is not the child's.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._values: dict[int, T] = {}  # by generation of processes
+        self._locks: dict[int, threading.Lock] = {}
 
     def get(self) -> T:
         """This process's value. Raises what making it raises, and tries again at the next call."""
         try:
             return self._values[_generation]
         except KeyError:
-            return self._values.setdefault(_generation, self._make())
+            pass
+        with self._locks.setdefault(_generation, threading.Lock()):
+            if _generation not in self._values:
+                self._values[_generation] = self._make()
+            return self._values[_generation]
 
     def peek(self) -> T | None:
         """This process's value if it was made already."""

@@ -1,9 +1,9 @@
 """Fetch blocks from the stores: each once, however many ask; readers first; bounded in number and bytes.
 
-Any thread of the daemon may ask. A block's bytes reach whoever waits as soon as they are here; its flight ends when the
-tiers have stored it, so that somebody who asks a moment later is served from memory or from the index, never by a second
-get. Threads rather than an event loop: obstore's synchronous calls leave the interpreter alone while they run, and cost
-two thirds of the processor time of its awaitable ones.
+Any thread of the daemon may ask. A block's bytes reach whoever waits as soon as they are here; its flight ends when
+the tiers have stored it, so that somebody who asks a moment later is served from memory or from the index, never by a
+second get. Threads rather than an event loop: obstore's synchronous calls leave the interpreter alone while they run,
+and cost two thirds of the processor time of its awaitable ones.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class NodeBlocks:
         """See `BlockSource`: lets go of the page cache of the SSD's copy."""
         self._local.drop_pages(block)
 
-    def _read_direct(self, ref: ObjectRef, number: int, start: int, stop: int) -> bytes:
+    def _read_direct(self, ref: ObjectRef, number: int, start: int, stop: int) -> bytes | memoryview:
         self._counters.count(DIRECT_READS)
         first = number * BLOCK_BYTES
         return self._stores.get(ref.store).read(ref, first + start, first + stop)

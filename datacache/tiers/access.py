@@ -33,6 +33,11 @@ class AccessTable:
         """Note that a container was read now."""
         _TIME.pack_into(self._map, (container % _SLOTS) * 8, time.time())
 
+    def at_least(self, container: int, when_s: float) -> None:
+        """Note that a container was used at `when_s` (Unix seconds), if nothing later is known."""
+        if when_s > self.last(container):
+            _TIME.pack_into(self._map, (container % _SLOTS) * 8, when_s)
+
     def last(self, container: int) -> float:
         """When it was read last (Unix seconds); 0.0 if never."""
         return float(_TIME.unpack_from(self._map, (container % _SLOTS) * 8)[0])

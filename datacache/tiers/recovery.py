@@ -42,7 +42,10 @@ def open_tiers(settings: Settings) -> Iterator[TierWriter]:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "permission denied", str(path))
-        _check_format(folder)
+        if _check_format(folder):
+            # The home is new: what lies in its RAM folder is of another that had its path.
+            for path in folders["ram"].iterdir():
+                path.unlink()
         index = _sound_index(home, folders)
         access = AccessTable(folder / "access.bin")
     except OSError as exc:
@@ -87,20 +90,22 @@ def _shrink(tier: Tier) -> None:
         tier.evict([id])
 
 
-def _check_format(folder: Path) -> None:
+def _check_format(folder: Path) -> bool:
+    """Whether the cache is a new one."""
     marker = folder / "FORMAT"
     try:
         text = marker.read_text()
     except FileNotFoundError:
         text = ""
     if text.strip() == str(layout.FORMAT_VERSION):
-        return
+        return False
     if text:
         raise CacheError(
             f"the cache folder {folder} has format {text.strip()[:20]!r}; this version knows {layout.FORMAT_VERSION}",
             hint=f"Remove {folder} (it holds only copies of objects), or set DATACACHE_HOME to another folder.",
         )
     marker.write_text(str(layout.FORMAT_VERSION))
+    return True
 
 
 def _stamp(index: Path) -> str:

@@ -342,6 +342,7 @@ class Tier:
                 continue
             container.disk_bytes = status.st_blocks * 512
             self._container_bytes += container.disk_bytes
+            self._access.at_least(id, status.st_mtime)
             if container.object_id:
                 self._object_files[ObjectId(bytes.fromhex(container.object_id))] = id
         if lost:
