@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datacache.daemon.client import DaemonClient
     from dataset_cli.output import Progress
 
-_POLL_S = 0.2
+_POLL_S = 0.05
 _RESTARTS = 5
 
 
