@@ -7,6 +7,7 @@ the kernel's mounts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -15,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from datacache.core.errors import MountError
+from datacache.core.errors import DaemonError, MountError
+from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings, load_settings
 from fuse_mount import session
 from fuse_mount.control import receive, reply
@@ -69,6 +71,11 @@ def mount_snapshot(
         clone=clone,
         opener=opener,
     )
+    # The first read that misses would wait for the daemon's start: let both start at once. Without one, workers read
+    # from the store.
+    if opener == DEFAULT_OPENER:
+        with contextlib.suppress(DaemonError):
+            DaemonClient(settings).start_soon()
     return _start(["--config", config.to_json()], config, settings.environment(), foreground=foreground)
 
 

@@ -122,6 +122,11 @@ class DaemonClient:
             return False
         return True
 
+    def start_soon(self) -> None:
+        """Start the daemon unless one answers, without waiting for it: whoever reads first will."""
+        if not self.alive():
+            self._spawn()
+
     def ensure(self) -> None:
         """Start the daemon unless one answers. `DaemonUnavailableError` says why it cannot be started."""
         end = time.monotonic() + _START_TIMEOUT_S

@@ -99,7 +99,7 @@ class Fetcher:
             return
         flight, begun = self._flight(id, stored)
         if begun:
-            self._get(flight, id, ref, number, dataset)
+            self._get(flight, id, ref, number, dataset, ahead=True)
         flight.data.result()
 
     def close(self) -> None:
@@ -125,7 +125,9 @@ class Fetcher:
                 flight.stored.append(stored)
             return flight, begun
 
-    def _get(self, flight: _Flight, id: BlockId, ref: ObjectRef, number: int, dataset: str) -> None:
+    def _get(
+        self, flight: _Flight, id: BlockId, ref: ObjectRef, number: int, dataset: str, *, ahead: bool = False
+    ) -> None:
         length = block_length(ref.size_bytes, number)
         start = number * BLOCK_BYTES
         self._budget.take(length)
@@ -146,7 +148,7 @@ class Fetcher:
             self._budget.give(length)
             self._end(id, flight, kept=kept)
 
-        block = Block(id=id, object_bytes=ref.size_bytes, number=number, data=data, dataset=dataset)
+        block = Block(id=id, object_bytes=ref.size_bytes, number=number, data=data, dataset=dataset, ahead=ahead)
         self._writer.put(block, landed)
         flight.data.set_result(data)
 
@@ -164,4 +166,4 @@ class Fetcher:
             if id not in self._flights and not self.has(id):
                 flight, begun = self._flight(id)
                 if begun:
-                    self._ahead.submit(self._get, flight, id, ref, ahead, dataset)
+                    self._ahead.submit(self._get, flight, id, ref, ahead, dataset, ahead=True)

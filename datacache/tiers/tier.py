@@ -54,6 +54,8 @@ class Block:
     number: int
     data: bytes | memoryview
     dataset: str
+    ahead: bool = False
+    """Fetched before anybody asked for it."""
 
     @property
     def in_object_file(self) -> bool:

@@ -1,8 +1,8 @@
 """The one writer of a node's tiers: a thread that takes fetched blocks and commits them to the index in batches.
 
-Used by the daemon only. A tier chain is itself a place to put blocks: each block goes to every tier that wants it, so
-what is in RAM is on the SSD already when it leaves RAM. Blocks are visible to all readers once their batch is
-committed; `stored` is then called (in the writer thread) with whether any tier kept the block.
+Used by the daemon only. Each block goes to the SSD, so what leaves RAM is there already; RAM takes what readers wait
+for, and of what is fetched ahead only what the SSD has no room for. Blocks are visible to all readers once their batch
+is committed; `stored` is then called (in the writer thread) with whether any tier kept the block.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -143,13 +143,19 @@ class TierWriter:
     def _store(self, batch: list[tuple[Block, Stored]]) -> None:
         kept = [False] * len(batch)
         try:
-            need = sum(block.disk_bytes() for block, _ in batch)
-            for tier in self.tiers:
-                tier.make_room(need)
             blocks = [(block, layout.checksums(block.data)) for block, _ in batch]
+            ram, ssd = self.tiers
+            _make_room(ssd, blocks)
             with self._index.env.begin(write=True) as txn:
-                in_tiers = [tier.put(txn, blocks, self._pins) for tier in self.tiers]
-            kept = [any(tiers) for tiers in zip(*in_tiers, strict=True)]
+                on_ssd = ssd.put(txn, blocks, self._pins)
+            # RAM is for what readers wait for, and for what the SSD has no room for: taking fresh memory for a whole
+            # warm-up can cost more than fetching it, and the page cache keeps what is read from the SSD.
+            chosen = [n for n, (block, _) in enumerate(blocks) if not (block.ahead and on_ssd[n])]
+            for_ram = [blocks[n] for n in chosen]
+            _make_room(ram, for_ram)
+            with self._index.env.begin(write=True) as txn:
+                in_ram = dict(zip(chosen, ram.put(txn, for_ram, self._pins), strict=True))
+            kept = [on_ssd[n] or in_ram.get(n, False) for n in range(len(blocks))]
         except (lmdb.Error, OSError) as exc:
             log.warning("the cache index cannot be written: %s", exc)
         for (_, stored), is_kept in zip(batch, kept, strict=True):
@@ -164,3 +170,7 @@ class TierWriter:
             action()
         except (lmdb.Error, OSError) as exc:
             log.warning("the cache index: %s", exc)
+
+
+def _make_room(tier: Tier, blocks: Sequence[tuple[Block, bytes]]) -> None:
+    tier.make_room(sum(block.disk_bytes() for block, _ in blocks))
