@@ -71,12 +71,18 @@ def mount_snapshot(
         clone=clone,
         opener=opener,
     )
+    if opener != DEFAULT_OPENER:
+        return _start(["--config", config.to_json()], config, settings.environment(), foreground=foreground)
     # The first read that misses would wait for the daemon's start: let both start at once. Without one, workers read
     # from the store.
-    if opener == DEFAULT_OPENER:
+    daemon = DaemonClient(settings)
+    with contextlib.suppress(DaemonError):
+        daemon.start_soon()
+    info = _start(["--config", config.to_json()], config, settings.environment(), foreground=foreground)
+    if not foreground:
         with contextlib.suppress(DaemonError):
-            DaemonClient(settings).start_soon()
-    return _start(["--config", config.to_json()], config, settings.environment(), foreground=foreground)
+            daemon.ensure()
+    return info
 
 
 def takeover(mountpoint: str | Path, settings: Settings) -> MountInfo:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import importlib
 import json
 import logging
 import os
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -296,6 +298,8 @@ def run(settings: Settings) -> None:
 async def _serve(settings: Settings, writer: TierWriter, catalog: Catalog) -> None:
     daemon = Daemon(settings, writer, catalog)
     loop = asyncio.get_running_loop()
+    # What the first fetch needs takes a while to import: have it ready by then.
+    threading.Thread(target=importlib.import_module, args=("datacache.store.s3_clients",), daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stopping.set)
     runner = web.AppRunner(daemon.app(), access_log=None, shutdown_timeout=0.5)
