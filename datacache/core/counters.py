@@ -80,15 +80,16 @@ def counters_of(folder: Path) -> Counters:
 def totals(folder: Path) -> dict[str, int]:
     """The sum over all processes, dead ones included."""
     sums = [0] * len(NAMES)
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         for path in folder.iterdir():
             _add_file(sums, path)
     return dict(zip(NAMES, sums, strict=True))
 
 
 def fold(folder: Path) -> None:
-    """Add the files of dead processes to one and remove them. One process at a time (the daemon)."""
-    with contextlib.suppress(FileNotFoundError):
+    """Add the files of dead processes to one and remove them. One process at a time (the daemon). What cannot be
+    folded now (a full disk) stays as it is."""
+    with contextlib.suppress(OSError):
         dead = [p for p in folder.iterdir() if p.name.isdigit() and not Path(f"/proc/{p.name}").exists()]
         if dead:
             past = _map(folder / _FOLDED)
@@ -104,6 +105,7 @@ def _map(path: Path) -> memoryview:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, _FILE_BYTES)
+        os.posix_fallocate(fd, 0, _FILE_BYTES)  # on a full disk, to write into a hole of a mapped file is fatal
         return memoryview(mmap.mmap(fd, _FILE_BYTES)).cast("Q")
     finally:
         os.close(fd)

@@ -2,16 +2,20 @@
 
 A float64 of seconds (Unix time) for a container's id modulo the number of slots. Two containers may share a slot once
 ids wrap: then both count as read when either is, which costs precision, never correctness. Lost on a crash: nothing.
+Where the file cannot be had (no cache yet, a full disk, not ours to write) the table is this process's own: eviction
+knows less, reading goes on.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
 import time
 from pathlib import Path
 
+log = logging.getLogger(__name__)
 _SLOTS = 1 << 13
 _TIME = struct.Struct("<d")
 FILE_BYTES = _SLOTS * _TIME.size
@@ -21,13 +25,11 @@ class AccessTable:
     """The mapped table. Safe from several threads and processes: each write is one aligned store."""
 
     def __init__(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(fd).st_size != FILE_BYTES:
-                os.ftruncate(fd, FILE_BYTES)
-            self._map = mmap.mmap(fd, FILE_BYTES)
-        finally:
-            os.close(fd)
+            self._map = _map(path)
+        except OSError as exc:
+            log.debug("%s cannot be used: %s", path, exc)
+            self._map = mmap.mmap(-1, FILE_BYTES)
 
     def touch(self, container: int) -> None:
         """Note that a container was read now."""
@@ -41,3 +43,14 @@ class AccessTable:
     def last(self, container: int) -> float:
         """When it was read last (Unix seconds); 0.0 if never."""
         return float(_TIME.unpack_from(self._map, (container % _SLOTS) * 8)[0])
+
+
+def _map(path: Path) -> mmap.mmap:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(fd).st_size != FILE_BYTES:
+            os.ftruncate(fd, FILE_BYTES)
+        os.posix_fallocate(fd, 0, FILE_BYTES)  # on a full disk, to write into a hole of a mapped file is fatal
+        return mmap.mmap(fd, FILE_BYTES)
+    finally:
+        os.close(fd)

@@ -8,8 +8,10 @@ a power loss the index is checked and, if need be, made again from the regions (
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
@@ -43,15 +45,43 @@ class Index:
                 readahead=False,
                 mode=0o600,
             )
+        except (lmdb.Error, OSError) as exc:
+            raise CacheError(f"the index {folder} cannot be opened: {exc}") from exc
+        try:
+            self._fd = os.open(folder / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            self.env.close()
+            raise CacheError(f"the index {folder} cannot be opened: {exc}") from exc
+        try:
+            needed = self._needed_bytes()  # from the first two pages, which are there
+            status = os.fstat(self._fd)
+            if status.st_size < needed and not writable:
+                raise CacheError(f"the index {folder} is truncated")
             self.blocks = {tier: self.env.open_db(tier.encode(), create=writable) for tier in TIER_NAMES}
             self._ram, self._ssd = (self.blocks[tier] for tier in TIER_NAMES)
             self.meta = self.env.open_db(b"meta", create=writable)
-            self._fd = os.open(folder / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
         except (lmdb.Error, OSError) as exc:
+            self.close()
             raise CacheError(f"the index {folder} cannot be opened: {exc}") from exc
-        status = os.fstat(self._fd)
+        except CacheError:
+            self.close()
+            raise
         self._inode = (status.st_dev, status.st_ino)
-        self._seen_bytes = status.st_size
+        self._seen_bytes = max(status.st_size, needed)
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[lmdb.Transaction]:
+        """A transaction that is committed at the end, rolled back by an exception. `lmdb.Error` if it cannot be."""
+        with self.env.begin(write=True) as txn:
+            yield txn
+        self.extend()
+
+    def extend(self) -> None:
+        """Make the file as long as its pages say. LMDB does not write pages that a transaction took and gave back, so
+        a sound file can end before its last page; for readers one that is too short is a torn one."""
+        needed = self._needed_bytes()
+        if os.fstat(self._fd).st_size < needed:
+            os.truncate(self.folder / "data.mdb", needed)
 
     def find(self, block: BlockId) -> list[tuple[int, bytes]]:
         """The numbers of the tiers that have a block, fastest first, with its index value in each."""
@@ -84,6 +114,9 @@ class Index:
         """What the index takes on disk."""
         return os.fstat(self._fd).st_size
 
+    def _needed_bytes(self) -> int:
+        return int((self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"])
+
     def close(self) -> None:
         """Close the environment; nobody may be using it."""
         os.close(self._fd)
@@ -105,6 +138,8 @@ def open_index(folder: Path, *, writable: bool = False) -> Index:
             held = None
         if held is None:
             held = _registry[key] = Index(folder, writable=writable)
+            if writable:
+                held.extend()
         return held
 
 

@@ -122,10 +122,7 @@ class LocalBlocks:
         self._index: PerProcess[list[Index]] = PerProcess(list)  # at most one: empty until there is an index
         self._spots: dict[BlockId, Spot] = {}
         self._sweep_at_s = 0.0
-        try:
-            self._access: AccessTable | None = AccessTable(layout.cache_dir(home) / "access.bin")
-        except OSError:  # no cache yet, or not ours to write: eviction knows less, reading goes on
-            self._access = None
+        self._access = AccessTable(layout.cache_dir(home) / "access.bin")
         self.tiers = (
             LocalTier(0, layout.ram_tier_dir(home, ram_dir)),
             LocalTier(1, layout.ssd_dir(home)),
@@ -173,6 +170,27 @@ class LocalBlocks:
         """Whether a tier has a block by the index, bytes unseen."""
         return bool(self._values(block))
 
+    def present(self, block: BlockId) -> bool:
+        """Whether a tier has a block by the index and its container is there and long enough, bytes unread."""
+        for number, value in self._values(block):
+            tier = self.tiers[number]
+            if tier.full():
+                self.sweep()
+            spot = tier.spot(value)
+            if spot is not None:
+                status = os.fstat(spot.mapped.fd)
+                if status.st_nlink and status.st_size >= spot.end:
+                    return True
+        return False
+
+    def sweep(self) -> None:
+        """Let go of what was evicted, so that its room comes free. Reading does it now and then; a process that may
+        not read for long does it about once a second. From any thread."""
+        self._sweep_at_s = monotonic() + _SWEEP_EVERY_S
+        closed = [tier.close_some() for tier in self.tiers]
+        if any(closed):
+            self._spots.clear()  # they hold the mappings
+
     def drop_pages(self, block: BlockId) -> None:
         """The kernel keeps a block's bytes elsewhere (as a mount's pages): let go of the SSD's own pages of it."""
         spot = self._spots.get(block)
@@ -205,20 +223,13 @@ class LocalBlocks:
     def _touch(self, mapped: _Mapped, now_s: float) -> None:
         """Note a container's use, a few times a second at most, and now and then let go of what was evicted."""
         mapped.touched_s = now_s + _TOUCH_EVERY_S
-        if self._access is not None:
-            self._access.touch(mapped.container)
+        self._access.touch(mapped.container)
         if now_s > self._sweep_at_s:
-            self._sweep_at_s = now_s + _SWEEP_EVERY_S
-            self._sweep()
-
-    def _sweep(self) -> None:
-        closed = [tier.close_some() for tier in self.tiers]
-        if any(closed):
-            self._spots.clear()  # they hold the mappings
+            self.sweep()
 
     def _remember(self, block: BlockId, spot: Spot) -> None:
         if self.tiers[spot.tier].full():
-            self._sweep()
+            self.sweep()
         if len(self._spots) >= _MAX_SPOTS:
             self._spots.clear()
         self._spots[block] = spot

@@ -176,7 +176,7 @@ def test_an_evicted_region_stays_readable_for_whoever_has_it_open(small):
         assert bytes(view) == block.data
         assert local.copy(block.id) in ((block.data, 1), None)  # until it is let go of
         assert read(small, block) is None
-        local._sweep()
+        local.sweep()
         assert local.copy(block.id) is None
         assert not list(layout.ssd_dir(small.home).iterdir())
 
