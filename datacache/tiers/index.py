@@ -81,7 +81,8 @@ class Index:
         a sound file can end before its last page; for readers one that is too short is a torn one."""
         needed = self._needed_bytes()
         if os.fstat(self._fd).st_size < needed:
-            os.truncate(self.folder / "data.mdb", needed)
+            with contextlib.suppress(OSError):
+                os.truncate(self.folder / "data.mdb", needed)
 
     def find(self, block: BlockId) -> list[tuple[int, bytes]]:
         """The numbers of the tiers that have a block, fastest first, with its index value in each."""

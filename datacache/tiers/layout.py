@@ -1,7 +1,9 @@
 """Where things lie on disk and how index values and region records are packed. No I/O but building paths.
 
 <home>/cache/FORMAT            version of this layout
-<home>/cache/index.<n>/        LMDB: block → location per tier, containers, pins; n grows when it is made again
+<home>/cache/index.<n>/        LMDB: block → location per tier, containers; n grows when it is made again
+<home>/cache/pins.json         pinned refs → data sets
+<home>/cache/BOOT              the boot (of the machine) in which the index was last opened for writing
 <home>/cache/access.bin        last read of each container (float64 seconds, by container id modulo the slots)
 <home>/cache/ssd/r-<id>        a region: records of header, payload
 <home>/cache/ssd/o-<id>        an object file: sparse, block n at n × BLOCK_BYTES
@@ -121,6 +123,11 @@ def cache_dir(home: Path) -> Path:
 def index_dir(home: Path) -> Path:
     """The folder of the newest LMDB index (the first one's if there is none yet)."""
     return cache_dir(home) / f"index.{max(index_generations(home), default=0)}"
+
+
+def pins_file(home: Path) -> Path:
+    """The file of the pinned refs."""
+    return cache_dir(home) / "pins.json"
 
 
 def index_generations(home: Path) -> list[int]:

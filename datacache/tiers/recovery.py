@@ -1,32 +1,38 @@
 """Open a node's cache for writing: check rather than trust, and repair what can be repaired.
 
 An index that was not closed cleanly is walked by a child process first (a torn LMDB file can be fatal to whoever reads
-it); if the child fails or dies, the index is made again from the regions' own records. Only the daemon, holding its
-lock, may call this, and before it has threads (it forks).
+it); if the child fails or dies, or the machine itself went down meanwhile (commits are not fsynced), the index is made
+again from the regions' own records. Only the daemon, holding its lock, may call this, and before it has threads (it
+forks).
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import json
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import lmdb
+
 from datacache.core.errors import CacheError
 from datacache.settings import Settings
-from datacache.tiers import containers, layout
+from datacache.tiers import containers, layout, pins
 from datacache.tiers.access import FILE_BYTES, AccessTable
 from datacache.tiers.index import TIER_NAMES, Index, forget_index, open_index
-from datacache.tiers.tier import Container, Tier
+from datacache.tiers.tier import Container, Pins, Tier
 from datacache.tiers.writer import TierWriter
 
 log = logging.getLogger(__name__)
 _CLEAN = "CLEAN"
+_BOOT = "BOOT"
 _BOUNCE_BYTES = 8 * 2**20
 _INDEX_SLACK = 256 * 1024  # what the index may grow by between two looks at its size
 
@@ -42,15 +48,36 @@ def open_tiers(settings: Settings) -> Iterator[TierWriter]:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "permission denied", str(path))
+        _check_private(folders["ram"])
         if _check_format(folder):
             # The home is new: what lies in its RAM folder is of another that had its path.
             for path in folders["ram"].iterdir():
                 path.unlink()
-        index = _sound_index(home, folders)
-        access = AccessTable(folder / "access.bin")
-    except OSError as exc:
+        index, clean = _sound_index(home, folders)
+        try:
+            writer = _writer(settings, index, folders, check=not clean)
+        except BaseException:
+            forget_index(index.folder)
+            raise
+    except (lmdb.Error, OSError) as exc:
         hint = "Free some room or set DATACACHE_HOME to another folder."
-        raise CacheError(f"the cache folder {folder} cannot be used: {exc.strerror or exc}", hint=hint) from exc
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
+        raise CacheError(f"the cache folder {folder} cannot be used: {reason}", hint=hint) from exc
+    try:
+        yield writer
+    finally:
+        writer.close()
+        try:
+            index.env.sync(True)
+            forget_index(index.folder)
+            (folder / _CLEAN).write_text(_stamp(index.folder))
+        except (lmdb.Error, OSError) as exc:  # the next start looks more closely
+            log.warning("the index %s was not closed cleanly: %s", index.folder, exc)
+            forget_index(index.folder)
+
+
+def _writer(settings: Settings, index: Index, folders: dict[str, Path], *, check: bool) -> TierWriter:
+    access = AccessTable(layout.cache_dir(settings.home) / "access.bin")
     overhead = {"ram": lambda: 0, "ssd": lambda: index.size_bytes() + FILE_BYTES + _INDEX_SLACK}
     budgets = {"ram": settings.ram_bytes, "ssd": settings.ssd_bytes}
     tiers = [
@@ -64,21 +91,14 @@ def open_tiers(settings: Settings) -> Iterator[TierWriter]:
             access=access,
             overhead=overhead[name],
             bounce=containers.Bounce(_BOUNCE_BYTES) if name == "ssd" else None,
+            check=check,
         )
         for name in TIER_NAMES
     ]
     for tier in tiers:
         tier.make_room(0)  # the set size may be smaller than last time
         _shrink(tier)
-    writer = TierWriter(index, tiers)
-    try:
-        yield writer
-    finally:
-        writer.close()
-        index.env.sync(True)
-        folder_of_index = index.folder
-        forget_index(folder_of_index)
-        (folder / _CLEAN).write_text(_stamp(folder_of_index))
+    return TierWriter(index, tiers, layout.pins_file(settings.home))
 
 
 def _shrink(tier: Tier) -> None:
@@ -88,6 +108,16 @@ def _shrink(tier: Tier) -> None:
         if tier.used_bytes <= tier.budget_bytes:
             return
         tier.evict([id])
+
+
+def _check_private(folder: Path) -> None:
+    """The RAM tier's folder is at a place anybody can guess, where anybody may have made it first."""
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise CacheError(
+            f"the RAM tier's folder {folder} is not a folder of this user alone",
+            hint=f"Remove {folder}, or set DATACACHE_RAM_DIR to another folder.",
+        )
 
 
 def _check_format(folder: Path) -> bool:
@@ -113,14 +143,38 @@ def _stamp(index: Path) -> str:
     return f"{index.name} {status.st_size} {status.st_mtime_ns}"
 
 
-def _sound_index(home: Path, folders: dict[str, Path]) -> Index:
+@functools.cache
+def _boot_id() -> str:
+    """Which boot of the machine this is; empty if nobody says."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _machine_went_down(marker: Path) -> bool:
+    """Whether the index was last opened in another boot; from now on it was in this one."""
+    before = ""
+    with contextlib.suppress(OSError):
+        before = marker.read_text()
+    if before != _boot_id():
+        try:
+            marker.write_text(_boot_id())
+        except OSError:  # a full disk: not known is better than wrong
+            with contextlib.suppress(OSError):
+                marker.unlink(missing_ok=True)
+    return bool(before and _boot_id()) and before != _boot_id()
+
+
+def _sound_index(home: Path, folders: dict[str, Path]) -> tuple[Index, bool]:
+    """The index, and whether it was closed cleanly."""
+    closed_cleanly, went_down = False, _machine_went_down(layout.cache_dir(home) / _BOOT)
     folder, clean = layout.index_dir(home), layout.cache_dir(home) / _CLEAN
     if (folder / "data.mdb").exists():
-        closed_cleanly = False
         with contextlib.suppress(OSError):
             closed_cleanly = clean.read_text() == _stamp(folder)
         clean.unlink(missing_ok=True)
-        if not closed_cleanly and not _walks(folder, folders):
+        if not closed_cleanly and (went_down or not _walks(folder, folders)):
             folder = _rebuild(home, folders)
     elif _any_container(folders):
         folder = _rebuild(home, folders)
@@ -129,7 +183,7 @@ def _sound_index(home: Path, folders: dict[str, Path]) -> Index:
         old = layout.cache_dir(home) / f"index.{number}"
         if old != folder:
             shutil.rmtree(old, ignore_errors=True)
-    return open_index(folder, writable=True)
+    return open_index(folder, writable=True), closed_cleanly
 
 
 def _any_container(folders: dict[str, Path]) -> bool:
@@ -164,27 +218,30 @@ def _walks(folder: Path, folders: dict[str, Path]) -> bool:
 
 
 def _rebuild(home: Path, folders: dict[str, Path]) -> Path:
-    """A new index from the records in the regions. Object files are dropped: their checksums were in the old index."""
+    """A new index from the records in the regions. Object files are dropped: their checksums were in the old index.
+    So is a region that cannot be read."""
     cache = layout.cache_dir(home)
     fresh = cache / "index.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
     index, blocks, highest = Index(fresh, writable=True), 0, 0
+    pinned = pins.read(layout.pins_file(home))
     for tier, folder in folders.items():
         for path in sorted(folder.iterdir()):
             id = layout.container_of(path.name)
-            dataset = containers.region_dataset(path) if id is not None and not id & layout.OBJECT_FILE else None
-            if id is None or dataset is None:
-                path.unlink(missing_ok=True)
-                continue
-            highest = max(highest, id)
-            with index.env.begin(write=True) as txn:
-                for block, location in containers.scan_region(path):
-                    txn.put(block, layout.pack_location(location), db=index.blocks[tier])
-                    blocks += 1
-                container = Container(dataset=dataset, disk_bytes=path.stat().st_blocks * 512)
-                txn.put(f"{tier}/{id:08x}".encode(), json.dumps(asdict(container)).encode(), db=index.meta)
-    with index.env.begin(write=True) as txn:
+            if id is not None:
+                highest = max(highest, id & ~layout.OBJECT_FILE)
+            try:
+                found = _reindex(index, tier, id, path, pinned) if id is not None else None
+            except OSError as exc:
+                log.warning("%s cannot be read and is dropped: %s", path, exc.strerror)
+                found = None
+            if found is None:
+                with contextlib.suppress(OSError):  # not in the index, so nobody reads it
+                    path.unlink()
+            else:
+                blocks += found
+    with index.write() as txn:
         txn.put(b"next-container", (highest + 1).to_bytes(4, "big"), db=index.meta)
     index.env.sync(True)
     index.close()
@@ -192,3 +249,22 @@ def _rebuild(home: Path, folders: dict[str, Path]) -> Path:
     fresh.rename(target)
     log.warning("made the index again from the regions: %d blocks", blocks)
     return target
+
+
+def _reindex(index: Index, tier: str, id: int, path: Path, pinned: Pins) -> int | None:
+    """Put a region's blocks into an index; how many. None for a file that is no region."""
+    dataset = None if id & layout.OBJECT_FILE else containers.region_dataset(path)
+    if dataset is None:
+        return None
+    blocks = 0
+    with index.write() as txn:
+        for block, location in containers.scan_region(path):
+            txn.put(block, layout.pack_location(location), db=index.blocks[tier])
+            blocks += 1
+        container = Container(
+            dataset=dataset,
+            disk_bytes=path.stat().st_blocks * 512,
+            pinned_by=[ref for ref, of in pinned.items() if of == dataset],
+        )
+        txn.put(f"{tier}/{id:08x}".encode(), json.dumps(asdict(container)).encode(), db=index.meta)
+    return blocks

@@ -88,7 +88,9 @@ class Tier:
         access: AccessTable,
         overhead: Callable[[], int] = lambda: 0,
         bounce: Bounce | None = None,
+        check: bool = False,
     ) -> None:
+        """`check`: the index was not closed cleanly, so look for entries whose container it does not have."""
         self.name, self.folder, self.budget_bytes = name, folder, budget_bytes
         self._policy, self._ttl_s = policy, ttl_s
         self._index, self._access, self._overhead = index, access, overhead
@@ -96,11 +98,14 @@ class Tier:
         self._bounce = bounce
         self._filling: dict[str, Region] = {}
         self._object_files: dict[ObjectId, int] = {}
+        self._unindexed: set[BlockId] = set()  # in an object file, room counted, but not in the index
+        self._added: list[int] = []  # by the transaction under way
+        self._wrote: list[BlockId] = []  # into object files, by the transaction under way
         self._suspended_until = 0.0
         self.problem = ""
         self.evicted_bytes = 0
         self.containers: dict[int, Container] = {}
-        self._load()
+        self._load(check=check)
 
     @property
     def used_bytes(self) -> int:
@@ -127,26 +132,36 @@ class Tier:
         self.evict(eviction.expired(self._policy, self._states(), now_s=time.time(), ttl_s=self._ttl_s))
 
     def evict(self, chosen: Iterable[int]) -> int:
-        """Remove containers: their blocks from the index, then the files. Returns the bytes that came free."""
+        """Remove containers: their blocks from the index, then the files. Returns the bytes that came free.
+
+        On a full disk the index cannot be written either; then the files go first (a reader misses) to make room."""
         chosen, freed = list(chosen), 0
         if not chosen:
             return 0
-        with self._index.env.begin(write=True) as txn:
+        try:
+            self._unindex_all(chosen)
+        except lmdb.Error as exc:
+            log.warning("the %s tier removes files before their index entries: %s", self.name, exc)
             for id in chosen:
-                self._unindex(txn, id)
+                (self.folder / container_name(id)).unlink(missing_ok=True)
+            self._unindex_all(chosen)
         for id in chosen:
-            gone = self.containers.pop(id)
-            if gone.object_id:
-                self._object_files.pop(ObjectId(bytes.fromhex(gone.object_id)), None)
-            freed += gone.disk_bytes
-            (self.folder / container_name(id)).unlink(missing_ok=True)
-        self._container_bytes -= freed
+            freed += self._remove(id)
         self.evicted_bytes += freed
         return freed
 
-    def put(self, txn: lmdb.Transaction, blocks: Sequence[tuple[Block, bytes]], pins: Pins) -> list[bool]:
+    def put(self, blocks: Sequence[tuple[Block, bytes]], pins: Pins) -> list[bool]:
         """Admit blocks (with their checksums) as far as there is room (see `make_room`): which of them are kept here
-        now. Never raises `OSError`."""
+        now. One transaction; `lmdb.Error` if it fails, and then the tier is as before. Never raises `OSError`."""
+        self._added, self._wrote = [], []
+        try:
+            with self._index.write() as txn:
+                return self._put(txn, blocks, pins)
+        except BaseException:
+            self._take_back()
+            raise
+
+    def _put(self, txn: lmdb.Transaction, blocks: Sequence[tuple[Block, bytes]], pins: Pins) -> list[bool]:
         kept = [False] * len(blocks)
         run: list[tuple[int, Block, bytes]] = []  # goes into one region with one write
         run_bytes = 0
@@ -172,11 +187,15 @@ class Tier:
 
     def drop(self, txn: lmdb.Transaction, block: BlockId) -> None:
         """Forget one block whose bytes turned out to be broken. Its room comes free with its container."""
-        txn.delete(block, db=self._db)
+        value = txn.get(block, db=self._db)
+        if value is not None:
+            txn.delete(block, db=self._db)
+            if layout.unpack_location(value).container & OBJECT_FILE:
+                self._unindexed.add(block)
 
     def pin(self, ref: str, wanted: Iterable[int]) -> None:
         """Keep containers for a ref."""
-        with self._index.env.begin(write=True) as txn:
+        with self._index.write() as txn:
             for id in wanted:
                 container = self.containers.get(id)
                 if container is not None and ref not in container.pinned_by:
@@ -185,7 +204,7 @@ class Tier:
 
     def unpin(self, ref: str) -> None:
         """No longer keep containers for a ref."""
-        with self._index.env.begin(write=True) as txn:
+        with self._index.write() as txn:
             for id, container in self.containers.items():
                 if ref in container.pinned_by:
                     container.pinned_by.remove(ref)
@@ -195,10 +214,16 @@ class Tier:
         """When a container was last read or written (Unix seconds)."""
         return self._access.last(id)
 
+    def seal(self, dataset: str) -> None:
+        """Finish the region being filled for a data set: what comes next goes into a new one."""
+        region = self._filling.get(dataset)
+        if region is not None:
+            self._seal(region)
+
     def seal_all(self) -> None:
         """Finish the regions being filled (at a clean stop)."""
-        for region in list(self._filling.values()):
-            self._seal(region)
+        for dataset in list(self._filling):
+            self.seal(dataset)
 
     def _states(self) -> list[eviction.ContainerState]:
         return [
@@ -223,8 +248,9 @@ class Tier:
         self._grow(region.container, aligned(region.end, DISK_BLOCK) - before)
 
     def _put_into_object_file(self, txn: lmdb.Transaction, block: Block, sums: bytes, pins: Pins) -> bool:
-        size = aligned(len(block.data), DISK_BLOCK)
-        if self.used_bytes + size > self.budget_bytes:
+        # A block that was there before has its room already.
+        size = 0 if block.id in self._unindexed else aligned(len(block.data), DISK_BLOCK)
+        if size and self.used_bytes + size > self.budget_bytes:
             return False
         container = self._object_files.get(block.object_id)
         try:
@@ -240,6 +266,8 @@ class Tier:
             return False
         location = Location(container, offset, len(block.data), sums)
         txn.put(block.id, layout.pack_location(location), db=self._db)
+        self._unindexed.discard(block.id)
+        self._wrote.append(block.id)
         self._grow(container, size)
         return True
 
@@ -279,6 +307,7 @@ class Tier:
     def _add(self, txn: lmdb.Transaction, id: int, block: Block, pins: Pins, *, object_id: str = "") -> None:
         pinned_by = [ref for ref, dataset in pins.items() if dataset == block.dataset]
         self.containers[id] = Container(dataset=block.dataset, disk_bytes=0, object_id=object_id, pinned_by=pinned_by)
+        self._added.append(id)
         self._save(txn, id)  # its size is what the file system says at the next start
 
     def _new_number(self, txn: lmdb.Transaction) -> int:
@@ -302,8 +331,40 @@ class Tier:
         self._suspended_until = time.monotonic() + _SUSPENDED_S
         log.warning("the %s tier takes nothing for %.0f s: %s", self.name, _SUSPENDED_S, self.problem)
 
+    def _take_back(self) -> None:
+        """A transaction failed: what the index does not know of must not be written into again."""
+        for id in self._added:
+            self._seal_container(id)
+            self._remove(id)
+        self._unindexed.update(block for block in self._wrote if ObjectId(block[:16]) in self._object_files)
+        self._added, self._wrote = [], []
+
+    def _remove(self, id: int) -> int:
+        """Forget a container and remove its file. Returns the bytes that came free."""
+        gone = self.containers.pop(id)
+        self._container_bytes -= gone.disk_bytes
+        if gone.object_id:
+            object_id = ObjectId(bytes.fromhex(gone.object_id))
+            self._object_files.pop(object_id, None)
+            self._unindexed = {block for block in self._unindexed if block[:16] != object_id}
+        try:
+            (self.folder / container_name(id)).unlink(missing_ok=True)
+        except OSError as exc:  # the next start removes it
+            self._suspend(exc)
+        return gone.disk_bytes
+
     def _save(self, txn: lmdb.Transaction, id: int) -> None:
         txn.put(_meta_key(self.name, id), json.dumps(asdict(self.containers[id])).encode(), db=self._index.meta)
+
+    def _unindex_all(self, chosen: Iterable[int]) -> None:
+        with self._index.write() as txn:
+            for id in chosen:
+                self._unindex(txn, id)
+
+    def _seal_container(self, id: int) -> None:
+        region = next((r for r in self._filling.values() if r.container == id), None)
+        if region is not None:
+            self._seal(region)
 
     def _unindex(self, txn: lmdb.Transaction, id: int) -> None:
         container = self.containers[id]
@@ -314,9 +375,7 @@ class Tier:
                 while found and cursor.key()[:16] == prefix:
                     found = cursor.delete()
         else:
-            region = next((r for r in self._filling.values() if r.container == id), None)
-            if region is not None:
-                self._seal(region)
+            self._seal_container(id)
             path = self.folder / container_name(id)
             for block in _blocks_of(path, txn, self._db, id):
                 value = txn.get(block, db=self._db)
@@ -324,9 +383,10 @@ class Tier:
                     txn.delete(block, db=self._db)
         txn.delete(_meta_key(self.name, id), db=self._index.meta)
 
-    def _load(self) -> None:
-        """Take stock by looking, not by trusting: containers without a file are forgotten, files without a container
-        are removed, sizes are what the file system says."""
+    def _load(self, *, check: bool) -> None:
+        """Take stock by looking, not by trusting: containers without a file are forgotten, files and (for `check`)
+        index entries without a container are removed, sizes are what the file system says. A file that is too short
+        stays: what it lacks is a miss."""
         self._container_bytes = 0
         prefix = f"{self.name}/".encode()
         with self._index.env.begin() as txn, txn.cursor(db=self._index.meta) as cursor:
@@ -349,13 +409,27 @@ class Tier:
                 self._object_files[ObjectId(bytes.fromhex(container.object_id))] = id
         if lost:
             log.warning("%d containers of the %s tier are gone", len(lost), self.name)
-            for id in lost:
-                self._container_bytes += self.containers[id].disk_bytes  # `evict` takes it off again
-            self.evict(lost)
+        for id in lost:
+            del self.containers[id]
+        if lost or check:
+            self._forget_strays(lost)
         known = {container_name(id) for id in self.containers}
         for path in self.folder.iterdir():
             if path.name not in known and layout.container_of(path.name) is not None:
                 path.unlink()
+
+    def _forget_strays(self, lost: Iterable[int]) -> None:
+        """Delete the index entries of containers that are not there."""
+        with self._index.write() as txn:
+            for id in lost:
+                txn.delete(_meta_key(self.name, id), db=self._index.meta)
+            with txn.cursor(db=self._db) as cursor:
+                cursor.first()
+                while value := cursor.value():
+                    if layout.unpack_location(value).container in self.containers:
+                        cursor.next()
+                    else:
+                        cursor.delete()
 
 
 def _blocks_of(path: Path, txn: lmdb.Transaction, db: Any, container: int) -> list[BlockId]:

@@ -7,25 +7,25 @@ is committed; `stored` is then called (in the writer thread) with whether any ti
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TypeVar
 
 import lmdb
 
 from datacache.core.objects import BlockId
-from datacache.tiers import layout
+from datacache.tiers import layout, pins
 from datacache.tiers.index import Index
 from datacache.tiers.tier import Block, Tier
 
 log = logging.getLogger(__name__)
 _BATCH_BLOCKS, _BATCH_BYTES = 64, 16 * 2**20
 _EXPIRE_EVERY_S = 10.0
-_PINS = b"pins"
 T = TypeVar("T")
 Stored = Callable[[bool], None]
 
@@ -33,12 +33,14 @@ Stored = Callable[[bool], None]
 class TierWriter:
     """Owns the tiers. `put` and `call` may be used from any thread; the queue is bounded by whoever holds the bytes."""
 
-    def __init__(self, index: Index, tiers: Iterable[Tier]) -> None:
+    def __init__(self, index: Index, tiers: Iterable[Tier], pins_file: Path) -> None:
         self._index = index
         self.tiers = tuple(tiers)
-        with index.env.begin() as txn:
-            raw = txn.get(_PINS, db=index.meta)
-        self._pins: dict[str, str] = json.loads(raw) if raw else {}  # ref → data set
+        self._pins_file = pins_file
+        self._pins = pins.read(pins_file)
+        for tier in self.tiers:  # of an unpinning that was not finished
+            for ref in {ref for container in tier.containers.values() for ref in container.pinned_by} - set(self._pins):
+                tier.unpin(ref)
         self._queue: queue.SimpleQueue[tuple[Block, Stored] | Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tier-writer", daemon=True)
         self._thread.start()
@@ -61,9 +63,8 @@ class TierWriter:
         return future
 
     def pin(self, ref: str, dataset: str, blocks: Iterable[BlockId]) -> None:
-        """Keep what is here of a snapshot, and what will come for its data set. Call through `call`."""
-        self._pins[ref] = dataset
-        self._save_pins()
+        """Keep what is here of a snapshot, and what will come for its data set. Call through `call`, with blocks that
+        are collected already: nothing is written meanwhile."""
         wanted: list[set[int]] = [set() for _ in self.tiers]
         with self._index.env.begin() as txn:
             for block in blocks:
@@ -73,11 +74,13 @@ class TierWriter:
                         found.add(layout.unpack_location(value).container)
         for tier, found in zip(self.tiers, wanted, strict=True):
             tier.pin(ref, found)
+            tier.seal(dataset)  # what will come must not go into a region that is not pinned
+        self._save_pins({**self._pins, ref: dataset})
 
     def unpin(self, ref: str) -> bool:
         """Whether the ref was pinned. Call through `call`."""
-        known = self._pins.pop(ref, None) is not None
-        self._save_pins()
+        known = ref in self._pins
+        self._save_pins({other: dataset for other, dataset in self._pins.items() if other != ref})
         for tier in self.tiers:
             tier.unpin(ref)
         return known
@@ -88,18 +91,18 @@ class TierWriter:
 
     def drop(self, block: BlockId) -> None:
         """Forget a block everywhere. Call through `call`."""
-        with self._index.env.begin(write=True) as txn:
+        with self._index.write() as txn:
             for tier in self.tiers:
                 tier.drop(txn, block)
 
     def evict(self, dataset: str | None) -> int:
-        """Drop a data set's containers, or all that nobody pinned; the bytes that came free. Call through `call`."""
+        """Drop a data set's containers, or all, but what is pinned; the bytes that came free. Call through `call`."""
         freed = 0
         for tier in self.tiers:
             chosen = [
                 id
                 for id, container in tier.containers.items()
-                if (container.dataset == dataset if dataset else not container.pinned_by)
+                if not container.pinned_by and (dataset is None or container.dataset == dataset)
             ]
             freed += tier.evict(chosen)
         return freed
@@ -117,14 +120,17 @@ class TierWriter:
             tier.seal_all()
 
     def _run(self) -> None:
+        expire_at_s = time.monotonic() + _EXPIRE_EVERY_S
         while True:
             try:
-                item = self._queue.get(timeout=_EXPIRE_EVERY_S)
+                item = self._queue.get(timeout=max(0.0, expire_at_s - time.monotonic()))
             except queue.Empty:
+                item = _nothing
+            if time.monotonic() >= expire_at_s:
                 for tier in self.tiers:
                     self._guarded(tier.evict_expired)
                 self._guarded(self._index.env.reader_check)
-                continue
+                expire_at_s = time.monotonic() + _EXPIRE_EVERY_S
             batch: list[tuple[Block, Stored]] = []
             size = 0
             while isinstance(item, tuple):
@@ -141,29 +147,27 @@ class TierWriter:
                 item()
 
     def _store(self, batch: list[tuple[Block, Stored]]) -> None:
-        kept = [False] * len(batch)
+        blocks = [(block, layout.checksums(block.data)) for block, _ in batch]
+        ram, ssd = self.tiers
+        on_ssd = self._put(ssd, blocks)
+        # RAM is for what readers wait for, and for what the SSD has no room for: taking fresh memory for a whole
+        # warm-up can cost more than fetching it, and the page cache keeps what is read from the SSD.
+        chosen = [n for n, (block, _) in enumerate(blocks) if not (block.ahead and on_ssd[n])]
+        in_ram = dict(zip(chosen, self._put(ram, [blocks[n] for n in chosen]), strict=True))
+        for n, (_, stored) in enumerate(batch):
+            stored(on_ssd[n] or in_ram.get(n, False))
+
+    def _put(self, tier: Tier, blocks: Sequence[tuple[Block, bytes]]) -> list[bool]:
         try:
-            blocks = [(block, layout.checksums(block.data)) for block, _ in batch]
-            ram, ssd = self.tiers
-            _make_room(ssd, blocks)
-            with self._index.env.begin(write=True) as txn:
-                on_ssd = ssd.put(txn, blocks, self._pins)
-            # RAM is for what readers wait for, and for what the SSD has no room for: taking fresh memory for a whole
-            # warm-up can cost more than fetching it, and the page cache keeps what is read from the SSD.
-            chosen = [n for n, (block, _) in enumerate(blocks) if not (block.ahead and on_ssd[n])]
-            for_ram = [blocks[n] for n in chosen]
-            _make_room(ram, for_ram)
-            with self._index.env.begin(write=True) as txn:
-                in_ram = dict(zip(chosen, ram.put(txn, for_ram, self._pins), strict=True))
-            kept = [on_ssd[n] or in_ram.get(n, False) for n in range(len(blocks))]
+            tier.make_room(sum(block.disk_bytes() for block, _ in blocks))
+            return tier.put(blocks, self._pins)
         except (lmdb.Error, OSError) as exc:
             log.warning("the cache index cannot be written: %s", exc)
-        for (_, stored), is_kept in zip(batch, kept, strict=True):
-            stored(is_kept)
+            return [False] * len(blocks)
 
-    def _save_pins(self) -> None:
-        with self._index.env.begin(write=True) as txn:
-            txn.put(_PINS, json.dumps(self._pins).encode(), db=self._index.meta)
+    def _save_pins(self, pinned: dict[str, str]) -> None:
+        pins.write(self._pins_file, pinned)
+        self._pins = pinned
 
     def _guarded(self, action: Callable[[], object]) -> None:
         try:
@@ -172,5 +176,5 @@ class TierWriter:
             log.warning("the cache index: %s", exc)
 
 
-def _make_room(tier: Tier, blocks: Sequence[tuple[Block, bytes]]) -> None:
-    tier.make_room(sum(block.disk_bytes() for block, _ in blocks))
+def _nothing() -> None:
+    """What the thread does when nobody wants anything."""
