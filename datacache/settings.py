@@ -18,6 +18,7 @@ the prefix, and a table of named stores, matched by the longest URL prefix:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tomllib
@@ -84,9 +85,12 @@ class Settings:
     what lies there."""
     staging: Path | None = None
     stores: tuple[StoreOptions, ...] = ()
+    config: Path | None = None
+    """The configuration file that was read, absolute."""
 
     def environment(self) -> dict[str, str]:
-        """The variables that give a child process these settings (stores stay in the file; AWS_* is inherited)."""
+        """The variables that give a child process these settings (stores stay in the file, which is named; AWS_* is
+        inherited)."""
         names = {
             "home": self.home,
             "catalog": self.catalog,
@@ -98,6 +102,8 @@ class Settings:
         names |= {"prefetch": "1" if self.prefetch else "0"}
         if self.staging is not None:
             names["staging"] = self.staging
+        if self.config is not None:
+            names["config"] = self.config
         return {f"DATACACHE_{name.upper()}": str(value) for name, value in names.items()}
 
 
@@ -177,17 +183,20 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     environ = os.environ if environ is None else environ
     home = _checked("DATACACHE_HOME", "home", environ.get("DATACACHE_HOME") or str(_default_home(environ)))
     config = environ.get("DATACACHE_CONFIG")
-    file = Path(config) if config else home / "config.toml"
+    file = _path(config) if config else home / "config.toml"
+    used: Path | None = None
     values: dict[str, Any] = {"home": home}
     stores: tuple[StoreOptions, ...] = ()
     if config or file.exists():
         from_file, stores = _read_file(file)
+        used = file
         values = from_file | values if environ.get("DATACACHE_HOME") else values | from_file
     values |= _read_environment(environ)
-    values.setdefault("catalog", f"sqlite:///{values['home'] / 'catalog.db'}")
+    home = values["home"]
+    values.setdefault("catalog", f"sqlite:///{home / 'catalog.db'}")
     values.setdefault("ram_bytes", min(256 * 2**20, _memory_bytes() // 16))
-    values.setdefault("ssd_bytes", min(50 * 10**9, _free_bytes(values["home"]) // 2))
-    return Settings(**values, stores=stores)
+    values.setdefault("ssd_bytes", min(50 * 10**9, (_free_bytes(home) + _cached_bytes(home)) // 2))
+    return Settings(**values, stores=stores, config=used)
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -243,3 +252,13 @@ def _free_bytes(path: Path) -> int:
         path = path.parent
     stats = os.statvfs(path)
     return stats.f_bavail * stats.f_frsize
+
+
+def _cached_bytes(home: Path) -> int:
+    """What the SSD tier takes already: were it not counted as free, the default would shrink with every start."""
+    total = 0
+    with contextlib.suppress(OSError), os.scandir(home / "cache" / "ssd") as files:
+        for file in files:
+            with contextlib.suppress(OSError):  # evicted this moment
+                total += file.stat().st_blocks * 512
+    return total

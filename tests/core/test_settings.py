@@ -70,6 +70,36 @@ def test_a_child_process_gets_the_same_settings(tmp_path):
     assert load_settings(settings.environment()) == settings
 
 
+def test_a_child_process_in_another_folder_gets_the_same_file(tmp_path, monkeypatch):
+    (tmp_path / "here.toml").write_text(f"home = '{tmp_path}/big'\n[stores.lab]\nurl='s3://faces'\n")
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings({"DATACACHE_CONFIG": "here.toml"})
+    assert settings.config == tmp_path / "here.toml"
+    monkeypatch.chdir("/")
+    assert load_settings(settings.environment()) == settings
+    assert settings.stores[0].name == "lab"
+
+
+def test_a_home_that_the_file_in_the_usual_home_names_keeps_that_file(tmp_path):
+    usual = tmp_path / "datacache"
+    usual.mkdir()
+    (usual / "config.toml").write_text(f"home = '{tmp_path}/big'\n[stores.lab]\nurl='s3://faces'\n")
+    settings = load_settings({"XDG_DATA_HOME": str(tmp_path)})
+    assert settings.home == tmp_path / "big"
+    assert load_settings(settings.environment()) == settings
+
+
+def test_the_default_size_does_not_shrink_as_the_cache_fills(tmp_path, monkeypatch):
+    free = 10**9
+    monkeypatch.setattr("datacache.settings._free_bytes", lambda _: free)
+    empty = load(tmp_path).ssd_bytes
+    (tmp_path / "cache" / "ssd").mkdir(parents=True)
+    block = tmp_path / "cache" / "ssd" / "region"
+    block.write_bytes(b"x" * 10**6)
+    free -= block.stat().st_blocks * 512
+    assert load(tmp_path).ssd_bytes == empty == 5 * 10**8
+
+
 def test_errors_survive_pickling():
     import pickle
 
