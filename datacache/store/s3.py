@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from datacache.core.concurrency import PerProcess
+from datacache.core.errors import SettingsError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.obstore_get import Getter, RangeIgnoredError, addressable, usable_here
@@ -93,8 +94,11 @@ def _driver(access: S3Access) -> Driver:
         "timeout": timedelta(seconds=access.timeout_s),
     }
     if access.ca_bundle:
-        with open(os.path.expanduser(access.ca_bundle), "rb") as file:
-            client["root_certificate"] = file.read()
+        try:
+            with open(os.path.expanduser(access.ca_bundle), "rb") as file:
+                client["root_certificate"] = file.read()
+        except OSError as exc:
+            raise SettingsError(f"the CA bundle {access.ca_bundle} cannot be read: {exc.strerror}") from exc
     # The constructor reads AWS_* by itself; what is given here goes before that, the service's endpoint
     # included.
     return Driver(
