@@ -173,9 +173,10 @@ class Supervisor:
             with self._files.connect() as connection:
                 reply(connection, {"op": "finish"})
                 receive(connection)
+        self._begin()  # the state names the new workers before the old ones go
         for pid in orphans:
-            os.kill(pid, signal.SIGTERM)
-        self._begin()
+            with contextlib.suppress(ProcessLookupError):  # it died just now
+                os.kill(pid, signal.SIGTERM)
         if self._config.resend:
             session.resend(self._main)  # what the old ones will not finish
         os.set_blocking(self._main, True)
