@@ -90,6 +90,7 @@ class Snapshot(Protocol):
     def read_local(self, row: int, start: int, stop: int) -> memoryview | None: ...
     def read_row(self, row: int, start: int, stop: int) -> bytes | memoryview: ...
     def release_local(self, row: int, start: int, stop: int) -> None: ...
+    def sweep(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -185,6 +186,10 @@ class SnapshotFs:
     def release(self, ino: int, offset: int, length: int) -> None:
         """A hint: the kernel keeps these bytes as pages of the mount now."""
         self._snapshot.release_local(ino - _FILE_BASE, offset, offset + length)
+
+    def sweep(self) -> None:
+        """Let go of what was evicted on this node."""
+        self._snapshot.sweep()
 
     def path_of(self, ino: int) -> str:
         """The path of an inode for messages; never raises."""

@@ -40,6 +40,10 @@ class BlockSource(Protocol):
         """A hint that the caller keeps a block's bytes elsewhere now."""
         ...
 
+    def sweep(self) -> None:
+        """Let go of what was evicted and is held open still."""
+        ...
+
 
 class NodeBlocks:
     """The blocks of one data set's snapshot, as any process of a node reads them."""
@@ -108,6 +112,10 @@ class NodeBlocks:
     def release(self, block: BlockId) -> None:
         """See `BlockSource`: lets go of the page cache of the SSD's copy."""
         self._local.drop_pages(block)
+
+    def sweep(self) -> None:
+        """See `BlockSource`."""
+        self._local.sweep()
 
     def _read_direct(self, ref: ObjectRef, number: int, start: int, stop: int) -> bytes | memoryview:
         self._counters.count(DIRECT_READS)

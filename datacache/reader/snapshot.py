@@ -165,6 +165,10 @@ class Snapshot:
         for number in range(start // BLOCK_BYTES, -(-min(stop, size) // BLOCK_BYTES)):
             self._blocks.release(block_id(obj, number))
 
+    def sweep(self) -> None:
+        """Now and then, for who may not read for long: give the disk space of evicted blocks back."""
+        self._blocks.sweep()
+
     def close(self) -> None:
         """Give back what was opened. Reading afterwards is undefined."""
         self._on_close()

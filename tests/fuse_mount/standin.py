@@ -107,6 +107,9 @@ class FolderSnapshot:
     def release_local(self, row: int, start: int, stop: int) -> None:
         pass
 
+    def sweep(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
