@@ -131,10 +131,16 @@ class DaemonClient:
         """Start the daemon unless one answers. `DaemonUnavailableError` says why it cannot be started."""
         end = time.monotonic() + _START_TIMEOUT_S
         process: subprocess.Popen[bytes] | None = None
+        lost_race_s = 0.1
         while not self.alive():
             if process is None:
                 process = self._spawn()
-            elif process.poll() not in (None, _ALREADY_RUNNING):
+            elif process.poll() == _ALREADY_RUNNING:
+                # Another one holds the lock. It may die before it serves, so ours is tried again, ever less often.
+                process = None
+                time.sleep(lost_race_s)
+                lost_race_s = min(2 * lost_race_s, 2.0)
+            elif process.poll() is not None:
                 raise DaemonUnavailableError(
                     f"the cache daemon cannot be started: {self._last_words()}",
                     hint=f"Its log: {paths.log_path(self._settings.home)}. See also: dsctl doctor",
