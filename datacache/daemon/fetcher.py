@@ -1,19 +1,26 @@
-"""Fetch blocks from the stores: each once, however many ask; readers first; bounded in number and bytes.
+"""Fetch blocks from the stores: each once, however many ask; bounded in number and bytes, readers apart from fills.
 
-Any thread of the daemon may ask. A block's bytes reach whoever waits as soon as they are here; its flight ends when
-the tiers have stored it, so that somebody who asks a moment later is served from memory or from the index, never by a
-second get. Threads rather than an event loop: obstore's synchronous calls leave the interpreter alone while they run,
-and cost two thirds of the processor time of its awaitable ones.
+Any thread of the daemon may ask, the event loop too: nothing here waits but `fill` and `close`. Gets run in threads. A
+block's bytes reach whoever waits as soon as they are here; its flight ends when the tiers have stored it, so that
+somebody who asks a moment later is served from memory or from the index, never by a second get. What the tiers did not
+keep stays in memory for a while: a reader takes a block in many small pieces, and each piece asks again.
+
+Threads rather than an event loop: obstore's synchronous calls leave the interpreter alone while they run, and cost two
+thirds of the processor time of its awaitable ones.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from datacache.core.errors import DaemonError
 from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.budget import ByteBudget
 from datacache.store.base import ObjectStore
@@ -22,8 +29,11 @@ from datacache.tiers.tier import Block
 from datacache.tiers.writer import TierWriter
 
 log = logging.getLogger(__name__)
-_IN_FLIGHT_BYTES = 128 * 2**20
+_READ_BYTES = 64 * 2**20
+_FILL_BYTES = 128 * 2**20
+_HELD_BYTES = 64 * 2**20
 _READ_AHEAD_BLOCKS = 4
+_CLOSE_TIMEOUT_S = 3.0
 
 Data = bytes | memoryview
 Stored = Callable[[bool], None]
@@ -40,14 +50,48 @@ class FetchStats:
     """Requests that joined a flight already under way."""
 
 
+class _Wanted(NamedTuple):
+    """A block to fetch; `ahead` before anybody asks for it."""
+
+    id: BlockId
+    ref: ObjectRef
+    number: int
+    dataset: str
+    ahead: bool
+
+
 class _Flight:
     """A block between the first request for it and its place in the tiers."""
 
-    __slots__ = ("data", "stored")
+    __slots__ = ("data", "for_reader", "stored")
 
     def __init__(self) -> None:
         self.data: Future[Data] = Future()
+        self.data.set_running_or_notify_cancel()  # one who no longer waits must not cancel it for the others
         self.stored: list[Stored] = []
+        self.for_reader = False
+
+
+class _Held:
+    """The last blocks that the tiers did not keep, up to a number of bytes. Not safe from several threads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+        self._blocks: OrderedDict[BlockId, Data] = OrderedDict()
+
+    def get(self, id: BlockId) -> Data | None:
+        data = self._blocks.get(id)
+        if data is not None:
+            self._blocks.move_to_end(id)
+        return data
+
+    def put(self, id: BlockId, data: Data) -> None:
+        old = self._blocks.pop(id, b"")
+        self._blocks[id] = data
+        self._bytes += len(data) - len(old)
+        while self._bytes > self._limit_bytes:
+            self._bytes -= len(self._blocks.popitem(last=False)[1])
 
 
 class Fetcher:
@@ -63,56 +107,79 @@ class Fetcher:
         self._writer = writer
         self._local = local
         self._open_store = open_store
-        self._lock = threading.Lock()  # guards _flights, what hangs on a flight, and stats
+        self._lock = threading.Lock()  # guards _flights, what hangs on a flight, _held and stats
         self._flights: dict[BlockId, _Flight] = {}
-        self._budget = ByteBudget(_IN_FLIGHT_BYTES)
-        # Reads that wait have threads of their own, so that they never queue behind what is fetched ahead.
+        self._held = _Held(_HELD_BYTES)
+        self._refused = False
+        """Whether the tiers did not keep the block that landed last."""
+        # Reads that wait have threads and bytes of their own, so that they never queue behind what is fetched ahead.
+        self._read_budget = ByteBudget(_READ_BYTES)
+        self._fill_budget = ByteBudget(_FILL_BYTES)
+        self._fills = threading.Semaphore(concurrency)  # of all jobs together
         self._readers = ThreadPoolExecutor(concurrency, thread_name_prefix="read")
         self._ahead = ThreadPoolExecutor(_READ_AHEAD_BLOCKS, thread_name_prefix="ahead")
+        self._closing = False
         self.stats = FetchStats()
 
     def has(self, block: BlockId) -> bool:
-        """Whether a block is on this node already."""
+        """Whether a block is on this node by the index."""
         return self._local.has(block)
+
+    def present(self, block: BlockId) -> bool:
+        """Whether a block is on this node by the index and the file it names. One that the index has and the disk has
+        not is taken out of the index, to be fetched again."""
+        if self._local.present(block):
+            return True
+        if self._local.has(block):
+            self._writer.call(lambda: self._writer.drop(block)).result()
+        return False
 
     def read(self, ref: ObjectRef, number: int, dataset: str) -> Future[Data]:
         """A block for somebody who waits. The future may have the store's errors."""
         id = block_id(object_id(ref), number)
-        if block_count(ref.size_bytes) > 1:
+        with self._lock:
+            held = self._held.get(id)
+        if held is not None:
+            done: Future[Data] = Future()
+            done.set_result(held)
+            return done
+        if block_count(ref.size_bytes) > 1 and not self._refused:
             self._read_ahead(ref, number, dataset)
-        flight, begun = self._flight(id)
-        if not begun:
-            return flight.data
-        found = self._local.view(id, 0, None)  # it may have landed since the reader looked
-        if found is not None:
-            self._end(id, flight, kept=True)
-            flight.data.set_result(found[0])
-        else:
-            self._readers.submit(self._get, flight, id, ref, number, dataset)
+        flight, begun = self._flight(id, for_reader=True)
+        if begun:
+            self._readers.submit(self._read, flight, _Wanted(id, ref, number, dataset, False))
         return flight.data
 
     def fill(self, id: BlockId, ref: ObjectRef, number: int, dataset: str, *, stored: Stored) -> None:
         """A block for the tiers, fetched in this thread. Returns when its bytes have come; `stored` is called, in any
         thread, when the tiers have taken them or not. Raises the store's errors, and then calls nothing."""
-        if self.has(id):
-            stored(True)
-            return
-        flight, begun = self._flight(id, stored)
-        if begun:
-            self._get(flight, id, ref, number, dataset, ahead=True)
+        length = block_length(ref.size_bytes, number)
+        with self._fills:
+            # Room first: a reader that joins a flight must not wait for another warm-up's bytes.
+            self._fill_budget.take(length)
+            flight, begun = self._flight(id, stored)
+            if begun:
+                self._get(flight, _Wanted(id, ref, number, dataset, True), self._fill_budget)
+            else:
+                self._fill_budget.give(length)
         flight.data.result()
 
     def close(self) -> None:
-        """Let what is under way end; what has not begun is dropped."""
-        self._ahead.shutdown(cancel_futures=True)
-        self._readers.shutdown(cancel_futures=True)
+        """Let what is under way end, for a few seconds: a store that is away may be retried for longer, and the process
+        then ends without those threads. What has not begun fails with `DaemonError`."""
+        self._closing = True
+        end = time.monotonic() + _CLOSE_TIMEOUT_S
+        while self._flights and time.monotonic() < end:
+            time.sleep(0.01)
+        self._ahead.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
 
     @property
     def under_way(self) -> int:
         """Blocks in flight."""
         return len(self._flights)
 
-    def _flight(self, id: BlockId, stored: Stored | None = None) -> tuple[_Flight, bool]:
+    def _flight(self, id: BlockId, stored: Stored | None = None, *, for_reader: bool = False) -> tuple[_Flight, bool]:
         """The flight of a block, and whether the caller has just begun it and must see to it."""
         with self._lock:
             flight = self._flights.get(id)
@@ -123,18 +190,31 @@ class Fetcher:
                 self.stats.shared += 1
             if stored is not None:
                 flight.stored.append(stored)
+            if for_reader:
+                flight.for_reader = True
             return flight, begun
 
-    def _get(
-        self, flight: _Flight, id: BlockId, ref: ObjectRef, number: int, dataset: str, *, ahead: bool = False
-    ) -> None:
+    def _read(self, flight: _Flight, wanted: _Wanted) -> None:
+        self._read_budget.take(block_length(wanted.ref.size_bytes, wanted.number))
+        self._get(flight, wanted, self._read_budget)
+
+    def _get(self, flight: _Flight, wanted: _Wanted, budget: ByteBudget) -> None:
+        """See to a flight that has just begun; its bytes were taken from `budget`. Raises nothing."""
+        id, ref, number, dataset, ahead = wanted
         length = block_length(ref.size_bytes, number)
-        start = number * BLOCK_BYTES
-        self._budget.take(length)
         try:
+            if self._closing:
+                raise DaemonError("the cache daemon is stopping")
+            here = self._look(id, ahead=ahead)
+            if here is not None:
+                budget.give(length)
+                self._end(id, flight, kept=True)
+                flight.data.set_result(here)
+                return
+            start = number * BLOCK_BYTES
             data = self._open_store(ref.store).read(ref, start, start + length)
         except BaseException as exc:  # noqa: BLE001 - whoever waits gets it, whatever it is
-            self._budget.give(length)
+            budget.give(length)
             with self._lock:
                 self.stats.failed += 1
                 del self._flights[id]
@@ -145,16 +225,27 @@ class Fetcher:
             self.stats.fetched_bytes += length
 
         def landed(kept: bool) -> None:  # in the writer's thread
-            self._budget.give(length)
-            self._end(id, flight, kept=kept)
+            budget.give(length)
+            self._refused = not kept
+            self._end(id, flight, kept=kept, data=data)
 
         block = Block(id=id, object_bytes=ref.size_bytes, number=number, data=data, dataset=dataset, ahead=ahead)
         self._writer.put(block, landed)
         flight.data.set_result(data)
 
-    def _end(self, id: BlockId, flight: _Flight, *, kept: bool) -> None:
+    def _look(self, id: BlockId, *, ahead: bool) -> Data | None:
+        """It may have landed between somebody's look and the beginning of this flight. Nobody wants the bytes of what
+        is fetched ahead, but a reader may have joined the flight: they get them all the same."""
+        if ahead and not self.has(id):
+            return None
+        found = self._local.view(id, 0, None)
+        return None if found is None else found[0]
+
+    def _end(self, id: BlockId, flight: _Flight, *, kept: bool, data: Data = b"") -> None:
         with self._lock:
             del self._flights[id]
+            if not kept and flight.for_reader:
+                self._held.put(id, data)
         for stored in flight.stored:
             stored(kept)
 
@@ -164,6 +255,6 @@ class Fetcher:
         for ahead in range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes))):
             id = block_id(obj, ahead)
             if id not in self._flights and not self.has(id):
-                flight, begun = self._flight(id)
+                flight, begun = self._flight(id, for_reader=True)
                 if begun:
-                    self._ahead.submit(self._get, flight, id, ref, ahead, dataset, ahead=True)
+                    self._ahead.submit(self._read, flight, _Wanted(id, ref, ahead, dataset, True))

@@ -1,7 +1,8 @@
 """The daemon's HTTP server on a Unix socket, and the daemon's life from lock to clean stop.
 
-One event loop serves requests and gets; the tiers are written by their own thread; manifests are read in threads. Only
-the user who owns the home can connect (socket mode 0600 in a folder of mode 0700).
+One event loop answers requests and does nothing else: gets run in the fetcher's threads, warm-ups in theirs, the tiers
+are written by one thread, manifests are read in threads. Only the user who owns the home can connect (socket mode 0600
+in a folder of mode 0700).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -60,7 +62,8 @@ class Daemon:
         self._local = LocalBlocks(settings.home, settings.ram_dir)
         self._stores = Stores(settings)
         self._fetcher = Fetcher(writer, self._local, self._stores.get, settings.concurrency)
-        self._warmer = Warmer(self._fetcher, settings.concurrency)
+        lru_bytes = settings.ssd_bytes if settings.eviction == "lru" else None
+        self._warmer = Warmer(self._fetcher, settings.concurrency, lru_bytes=lru_bytes)
         self._considered: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = time.time()
@@ -82,7 +85,7 @@ class Daemon:
         return app
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End what is under way; what goes on after a few seconds of patience is left to the process's end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.to_thread(self._warmer.stop)
@@ -94,8 +97,10 @@ class Daemon:
         ref, number, dataset = wire.decode_ref(body["ref"]), int(body["number"]), str(body["dataset"])
         if body.get("broken"):
             id = block_id(object_id(ref), number)
-            log.warning("block %d of %s is broken on this node: fetching it again", number, ref.url)
-            await asyncio.wrap_future(self._writer.call(lambda: self._writer.drop(id)))
+            # The reader may have met what has been repaired or moved since; only what is broken here too goes.
+            if await asyncio.to_thread(self._local.view, id, 0, None) is None:
+                log.warning("block %d of %s is broken on this node: fetching it again", number, ref.url)
+                await asyncio.wrap_future(self._writer.call(lambda: self._writer.drop(id)))
         data = await asyncio.wrap_future(self._fetcher.read(ref, number, dataset))
         snapshot = body.get("snapshot")
         if snapshot and self._settings.prefetch and snapshot not in self._considered:
@@ -171,9 +176,10 @@ class Daemon:
 
     async def _pin(self, request: web.Request) -> web.StreamResponse:
         record, manifest = await self._open(request)
+        blocks = await asyncio.to_thread(lambda: list(snapshot_blocks(manifest)))  # while the writer goes on
 
         def work() -> None:
-            self._writer.pin(record.ref, record.dataset, snapshot_blocks(manifest))
+            self._writer.pin(record.ref, record.dataset, blocks)
 
         await asyncio.wrap_future(self._writer.call(work))
         return web.json_response({"ref": record.ref, "pinned": True})
@@ -293,6 +299,11 @@ def run(settings: Settings) -> None:
             asyncio.run(_serve(settings, writer, catalog))
         finally:
             catalog.close()
+    if threading.active_count() > 1:
+        # Gets from a store that is away, asleep between two tries: all is written and closed, nobody waits for them.
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 async def _serve(settings: Settings, writer: TierWriter, catalog: Catalog) -> None:

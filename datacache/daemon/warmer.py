@@ -1,7 +1,9 @@
 """Fill the tiers with whole snapshots: what `dsctl warm` asks for, and what the first read of a snapshot starts.
 
 A job walks the manifest, fetches what the index does not have, and at the end looks once more whether every block is
-there: only then is it done. Each job has threads of its own, which take blocks from one shared walk.
+there: only then is it done. Each job has threads of its own, which take blocks from one shared walk and fetch them
+themselves, as many at a time as the fetcher lets them, whatever the number of jobs. A job goes on past objects that are
+gone or changed, and ends early where going on is of no use: the store is away, or the tiers are full.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ import functools
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from datacache.core.errors import DatacacheError
+from datacache.core.errors import DatacacheError, SettingsError, StoreAccessError, StoreUnavailableError
 from datacache.core.objects import BlockId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.fetcher import Fetcher
 from datacache.manifest.reader import Manifest
@@ -21,6 +24,9 @@ from datacache.manifest.reader import Manifest
 log = logging.getLogger(__name__)
 _BACKGROUND_THREADS = 16
 _KEPT_JOBS = 100
+_NOT_KEPT_BYTES = 16 * 2**20  # a few blocks may find no room while others, smaller or of another tier, still do
+_STOP_TIMEOUT_S = 3.0
+_WHOLE_STORE = (StoreUnavailableError, StoreAccessError, SettingsError)
 Item = tuple[ObjectRef, int, BlockId]
 
 
@@ -39,6 +45,8 @@ class WarmJob:
     bytes_done: int = 0
     bytes_fetched: int = 0
     bytes_not_kept: int = 0
+    enough_bytes: int | None = None
+    """Where to end, if the whole would push out its own beginning."""
     errors: int = 0
     error: str = ""
     hint: str = ""
@@ -55,8 +63,11 @@ class WarmJob:
 class Warmer:
     """Runs warm-up jobs. Any thread may call it."""
 
-    def __init__(self, fetcher: Fetcher, concurrency: int) -> None:
+    def __init__(self, fetcher: Fetcher, concurrency: int, *, lru_bytes: int | None = None) -> None:
+        """`lru_bytes`: the room there is where the tiers make room by themselves, so that a larger snapshot would push
+        out its own beginning."""
         self._fetcher = fetcher
+        self._lru_bytes = lru_bytes
         self._concurrency = concurrency
         self._lock = threading.Lock()  # guards _jobs and _by_ref
         self._jobs: dict[str, WarmJob] = {}
@@ -82,20 +93,23 @@ class Warmer:
                 return running
             job = WarmJob(id=secrets.token_hex(6), ref=ref, background=background)
             job.files_total, job.bytes_total = manifest.root.files, manifest.root.total_bytes
+            if self._lru_bytes is not None and job.bytes_total > self._lru_bytes:
+                job.enough_bytes = self._lru_bytes
             self._jobs[job.id] = self._by_ref[ref] = job
             while len(self._jobs) > _KEPT_JOBS:
                 self._jobs.pop(next(iter(self._jobs)))
             self._threads = [thread for thread in self._threads if thread.is_alive()]
-            thread = threading.Thread(target=self._run, args=(job, dataset, manifest), name=f"warm {ref}")
+            thread = threading.Thread(target=self._run, args=(job, dataset, manifest), name=f"warm {ref}", daemon=True)
             self._threads.append(thread)
             thread.start()
         return job
 
     def stop(self) -> None:
-        """End what runs and wait for it."""
+        """End what runs and wait for it, a few seconds at most: a get from a store that is away takes longer."""
         self._stopping.set()
+        end = time.monotonic() + _STOP_TIMEOUT_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self, job: WarmJob, dataset: str, manifest: Manifest) -> None:
         try:
@@ -117,6 +131,7 @@ class _Warming:
     ) -> None:
         self._job, self._dataset, self._manifest, self._fetcher = job, dataset, manifest, fetcher
         self._stopping = stopping
+        self._not_kept_bytes = 1 if job.background else _NOT_KEPT_BYTES
         self._walk = _blocks(manifest)
         self._walking = threading.Lock()  # guards _walk
         self._changed = threading.Condition()  # guards the job's numbers, _landing and _broken
@@ -125,7 +140,7 @@ class _Warming:
 
     def run(self, threads: int) -> None:
         """Fetch, wait until all is stored, look once more."""
-        workers = [threading.Thread(target=self._work, name=f"fill {n}") for n in range(threads)]
+        workers = [threading.Thread(target=self._work, name=f"fill {n}", daemon=True) for n in range(threads)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -138,32 +153,52 @@ class _Warming:
         if self._stopping.is_set():
             job.fail("the daemon was stopped")
             return
-        missing = sum(
-            block_length(ref.size_bytes, number)
-            for ref, number, id in _blocks(self._manifest)
-            if not self._fetcher.has(id)
-        )
+        missing = self._missing()
+        if self._stopping.is_set():
+            job.fail("the daemon was stopped")
+            return
         job.bytes_done = job.bytes_total - missing
         if job.errors:
             job.fail(job.error, job.hint)
         elif missing:
-            job.error = f"{missing:,} bytes are not in the cache: it is full"
-            job.hint = "Raise DATACACHE_SSD_BYTES, or make room: dsctl cache evict NAME"
+            full = job.bytes_not_kept or job.enough_bytes is not None
+            why = "it is full" if full else "they were evicted, or lost on the disk, meanwhile"
+            job.error = f"{missing:,} of {job.bytes_total:,} bytes are not in the cache: {why}"
+            job.hint = "Raise DATACACHE_SSD_BYTES, or make room: dsctl cache evict NAME" if full else "Warm it again."
             job.state = "incomplete"
         else:
             job.files_done = job.files_total
             job.state = "done"
 
+    def _missing(self) -> int:
+        missing = 0
+        for ref, number, id in _blocks(self._manifest):
+            if not self._fetcher.present(id):
+                missing += block_length(ref.size_bytes, number)
+            if self._stopping.is_set():
+                break
+        return missing
+
+    def _over(self) -> bool:
+        """Whether no thread should begin another block."""
+        job = self._job
+        return (
+            self._broken is not None
+            or self._stopping.is_set()
+            or job.bytes_not_kept >= self._not_kept_bytes
+            or (job.enough_bytes is not None and job.bytes_done >= job.enough_bytes)
+        )
+
     def _work(self) -> None:
         try:
-            while not self._stopping.is_set() and not (self._job.background and self._job.bytes_not_kept):
+            while not self._over():
                 with self._walking:
                     item = next(self._walk, None)
                 if item is None:
                     return
                 self._fill(item)
         except BaseException as exc:  # noqa: BLE001 - raised again by `run`
-            self._broken = exc
+            self._broken = self._broken or exc
 
     def _fill(self, item: Item) -> None:
         ref, number, id = item
@@ -176,13 +211,15 @@ class _Warming:
             self._landing += 1
         try:
             self._fetcher.fill(id, ref, number, self._dataset, stored=functools.partial(self._stored, item))
-        except DatacacheError as exc:
+        except BaseException as exc:
             with self._changed:
                 self._landing -= 1
                 self._changed.notify_all()
                 job.errors += 1
-                if not job.error:
+                if isinstance(exc, DatacacheError) and not job.error:
                     job.error, job.hint = str(exc), exc.hint
+            if not isinstance(exc, DatacacheError) or isinstance(exc, _WHOLE_STORE):
+                raise
 
     def _stored(self, item: Item, kept: bool) -> None:
         length = block_length(item[0].size_bytes, item[1])

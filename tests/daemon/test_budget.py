@@ -9,23 +9,21 @@ from datacache.daemon.budget import ByteBudget
 
 
 def test_bytes_in_flight_stay_under_the_limit_and_everybody_is_served():
-    budget, lock, held, most = ByteBudget(100), threading.Lock(), 0, 0
+    budget, two, three = ByteBudget(100), threading.Barrier(2), threading.Barrier(3)
 
-    def use(size):
-        nonlocal held, most
-        budget.take(size)
-        with lock:
-            held += size
-            most = max(most, held)
-        with lock:
-            held -= size
-        budget.give(size)
-        return size
+    def use(barrier):
+        budget.take(40)
+        try:
+            barrier.wait(0.2 if barrier is three else 10)
+        except threading.BrokenBarrierError:
+            return False
+        finally:
+            budget.give(40)
+        return True
 
-    sizes = [30, 60, 90] * 50
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(use, sizes)) == sizes
-    assert most <= 100
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(use, [two] * 6))  # two hold theirs at a time
+        assert not any(pool.map(use, [three] * 6))  # and never three
 
 
 def test_a_request_larger_than_the_budget_goes_alone():

@@ -193,6 +193,54 @@ def test_the_first_read_starts_a_warm_up_of_what_fits(bucket, settings):
         assert all(snapshot.read(path) == data for path, data in DATA.items())
 
 
+def test_a_block_that_a_reader_calls_broken_and_is_not_stays(bucket, settings, monkeypatch):
+    create_snapshot("mask", str(bucket))
+    client = connect(no_prefetch(monkeypatch))
+    with open_snapshot("mask") as snapshot:
+        ref = snapshot.object_ref(min(DATA))
+    assert finish(client, client.warm("mask"))["state"] == "done"
+    fetched = client.cache_status()["fetched"]["fetched"]
+    assert client.block(ref, 0, "mask", "", broken=True) == DATA[min(DATA)]
+    assert client.cache_status()["fetched"]["fetched"] == fetched
+
+
+def test_a_start_that_lost_the_race_is_tried_again_when_the_winner_is_gone(settings, monkeypatch):
+    client, spawn, spawned = DaemonClient(settings), DaemonClient._spawn, []
+
+    def lose_once(self):
+        spawned.append(1)
+        if len(spawned) > 1:
+            return spawn(self)
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+
+    monkeypatch.setattr(DaemonClient, "_spawn", lose_once)
+    client.ensure()
+    assert client.health()["pid"]
+
+
+def test_a_missing_ca_bundle_is_named(s3_bucket, settings, monkeypatch):
+    name, _ = s3_bucket
+    create_snapshot("mask", f"s3://{name}")
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere/ca.pem")
+    client = connect()
+    state = finish(client, client.warm("mask"))
+    assert state["state"] == "failed"
+    assert "CA bundle /nowhere/ca.pem" in state["error"]
+
+
+def test_stopping_takes_a_few_seconds_while_a_store_is_away(s3_bucket, home, monkeypatch):
+    settings = no_prefetch(monkeypatch)
+    name, _ = s3_bucket
+    create_snapshot("mask", f"s3://{name}", settings=settings)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    client = connect(settings)
+    client.warm("mask")
+    begun = time.monotonic()
+    client.stop()
+    assert time.monotonic() - begun < 15
+    assert (home / "cache" / "CLEAN").exists()
+
+
 def test_unknown_refs_jobs_and_broken_requests_are_refused(settings):
     client = connect()
     with pytest.raises(SnapshotNotFoundError):

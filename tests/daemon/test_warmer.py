@@ -1,0 +1,125 @@
+"""Warm-up jobs and what ends them, with a fetcher that does what the test says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from datacache.core.errors import ObjectNotFoundError, StoreAccessError, StoreUnavailableError
+from datacache.core.objects import BLOCK_BYTES, ObjectRef
+from datacache.daemon import warmer as warmer_module
+from datacache.daemon.warmer import Warmer
+
+COUNT = 200
+
+
+class Snapshot:
+    """Objects of one block each."""
+
+    root = SimpleNamespace(files=COUNT, total_bytes=COUNT * BLOCK_BYTES)
+
+    def entries(self):
+        return (SimpleNamespace(size_bytes=BLOCK_BYTES, number=number) for number in range(COUNT))
+
+    def object_ref(self, entry):
+        return ObjectRef("s3://b", str(entry.number), BLOCK_BYTES, "e", "")
+
+
+class Fetches:
+    def __init__(self, answer):
+        self.answer = answer
+        self.fills = 0
+        self.here = set()
+        self.lock = threading.Lock()
+
+    def has(self, id):
+        return id in self.here
+
+    present = has
+
+    def fill(self, id, ref, number, dataset, *, stored):
+        with self.lock:
+            self.fills += 1
+        kept = self.answer(ref)
+        if kept:
+            self.here.add(id)
+        stored(kept)
+
+
+def warm(fetches, **options):
+    background = options.pop("background", False)
+    warmer = Warmer(fetches, 4, **options)
+    job = warmer.start("d@1", "d", Snapshot(), background=background)
+    end = time.monotonic() + 20
+    while job.state == "running":
+        assert time.monotonic() < end, job
+        time.sleep(0.005)
+    warmer.stop()
+    return job
+
+
+def failing(error):
+    def answer(_):
+        raise error
+
+    return Fetches(answer)
+
+
+def test_any_failure_ends_the_job_and_none_hangs_it():
+    job = warm(failing(RuntimeError("unheard of")))
+    assert job.state == "failed"
+    assert "unheard of" in job.error
+
+
+@pytest.mark.parametrize("kind", [StoreUnavailableError, StoreAccessError])
+def test_a_store_that_is_away_or_refuses_ends_the_job_at_once(kind):
+    fetches = failing(kind("it is so", hint="do this"))
+    job = warm(fetches)
+    assert (job.state, job.error, job.hint) == ("failed", "it is so", "do this")
+    assert fetches.fills <= 4
+
+
+def test_objects_that_are_gone_do_not_end_it():
+    fetches = failing(ObjectNotFoundError("gone"))
+    assert warm(fetches).errors == COUNT
+    assert fetches.fills == COUNT
+
+
+@pytest.mark.parametrize(("background", "most"), [(False, 4 + 4), (True, 1 + 4)])
+def test_full_tiers_end_it_soon_and_it_says_how_much_is_missing(background, most):
+    fetches = Fetches(lambda ref: int(ref.key) < 10)
+    job = warm(fetches, background=background)
+    assert job.state == "incomplete"
+    assert fetches.fills <= 10 + most
+    assert f"{190 * BLOCK_BYTES:,} of" in job.error
+    assert "full" in job.error
+
+
+def test_with_lru_more_than_fits_does_not_push_out_its_own_beginning():
+    fetches = Fetches(lambda ref: True)
+    job = warm(fetches, lru_bytes=50 * BLOCK_BYTES)
+    assert job.state == "incomplete"
+    assert 50 <= fetches.fills < 50 + 4
+    assert warm(Fetches(lambda ref: True), lru_bytes=COUNT * BLOCK_BYTES).state == "done"
+
+
+def test_a_block_whose_file_is_lost_is_missed_in_the_last_look():
+    fetches = Fetches(lambda ref: True)
+    fetches.present = lambda id: False
+    job = warm(fetches)
+    assert job.state == "incomplete"
+    assert "lost" in job.error
+
+
+def test_stopping_does_not_wait_for_a_store_that_is_away(monkeypatch):
+    monkeypatch.setattr(warmer_module, "_STOP_TIMEOUT_S", 0.1)
+    back = threading.Event()
+    warmer = Warmer(Fetches(lambda ref: back.wait(30)), 4)
+    warmer.start("d@1", "d", Snapshot())
+    begun = time.monotonic()
+    warmer.stop()
+    assert time.monotonic() - begun < 5
+    back.set()
