@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 _READ_BYTES = 64 * 2**20
 _FILL_BYTES = 128 * 2**20
 _HELD_BYTES = 64 * 2**20
+_ONE_READ_BYTES = 2**18
+"""A smaller block is asked for whole and once: holding it would serve nobody."""
 _READ_AHEAD_BLOCKS = 4
 _CLOSE_TIMEOUT_S = 3.0
 
@@ -244,7 +246,7 @@ class Fetcher:
     def _end(self, id: BlockId, flight: _Flight, *, kept: bool, data: Data = b"") -> None:
         with self._lock:
             del self._flights[id]
-            if not kept and flight.for_reader:
+            if not kept and flight.for_reader and len(data) > _ONE_READ_BYTES:
                 self._held.put(id, data)
         for stored in flight.stored:
             stored(kept)

@@ -73,6 +73,7 @@ def test_a_block_that_was_not_kept_is_not_fetched_again_for_its_next_piece_and_n
 
 def test_what_was_not_kept_is_held_up_to_a_number_of_bytes(store, monkeypatch):
     monkeypatch.setattr(fetcher_module, "_HELD_BYTES", 25)
+    monkeypatch.setattr(fetcher_module, "_ONE_READ_BYTES", 0)
     fetcher = fetcher_of(store, Tiers(keep=False))
     for number in (0, 1, 0, 2, 0, 1):  # 1 went for 2
         fetcher.read(small(number), 0, "d").result(10)
