@@ -148,7 +148,10 @@ def _parse_catalog(value: str) -> str:
 
 def _positive(kind: type[int | float]) -> Any:
     def parse(value: str | float) -> float:
-        number = kind(value)
+        try:
+            number = kind(value)
+        except ValueError as exc:
+            raise ValueError(f"{value!r} is not a number") from exc
         if number <= 0:
             raise ValueError(f"{value!r} must be above 0")
         return number

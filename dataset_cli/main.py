@@ -106,6 +106,9 @@ def run(arguments: Sequence[str]) -> int:
         code = cli.main(list(arguments), prog_name="dsctl", obj=app, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as exc:
+        print(exc.format_message(), file=sys.stderr)  # the help text: what was typed is only the beginning
+        return 2
     except (KeyboardInterrupt, click.Abort):
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED

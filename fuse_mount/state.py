@@ -18,6 +18,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from datacache.core.errors import MountError
+
 DEFAULT_OPENER = "datacache.api:open_snapshot"
 SUBTYPE = "datacache"
 MOUNT_TYPE = f"fuse.{SUBTYPE}"
@@ -108,7 +110,13 @@ class MountFiles:
 
     def make_folder(self) -> None:
         """The folder, for its owner only."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise MountError(
+                f"the folder {self.folder} cannot be made: {exc.strerror}",
+                hint="Set DATACACHE_HOME to a folder you can write to.",
+            ) from exc
 
     def write(self, info: MountInfo) -> None:
         """Replace the state atomically."""

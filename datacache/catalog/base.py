@@ -84,7 +84,7 @@ def tag_exists(dataset: str, tag: str, id: str) -> TagExistsError:
     """The error for a tag that names another snapshot, `id`, already."""
     return TagExistsError(
         f"the tag {dataset}@{tag} names another snapshot, {id[:12]}",
-        hint="Ask for it to be moved, or use another tag.",
+        hint="Use another tag, or move it: --move-tags with snapshot create, --move with snapshot tag.",
     )
 
 

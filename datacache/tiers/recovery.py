@@ -43,6 +43,11 @@ def open_tiers(settings: Settings) -> Iterator[TierWriter]:
     home = settings.home
     folder = layout.cache_dir(home)
     folders = {"ram": layout.ram_tier_dir(home, settings.ram_dir), "ssd": layout.ssd_dir(home)}
+    if not settings.ram_dir.is_dir():
+        raise CacheError(
+            f"the folder for the RAM tier, {settings.ram_dir}, does not exist",
+            hint="Set DATACACHE_RAM_DIR to a tmpfs, such as /dev/shm.",
+        )
     try:
         for path in (folder, *folders.values()):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -204,3 +204,13 @@ def test_sizes_times_and_odd_characters_are_shown_for_people() -> None:
     ]
     assert printable("a\x1b[31m\nb\udce9") == "a\\x1b[31m\\nb\udce9"
     assert os.fsencode(printable("caf\udce9")) == b"caf\xe9"
+
+
+def test_without_arguments_it_prints_its_help_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    from dataset_cli.main import run
+
+    for arguments in ([], ["snapshot"]):
+        assert run(arguments) == 2
+        shown = capfd.readouterr().err
+        assert "\nCommands:\n" in shown
+        assert "error:" not in shown

@@ -245,3 +245,11 @@ def test_an_unwritable_home_is_an_error_with_a_way_out(settings):
 
 def test_ids_are_twenty_bytes():
     assert len(BlockId(make_block(1).id)) == 20
+
+
+def test_a_ram_folder_that_does_not_exist_is_an_error_not_made(settings, tmp_path):
+    wrong = dataclasses.replace(settings, ram_dir=tmp_path / "nowhere")
+    with pytest.raises(CacheError, match="nowhere") as caught, open_tiers(wrong):
+        pass
+    assert "DATACACHE_RAM_DIR" in caught.value.hint
+    assert not (tmp_path / "nowhere").exists()
