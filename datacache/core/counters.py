@@ -29,7 +29,7 @@ NAMES = (
 """Block reads answered from RAM and SSD, those that went to the daemon, those that went past it to the store, and
 blocks found broken."""
 
-RAM_HITS, RAM_HIT_BYTES, SSD_HITS, SSD_HIT_BYTES, MISSES, MISS_BYTES, DIRECT_READS, BROKEN_BLOCKS = range(len(NAMES))
+MISSES, MISS_BYTES, DIRECT_READS, BROKEN_BLOCKS = range(4, len(NAMES))  # hits are counted by the tier's number
 _FILE_BYTES = 8 * len(NAMES)
 _FOLDED = "past"
 
