@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, fields
 
 from datacache.core.errors import CatalogError
-from datacache.manifest.model import SnapshotRecord
+from datacache.manifest.model import Lineage, SnapshotRecord
 
 _FIELDS = frozenset(f.name for f in fields(SnapshotRecord))
 
@@ -26,6 +26,9 @@ def decode_record(text: str) -> SnapshotRecord:
     try:
         values = {name: value for name, value in json.loads(text).items() if name in _FIELDS}
         values["warnings"] = tuple(values.get("warnings", ()))
+        if values.get("lineage") is not None:
+            command, parameters, inputs = values["lineage"]
+            values["lineage"] = Lineage(command, parameters, tuple(inputs))
         return SnapshotRecord(**values)
     except (ValueError, TypeError, AttributeError) as exc:
         raise CatalogError(f"the catalog holds a snapshot record that cannot be read: {text[:80]!r}") from exc

@@ -6,7 +6,7 @@ Used by whatever makes a snapshot. Not thread-safe; one builder, one snapshot.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from datacache.core.errors import CatalogError, UsageError
 from datacache.manifest import codec
@@ -57,8 +57,9 @@ class ManifestBuilder:
         if codec.ends_range(entry.path, len(self._rows)):
             self._end_range()
 
-    def finish(self) -> tuple[str, Root]:
-        """Write what is left and the root; the snapshot's id (32 hex digits) and the root."""
+    def finish(self, *, packs: Iterable[BlobId] = ()) -> tuple[str, Root]:
+        """Write what is left and the root; the snapshot's id (32 hex digits) and the root. `packs` are those that
+        entries of `PACKS` lie in, and must have been put."""
         if self._rows:
             self._end_range()
         root = Root(
@@ -68,6 +69,7 @@ class ManifestBuilder:
             markers=self.markers,
             total_bytes=self.total_bytes,
             hidden=frozenset(self._hidden),
+            packs=tuple(sorted(set(packs))),
         )
         raw = codec.encode_root(root)
         id = codec.blob_id(raw)

@@ -19,6 +19,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import accumulate, pairwise
+from typing import Any
 
 import zstandard
 from xxhash import xxh3_64_intdigest
@@ -123,15 +124,18 @@ class Range:
 
 def encode_root(root: Root) -> bytes:
     """The canonical bytes of a root; `blob_id` of them is the snapshot's id."""
-    header = {
-        "sources": [list(source) for source in root.sources],
+    header: dict[str, Any] = {
+        # The flag is left out where it is false, packs where there are none: plain snapshots keep their ids.
+        "sources": [list(source) if source.content_addressed else list(source[:2]) for source in root.sources],
         "files": root.files,
         "markers": root.markers,
         "bytes": root.total_bytes,
         "hidden": sorted(path.hex() for path in root.hidden),
     }
+    if root.packs:
+        header["packs"] = [pack.hex() for pack in root.packs]
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    blobs, first_paths, rows = b"", [], []
+    first_paths, rows = [], []
     for info in root.ranges:
         first_paths.append(info.first_path)
         rows.append(info.rows)
@@ -158,6 +162,7 @@ def decode_root(raw: bytes) -> Root:
         markers=header["markers"],
         total_bytes=header["bytes"],
         hidden=frozenset(bytes.fromhex(path) for path in header["hidden"]),
+        packs=tuple(BlobId(bytes.fromhex(pack)) for pack in header.get("packs", ())),
     )
 
 

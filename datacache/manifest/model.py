@@ -6,8 +6,9 @@ order. A path ending in '/' is a folder marker: it makes an empty directory visi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, NewType
+from typing import Any, NamedTuple, NewType
 
 BlobId = NewType("BlobId", bytes)
 """16 bytes: blake2b-128 of a manifest blob's content (uncompressed). Catalogs store blobs under it."""
@@ -18,6 +19,13 @@ class Source(NamedTuple):
 
     store: str
     prefix: str
+    content_addressed: bool = False
+    """Whether the key alone says what the bytes are (the catalog's packs, copies stored under their hash): then an
+    entry's ETag is there to compare versions by, and is not asked of the store."""
+
+
+PACKS = Source("catalog://packs", "", content_addressed=True)
+"""Small new files, many in one blob of the catalog; see `catalog.packs`."""
 
 
 class Entry(NamedTuple):
@@ -54,11 +62,24 @@ class Root:
     hidden: frozenset[bytes] = frozenset()
     """Paths a directory tree cannot show: a file whose name is also a folder's, and paths with an empty, '.', '..' or
     overlong component. They are in the snapshot and can be read by their exact path."""
+    packs: tuple[BlobId, ...] = ()
+    """The packs that entries of `PACKS` lie in, sorted: what must be kept is known without decoding a range."""
 
     @property
     def rows(self) -> int:
         """Entries in all, markers and hidden ones counted."""
         return self.files + self.markers
+
+
+class Lineage(NamedTuple):
+    """How a snapshot was made, enough to make it again."""
+
+    command: str
+    """`create`, `convert`, `query`, …"""
+    parameters: Mapping[str, Any]
+    """What the command was asked for, as JSON."""
+    inputs: tuple[str, ...] = ()
+    """The snapshots it was made from, as `dataset@id` with the whole id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +100,7 @@ class SnapshotRecord:
     """Id of the dataset's latest snapshot when this one was made."""
     warnings: tuple[str, ...] = field(default=())
     """What a reader should know: keys that cannot be shown in a mount, and the like."""
+    lineage: Lineage | None = None
 
     @property
     def ref(self) -> str:

@@ -83,7 +83,10 @@ class Manifest:
             key = self._prefixes[entry.source] + entry.path.decode("utf-8", "surrogateescape")
         else:
             key = entry.key.decode("utf-8", "surrogateescape")
-        return ObjectRef(self._stores[entry.source], key, entry.size_bytes, entry.etag, entry.version)
+        store = self._stores[entry.source]
+        if self.root.sources[entry.source].content_addressed:
+            return ObjectRef(store, key, entry.size_bytes)
+        return ObjectRef(store, key, entry.size_bytes, entry.etag, entry.version)
 
     def entries(self, start: int = 0) -> Iterator[Entry]:
         """All entries from a row on, in order; their ranges are loaded some at a time and not kept."""
