@@ -34,7 +34,8 @@ def open_snapshot(ref: str, settings: Settings | None = None) -> Snapshot:
     catalog = open_catalog(settings)
     record = resolve(catalog, ref)
     manifest = Manifest.open(record.id, catalog.get_blobs)
-    blocks = NodeBlocks(settings, DaemonClient(settings), dataset=record.dataset, snapshot=record.id)
+    client = DaemonClient(settings)
+    blocks = NodeBlocks(settings, client, catalog.get_blobs, dataset=record.dataset, snapshot=record.id)
     reopen = (open_snapshot, (f"{record.dataset}@{record.id}", settings))
     return Snapshot(record, manifest, blocks, reopen=reopen, on_close=catalog.close)
 

@@ -27,6 +27,7 @@ from aiohttp import web
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
+from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
 from datacache.core import counters
 from datacache.core.errors import (
@@ -44,7 +45,6 @@ from datacache.daemon.warmer import Warmer, snapshot_blocks
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
-from datacache.store.open import Stores
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.recovery import open_tiers
 from datacache.tiers.writer import TierWriter
@@ -60,7 +60,7 @@ class Daemon:
     def __init__(self, settings: Settings, writer: TierWriter, catalog: Catalog) -> None:
         self._settings, self._writer, self._catalog = settings, writer, catalog
         self._local = LocalBlocks(settings.home, settings.ram_dir)
-        self._stores = Stores(settings)
+        self._stores = stores_with_packs(settings, catalog.get_blobs)
         self._fetcher = Fetcher(writer, self._local, self._stores.get, settings.concurrency)
         lru_bytes = settings.ssd_bytes if settings.eviction == "lru" else None
         self._warmer = Warmer(self._fetcher, settings.concurrency, lru_bytes=lru_bytes)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+from datacache.catalog.packs import stores_with_packs
 from datacache.core.counters import BROKEN_BLOCKS, DIRECT_READS, counters_of
-from datacache.core.errors import DaemonError, StoreAccessError
+from datacache.core.errors import CorruptManifestError, DaemonError, StoreAccessError
 from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectRef, block_id, object_id
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
+from datacache.manifest.reader import LoadBlobs
 from datacache.settings import Settings
-from datacache.store.open import Stores
 from datacache.tiers.local import LocalBlocks
 
 log = logging.getLogger(__name__)
@@ -48,13 +49,15 @@ class BlockSource(Protocol):
 class NodeBlocks:
     """The blocks of one data set's snapshot, as any process of a node reads them."""
 
-    def __init__(self, settings: Settings, client: DaemonClient, *, dataset: str, snapshot: str) -> None:
+    def __init__(
+        self, settings: Settings, client: DaemonClient, load_blobs: LoadBlobs, *, dataset: str, snapshot: str
+    ) -> None:
         self._bypass = settings.bypass_local
         self._client = client
         self._dataset, self._snapshot = dataset, snapshot
         self._local = LocalBlocks(settings.home, settings.ram_dir)
         self._counters = counters_of(paths.counters_dir(settings.home))
-        self._stores = Stores(settings)
+        self._stores = stores_with_packs(settings, load_blobs)
         self._warned = False
 
     def copy_here(self, block: BlockId) -> bytes | None:
@@ -98,8 +101,8 @@ class NodeBlocks:
         self._counters.miss(stop - start)
         try:
             data = self._client.block(ref, number, self._dataset, self._snapshot, broken=broken)
-        except StoreAccessError:
-            # The daemon may have been started without the credentials that this process has.
+        except (StoreAccessError, CorruptManifestError):
+            # The daemon may have been started without the credentials, or with another catalog, than this process has.
             return self._read_direct(ref, number, start, stop)
         except DaemonError as exc:
             if not self._warned:

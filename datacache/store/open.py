@@ -7,6 +7,8 @@ Whoever opens a store owns it and closes it. After `fork()` a store may be used 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from datacache.settings import Settings
 from datacache.store.base import ObjectStore
 from datacache.store.retry import RetryingStore
@@ -22,17 +24,22 @@ def open_store(store_url: str, settings: Settings) -> ObjectStore:
 
 
 class Stores:
-    """The stores one owner reads from, each opened when it is first asked for. Safe from several threads."""
+    """The stores one owner reads from, each opened when it is first asked for. Safe from several threads.
 
-    def __init__(self, settings: Settings) -> None:
+    `own` are stores that no URL leads to, such as the catalog's packs: by their URL, how each is made.
+    """
+
+    def __init__(self, settings: Settings, *, own: Mapping[str, Callable[[], ObjectStore]] | None = None) -> None:
         self._settings = settings
+        self._own = own or {}
         self._open: dict[str, ObjectStore] = {}
 
     def get(self, store_url: str) -> ObjectStore:
         """The store of a URL, always the same one; raises as `open_store`."""
         store = self._open.get(store_url)
         if store is None:
-            store = self._open.setdefault(store_url, open_store(store_url, self._settings))
+            make = self._own.get(store_url)
+            store = self._open.setdefault(store_url, make() if make else open_store(store_url, self._settings))
         return store
 
     def close(self) -> None:

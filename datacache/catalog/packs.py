@@ -1,0 +1,219 @@
+"""Packs: many small new files (labels, `data.yaml`) one after the other in one blob of the catalog.
+
+`PackWriter` is used by whatever makes snapshots with new small files, `PackStore` by whoever reads objects, as one of
+the stores that `stores_with_packs` gives. An entry of `PACKS` names its bytes by the pack's id, the
+offset in it and its size, so the key alone says what the bytes are. A writer is for one thread. A store is safe from
+several threads and after `fork()` (a child starts with no pack held; `load_blobs` decides what it does about
+connections).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import NoReturn
+
+from xxhash import xxh3_128_hexdigest
+
+from datacache.core.concurrency import PerProcess
+from datacache.core.errors import CorruptManifestError, ObjectNotFoundError, UsageError
+from datacache.core.objects import ObjectRef
+from datacache.manifest import codec
+from datacache.manifest.builder import PutBlobs
+from datacache.manifest.model import PACKS, BlobId
+from datacache.manifest.reader import LoadBlobs
+from datacache.settings import Settings
+from datacache.store.base import ObjectInfo
+from datacache.store.open import Stores
+
+PACK_BYTES = 2**20
+"""From this size on a pack is `full`: small enough that a random read of one label is not a read of the whole set,
+large enough that 100,000 labels are some twenty blobs."""
+MAX_FILE_BYTES = 8 * 2**20
+"""The largest file a pack takes: with it a pack is well below the 16 MiB of a MongoDB document."""
+
+_HELD_BYTES = 32 * 2**20
+_KEY = re.compile(r"([0-9a-f]{32})/(0|[1-9][0-9]{0,8})")
+
+
+def pack_key(pack: BlobId, offset: int) -> bytes:
+    """The key of the entry whose bytes begin at `offset` of a pack."""
+    return b"%s/%d" % (pack.hex().encode(), offset)
+
+
+def parse_pack_key(key: str) -> tuple[BlobId, int] | None:
+    """The pack and the offset that `pack_key` made a key of; None if it is no such key."""
+    match = _KEY.fullmatch(key)
+    return None if match is None else (BlobId(bytes.fromhex(match[1])), int(match[2]))
+
+
+def stores_with_packs(settings: Settings, load_blobs: LoadBlobs) -> Stores:
+    """The stores of whoever reads snapshots' objects: all that URLs lead to, and the packs of a catalog."""
+    return Stores(settings, own={PACKS.store: lambda: PackStore(load_blobs)})
+
+
+def content_etag(data: bytes) -> str:
+    """What stands as ETag in an entry of content-addressed bytes: 32 hex digits, xxh3-128."""
+    return xxh3_128_hexdigest(data)
+
+
+class PackWriter:
+    """Collects files into one pack after the other.
+
+    What is in a pack depends on the files and on when the caller closes it, on nothing else: who closes where the paths
+    say so (`manifest.codec.ends_range`) gets the same packs again for what did not change.
+    """
+
+    def __init__(self, put_blobs: PutBlobs) -> None:
+        self._put_blobs = put_blobs
+        self._parts: list[bytes] = []
+        self.size_bytes = 0
+        """Of the open pack."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the open pack should be closed before more is added."""
+        return self.size_bytes >= PACK_BYTES
+
+    def add(self, data: bytes) -> int:
+        """Append a file to the open pack; its offset, for `pack_key`. `UsageError` for a file or a pack too large."""
+        if len(data) > MAX_FILE_BYTES or self.size_bytes + len(data) > MAX_FILE_BYTES + PACK_BYTES:
+            raise UsageError(
+                f"a file of {len(data):,} bytes is too large for a pack of {self.size_bytes:,} bytes",
+                hint="Large files go to the storage of objects; a full pack must be closed.",
+            )
+        offset = self.size_bytes
+        self._parts.append(data)
+        self.size_bytes += len(data)
+        return offset
+
+    def close(self) -> BlobId:
+        """Put the open pack into the catalog and begin the next one; its id."""
+        raw = b"".join(self._parts)
+        self._parts, self.size_bytes = [], 0
+        id = codec.blob_id(raw)
+        self._put_blobs([(id, codec.compress(raw))])
+        return id
+
+
+class PackStore:
+    """The catalog's packs as an `ObjectStore`, for reading. Raises the catalog's errors, too.
+
+    The last packs read are held decompressed (`held_bytes`), so reading the labels of a snapshot in any order
+    decompresses each pack about once.
+    """
+
+    url = PACKS.store
+    node_wide = True
+    sorted_listing = True
+
+    def __init__(self, load_blobs: LoadBlobs, *, held_bytes: int = _HELD_BYTES) -> None:
+        self._load_blobs = load_blobs
+        self._packs = PerProcess(lambda: _Packs(held_bytes))
+
+    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
+        """See `ObjectStore`. `CorruptManifestError` for a pack that the catalog has not, or that is too short."""
+        if start >= stop:
+            return b""
+        parsed = parse_pack_key(ref.key)
+        if parsed is None:
+            raise _not_found(ref.key)
+        pack, offset = parsed
+        raw = self._packs.get().get(pack) or self._load(pack)
+        if offset + ref.size_bytes > len(raw) or stop > ref.size_bytes or start < 0:
+            raise CorruptManifestError(
+                f"bytes {offset + start} to {offset + max(stop, ref.size_bytes)} are asked of the pack {pack.hex()}, "
+                f"which has {len(raw)}"
+            )
+        return raw[offset + start : offset + stop]
+
+    def _load(self, pack: BlobId) -> bytes:
+        packs = self._packs.get()
+        coming, begun = packs.coming(pack)
+        if not begun:
+            return coming.result()
+        try:
+            stored = self._load_blobs([pack]).get(pack)
+            if stored is None:
+                raise CorruptManifestError(
+                    f"the pack {pack.hex()} is missing from the catalog",
+                    hint="Make the snapshot again by the command that made it.",
+                )
+            raw = codec.decompress(stored, pack)
+        except BaseException as exc:
+            packs.failed(pack, exc)
+            raise
+        packs.loaded(pack, raw)
+        return raw
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
+        """Not offered: files in packs are found through the snapshots that have them."""
+        raise _read_only()
+
+    def head(self, key: str) -> NoReturn:
+        """Not known without an entry: only that says how long the object is."""
+        raise _not_found(key)
+
+    def put(self, key: str, data: bytes) -> NoReturn:
+        """Not offered."""
+        raise _read_only()
+
+    def delete(self, key: str) -> None:
+        """Not offered."""
+        raise _read_only()
+
+    def close(self) -> None:
+        """Forget the packs held."""
+        self._packs.take()
+
+
+class _Packs:
+    """The packs held by one process, and those on their way: threads that ask for the same one load it once."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()  # guards all below; never held while anything is loaded
+        self._bytes = 0
+        self._held: OrderedDict[BlobId, bytes] = OrderedDict()
+        self._coming: dict[BlobId, Future[bytes]] = {}
+
+    def get(self, pack: BlobId) -> bytes | None:
+        with self._lock:
+            raw = self._held.get(pack)
+            if raw is not None:
+                self._held.move_to_end(pack)
+            return raw
+
+    def coming(self, pack: BlobId) -> tuple[Future[bytes], bool]:
+        """The pack's future, and whether the caller is the one who must load it."""
+        with self._lock:
+            future = self._coming.get(pack)
+            if future is not None:
+                return future, False
+            future = self._coming[pack] = Future()
+            return future, True
+
+    def loaded(self, pack: BlobId, raw: bytes) -> None:
+        with self._lock:
+            self._bytes += len(raw) - len(self._held.pop(pack, b""))
+            self._held[pack] = raw
+            while self._bytes > self._limit_bytes and len(self._held) > 1:
+                self._bytes -= len(self._held.popitem(last=False)[1])
+            future = self._coming.pop(pack)
+        future.set_result(raw)
+
+    def failed(self, pack: BlobId, exc: BaseException) -> None:
+        with self._lock:
+            future = self._coming.pop(pack)
+        future.set_exception(exc)
+
+
+def _not_found(key: str) -> ObjectNotFoundError:
+    return ObjectNotFoundError(f"{PACKS.store}/{key} is not there", url=f"{PACKS.store}/{key}")
+
+
+def _read_only() -> UsageError:
+    return UsageError(f"{PACKS.store} can only be read")
