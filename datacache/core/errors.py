@@ -123,3 +123,18 @@ class DaemonUnavailableError(DaemonError, ConnectionError):
 
 class MountError(DatacacheError, OSError):
     """A mount, unmount or hand-over failed."""
+
+
+# --- annotations and folders ---------------------------------------------------------------------------------------
+
+
+class AnnotationError(DatacacheError, ValueError):
+    """An annotation or an image cannot be used: broken, truncated, too large. `path` names the file."""
+
+    def __init__(self, message: str, *, path: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+
+
+class ExportError(DatacacheError, OSError):
+    """The folder of an export cannot be written (full disk, no permission, something in the way)."""
