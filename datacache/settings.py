@@ -84,6 +84,8 @@ class Settings:
     """Read through the daemon only, never from the tiers directly: what a mount's worker does after others died of
     what lies there."""
     staging: Path | None = None
+    objects: str = ""
+    """URL of the content-addressed storage for large new objects and pinned copies; see `require_objects`."""
     stores: tuple[StoreOptions, ...] = ()
     config: Path | None = None
     """The configuration file that was read, absolute."""
@@ -102,9 +104,21 @@ class Settings:
         names |= {"prefetch": "1" if self.prefetch else "0"}
         if self.staging is not None:
             names["staging"] = self.staging
+        if self.objects:
+            names["objects"] = self.objects
         if self.config is not None:
             names["config"] = self.config
         return {f"DATACACHE_{name.upper()}": str(value) for name, value in names.items()}
+
+    def require_objects(self) -> str:
+        """Where large new objects go. `SettingsError` if it was not set and the catalog is shared: a folder of this
+        node would not be there for the others."""
+        if not self.objects:
+            raise SettingsError(
+                "new objects are to be stored, and it is not set where",
+                hint="Set DATACACHE_OBJECTS to a bucket and prefix that every node reaches, such as s3://bucket/objects.",
+            )
+        return self.objects
 
 
 def parse_bytes(text: str | int) -> int:
@@ -146,6 +160,14 @@ def _parse_catalog(value: str) -> str:
     return value
 
 
+def _parse_objects(value: str) -> str:
+    if "://" in value:
+        return value
+    if not value:
+        raise ValueError("it must be a URL, such as s3://bucket/objects, or a folder")
+    return f"file://{_path(value)}"
+
+
 def _positive(kind: type[int | float]) -> Any:
     def parse(value: str | float) -> float:
         try:
@@ -178,6 +200,7 @@ _PARSERS: dict[str, Any] = {
     "prefetch": _parse_bool,
     "bypass_local": _parse_bool,
     "staging": _path,
+    "objects": _parse_objects,
 }
 
 
@@ -197,6 +220,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     values |= _read_environment(environ)
     home = values["home"]
     values.setdefault("catalog", f"sqlite:///{home / 'catalog.db'}")
+    if values["catalog"].startswith("sqlite:"):
+        values.setdefault("objects", f"file://{home / 'objects'}")
     values.setdefault("ram_bytes", min(256 * 2**20, _memory_bytes() // 16))
     values.setdefault("ssd_bytes", min(50 * 10**9, (_free_bytes(home) + _cached_bytes(home)) // 2))
     return Settings(**values, stores=stores, config=used)

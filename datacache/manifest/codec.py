@@ -117,6 +117,10 @@ class Range:
             (self._keys[index] or None) if self._keys is not None else None,
         )
 
+    def versions(self) -> list[tuple[bytes, int, str]]:
+        """Path, size and ETag of all entries: what versions of a file are told apart by, much faster than entries."""
+        return list(zip(self.paths, self.sizes, self._etags.all(), strict=True))
+
     def mtime_ns(self, index: int) -> int:
         """The modification time at a position, without building the entry."""
         return self._mtimes[index]
@@ -169,10 +173,11 @@ def decode_root(raw: bytes) -> Root:
 class _Text:
     """A column of strings, most often ETags: nothing, 32 hex digits each, the same in quotes, or any text."""
 
-    __slots__ = ("_mode", "_strings")
+    __slots__ = ("_mode", "_rows", "_strings")
 
     def __init__(self, mode: int, data: bytes, rows: int) -> None:
         self._mode = mode
+        self._rows = rows
         self._strings: Sequence[bytes] | bytes = _unpack_strings(data, rows) if mode == _TEXT else data
 
     def __getitem__(self, index: int) -> str:
@@ -182,6 +187,14 @@ class _Text:
             return self._strings[index].decode("utf-8", "surrogateescape")  # type: ignore[union-attr]
         digits = bytes(self._strings[16 * index : 16 * index + 16]).hex()  # type: ignore[arg-type]
         return digits if self._mode == _HEX else f'"{digits}"'
+
+    def all(self) -> list[str]:
+        """All of the column."""
+        if self._mode in (_EMPTY, _TEXT):
+            return [self[index] for index in range(self._rows)]
+        digits = self._strings.hex()  # type: ignore[union-attr]
+        values = [digits[at : at + 32] for at in range(0, len(digits), 32)]
+        return values if self._mode == _HEX else [f'"{value}"' for value in values]
 
 
 def _pack_text(values: Sequence[str]) -> tuple[int, bytes]:

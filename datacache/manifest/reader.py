@@ -94,15 +94,18 @@ class Manifest:
             return
         number = bisect_right(self._first_rows, start) - 1
         skip = start - self._first_rows[number]
-        infos = self.root.ranges
-        for at in range(number, len(infos), _RANGES_AHEAD):
-            ids = [info.blob for info in infos[at : at + _RANGES_AHEAD]]
+        for held in self.ranges(range(number, len(self.root.ranges))):
+            for index in range(skip, len(held.paths)):
+                yield held.entry(index)
+            skip = 0
+
+    def ranges(self, numbers: Sequence[int]) -> Iterator[Range]:
+        """These ranges, decoded one after the other; they are loaded some at a time and not kept."""
+        for at in range(0, len(numbers), _RANGES_AHEAD):
+            ids = [self.root.ranges[number].blob for number in numbers[at : at + _RANGES_AHEAD]]
             raws = _fetch(self._load, ids)
             for id in ids:
-                held = Range(raws[id])
-                for index in range(skip, len(held.paths)):
-                    yield held.entry(index)
-                skip = 0
+                yield Range(raws[id])
 
     def range(self, number: int) -> Range:
         """A decoded range, loaded on first use."""

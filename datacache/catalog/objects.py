@@ -1,0 +1,116 @@
+"""Content-addressed storage: objects under the hash of their bytes, in a bucket or folder of the user's choice.
+
+Pinned copies and whatever else makes large new objects (image operations, imports) are written through `ObjectWriter`.
+An object's key is `{prefix}{catalog identity}/{2 hex digits}/{30 hex digits}-{size}`, the digits being xxh3-128 of its
+bytes: the same content is one object, whoever stores it and however often, and two catalogs never share one, so that
+garbage collection of one cannot take what the other needs. Every store whose `put` is atomic will do (S3, folders, …):
+a writer that is killed leaves a whole object or none.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import cached_property
+from typing import NamedTuple
+
+from datacache.catalog.base import Catalog
+from datacache.catalog.packs import content_etag
+from datacache.core.errors import ObjectNotFoundError, SettingsError, StoreAccessError, UsageError
+from datacache.manifest.model import Source
+from datacache.settings import Settings
+from datacache.store.base import ObjectStore
+from datacache.store.open import open_store
+from datacache.store.urls import split_url
+
+MAX_OBJECT_BYTES = 2**30
+"""An object is held in memory while it is stored, and is one request."""
+REFRESH_AFTER_S = 3600.0
+"""An object that is there and older than this is written again when it is needed again: garbage collection spares by
+age what no snapshot names yet, so its grace period must be well above this."""
+
+_REMEMBERED = 100_000
+_KEY = re.compile(r"(?:.*/)?([0-9a-f]{2})/([0-9a-f]{30})-(0|[1-9][0-9]*)", re.DOTALL)
+
+
+class Stored(NamedTuple):
+    """An object in the storage."""
+
+    key: str
+    hex: str
+    """xxh3-128 of the bytes."""
+    size_bytes: int
+
+
+class ObjectWriter:
+    """Stores objects of one catalog. Safe from several threads, after `fork()` and pickled. Close it.
+
+    `url` goes before the setting `objects`. `SettingsError` where neither says where to, `UsageError` for a `url` that
+    is no place or has credentials in it.
+    """
+
+    def __init__(self, catalog: Catalog, settings: Settings, *, url: str = "") -> None:
+        self._catalog, self._settings, self._url = catalog, settings, url
+        store_url, self._prefix = _place(settings, url)
+        self._store: ObjectStore = open_store(store_url, settings)
+        self._fresh: dict[str, float] = {}  # key → when it was seen or written; single dict operations, so no lock
+
+    @cached_property
+    def source(self) -> Source:
+        """The source of entries whose objects lie here. Asks the catalog for its identity the first time."""
+        return Source(self._store.url, f"{self._prefix}{self._catalog.identity()}/", content_addressed=True)
+
+    def put(self, data: bytes) -> Stored:
+        """Store these bytes, unless they are there: where they lie.
+
+        Idempotent. `UsageError` above `MAX_OBJECT_BYTES`, else the store's errors.
+        """
+        if len(data) > MAX_OBJECT_BYTES:
+            raise UsageError(
+                f"an object of {len(data):,} bytes cannot be stored: the most is {MAX_OBJECT_BYTES:,}",
+                hint="Leave it where it is: snapshots without --pin refer to objects of any size.",
+            )
+        hex = content_etag(data)
+        stored = Stored(f"{self.source.prefix}{hex[:2]}/{hex[2:]}-{len(data)}", hex, len(data))
+        now = time.monotonic()
+        if now - self._fresh.get(stored.key, -REFRESH_AFTER_S) >= REFRESH_AFTER_S:
+            if not self._is_there(stored):
+                self._store.put(stored.key, data)
+            if len(self._fresh) >= _REMEMBERED:
+                self._fresh = {}
+            self._fresh[stored.key] = now
+        return stored
+
+    def _is_there(self, stored: Stored) -> bool:
+        """Whether it need not be written: it is there, whole, and so young that no garbage collection takes it."""
+        try:
+            found = self._store.head(stored.key)
+        except (ObjectNotFoundError, StoreAccessError):  # S3 denies it where a key may be written but not looked for
+            return False
+        return found.size_bytes == stored.size_bytes and time.time() - found.mtime_ns / 1e9 < REFRESH_AFTER_S
+
+    def close(self) -> None:
+        """Give back connections; a later call connects again."""
+        self._store.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_reopen, (self._catalog, self._settings, self._url))
+
+
+def parse_object_key(key: str) -> tuple[str, int] | None:
+    """Hash (32 hex digits) and size of what `ObjectWriter.put` stored under this key; None for another key."""
+    match = _KEY.fullmatch(key)
+    return None if match is None else (match[1] + match[2], int(match[3]))
+
+
+def _reopen(catalog: Catalog, settings: Settings, url: str) -> ObjectWriter:
+    return ObjectWriter(catalog, settings, url=url)
+
+
+def _place(settings: Settings, url: str) -> tuple[str, str]:
+    if url:
+        return split_url(url)
+    try:
+        return split_url(settings.require_objects())
+    except UsageError as exc:
+        raise SettingsError(f"DATACACHE_OBJECTS: {exc.message}", hint=exc.hint) from exc
