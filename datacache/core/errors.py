@@ -7,6 +7,9 @@ Exit codes and errnos are mapped at the edges (`dataset_cli/main.py`, `fuse_moun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class DatacacheError(Exception):
     """Root of every error this project raises on purpose."""
@@ -100,6 +103,35 @@ class PathNotFoundError(DatacacheError, FileNotFoundError):
         super().__init__(message, hint=hint)
         self.path = path
         self.ref = ref
+
+
+# --- annotations and images ----------------------------------------------------------------------------------------
+
+
+class AnnotationError(DatacacheError, ValueError):
+    """An annotation file cannot be used at all. `code` is the problem's (`annotations/problems.py`), `file` and `line`
+    say where (0: a line makes no sense)."""
+
+    def __init__(self, message: str, *, code: str, file: str, line: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.file = file
+        self.line = line
+
+
+class BrokenImageError(DatacacheError, ValueError):
+    """These bytes are no image that can be used: no known format, or its header is damaged or cut short."""
+
+
+# --- annotations and conversion -------------------------------------------------------------------------------------
+
+
+class ConversionError(DatacacheError):
+    """A conversion found problems that it was told not to pass over. `problems` are all of them."""
+
+    def __init__(self, message: str, *, problems: Sequence[Any] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.problems = tuple(problems)
 
 
 # --- the node: tiers, daemon, mounts -------------------------------------------------------------------------------

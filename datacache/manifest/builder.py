@@ -20,10 +20,13 @@ _UNSHOWABLE = re.compile(rb"(?:^|/)\.{0,2}(?:/|$)|\0|[^/]{256}")
 
 
 class ManifestBuilder:
-    """Takes entries in strictly ascending byte order of their paths; `finish()` gives the snapshot's id and root."""
+    """Takes entries in strictly ascending byte order of their paths; `finish()` gives the snapshot's id and root.
+
+    `sources` may grow until then.
+    """
 
     def __init__(self, sources: Sequence[Source], put_blobs: PutBlobs) -> None:
-        self._sources = tuple(sources)
+        self._sources = sources
         self._put_blobs = put_blobs
         self._pending: list[tuple[BlobId, bytes]] = []
         self._rows: list[Entry] = []
@@ -63,7 +66,7 @@ class ManifestBuilder:
         if self._rows:
             self._end_range()
         root = Root(
-            sources=self._sources,
+            sources=tuple(self._sources),
             ranges=tuple(self._ranges),
             files=self.files,
             markers=self.markers,

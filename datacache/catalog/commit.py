@@ -1,0 +1,73 @@
+"""The last step of whatever makes a snapshot: finish the manifest, and commit the record.
+
+Used by `catalog.create` and by conversions, imports and subsets. Nothing is visible before it, and all is after it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+
+from datacache.catalog.base import Catalog, tag_exists
+from datacache.catalog.refs import check_name, check_tag
+from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.model import BlobId, DatasetRecord, Lineage, Root, SnapshotRecord
+
+_SHOWN = 3
+
+
+def check_target(catalog: Catalog, name: str, tags: Sequence[str]) -> DatasetRecord | None:
+    """Before any work: whether a snapshot may be called so. The dataset, if there is one. `UsageError` for a bad name or
+    tag. A tag that is taken is seen only at the commit: the new snapshot may be the one that it names."""
+    check_name(name)
+    for tag in tags:
+        check_tag(tag)
+    return catalog.dataset(name)
+
+
+def commit_manifest(
+    catalog: Catalog,
+    builder: ManifestBuilder,
+    *,
+    name: str,
+    origin: str,
+    lineage: Lineage,
+    packs: Iterable[BlobId] = (),
+    tags: Sequence[str] = (),
+    move_tags: bool = False,
+    message: str = "",
+    warnings: Sequence[str] = (),
+) -> SnapshotRecord:
+    """Finish the manifest and make it the dataset's latest snapshot. Idempotent: the same entries give the same id.
+    `TagExistsError` if a tag names another snapshot."""
+    id, root = builder.finish(packs=packs)
+    dataset = catalog.dataset(name)
+    if dataset is not None and not move_tags:
+        for tag in tags:
+            if dataset.tags.get(tag, id) != id:
+                raise tag_exists(name, tag, dataset.tags[tag])
+    record = SnapshotRecord(
+        dataset=name,
+        id=id,
+        created_at=dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        origin=origin,
+        files=root.files,
+        total_bytes=root.total_bytes,
+        message=message,
+        parent=dataset.latest if dataset is not None and dataset.latest != id else None,
+        warnings=(*warnings, *_hidden_warning(root)),
+        lineage=lineage,
+    )
+    needs = [BlobId(bytes.fromhex(id)), *(info.blob for info in root.ranges), *root.packs]
+    return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs)
+
+
+def _hidden_warning(root: Root) -> tuple[str, ...]:
+    if not root.hidden:
+        return ()
+    names = ", ".join(repr(path.decode("utf-8", "backslashreplace")) for path in sorted(root.hidden)[:_SHOWN])
+    more = f" and {len(root.hidden) - _SHOWN:,} more" if len(root.hidden) > _SHOWN else ""
+    return (
+        f"{len(root.hidden):,} object(s) cannot be shown in a mount (a name that is also a folder's, or with an empty, "
+        f"'.', '..' or overlong part) but can be read by their exact path: {names}{more}",
+    )

@@ -1,0 +1,78 @@
+"""Files that a new snapshot brings with it: small ones go into packs, large ones to objects storage.
+
+Used by whatever makes snapshots with bytes of its own (conversions, imports, subsets). One thread. What goes into a pack
+depends on the order of the files alone and on where the caller ends packs, so the same input gives the same entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from datacache.catalog.objects import ObjectWriter
+from datacache.catalog.packs import PackWriter, content_etag, pack_key
+from datacache.manifest.builder import PutBlobs
+from datacache.manifest.model import PACKS, BlobId, Entry, Source
+
+SMALL_BYTES = 1 * 2**20
+"""A file up to this size is packed."""
+
+
+class _Packed(NamedTuple):
+    path: bytes
+    size_bytes: int
+    mtime_ns: int
+    etag: str
+    offset: int
+
+
+class NewFiles:
+    """Takes files and gives their entries. `sources` is the list that the manifest's builder has, and grows as needed."""
+
+    def __init__(self, sources: list[Source], put_blobs: PutBlobs, objects: Callable[[], ObjectWriter]) -> None:
+        self._sources = sources
+        self._writer = PackWriter(put_blobs)
+        self._open_objects = objects
+        self._objects: ObjectWriter | None = None
+        self._waiting: list[_Packed] = []
+        self.packs: list[BlobId] = []
+        """The packs that were ended, for `ManifestBuilder.finish`."""
+
+    @property
+    def objects(self) -> ObjectWriter:
+        """Where large files go, opened when the first one comes. `SettingsError` where none is set."""
+        if self._objects is None:
+            self._objects = self._open_objects()
+        return self._objects
+
+    def source(self, source: Source) -> int:
+        """A source's number in the manifest."""
+        if source not in self._sources:
+            self._sources.append(source)
+        return self._sources.index(source)
+
+    def add(self, path: str, data: bytes, mtime_ns: int) -> list[Entry]:
+        """Store a file under a path; entries that are ready now (this file's, or those of the pack that became full)."""
+        raw = path.encode("utf-8", "surrogateescape")
+        if len(data) > SMALL_BYTES:
+            stored = self.objects.put(data)
+            number = self.source(self.objects.source)
+            key = stored.key.encode("utf-8", "surrogateescape")
+            return [Entry(raw, len(data), mtime_ns, stored.hex, "", number, key)]
+        offset = self._writer.add(data)
+        self._waiting.append(_Packed(raw, len(data), mtime_ns, content_etag(data), offset))
+        return self.end_pack() if self._writer.full else []
+
+    def end_pack(self) -> list[Entry]:
+        """End the open pack, if it holds anything; the entries of its files."""
+        if not self._waiting:
+            return []
+        pack = self._writer.close()
+        self.packs.append(pack)
+        number = self.source(PACKS)
+        entries = [
+            Entry(file.path, file.size_bytes, file.mtime_ns, file.etag, "", number, pack_key(pack, file.offset))
+            for file in self._waiting
+        ]
+        self._waiting = []
+        return entries

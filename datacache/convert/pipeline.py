@@ -1,0 +1,273 @@
+"""Convert: from a snapshot to a snapshot with the same images and other annotation files.
+
+Used by `api.convert`. Images are entered by reference: the new manifest names the same objects under other paths. Labels
+are new small files in packs. Only image operations write images. Nothing is visible before the commit, a conversion that
+was killed can be run again, and the same input gives the same snapshot. One thread, and as many processes as there are
+processors for reading annotations and for image operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from datacache.annotations.classes import class_order
+from datacache.annotations.model import Annotation, Problem
+from datacache.annotations.table import Row, Table
+from datacache.catalog.base import Catalog
+from datacache.catalog.commit import check_target, commit_manifest
+from datacache.catalog.new_files import NewFiles
+from datacache.catalog.objects import ObjectWriter
+from datacache.convert.image_ops import Operations
+from datacache.convert.images import Image, process_images
+from datacache.convert.index import Reading, open_table, read_lists
+from datacache.convert.report import Report
+from datacache.convert.splits import Splits, stem
+from datacache.convert.targets import FORMATS, Target, open_target
+from datacache.core.errors import ConversionError, UsageError
+from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.sort import sorted_entries
+from datacache.reader.snapshot import Snapshot
+
+Progress = Callable[[str, int, int], None]
+"""What is being done, how many images of how many."""
+_IMAGE_FOLDERS = frozenset({"jpegimages", "images", "obj_train_data"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a conversion is asked for."""
+
+    to: str
+    name: str
+    reading: Reading = field(default_factory=Reading)
+    splits: Splits | None = None
+    """None: as the data set's own lists say, if it has any."""
+    classes: Sequence[str] | None = None
+    """Their order, and no others; None: the order of the previous version, new ones after it by name."""
+    skip_difficult: bool = False
+    keep_unannotated: bool = False
+    strict: bool = False
+    operations: Operations | None = None
+    tags: Sequence[str] = ()
+    move_tags: bool = False
+    message: str = ""
+
+
+class Conversion(NamedTuple):
+    """The result: the snapshot, and what was done."""
+
+    record: SnapshotRecord
+    report: Report
+
+
+def convert(
+    catalog: Catalog,
+    snapshot: Snapshot,
+    plan: Plan,
+    *,
+    open_objects: Callable[[], ObjectWriter],
+    processes: int | None = None,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> Conversion:
+    """Run a plan. `ConversionError` under `strict` with every problem, and nothing committed; `UsageError` for what cannot
+    be meant; the store's and the catalog's errors."""
+    if plan.to not in FORMATS:
+        raise UsageError(f"{plan.to!r} is no format to convert to", hint=f"There are: {', '.join(FORMATS)}.")
+    dataset = check_target(catalog, plan.name, plan.tags)
+    previous = catalog.snapshot(plan.name, dataset.latest) if dataset else None
+    table = open_table(snapshot, catalog, plan.reading, processes=processes, progress=progress)
+    report = Report(images=table.images)
+    splits = plan.splits
+    if splits is None:
+        splits, problems = read_lists(snapshot, plan.reading)
+        report.add(problems)
+    used = {label: boxes for label, (_images, boxes) in table.labels.items() if boxes}
+    order = class_order(used, plan.classes, _classes_of(previous))
+    target = open_target(plan.to, order, splits.names, origin=plan.reading.origin)
+    sources: list[Source] = list(snapshot.manifest.root.sources)
+    files = NewFiles(sources, catalog.put_blobs, open_objects)
+    builder = ManifestBuilder(sources, catalog.put_blobs)
+    images: Iterable[Image] = _images(snapshot, table, plan, splits, frozenset(order), report)
+    if plan.operations:
+        number = files.source(files.objects.source)
+        images = process_images(
+            snapshot, images, plan.operations, files.objects, number, processes=processes, report=report
+        )
+    report.add(table.problems_without_image())
+    for entry in sorted_entries(_write(images, target, files, report, progress)):
+        builder.add(entry)
+    report.problems.sort(key=lambda problem: (problem.file, problem.line))
+    if plan.strict and report.problems:
+        raise ConversionError(
+            f"{len(report.problems):,} problem(s) in {snapshot.record.ref}, and --strict allows none; nothing was made",
+            problems=report.problems,
+            hint="Mend the files named, or convert without --strict: problems are then repaired or left out, and listed.",
+        )
+    if not report.written:
+        raise ConversionError(
+            f"no image of {snapshot.record.ref} is left to write; nothing was made",
+            problems=report.problems,
+            hint="--keep-unannotated takes images that have no annotation.",
+        )
+    record = commit_manifest(
+        catalog,
+        builder,
+        name=plan.name,
+        origin=f"datacache://{snapshot.record.ref}",
+        lineage=Lineage("convert", _parameters(plan, splits, order), (f"{snapshot.record.dataset}@{snapshot.record.id}",)),
+        packs=files.packs,
+        tags=plan.tags,
+        move_tags=plan.move_tags,
+        message=plan.message,
+    )
+    return Conversion(record, report)
+
+
+def _images(
+    snapshot: Snapshot, table: Table, plan: Plan, splits: Splits, classes: frozenset[str], report: Report
+) -> Iterator[Image]:
+    """The images that go into the result, with what is left of their boxes."""
+    for row, number, entry in _with_entries(snapshot, table.rows()):
+        report.add(row.problems)
+        annotation = row.annotation
+        if annotation is None:
+            continue
+        annotated = bool(annotation.source)
+        if not annotated:
+            report.add([_unannotated(annotation, kept=plan.keep_unannotated)])
+            if not plan.keep_unannotated:
+                continue
+        split = splits.of(annotation.path)
+        if split is None:
+            message = f"{annotation.path} is in none of the lists of splits; it is left out"
+            report.add([Problem("not-in-split", "skipped", annotation.path, 0, message)])
+            continue
+        yield Image(_with_chosen_boxes(annotation, plan, classes, report), entry, number, split, annotated)
+
+
+def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[str], report: Report) -> Annotation:
+    boxes = annotation.boxes
+    if plan.skip_difficult and any(box.difficult for box in boxes):
+        boxes = tuple(box for box in boxes if not box.difficult)
+        report.difficult_left_out += len(annotation.boxes) - len(boxes)
+    if plan.classes is not None and not classes.issuperset(box.label for box in boxes):
+        for box in boxes:
+            if box.label not in classes:
+                message = f"the class {box.label!r} is not among those asked for; the object is left out"
+                report.add([Problem("class-unlisted", "skipped", annotation.source, box.line, message)])
+        boxes = tuple(box for box in boxes if box.label in classes)
+    return annotation if boxes is annotation.boxes else annotation._replace(boxes=boxes)
+
+
+def _write(
+    images: Iterable[Image], target: Target, files: NewFiles, report: Report, progress: Progress
+) -> Iterator[Entry]:
+    """The entries of the result, in no particular order."""
+    names = _Names()
+    newest = 0
+    for image in images:
+        annotation, entry = image.annotation, image.entry
+        relative, problems = names.give(annotation.path)
+        path = target.image_path(relative, image.split)
+        placed = annotation._replace(path=path)
+        own, more = target.add(placed, image.split, annotated=image.annotated)
+        report.add((*problems, *more))
+        yield entry._replace(path=path.encode("utf-8", "surrogateescape"))
+        for name, data in own:
+            yield from files.add(name, data, entry.mtime_ns)
+        newest = max(newest, entry.mtime_ns)
+        _count(report, image)
+        progress("writing", report.written, report.images)
+    for (name, data), problems in target.finish():
+        report.add(problems)
+        yield from files.add(name, data, newest)
+    yield from files.end_pack()
+
+
+def _count(report: Report, image: Image) -> None:
+    boxes = image.annotation.boxes
+    report.written += 1
+    report.boxes += len(boxes)
+    report.empty += image.annotated and not boxes
+    report.classes.update(box.label for box in boxes)
+    if image.split:
+        report.splits[image.split] += 1
+
+
+class _Names:
+    """Gives every image a path of its own in the result, unique without its extension: labels are named after it."""
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()  # hashes: a million paths are a hundred megabytes
+
+    def give(self, path: str) -> tuple[str, list[Problem]]:
+        """The path below the folder of images."""
+        relative = wanted = _relative(path)
+        count = 1
+        while (key := xxh3_64_intdigest(stem(relative).encode("utf-8", "surrogateescape"))) in self._taken:
+            base, dot, extension = wanted.rpartition(".")
+            suffix = f"_{extension}" if count == 1 and dot else f"_{count}"
+            relative, count = f"{base or wanted}{suffix}{dot}{extension if dot else ''}", count + 1
+        self._taken.add(key)
+        if relative == wanted:
+            return relative, []
+        message = f"another image is called like {path} but for its extension or folder; this one is now {relative}"
+        return relative, [Problem("image-renamed", "repaired", path, 0, message)]
+
+
+def _relative(path: str) -> str:
+    """A path without the folders that say nothing but that images are in it, and without an old split's folder."""
+    *folders, name = path.split("/")
+    kept = []
+    below_images = False
+    for folder in folders:
+        if folder.lower() in _IMAGE_FOLDERS:
+            below_images = True
+            continue
+        if below_images and folder in ("train", "val", "test"):
+            continue
+        kept.append(folder)
+    return "/".join([*kept, name])
+
+
+def _with_entries(snapshot: Snapshot, rows: Iterable[Row]) -> Iterator[tuple[Row, int, Entry]]:
+    """Each row with the manifest's row and entry of its image; both are in the order of paths. The entry names its object
+    by key, so that it can stand under any path."""
+    prefixes = [source.prefix.encode("utf-8", "surrogateescape") for source in snapshot.manifest.root.sources]
+    entries = enumerate(snapshot.manifest.entries())
+    for row in rows:
+        path = row.path.encode("utf-8", "surrogateescape")
+        number, entry = next(found for found in entries if found[1].path == path)
+        yield row, number, entry if entry.key is not None else entry._replace(key=prefixes[entry.source] + path)
+
+
+def _unannotated(annotation: Annotation, *, kept: bool) -> Problem:
+    if kept:
+        message = f"{annotation.path} has no annotation; it is kept as a background image"
+        return Problem("image-unannotated", "noted", annotation.path, 0, message)
+    message = f"{annotation.path} has no annotation; it is left out"
+    return Problem("image-unannotated", "skipped", annotation.path, 0, message)
+
+
+def _classes_of(record: SnapshotRecord | None) -> Sequence[str]:
+    """The class order of an earlier version, whose numbers must not change."""
+    if record is None or record.lineage is None:
+        return ()
+    return tuple(record.lineage.parameters.get("classes", ()))
+
+
+def _parameters(plan: Plan, splits: Splits, order: Sequence[str]) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"to": plan.to, "classes": list(order), **plan.reading.as_json()}
+    if splits.shares:
+        parameters |= {"split": dict(zip(splits.names, splits.shares, strict=True)), "seed": splits.seed}
+    elif splits.names:
+        parameters["split"] = "lists"
+    if plan.operations:
+        parameters["operations"] = plan.operations.as_json()
+    flags = ("skip_difficult", "keep_unannotated", "strict")
+    return parameters | {flag: True for flag in flags if getattr(plan, flag)}

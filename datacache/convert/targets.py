@@ -1,0 +1,226 @@
+"""Where the files of each format lie and what is in them: one target a format, fed image by image.
+
+Used by the pipeline. A target knows paths and bytes, nothing of snapshots or stores. Layouts:
+
+    yolo         images/[SPLIT/]x.jpg  labels/[SPLIT/]x.txt  data.yaml               (Ultralytics)
+    darknet      obj_train_data/[SPLIT/]x.jpg and x.txt  obj.names  obj.data  SPLIT.txt
+    coco         images/[SPLIT/]x.jpg  annotations/instances[_SPLIT].json
+    keras-yolo3  images/x.jpg  SPLIT.txt  classes.txt
+    voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
+
+One thread. Everything is deterministic: the same annotations in the same order give the same bytes.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Generic, Protocol, TypeVar
+
+from datacache.annotations import coco, keras_yolo, voc, yolo
+from datacache.annotations.model import Annotation, Problem
+from datacache.convert.splits import stem
+
+_AT_A_TIME = 200
+T = TypeVar("T")
+File = tuple[str, bytes]
+
+
+class Target(Protocol):
+    """One format being written. `annotation.path` is the image's path in the result, as `image_path` gave it."""
+
+    def image_path(self, relative: str, split: str) -> str:
+        """Where an image goes. `relative` is unique up to its extension."""
+        ...
+
+    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
+        """The files that belong to this image alone. `annotated` is false for a background image without annotation."""
+        ...
+
+    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
+        """The files that belong to all of them."""
+        ...
+
+
+class Yolo:
+    """Ultralytics: `labels` beside `images`, and `data.yaml`."""
+
+    def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
+        self._classes, self._splits = classes, splits
+        self._ids = {name: number for number, name in enumerate(classes)}
+
+    def image_path(self, relative: str, split: str) -> str:
+        """See `Target`."""
+        return _join("images", split, relative)
+
+    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:  # noqa: ARG002
+        """See `Target`."""
+        if not annotated:
+            return (), ()
+        label = f"labels{stem(annotation.path).removeprefix('images')}.txt"
+        return [(label, yolo.write(annotation, self._ids))], ()
+
+    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
+        """See `Target`."""
+        folders = {split: f"images/{split}" for split in self._splits} or {"train": "images", "val": "images"}
+        yield ("data.yaml", yolo.data_yaml(folders, self._classes)), ()
+
+
+class Darknet:
+    """Plain Darknet: labels beside the images, lists of images, `obj.names` and `obj.data`."""
+
+    def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
+        self._classes, self._splits = classes, splits
+        self._ids = {name: number for number, name in enumerate(classes)}
+        self._images = Spool[tuple[str, str]]()
+
+    def image_path(self, relative: str, split: str) -> str:
+        """See `Target`."""
+        return _join("obj_train_data", split, relative)
+
+    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
+        """See `Target`."""
+        self._images.append((split, annotation.path))
+        if not annotated:
+            return (), ()
+        return [(f"{stem(annotation.path)}.txt", yolo.write(annotation, self._ids))], ()
+
+    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
+        """See `Target`."""
+        yield ("obj.names", _lines(self._classes)), ()
+        lists = {split: f"{split}.txt" for split in self._splits} or {"train": "train.txt"}
+        yield ("obj.data", yolo.darknet_data(len(self._classes), lists)), ()
+        for split in self._splits or ("",):
+            yield (f"{split or 'train'}.txt", _lines(path for of, path in self._images if of == split)), ()
+
+
+class Coco:
+    """COCO detection: one JSON file a split."""
+
+    def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
+        self._classes, self._splits = classes, splits
+        self._annotations = Spool[tuple[str, Annotation]]()
+
+    def image_path(self, relative: str, split: str) -> str:
+        """See `Target`."""
+        return _join("images", split, relative)
+
+    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:  # noqa: ARG002
+        """See `Target`."""
+        # A file name in COCO is relative to the folder of its split's images.
+        name = annotation.path.removeprefix(_join("images", split, ""))
+        self._annotations.append((split, annotation._replace(path=name)))
+        return (), ()
+
+    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
+        """See `Target`."""
+        for split in self._splits or ("",):
+            chosen = (annotation for of, annotation in self._annotations if of == split)
+            data = b"".join(coco.write(chosen, self._classes))
+            yield (f"annotations/instances{f'_{split}' if split else ''}.json", data), ()
+
+
+class KerasYolo:
+    """keras-yolo3: one line an image, and the classes' names."""
+
+    def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
+        self._classes, self._splits = classes, splits
+        self._ids = {name: number for number, name in enumerate(classes)}
+        self._lines = Spool[tuple[str, bytes]]()
+
+    def image_path(self, relative: str, split: str) -> str:  # noqa: ARG002
+        """See `Target`."""
+        return _join("images", "", relative)
+
+    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:  # noqa: ARG002
+        """See `Target`."""
+        line, problems = keras_yolo.write_line(annotation, self._ids)
+        self._lines.append((split, line))
+        return (), problems
+
+    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
+        """See `Target`."""
+        yield ("classes.txt", _lines(self._classes)), ()
+        for split in self._splits or ("",):
+            yield (f"{split or 'train'}.txt", b"".join(line for of, line in self._lines if of == split)), ()
+
+
+class Voc:
+    """Pascal VOC: one XML file an image, and the lists of the splits."""
+
+    def __init__(self, splits: Sequence[str], *, origin: int) -> None:
+        self._splits, self._origin = splits, origin
+        self._images = Spool[tuple[str, str]]()
+
+    def image_path(self, relative: str, split: str) -> str:  # noqa: ARG002
+        """See `Target`."""
+        return _join("JPEGImages", "", relative)
+
+    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
+        """See `Target`."""
+        name = stem(annotation.path).removeprefix("JPEGImages/")
+        self._images.append((split, name))
+        if not annotated:
+            return (), ()
+        return [(f"Annotations/{name}.xml", voc.write(annotation, origin=self._origin))], ()
+
+    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
+        """See `Target`."""
+        for split in self._splits:
+            names = (name for of, name in self._images if of == split)
+            yield (f"ImageSets/Main/{split}.txt", _lines(names)), ()
+
+
+def open_target(format: str, classes: Sequence[str], splits: Sequence[str], *, origin: int) -> Target:
+    """The target of a format named as in `--to`."""
+    if format == "voc":
+        return Voc(splits, origin=origin)
+    kinds: dict[str, Callable[[Sequence[str], Sequence[str]], Target]] = {
+        "yolo": Yolo,
+        "darknet": Darknet,
+        "coco": Coco,
+        "keras-yolo3": KerasYolo,
+    }
+    return kinds[format](classes, splits)
+
+
+FORMATS = ("yolo", "darknet", "coco", "keras-yolo3", "voc")
+
+
+class Spool(Generic[T]):
+    """A list on disk (an unnamed file under `TMPDIR`) that can be read again and again: a million annotations are no
+    gigabytes of memory. One thread."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile()
+        self._part: list[T] = []
+
+    def append(self, item: T) -> None:
+        """Add at the end."""
+        self._part.append(item)
+        if len(self._part) >= _AT_A_TIME:
+            self._flush()
+
+    def __iter__(self) -> Iterator[T]:
+        if self._part:
+            self._flush()
+        at, end = 0, self._file.seek(0, 2)
+        while at < end:
+            self._file.seek(at)
+            part: list[T] = pickle.load(self._file)  # noqa: S301 - our own unnamed file
+            at = self._file.tell()
+            yield from part
+
+    def _flush(self) -> None:
+        self._file.seek(0, 2)
+        pickle.dump(self._part, self._file, pickle.HIGHEST_PROTOCOL)
+        self._part = []
+
+
+def _join(folder: str, split: str, relative: str) -> str:
+    return f"{folder}/{split}/{relative}" if split else f"{folder}/{relative}"
+
+
+def _lines(names: Iterable[str]) -> bytes:
+    return "".join(f"{name}\n" for name in names).encode("utf-8", "surrogateescape")
