@@ -109,13 +109,15 @@ class PathNotFoundError(DatacacheError, FileNotFoundError):
 
 
 class AnnotationError(DatacacheError, ValueError):
-    """An annotation file cannot be used at all. `code` is the problem's (`annotations/problems.py`), `file` and `line`
-    say where (0: a line makes no sense)."""
+    """An annotation or an image cannot be used at all. `code` is the problem's (`annotations/problems.py`), `file` and
+    `line` say where (0: a line makes no sense)."""
 
-    def __init__(self, message: str, *, code: str, file: str, line: int = 0, hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, code: str = "", file: str = "", line: int = 0, path: str = "", hint: str = ""
+    ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
-        self.file = file
+        self.file = file or path
         self.line = line
 
 
@@ -132,6 +134,18 @@ class ConversionError(DatacacheError):
     def __init__(self, message: str, *, problems: Sequence[Any] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.problems = tuple(problems)
+
+
+# --- imports ---------------------------------------------------------------------------------------------------------
+
+
+class ImportFailedError(DatacacheError):
+    """What was to be imported cannot be taken as it is (lines that failed, an archive that is damaged or unsafe), and
+    nothing was committed. `failures` says how many lines."""
+
+    def __init__(self, message: str, *, failures: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.failures = failures
 
 
 # --- the node: tiers, daemon, mounts -------------------------------------------------------------------------------
@@ -157,15 +171,7 @@ class MountError(DatacacheError, OSError):
     """A mount, unmount or hand-over failed."""
 
 
-# --- annotations and folders ---------------------------------------------------------------------------------------
-
-
-class AnnotationError(DatacacheError, ValueError):
-    """An annotation or an image cannot be used: broken, truncated, too large. `path` names the file."""
-
-    def __init__(self, message: str, *, path: str = "", hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.path = path
+# --- folders -------------------------------------------------------------------------------------------------------
 
 
 class ExportError(DatacacheError, OSError):

@@ -1,0 +1,70 @@
+"""What can be wrong with annotations and images: every code of a `Problem`, and those that many callers name.
+
+`PROBLEMS` is the one list. docs/ANNOTATIONS.md has the same codes and sentences with what is done about each, and a
+test holds the two together; readers, writers and conversions use no code that is not here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from datacache.annotations.model import Problem
+from datacache.core.errors import AnnotationError, BrokenImageError
+
+PROBLEMS: Final[dict[str, str]] = {
+    # Files that cannot be read, or only after something was mended.
+    "xml-broken": "The XML is not well-formed: cut short, empty, or no XML at all",
+    "xml-entities": "The XML declares entities, or uses some that were declared elsewhere",
+    "xml-doctype": "The XML has a document type declaration",
+    "xml-namespace": "The XML uses namespaces",
+    "not-voc": "The XML is no Pascal VOC annotation",
+    "file-too-large": "The file is larger, deeper or has more objects than any annotation of one image",
+    "encoding": "The bytes are not in the encoding that the file declares, or not in UTF-8 when it declares none",
+    # Elements of a file.
+    "element-repeated": "An element that counts once is there several times",
+    "element-ignored": "An object has an element with elements of its own that mean nothing here (polygons, for one)",
+    "part-ignored": "An object has `<part>` boxes",
+    "flag-text": "A flag (difficult, truncated, occluded) is neither 0 nor 1, true nor false, `Unspecified` nor empty",
+    # The image's size and orientation.
+    "size-text": "The image's size is given as something that is no whole number above 0",
+    "size-missing": "The image's size is not given, or as 0",
+    "size-wrong": "The size that is given is not the image's",
+    "exif-orientation": "The boxes were drawn on the image as it is stored, and its EXIF orientation turns it",
+    "exif-ambiguous": "The image has an EXIF orientation, and the size does not tell whether the boxes follow it",
+    # Boxes.
+    "box-missing": "An object has no box, or a box without one of its coordinates",
+    "box-text": "A coordinate is not a number",
+    "box-not-finite": "A coordinate is `nan` or infinite",
+    "box-reversed": "A box has its left and right, or its top and bottom, the wrong way round",
+    "box-clipped": "A box lies partly outside its image",
+    "box-outside": "A box lies wholly outside its image",
+    "box-empty": "A box has no area (or none that six decimals could say)",
+    # Labels.
+    "label-empty": "A label is missing or empty",
+    "label-spaces": "A label has spaces around it",
+    "label-characters": "A label has line breaks, control characters or halves of characters in it",
+    # Images.
+    "image-broken": "The image is empty, of no known format, or its header is damaged",
+    "image-truncated": "The image ends before its end",
+}
+"""Code → what it is."""
+
+
+def unusable_file(error: AnnotationError) -> Problem:
+    """The line of a report for an annotation file that could not be used."""
+    return Problem(error.code, "skipped", error.file, error.line, f"{error.message}; the file is left out")
+
+
+def broken_image(path: str, error: BrokenImageError) -> Problem:
+    """The line for an image whose header `image_header.read_header` refused."""
+    return Problem("image-broken", "skipped", path, 0, f"{error.message}; the image is left out")
+
+
+def truncated_image(path: str) -> Problem:
+    """The line for an image whose header says `complete=False`."""
+    return Problem("image-truncated", "skipped", path, 0, "the image ends before its end; it is left out")
+
+
+def quote(text: str) -> str:
+    """A value for a message: quoted, and not longer than 60 characters."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}…")
