@@ -20,9 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from datacache.core.budget import ByteBudget
 from datacache.core.errors import DaemonError
 from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
-from datacache.daemon.budget import ByteBudget
 from datacache.store.base import ObjectStore
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.tier import Block
