@@ -1,0 +1,204 @@
+"""VOC → YOLO labels: `dsctl convert` against a naive script, Datumaro, Supervision and pylabel.
+
+Ours starts from a snapshot whose objects are on the node: the object server is stopped before. It opens every image for
+its size, checks every box, and ends in a snapshot; its CPU time includes what the daemon does for it. "again" is a second
+conversion of the same snapshot, whose annotations the catalog has by then. The others read the same files from the
+local disk and write labels only, no images. Memory is the sum of the resident sets of all processes of a tool, without
+the daemon. All run in turn, each round in a fresh home; times are medians, memory the largest.
+
+Afterwards every label of ours, and of the naive script, is compared with one computed from the boxes the data set was
+made from. "off by" is the largest distance of a number from that, in pixels: conventions (is the first pixel 0 or 1?) and
+digits. Peers are installed on first use, each in a virtual environment of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.environments import (
+    DATUMARO,
+    PYLABEL,
+    SUPERVISION,
+    Environments,
+    Peer,
+    PeerUnavailableError,
+    add_peers_option,
+    environments,
+)
+from benchmarks.harness import Home, Table, Workspace, parser, ratio
+from benchmarks.usage import Usage, measured, middle
+from benchmarks.voc_data import LABELS, VocImage, voc_images, write_voc
+from benchmarks.voc_to_yolo import __file__ as script
+
+OURS, AGAIN, NAIVE = "dsctl convert", "dsctl convert, again", "naive script"
+PEERS = (DATUMARO, SUPERVISION, PYLABEL)
+HALF_A_DIGIT = 0.5e-6 + 1e-9
+"""How far a number written with 6 decimals may be from the exact one."""
+
+
+class Labels(NamedTuple):
+    """What a tool's label files hold, against what they should."""
+
+    files: int
+    boxes: int
+    off_by_px: float
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--images", type=int, default=5_000)
+    arguments.add_argument("--boxes", type=int, default=52_000)
+    arguments.add_argument("--rounds", type=int, default=3)
+    add_peers_option(arguments)
+    args = arguments.parse_args()
+    if args.quick:
+        args.images, args.boxes, args.rounds = 60, 600, 1
+    pythons, missing = pythons_of(environments(args))
+    with Workspace(args.dir) as work:
+        images = {image.name: image for image in voc_images(args.images, args.boxes)}
+        server = work.s3()
+        folder = server.make_bucket("faces")
+        write_voc(folder, images.values())
+        homes = [warm_home(work, number, server.env(), folder) for number in range(args.rounds)]
+        voc = work.path / "voc"
+        folder.rename(voc)  # whoever asks the server now, fails
+        server.close()
+        (voc / "labelmap.txt").write_text(labelmap())
+        runs: dict[str, list[Usage]] = {}
+        labels: dict[str, Labels] = {}
+        for home in homes:
+            for name, usage, found in one_round(work, home, voc, images, pythons):
+                runs.setdefault(name, []).append(usage)
+                labels[name] = found
+            home.close()
+        report(args.images, args.boxes, runs, labels, missing)
+
+
+def pythons_of(environments: Environments) -> tuple[dict[Peer, Path], dict[Peer, str]]:
+    """The Python of each peer's environment; for a peer that cannot be had, why."""
+    pythons, missing = {}, {}
+    for peer in PEERS:
+        try:
+            pythons[peer] = environments.bin(peer) / "python"
+        except PeerUnavailableError as exc:
+            missing[peer] = str(exc)
+    return pythons, missing
+
+
+def labelmap() -> str:
+    """Datumaro wants classes other than Pascal's declared in the folder."""
+    rows = [f"{label}:{number * 20},0,0::" for number, label in enumerate(("background", *LABELS))]
+    return "\n".join(["# label:color_rgb:parts:actions", *rows, ""])
+
+
+def warm_home(work: Workspace, number: int, env: dict[str, str], folder: Path) -> Home:
+    """A home that has all objects of the snapshot `faces`, and has not converted anything."""
+    size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    home = work.home(f"home-{number}", env, ssd_bytes=2 * size_bytes + 2**28)
+    home.dsctl("snapshot", "create", "faces", "--from", "s3://faces")
+    home.dsctl("warm", "faces@latest", "--wait")
+    return home
+
+
+def one_round(
+    work: Workspace, home: Home, voc: Path, images: dict[str, VocImage], pythons: dict[Peer, Path]
+) -> Iterator[tuple[str, Usage, Labels]]:
+    """Each tool once: its name, what it cost, what it wrote."""
+    dsctl = Path(sys.executable).with_name("dsctl")
+
+    def by_script(tool: str, python: str | Path) -> tuple[Usage, Labels]:
+        out = work.folder("labels")
+        usage = measured([python, "-P", script, tool, voc, out])
+        found = check(images, label_files(out), strict=tool == "naive")
+        shutil.rmtree(out)
+        return usage, found
+
+    def by_us(name: str) -> tuple[Usage, Labels]:
+        command = [dsctl, "convert", "faces@latest", "--to", "yolo", "--as", name]
+        usage = measured(command, env=home.env, beside=home.processes)
+        return usage, check(images, snapshot_labels(home, name), strict=True)
+
+    yield NAIVE, *by_script("naive", sys.executable)
+    yield OURS, *by_us("faces-yolo")
+    yield AGAIN, *by_us("faces-yolo-again")
+    for peer, python in pythons.items():
+        yield str(peer), *by_script(peer.name, python)
+
+
+def label_files(out: Path) -> Iterator[tuple[str, str]]:
+    """Name and content of the label files below a folder."""
+    for path in out.rglob("*.txt"):
+        yield path.stem, path.read_text()
+
+
+def snapshot_labels(home: Home, name: str) -> Iterator[tuple[str, str]]:
+    """Name and content of the label files of a snapshot."""
+    with home.environment():
+        from datacache import open_snapshot
+
+        with open_snapshot(name) as snapshot:
+            for path in snapshot.paths():
+                if path.startswith("labels/"):
+                    yield Path(path).stem, snapshot.read(path).decode()
+
+
+def check(images: dict[str, VocImage], found: Iterable[tuple[str, str]], *, strict: bool) -> Labels:
+    """Compare label files with the images' boxes. With `strict` anything but the exact numbers to 6 decimals, every box
+    in its place and with its class, ends the benchmark."""
+    files = boxes = 0
+    off_by_px = 0.0
+    for name, text in found:
+        image = images.get(name)
+        if image is None:
+            continue  # a list of images, not labels
+        rows = [[float(word) for word in line.split()] for line in text.splitlines()]
+        files += 1
+        boxes += len(rows)
+        if strict and len(rows) != len(image.boxes):
+            raise SystemExit(f"{name}.txt has {len(rows)} boxes instead of {len(image.boxes)}")
+        for row, box in zip(rows, image.boxes, strict=False):
+            wide, high = image.width, image.height
+            exact = (
+                (box.xmin + box.xmax) / 2 / wide, (box.ymin + box.ymax) / 2 / high,
+                (box.xmax - box.xmin) / wide, (box.ymax - box.ymin) / high,
+            )  # fmt: skip
+            off_by = [abs(number - right) for number, right in zip(row[1:], exact, strict=True)]
+            if strict and (row[0] != LABELS.index(box.label) or max(off_by) > HALF_A_DIGIT):
+                raise SystemExit(f"{name}.txt says {row}, right is {LABELS.index(box.label)} {exact}")
+            off_by_px = max(off_by_px, off_by[0] * wide, off_by[1] * high, off_by[2] * wide, off_by[3] * high)
+    if strict and files != len(images):
+        raise SystemExit(f"{files} label files instead of {len(images)}")
+    return Labels(files, boxes, off_by_px)
+
+
+def report(
+    images: int, boxes: int, runs: dict[str, list[Usage]], labels: dict[str, Labels], missing: dict[Peer, str]
+) -> None:
+    """The tables."""
+    naive = middle(runs[NAIVE])
+    cost = Table(
+        f"VOC → YOLO labels, {images:,} images, {boxes:,} boxes",
+        "", "CPU s", "/ naive", "wall s", "/ naive", "peak MiB", "anonymous MiB",
+    )  # fmt: skip
+    written = Table("what was written", "", "label files", "boxes", "off by, px")
+    for name, usages in runs.items():
+        usage = middle(usages)
+        cost.row(
+            name, usage.cpu_s, ratio(usage.cpu_s, naive.cpu_s), usage.seconds, ratio(usage.seconds, naive.seconds),
+            usage.peak_mib, usage.anonymous_mib,
+        )  # fmt: skip
+        written.row(name, labels[name].files, labels[name].boxes, f"{labels[name].off_by_px:.6f}")
+    for peer in missing:
+        cost.row(str(peer), *[None] * 6)
+    cost.print()
+    written.print()
+    for peer, reason in missing.items():
+        print(f"{peer} was not measured: {reason}")
+
+
+if __name__ == "__main__":
+    main()
