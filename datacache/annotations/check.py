@@ -3,8 +3,8 @@
 Every format goes through `check`, so a box outside its image is treated alike wherever it came from: an annotation that
 leaves here has only finite boxes with an area inside the image, and every box that came in is in it or in a problem.
 
-Used by the annotation table and by conversions. Pure, any thread; it runs for every image, hence the short way for clean
-boxes.
+Used by the annotation table and by conversions. Pure, any thread; it runs for every image, hence the short way for
+clean boxes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from datacache.annotations.problems import quote
 SLACK_PX: Final = 1e-3
 SLACK_RELATIVE: Final = 1e-6
 """How far an edge may lie outside without a report, and how thin a box is none: `SLACK_PX` plus this part of the
-image's side. YOLO's six decimals move an edge by up to 0.75e-6 of the side, and write a box below 0.5e-6 as one of width 0."""
+image's side. YOLO's six decimals move an edge by up to 0.75e-6 of the side, and write a box below 0.5e-6 of it as
+one of width 0."""
 
 
 def check(
@@ -120,8 +121,8 @@ def _oriented(draft: Draft, header: ImageHeader, path: str, problems: list[Probl
         report(
             "exif-ambiguous",
             "noted",
-            f"{path} has EXIF orientation {header.orientation}, and the size does not tell whether the boxes were drawn "
-            "on the image as it is displayed; they are taken so",
+            f"{path} has EXIF orientation {header.orientation}, and the size does not tell whether the boxes were "
+            "drawn on the image as it is displayed; they are taken so",
         )
     return draft.boxes
 
