@@ -1,14 +1,14 @@
 """VOC → YOLO labels: `dsctl convert` against a naive script, Datumaro, Supervision and pylabel.
 
-Ours starts from a snapshot whose objects are on the node: the object server is stopped before. It opens every image for
-its size, checks every box, and ends in a snapshot; its CPU time includes what the daemon does for it. "again" is a second
-conversion of the same snapshot, whose annotations the catalog has by then. The others read the same files from the
-local disk and write labels only, no images. Memory is the sum of the resident sets of all processes of a tool, without
-the daemon. All run in turn, each round in a fresh home; times are medians, memory the largest.
+Ours starts from a snapshot whose objects are on the node: the object server is stopped before. It opens every image
+for its size, checks every box, and ends in a snapshot; its CPU time includes what the daemon does for it. "again"
+is a second conversion of the same snapshot, whose annotations the catalog has by then. The others read the same
+files from the local disk and write labels only, no images. Memory is the sum of the resident sets of all processes
+of a tool, without the daemon. All run in turn, each round in a fresh home; times are medians, memory the largest.
 
-Afterwards every label of ours, and of the naive script, is compared with one computed from the boxes the data set was
-made from. "off by" is the largest distance of a number from that, in pixels: conventions (is the first pixel 0 or 1?) and
-digits. Peers are installed on first use, each in a virtual environment of its own.
+Afterwards every label of ours, and of the naive script, is compared with one computed from the boxes the data set
+was made from. "off by" is the largest distance of a number from that, in pixels: conventions (is the first pixel 0
+or 1?) and digits. Peers are installed on first use, each in a virtual environment of its own.
 """
 
 from __future__ import annotations

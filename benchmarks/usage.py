@@ -1,8 +1,8 @@
 """What a command costs: seconds, CPU time and memory of its process and all that it starts.
 
-CPU time is what the kernel accounted to the process and the children it waited for (wait4(2)), so nothing that ran for a
-millisecond is missed. Memory is sampled: every few milliseconds the resident sets of the process and its descendants are
-added up (proc(5), `status`), pages they share counted once for each.
+CPU time is what the kernel accounted to the process and the children it waited for (wait4(2)), so nothing that ran
+for a millisecond is missed. Memory is sampled: every few milliseconds the resident sets of the process and its
+descendants are added up (proc(5), `status`), pages they share counted once for each.
 """
 
 from __future__ import annotations

@@ -1,0 +1,289 @@
+"""Versions: what another snapshot costs, in time and in catalog bytes, and what a diff costs.
+
+First a folder of small files of which 1 % at random are rewritten each round. `dsctl snapshot create` of it against
+hashing all of it (XXH3, in this process, one thread and two) and against `dvc add`; then `snapshot diff` of the
+last two versions against `dvc diff`. Everybody finds the files in the page cache. DVC works without git while it
+adds, and its two versions are committed to git for its diff. It is installed on first use, in a virtual environment
+of its own.
+
+Then catalogs with versions of a large data set whose ETags are random, as S3's are: each adds files under a new
+prefix, or each changes files at random. Bytes are those of the stored blobs, and of the database's files. SQLite,
+and MongoDB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+import xxhash
+
+from benchmarks.dvc import Dvc
+from benchmarks.environments import DVC, PeerUnavailableError, add_peers_option, environments
+from benchmarks.harness import Home, Table, Workspace, parser, ratio, timed
+from benchmarks.usage import Usage, measured
+from datacache.api import open_catalog
+from datacache.catalog.base import Catalog
+from datacache.catalog.commit import commit_manifest
+from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.model import BlobId, Entry, Lineage, Source
+from datacache.manifest.reader import Manifest
+from tests.servers import Mongod
+
+FILES_OF_A_FOLDER = 1_000
+ADDED, CHANGED = "each adds files under a new prefix", "each changes files at random"
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--files", type=int, default=100_000, help="files of the folder; 0: leave that part out")
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--entries", type=int, default=1_000_000, help="of the large data set; 0: leave it out")
+    arguments.add_argument("--changes", type=int, default=1_000, help="of each of its versions")
+    arguments.add_argument("--versions", type=int, default=10)
+    add_peers_option(arguments)
+    args = arguments.parse_args()
+    if args.quick:
+        args.files, args.rounds, args.entries, args.changes, args.versions = 500, 1, 5_000, 5, 3
+    with Workspace(args.dir) as work:
+        if args.files:
+            measure_folder(work, args.files, args.rounds, dvc_of(args))
+        if args.entries:
+            measure_space(work, args.entries, args.changes, args.versions)
+
+
+def dvc_of(args: argparse.Namespace) -> Path | None:
+    """DVC's programs, if they can be had."""
+    try:
+        return environments(args).bin(DVC)
+    except PeerUnavailableError as exc:
+        print(f"{DVC} is not measured: {exc}")
+        return None
+
+
+# --- a folder ---
+
+
+def measure_folder(work: Workspace, files: int, rounds: int, programs: Path | None) -> None:
+    """Snapshots of a folder that changes, against hashing and DVC."""
+    repository = work.folder("repository")
+    tree, chance = repository / "data", random.Random(0)
+    paths = make_small_files(tree, files, chance)
+    home = work.home("folder-home")
+    dvc = Dvc(programs, repository, tree.name) if programs is not None else None
+
+    def create() -> None:
+        home.dsctl("snapshot", "create", "files", "--from", f"file://{tree}")
+
+    actions: dict[str, Callable[[], object]] = {
+        "dsctl snapshot create": create,
+        "XXH3 of all, 1 thread": lambda: hash_all(tree, 1),
+        "XXH3 of all, 2 threads": lambda: hash_all(tree, 2),
+    }
+    if dvc is not None:
+        actions["dvc add"] = dvc.add
+    first = {name: timed(action) for name, action in actions.items()}
+    later: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(rounds):
+        before = latest(home, "files")
+        changed = chance.sample(paths, max(1, files // 100))
+        for path in changed:
+            path.write_bytes(chance.randbytes(path.stat().st_size))
+        for name, action in actions.items():
+            later[name].append(timed(action))
+        after = latest(home, "files")
+
+    table = Table(f"{files:,} small files, {len(changed):,} changed", "", "first, s", "changed, s", "ours /")
+    ours = median(later["dsctl snapshot create"])
+    for name, seconds in later.items():
+        table.row(name, first[name], median(seconds), ratio(ours, median(seconds)))
+    table.print()
+
+    diffs = Table("what changed between the last two versions", "", "seconds", "ours /", "peak MiB")
+    diff = snapshot_diff(home, before, after, changed=len(changed), rounds=rounds)
+    diffs.row("dsctl snapshot diff", diff.seconds, None, diff.peak_mib)
+    if dvc is not None:
+        dvc.track()
+        found: list[str] = []
+        seconds = median(timed(lambda: found.append(dvc.diff())) for _ in range(rounds))
+        files_changed = [item for item in json.loads(found[0])["modified"] if not item["path"].endswith("/")]
+        if len(files_changed) != len(changed):
+            raise SystemExit(f"dvc diff says {len(files_changed)} instead of {len(changed)}")
+        diffs.row("dvc diff", seconds, ratio(diff.seconds, seconds), None)
+    diffs.print()
+
+    with home.environment():
+        catalog = open_catalog()
+        old, new = blobs_of(catalog, before), blobs_of(catalog, after)
+        catalog.close()
+    written = {id: size for id, size in new.items() if id not in old}
+    bytes_table = Table("the last version's manifest", "", "blobs", "bytes")
+    bytes_table.row("all", len(new), sum(new.values()))
+    bytes_table.row("written", len(written), sum(written.values()))
+    bytes_table.row("written / all", len(written) / len(new), sum(written.values()) / sum(new.values()))
+    bytes_table.print()
+
+
+def make_small_files(root: Path, count: int, chance: random.Random) -> list[Path]:
+    """Files of 1 to 3 KB, a thousand in a folder."""
+    paths = []
+    for number in range(count):
+        if number % FILES_OF_A_FOLDER == 0:
+            folder = root / f"{number // FILES_OF_A_FOLDER:04}"
+            folder.mkdir(parents=True)
+        path = folder / f"{number:07}.bin"
+        path.write_bytes(chance.randbytes(chance.randrange(1_000, 3_000)))
+        paths.append(path)
+    return paths
+
+
+def hash_all(root: Path, threads: int) -> None:
+    """XXH3-128 of every file of a tree."""
+    paths = list(_walk(str(root)))
+
+    def digests(part: list[str]) -> list[bytes]:
+        found = []
+        for path in part:
+            with open(path, "rb", buffering=0) as file:
+                found.append(xxhash.xxh3_128_digest(file.read()))
+        return found
+
+    if threads == 1:
+        digests(paths)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(digests, (paths[number::threads] for number in range(threads))))
+
+
+def _walk(folder: str) -> Iterator[str]:
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(entry.path)
+        else:
+            yield entry.path
+
+
+# --- a large data set ---
+
+
+def measure_space(work: Workspace, entries: int, changes: int, versions: int) -> None:
+    """Catalogs with many versions, on both databases."""
+    table = Table(
+        f"{versions} versions of {entries:,} entries, {changes:,} changes each",
+        "", "first, MB", "all, MB", "all / first", "database, first", "all", "diff of two, s", "peak MiB",
+    )  # fmt: skip
+    with Mongod(work.path / "mongod") as mongod:
+        for series in (ADDED, CHANGED):
+            for name in ("SQLite", "MongoDB"):
+                settings = {"catalog": mongod.database_url()} if name == "MongoDB" else {}
+                home = work.home(f"{name}-{series.split()[1]}", **settings)
+                table.row(f"{name}, {series}", *space_of(home, series, entries, changes, versions))
+                home.close()
+    table.print()
+
+
+def space_of(home: Home, series: str, entries: int, changes: int, versions: int) -> tuple[float | str | None, ...]:
+    """The cells of one catalog's row."""
+    ids: list[str] = []
+    blobs: dict[BlobId, int] = {}
+    sizes, databases = [], []
+    with home.environment():
+        catalog = open_catalog()
+        for rows in versions_of(series, entries, changes, versions):
+            ids.append(commit(catalog, rows))
+            blobs |= blobs_of(catalog, ids[-1])
+            sizes.append(sum(blobs.values()) / 1e6)
+            databases.append(database_bytes(home) / 1e6)
+        catalog.close()
+    expected = {"added" if series == ADDED else "changed": changes}
+    diff = snapshot_diff(home, ids[0], ids[1], rounds=3, name="many", **expected)
+    return (
+        sizes[0], sizes[-1], ratio(sizes[-1], sizes[0]), databases[0], databases[-1], diff.seconds, diff.peak_mib
+    )  # fmt: skip
+
+
+def versions_of(series: str, entries: int, changes: int, versions: int) -> Iterator[list[Entry]]:
+    """The entries of each version, in path order; the same list again and again."""
+    chance = random.Random(0)
+    rows = [
+        _random_entry(chance, f"images/{number // FILES_OF_A_FOLDER:05}/{number:08}.jpg") for number in range(entries)
+    ]
+    yield rows
+    for version in range(1, versions):
+        if series == ADDED:
+            rows += [_random_entry(chance, f"later-{version:03}/{number:08}.jpg") for number in range(changes)]
+        else:
+            for row in chance.sample(range(entries), changes):
+                rows[row] = _random_entry(chance, rows[row].path.decode())
+        yield rows
+
+
+def _random_entry(chance: random.Random, path: str) -> Entry:
+    mtime_ns = (1_700_000_000 + chance.randrange(30_000_000)) * 10**9  # S3 gives seconds
+    return Entry(path.encode(), chance.randrange(20_000, 300_000), mtime_ns, chance.randbytes(16).hex())
+
+
+def commit(catalog: Catalog, rows: list[Entry]) -> str:
+    """Make these entries the latest snapshot of `many`; its id."""
+    builder = ManifestBuilder([Source("s3://many", "")], catalog.put_blobs)
+    for row in rows:
+        builder.add(row)
+    record = commit_manifest(catalog, builder, name="many", origin="s3://many/", lineage=Lineage("create", {}))
+    return record.id
+
+
+def database_bytes(home: Home) -> int:
+    """The size of a home's database, everything written down."""
+    url = home.env.get("DATACACHE_CATALOG", "")
+    if url.startswith("mongodb://"):
+        import pymongo
+
+        client: pymongo.MongoClient[dict[str, object]]
+        with pymongo.MongoClient(url) as client:
+            client.admin.command("fsync")
+            stats = client.get_default_database().command("dbStats")
+            return int(stats["totalSize"])
+    file = home.path / "catalog.db"
+    connection = sqlite3.connect(file)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    connection.close()
+    return file.stat().st_size
+
+
+# --- both ---
+
+
+def latest(home: Home, name: str) -> str:
+    """The whole id of a dataset's latest snapshot."""
+    id: str = json.loads(home.dsctl("snapshot", "show", name, "--json"))["id"]
+    return id
+
+
+def blobs_of(catalog: Catalog, id: str) -> dict[BlobId, int]:
+    """The blobs of a snapshot's manifest with their stored sizes."""
+    ids = [info.blob for info in Manifest.open(id, catalog.get_blobs).root.ranges]
+    return {blob: len(data) for blob, data in catalog.get_blobs([BlobId(bytes.fromhex(id)), *ids]).items()}
+
+
+def snapshot_diff(home: Home, before: str, after: str, *, rounds: int, name: str = "files", **expected: int) -> Usage:
+    """`dsctl snapshot diff` of two snapshots, the run of median length; a wrong answer ends the benchmark."""
+    dsctl = Path(sys.executable).with_name("dsctl")
+    command = [dsctl, "snapshot", "diff", f"{name}@{before}", f"{name}@{after}", "--json"]
+    runs = [measured(command, env=home.env) for _ in range(rounds)]
+    found = json.loads(runs[0].output)
+    for kind in ("added", "removed", "changed"):
+        if found["counts"][kind] != expected.get(kind, 0):
+            raise SystemExit(f"the diff says {found['counts']} instead of {expected}")
+    return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+
+
+if __name__ == "__main__":
+    main()
