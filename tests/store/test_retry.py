@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -11,7 +12,7 @@ from datacache.core.errors import ObjectChangedError, StoreAccessError, StoreUna
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.memory import MemoryStore
-from datacache.store.retry import LONGEST_WAIT_S, Backoff, RetryingStore, retry
+from datacache.store.retry import LONGEST_WAIT_S, TELL_AFTER_S, Backoff, RetryingStore, retry
 
 _names = itertools.count()
 
@@ -143,6 +144,39 @@ def test_a_call_is_made_until_it_is_answered() -> None:
 
     assert retry(call, 60.0, sleep=slept.append) == "done"
     assert len(slept) == 4
+
+
+def test_a_call_that_takes_long_tells_once_why_and_how_much_longer() -> None:
+    clock = Clock()
+    told: list[tuple[str, float, float]] = []
+    backoff = Backoff(
+        30.0, clock=clock, jitter=lambda: 1.0, tell=lambda exc, left: told.append((exc.message, left, clock.now))
+    )
+    with suppress(StoreUnavailableError):
+        while True:
+            clock.sleep(backoff.wait_s(StoreUnavailableError("down")))
+    [(message, left, when)] = told
+    assert message == "down"
+    assert when <= TELL_AFTER_S
+    assert left == 30.0 - when
+
+
+def test_an_outage_is_logged_once_and_the_next_one_again(
+    flaky: Flaky, store: RetryingStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datacache.store.retry.TELL_AFTER_S", 0.0)
+    flaky.error = StoreUnavailableError("it refuses connections")
+    flaky.put("a", b"")
+    for _ in range(2):
+        caplog.clear()
+        flaky.failures = 4
+        store.head("a")
+        assert [record.getMessage() for record in caplog.records] == [
+            "it refuses connections; it is asked again for 60 s"
+        ]
+    caplog.clear()
+    store.head("a")
+    assert caplog.records == []
 
 
 def test_a_broken_listing_goes_on_after_the_last_key_it_gave(flaky: Flaky, store: RetryingStore) -> None:
