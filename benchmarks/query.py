@@ -37,7 +37,7 @@ def main() -> None:
             for image in voc_images(args.images, boxes)
         )
         table = Table(
-            f"{args.images:,} images, {boxes:,} boxes: {expected:,} with {AT_LEAST} {LABEL} and {MIN_WIDTH} pixels wide",
+            f"{args.images:,} images, {boxes:,} boxes: {expected:,} with {AT_LEAST} {LABEL}, {MIN_WIDTH} wide",
             "", "seconds", "CPU s", "peak MiB",
         )  # fmt: skip
 
