@@ -10,11 +10,15 @@ fails for a database that is away.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from datacache.core.errors import SnapshotNotFoundError, TagExistsError
+from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError, TagExistsError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
+
+REFRESH_AFTER_S = 3600
+"""A blob that is put again counts as put now if its time is older than this: hardly ever a write, and what a creation
+under way has put is never much older than the creation."""
 
 
 class Catalog(Protocol):
@@ -24,7 +28,9 @@ class Catalog(Protocol):
     """Where it is, for messages: without password."""
 
     def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
-        """Store blobs (already compressed); those that are there already are left alone."""
+        """Store blobs (already compressed). Of those that are there already only the time is noted, from which
+        garbage collection counts (see `REFRESH_AFTER_S`).
+        """
         ...
 
     def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
@@ -33,13 +39,24 @@ class Catalog(Protocol):
         """
         ...
 
-    def commit(self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False) -> SnapshotRecord:
+    def commit(
+        self,
+        record: SnapshotRecord,
+        *,
+        tags: Sequence[str] = (),
+        move_tags: bool = False,
+        needs: Collection[BlobId] = (),
+    ) -> SnapshotRecord:
         """Make a snapshot visible: record, then dataset (created if need be), `latest` and tags together.
 
         Committing an id the dataset has already returns the record that is there (first `created_at`,
         `message`), and makes it `latest` again. `TagExistsError` if a tag names another snapshot and
-        `move_tags` is false: then nothing was changed, and the snapshot is not visible either. The blobs must
-        have been put before.
+        `move_tags` is false: then nothing was changed, and the snapshot is not visible either.
+
+        The blobs must have been put before: `needs` are all of them (root, ranges, packs). Where one is not
+        there any more (it was not put by this creation but is some earlier snapshot's, which was removed and
+        collected in between), `CorruptManifestError`, and nothing was changed. Once this has returned, garbage
+        collection leaves them alone for as long as the snapshot is listed.
         """
         ...
 
@@ -75,6 +92,24 @@ class Catalog(Protocol):
         """
         ...
 
+    def identity(self) -> str:
+        """16 hex digits, drawn when the catalog was made: what is written elsewhere for this catalog is under this
+        name, so two catalogs never take each other's for their own. A copy of a catalog has the same one.
+        """
+        ...
+
+    def derived(self, snapshot_id: str, name: str) -> BlobId | None:
+        """The root blob of something made from a snapshot's content, such as its annotations, or None. The same for
+        all datasets that have the snapshot.
+        """
+        ...
+
+    def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
+        """Note what was made from a snapshot's content, in the place of what was noted before. `root` is a blob as
+        `manifest.blobtree` describes, and `needs` as for `commit`. It goes when no dataset lists the snapshot.
+        """
+        ...
+
     def close(self) -> None:
         """Close this process's connections. A later call opens them again."""
         ...
@@ -92,4 +127,12 @@ def no_snapshot(dataset: str, id: str) -> SnapshotNotFoundError:
     """The error for an id that the dataset does not have."""
     return SnapshotNotFoundError(
         f"{dataset} has no snapshot {id!r}", ref=f"{dataset}@{id}", hint=f"See: dsctl snapshot list {dataset}"
+    )
+
+
+def blobs_missing(what: str, count: int) -> CorruptManifestError:
+    """The error for a commit whose blobs are not all there."""
+    return CorruptManifestError(
+        f"{count:,} blob(s) that {what} needs are not in the catalog any more; nothing was changed",
+        hint="A garbage collection has removed what an earlier snapshot left. Run the same command again.",
     )

@@ -22,7 +22,7 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
@@ -161,9 +161,16 @@ class BlobCache:
 
     # --- snapshots and datasets -----------------------------------------------------------------------------
 
-    def commit(self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False) -> SnapshotRecord:
-        """In the shared catalog."""
-        return self._inner.commit(record, tags=tags, move_tags=move_tags)
+    def commit(
+        self,
+        record: SnapshotRecord,
+        *,
+        tags: Sequence[str] = (),
+        move_tags: bool = False,
+        needs: Collection[BlobId] = (),
+    ) -> SnapshotRecord:
+        """In the shared catalog: a blob that is only here is not there."""
+        return self._inner.commit(record, tags=tags, move_tags=move_tags, needs=needs)
 
     def dataset(self, name: str) -> DatasetRecord | None:
         """From the shared catalog; the last answer only while that does not answer."""
@@ -202,6 +209,25 @@ class BlobCache:
     def remove_snapshot(self, dataset: str, id: str) -> bool:
         """In the shared catalog."""
         return self._inner.remove_snapshot(dataset, id)
+
+    def identity(self) -> str:
+        """Of the shared catalog; it never changes."""
+        identity = self._asked("identity", self._inner.identity, str, str)
+        assert identity is not None
+        return identity
+
+    def derived(self, snapshot_id: str, name: str) -> BlobId | None:
+        """From the shared catalog; the last answer only while that does not answer."""
+        return self._asked(
+            f"derived {name} of {snapshot_id}",
+            lambda: self._inner.derived(snapshot_id, name),
+            lambda root: root.hex(),
+            lambda text: BlobId(bytes.fromhex(text)),
+        )
+
+    def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
+        """In the shared catalog."""
+        self._inner.set_derived(snapshot_id, name, root, needs=needs)
 
     def close(self) -> None:
         """Close this process's connections to both."""

@@ -9,13 +9,18 @@ that document, on condition that its `rev` is the one that was read; who loses t
 a random id, so a document that was removed and made anew is never mistaken for the old one.
 
     datasets  {_id: name, rev, latest: id, snapshots: [{id, doc}], tags: [{tag, id}]}
-    snapshots {_id: doc, dataset, id, created_at, record}      written whole before a dataset lists it, never
-    changed blobs     {_id: blob id, data}                             written before the snapshot meta
-    {_id: "schema", version}
+    snapshots {_id: doc, dataset, id, created_at, record, at_s}    whole before a dataset lists it, never changed
+    blobs     {_id: blob id, data, put_s, doomed?}                 see `mongo_blobs`; written before the snapshot
+    derived   {_id, snapshot, name, root, at_s, ready}             the newest that is ready counts
+    meta      {_id: "schema", version}, {_id: "identity", value}
 
 Each commit writes its own snapshot document under a fresh `doc`, so removing a snapshot and committing the
 same one at the same time cannot take away the other's document. A process killed in between leaves documents
 nobody lists, no more.
+
+**Garbage collection** (`mongo_collect`) takes the snapshot documents that no dataset lists yet for listed, as long as
+they are young: a commit writes its document, then makes sure of its blobs (`mongo_blobs.claim`), and only then becomes
+visible. Something derived is written in the same order.
 
 **Durability.** Writes wait for the journal of a majority and reads see only what a majority has, so a
 fail-over loses nothing that was acknowledged.
@@ -23,51 +28,28 @@ fail-over loses nothing that was acknowledged.
 
 from __future__ import annotations
 
-import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote
 
 from bson import ObjectId
-from pymongo import MongoClient, ReadPreference, WriteConcern
-from pymongo.collection import Collection
-from pymongo.database import Database
-from pymongo.errors import (
-    AutoReconnect,
-    BulkWriteError,
-    ConfigurationError,
-    DocumentTooLarge,
-    DuplicateKeyError,
-    InvalidURI,
-    OperationFailure,
-    PyMongoError,
-    ServerSelectionTimeoutError,
-    WTimeoutError,
-)
-from pymongo.read_concern import ReadConcern
-from pymongo.uri_parser import parse_uri
+from pymongo.collection import Collection as MongoCollection
+from pymongo.errors import AutoReconnect, DuplicateKeyError, ServerSelectionTimeoutError
 
-from datacache.catalog.base import no_snapshot, tag_exists
+from datacache.catalog import mongo_blobs
+from datacache.catalog.base import REFRESH_AFTER_S, blobs_missing, no_snapshot, tag_exists
+from datacache.catalog.mongo_client import MongoDatabase
 from datacache.catalog.record import decode_record, encode_record
-from datacache.core.concurrency import PerProcess
-from datacache.core.errors import CatalogError, CatalogUnavailableError, SettingsError, TagExistsError
+from datacache.core.errors import CatalogError, CatalogUnavailableError, CorruptManifestError, TagExistsError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 
-SCHEMA_VERSION = 1
-DEFAULT_DATABASE = "datacache"
-
-_SELECTION_TIMEOUT_MS = 5_000
-_SOCKET_TIMEOUT_MS = 60_000
-_WRITE_TIMEOUT_MS = 30_000
 _RACE_TIMEOUT_S = 60.0
+_COMMIT_TIMEOUT_S = 600.0
+"""A commit that takes longer than this between its document and its becoming visible (a suspended machine) is given up:
+garbage collection takes the document for a dead one after an hour (`mongo_collect.PENDING_S`)."""
 _RECONNECTS = 3
-_DUPLICATE_KEY = 11000
-_AUTHENTICATION_CODES = (13, 18, 8000)
-_BATCH_BYTES = 8 * 2**20
-_BATCH_IDS = 1000
 
 _Document = dict[str, Any]
 
@@ -105,10 +87,8 @@ class MongoCatalog:
 
     def __init__(self, url: str) -> None:
         self._secret_url = url
-        self._hosts, self._database_name, self._options = _parse(url)
-        self.url = f"mongodb://{self._hosts}/{self._database_name}"
-        self._client = PerProcess(self._new_client)
-        self._schema_checked_by = 0
+        self._database = MongoDatabase(url)
+        self.url = self._database.url
 
     def __repr__(self) -> str:
         return f"MongoCatalog({self.url!r})"
@@ -119,82 +99,51 @@ class MongoCatalog:
     # --- blobs ----------------------------------------------------------------------------------------------
 
     def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
-        """Store blobs, in batches; those that are there are not sent. A kill in between leaves some: no
-        harm.
-        """
-        for batch in _batches(blobs):
-            with self._errors():
-                collection = self._collection("blobs")
-                here = {
-                    bytes(found["_id"])
-                    for found in collection.find({"_id": {"$in": [id for id, _ in batch]}}, {"_id": 1})
-                }
-                missing = [{"_id": id, "data": data} for id, data in batch if id not in here]
-                if missing:
-                    _insert_new(collection, missing)
+        """Store blobs; see the protocol."""
+        with self._database.errors():
+            mongo_blobs.put_blobs(self._database.collection("blobs"), blobs, self._database.now_s())
 
     def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
         """The stored bytes of those of `ids` that are there."""
-        wanted = list(dict.fromkeys(ids))
-        found: dict[BlobId, bytes] = {}
-        for start in range(0, len(wanted), _BATCH_IDS):
-            part: list[bytes] = list(wanted[start : start + _BATCH_IDS])
-            with self._errors():
-                for blob in self._collection("blobs").find({"_id": {"$in": part}}):
-                    found[BlobId(bytes(blob["_id"]))] = bytes(blob["data"])
-        return found
+        with self._database.errors():
+            return mongo_blobs.get_blobs(self._database.collection("blobs"), ids)
 
     # --- snapshots and tags ---------------------------------------------------------------------------------
 
-    def commit(self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False) -> SnapshotRecord:
+    def commit(
+        self,
+        record: SnapshotRecord,
+        *,
+        tags: Sequence[str] = (),
+        move_tags: bool = False,
+        needs: Collection[BlobId] = (),
+    ) -> SnapshotRecord:
         """Make a snapshot visible; see the protocol and, for how, the module."""
-        name, id = record.dataset, record.id
-        doc = ObjectId()
-        written = False
-
-        def change(old: _Dataset | None) -> _Dataset | None:
-            nonlocal written
-            there = old.doc(id) if old else None
-            if there == doc:
-                return old  # done by the attempt whose answer was lost
-            tags_before = old.tags if old else {}
-            for tag in () if move_tags else tags:
-                if tags_before.get(tag, id) != id:
-                    raise tag_exists(name, tag, tags_before[tag])
-            listed = old.snapshots if old else ()
-            if there is None:
-                if not written:
-                    _insert_record(self._collection("snapshots"), doc, record)
-                    written = True
-                listed = (*listed, _Listed(id, doc))
-            return _Dataset(_NEW, id, listed, tags_before | dict.fromkeys(tags, id))
-
-        with self._errors():
+        attempt = _Commit(self._database, record, tags, move_tags, needs)
+        with self._database.errors():
             try:
-                new = self._change(name, change)
-            except TagExistsError:
-                if written:
-                    self._collection("snapshots").delete_one({"_id": doc})
+                new = self._change(record.dataset, attempt.change)
+            except (TagExistsError, CorruptManifestError):
+                attempt.take_back()
                 raise
             assert new is not None
-            if new.doc(id) == doc:
+            if new.doc(record.id) == attempt.doc:
                 return record
-            if written:  # somebody else committed the same snapshot a moment before
-                self._collection("snapshots").delete_one({"_id": doc})
-        return self.snapshot(name, id) or record
+            attempt.take_back()  # somebody else has committed the same snapshot
+        return self.snapshot(record.dataset, record.id) or record
 
     def dataset(self, name: str) -> DatasetRecord | None:
         """The dataset, or None."""
-        with self._errors():
-            found = self._collection("datasets").find_one({"_id": name}, {"snapshots": 0})
+        with self._database.errors():
+            found = self._database.collection("datasets").find_one({"_id": name}, {"snapshots": 0})
         return None if found is None else _dataset_record(found)
 
     def datasets(self) -> list[DatasetRecord]:
         """All of them, by name."""
-        with self._errors():
+        with self._database.errors():
             return [
                 _dataset_record(found)
-                for found in self._collection("datasets").find({}, {"snapshots": 0}).sort("_id", 1)
+                for found in self._database.collection("datasets").find({}, {"snapshots": 0}).sort("_id", 1)
             ]
 
     def snapshot(self, dataset: str, id: str) -> SnapshotRecord | None:
@@ -219,7 +168,7 @@ class MongoCatalog:
                 raise tag_exists(dataset, tag, there)
             return old._replace(tags=old.tags | {tag: id})
 
-        with self._errors():
+        with self._database.errors():
             self._change(dataset, change)
 
     def remove_tag(self, dataset: str, tag: str) -> bool:
@@ -233,7 +182,7 @@ class MongoCatalog:
             was_there = True
             return old._replace(tags={other: id for other, id in old.tags.items() if other != tag})
 
-        with self._errors():
+        with self._database.errors():
             self._change(dataset, change)
         return was_there
 
@@ -254,17 +203,56 @@ class MongoCatalog:
             tags = {tag: named for tag, named in old.tags.items() if named != id}
             return _Dataset(_NEW, latest, left, tags)
 
-        with self._errors():
+        with self._database.errors():
             self._change(dataset, change)
             if doc is not None:
-                self._collection("snapshots").delete_one({"_id": doc})
+                self._database.collection("snapshots").delete_one({"_id": doc})
         return doc is not None
+
+    # --- besides the snapshots ------------------------------------------------------------------------------
+
+    def identity(self) -> str:
+        """16 hex digits; see the protocol."""
+        with self._database.errors():
+            found = self._database.collection("meta").find_one({"_id": "identity"})
+        if found is None:
+            raise CatalogError(
+                f"the catalog {self.url} is of an older version and this account cannot write",
+                hint="Open it once with an account that can: dsctl snapshot list",
+            )
+        return str(found["value"])
+
+    def derived(self, snapshot_id: str, name: str) -> BlobId | None:
+        """The root blob of what was derived; see the protocol."""
+        with self._database.errors():
+            found = self._newest_derived(snapshot_id, name)
+        return None if found is None else BlobId(bytes(found["root"]))
+
+    def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
+        """Note what was derived; see the protocol. Each call writes a document of its own, and garbage collection
+        removes those that another one has taken the place of."""
+        with self._database.errors():
+            collection = self._database.collection("derived")
+            now_s = self._database.now_s()
+            newest = self._newest_derived(snapshot_id, name)
+            if newest is not None and bytes(newest["root"]) == root and newest["at_s"] > now_s - REFRESH_AFTER_S:
+                return
+            doc = ObjectId()
+            document = {"_id": doc, "snapshot": snapshot_id, "name": name, "root": root, "at_s": now_s, "ready": False}
+            collection.insert_one(document)
+            gone = mongo_blobs.claim(self._database.collection("blobs"), needs)
+            if gone:
+                collection.delete_one({"_id": doc})
+                raise blobs_missing(f"{name} of {snapshot_id[:12]}", gone)
+            collection.update_one({"_id": doc}, {"$set": {"ready": True}})
+
+    def _newest_derived(self, snapshot_id: str, name: str) -> _Document | None:
+        ready = {"snapshot": snapshot_id, "name": name, "ready": True}
+        return self._database.collection("derived").find_one(ready, sort=[("at_s", -1), ("_id", -1)])
 
     def close(self) -> None:
         """Close this process's client. A later call makes a new one."""
-        client = self._client.take()
-        if client is not None:
-            client.close()
+        self._database.close()
 
     # --- the conditional update -----------------------------------------------------------------------------
 
@@ -275,7 +263,7 @@ class MongoCatalog:
         argument for no change. A connection cut while the answer was on its way is no loss: all changes may
         be done twice.
         """
-        collection = self._collection("datasets")
+        collection = self._database.collection("datasets")
         deadline = time.monotonic() + _RACE_TIMEOUT_S
         cut_off = 0
         while True:
@@ -300,124 +288,88 @@ class MongoCatalog:
             time.sleep(random.uniform(0, 0.01))
 
     def _records(self, dataset: str, wanted: Callable[[str], bool]) -> list[SnapshotRecord]:
-        with self._errors():
+        with self._database.errors():
             for _attempt in range(_RECONNECTS):
-                found = self._collection("datasets").find_one({"_id": dataset}, {"snapshots": 1})
+                found = self._database.collection("datasets").find_one({"_id": dataset}, {"snapshots": 1})
                 docs = [] if found is None else [s["doc"] for s in found["snapshots"] if wanted(s["id"])]
                 if not docs:
                     return []
                 texts = {
                     document["_id"]: document["record"]
-                    for document in self._collection("snapshots").find({"_id": {"$in": docs}})
+                    for document in self._database.collection("snapshots").find({"_id": {"$in": docs}})
                 }
                 if len(texts) == len(docs):
                     break  # otherwise one was removed between the two reads
         return [decode_record(texts[doc]) for doc in docs if doc in texts]
 
-    # --- connection and errors ------------------------------------------------------------------------------
 
-    def _new_client(self) -> MongoClient[_Document]:
-        return MongoClient(self._secret_url, **self._options)
+class _Commit:
+    """One commit, whose change of the dataset may have to be made several times."""
 
-    def _collection(self, name: str) -> Collection[_Document]:
-        pid = os.getpid()
-        database = self._client.get().get_database(
-            self._database_name,
-            read_preference=ReadPreference.PRIMARY,
-            read_concern=ReadConcern("majority"),
-            write_concern=WriteConcern(w="majority", j=True, wtimeout=_WRITE_TIMEOUT_MS),
-        )
-        if self._schema_checked_by != pid:
-            self._check_schema(database)
-            self._schema_checked_by = pid
-        return database[name]
+    def __init__(
+        self,
+        database: MongoDatabase,
+        record: SnapshotRecord,
+        tags: Sequence[str],
+        move_tags: bool,
+        needs: Collection[BlobId],
+    ) -> None:
+        self._database, self._record = database, record
+        self._tags, self._move_tags = tags, move_tags
+        self._needs = needs
+        self._begun_s: float | None = None
+        self._written = self._claimed = False
+        self.doc = ObjectId()
 
-    def _check_schema(self, database: Database[_Document]) -> None:
-        found = database["meta"].find_one({"_id": "schema"})
-        if found is None:
-            if not database["datasets"].find_one({}, {"_id": 1}):
-                self._write_schema(database)
+    def change(self, old: _Dataset | None) -> _Dataset:
+        """The dataset with the snapshot in it. What must be there before it shows is there when this returns."""
+        name, id = self._record.dataset, self._record.id
+        there = old.doc(id) if old else None
+        if old is not None and there == self.doc:
+            return old  # done by the attempt whose answer was lost
+        tags = old.tags if old else {}
+        for tag in () if self._move_tags else self._tags:
+            if tags.get(tag, id) != id:
+                raise tag_exists(name, tag, tags[tag])
+        listed = old.snapshots if old else ()
+        if there is None:
+            self._write_document()
+            listed = (*listed, _Listed(id, self.doc))
+        self._claim_blobs()
+        if self._begun_s is not None and not 0 <= time.time() - self._begun_s < _COMMIT_TIMEOUT_S:
+            raise CatalogError(f"the commit of {self._record.ref} was held up for too long", hint="Try again.")
+        return _Dataset(_NEW, id, listed, tags | dict.fromkeys(self._tags, id))
+
+    def take_back(self) -> None:
+        """Remove the document that no dataset lists."""
+        if self._begun_s is not None:
+            self._database.collection("snapshots").delete_one({"_id": self.doc})
+
+    def _write_document(self) -> None:
+        if self._written:
             return
-        if found["version"] > SCHEMA_VERSION:
-            raise CatalogError(
-                f"the catalog {self.url} was made by a newer datacache (schema {found['version']}, this one"
-                f" knows {SCHEMA_VERSION})",
-                hint="Install that version, or set DATACACHE_CATALOG to another database.",
-            )
+        self._begun_s = time.time()
+        document = {
+            "_id": self.doc,
+            "dataset": self._record.dataset,
+            "id": self._record.id,
+            "created_at": self._record.created_at,
+            "record": encode_record(self._record),
+            "at_s": self._database.now_s(),
+        }
+        # `doc` is ours alone: a duplicate is the attempt whose answer was lost.
+        with suppress(DuplicateKeyError):
+            self._database.collection("snapshots").insert_one(document)
+        self._written = True
+        self._claimed = False  # what was claimed before a garbage collection could see this document does not count
 
-    @staticmethod
-    def _write_schema(database: Database[_Document]) -> None:
-        try:
-            database["meta"].update_one({"_id": "schema"}, {"$setOnInsert": {"version": SCHEMA_VERSION}}, upsert=True)
-        except DuplicateKeyError:
-            pass  # another process was quicker
-        except OperationFailure as exc:
-            if exc.code not in _AUTHENTICATION_CODES:
-                raise  # an account that may only read finds an empty catalog
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except PyMongoError as exc:
-            # Not `from exc` for all: a driver's message about the URL could quote the password.
-            raise self._translated(exc) from (None if isinstance(exc, ConfigurationError) else exc)
-
-    def _translated(self, exc: PyMongoError) -> CatalogError:
-        if isinstance(exc, ConfigurationError):
-            return CatalogUnavailableError(
-                f"MongoDB at {self._hosts} cannot be used: an option of its URL is wrong, or its SRV"
-                " record was not found",
-                hint="Check DATACACHE_CATALOG.",
-            )
-        unconfirmed = isinstance(exc, BulkWriteError) and exc.details.get("writeConcernErrors")
-        if isinstance(exc, WTimeoutError) or unconfirmed:
-            return CatalogUnavailableError(
-                f"MongoDB at {self._hosts} could not confirm the write on a majority of its members",
-                hint="Check the replica set (rs.status()), then do the same again: that is always safe.",
-            )
-        if isinstance(exc, AutoReconnect):  # ServerSelectionTimeoutError, NetworkTimeout, NotPrimaryError too
-            reason = str(exc).split(", Timeout:")[0].split(" (configured timeouts")[0]
-            return CatalogUnavailableError(
-                f"MongoDB at {self._hosts} does not answer: {reason}",
-                hint="Check that mongod runs there and that DATACACHE_CATALOG names its host and port.",
-            )
-        code = exc.code if isinstance(exc, OperationFailure) else None
-        if code in _AUTHENTICATION_CODES:
-            return CatalogError(
-                f"MongoDB at {self._hosts} does not let this account use the database {self._database_name!r}",
-                hint="Check user, password and authSource in DATACACHE_CATALOG, and the account's roles (readWrite).",
-            )
-        if isinstance(exc, DocumentTooLarge):
-            return CatalogError(f"MongoDB at {self._hosts} takes no document above 16 MiB: {exc}")
-        return CatalogError(f"MongoDB at {self._hosts} failed: {str(exc)[:500]}")
-
-
-def _parse(url: str) -> tuple[str, str, dict[str, Any]]:
-    """Hosts for messages, the database, and the client's options, from a URL. Looks nothing up."""
-    scheme, _, rest = url.partition("://")
-    authority, _, tail = rest.partition("/")
-    database, _, query = tail.partition("?")
-    wrong = SettingsError(
-        "DATACACHE_CATALOG is not a valid MongoDB URL",
-        hint="Write mongodb://USER:PASSWORD@HOST:PORT/DATABASE, special characters of the password as %XX.",
-    )
-    if scheme not in ("mongodb", "mongodb+srv"):
-        raise wrong
-    if scheme == "mongodb":  # the other kind would be looked up in the DNS
-        try:
-            parse_uri(url)
-        except (InvalidURI, ConfigurationError, ValueError):
-            raise wrong from None
-    hosts = authority.rpartition("@")[2].removesuffix(":27017")
-    given = {name.lower() for name, _value in parse_qsl(query, keep_blank_values=True)}
-    defaults = {
-        "serverSelectionTimeoutMS": _SELECTION_TIMEOUT_MS,
-        "connectTimeoutMS": _SELECTION_TIMEOUT_MS,
-        "socketTimeoutMS": _SOCKET_TIMEOUT_MS,
-    }
-    options: dict[str, Any] = {name: value for name, value in defaults.items() if name.lower() not in given}
-    return hosts, unquote(database) or DEFAULT_DATABASE, options | {"appname": "datacache", "connect": False}
+    def _claim_blobs(self) -> None:
+        if self._claimed:
+            return
+        gone = mongo_blobs.claim(self._database.collection("blobs"), self._needs)
+        if gone:
+            raise blobs_missing(self._record.ref, gone)
+        self._claimed = True
 
 
 def _parse_dataset(found: _Document) -> _Dataset:
@@ -434,7 +386,7 @@ def _dataset_record(found: _Document) -> DatasetRecord:
     return DatasetRecord(name=found["_id"], latest=found["latest"], tags=dict(sorted(tags.items())))
 
 
-def _replace(collection: Collection[_Document], name: str, old: _Dataset | None, new: _Dataset | None) -> bool:
+def _replace(collection: MongoCollection[_Document], name: str, old: _Dataset | None, new: _Dataset | None) -> bool:
     """Whether the document was still the old one, and now is the new one."""
     if new is None:
         assert old is not None
@@ -454,47 +406,3 @@ def _replace(collection: Collection[_Document], name: str, old: _Dataset | None,
             return False
         return True
     return collection.replace_one({"_id": name, "rev": old.rev}, document).matched_count == 1
-
-
-def _insert_record(collection: Collection[_Document], doc: ObjectId, record: SnapshotRecord) -> None:
-    document = {
-        "_id": doc,
-        "dataset": record.dataset,
-        "id": record.id,
-        "created_at": record.created_at,
-        "record": encode_record(record),
-    }
-    # `doc` is ours alone: a duplicate is the attempt whose answer was lost.
-    with suppress(DuplicateKeyError):
-        collection.insert_one(document)
-
-
-def _insert_new(collection: Collection[_Document], documents: list[_Document]) -> None:
-    for attempt in range(_RECONNECTS + 1):
-        try:
-            collection.insert_many(documents, ordered=False)
-        except BulkWriteError as exc:
-            errors = exc.details.get("writeErrors", [])
-            unconfirmed = exc.details.get("writeConcernErrors")
-            if unconfirmed or any(error["code"] != _DUPLICATE_KEY for error in errors):
-                raise  # otherwise another process has just put the same blobs
-        except ServerSelectionTimeoutError:
-            raise
-        except AutoReconnect:
-            if attempt < _RECONNECTS:
-                continue
-            raise
-        return
-
-
-def _batches(blobs: Sequence[tuple[BlobId, bytes]]) -> Iterator[list[tuple[BlobId, bytes]]]:
-    batch: list[tuple[BlobId, bytes]] = []
-    size_bytes = 0
-    for blob in blobs:
-        batch.append(blob)
-        size_bytes += len(blob[1])
-        if size_bytes >= _BATCH_BYTES or len(batch) >= _BATCH_IDS:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch

@@ -5,8 +5,7 @@ Used through `catalog.open`. Any thread and any number of processes may use it a
 another. Every write is one transaction; all but blobs are on the disk when the call returns, and blobs are
 when the commit that needs them is.
 
-The file must lie on a local file system: WAL shares memory between processes. `application_id` says that it
-is ours and `user_version` which schema it has.
+The file must lie on a local file system: WAL shares memory between processes. `sqlite_schema` has its tables.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ import errno
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from datacache.catalog.base import no_snapshot, tag_exists
+from datacache.catalog.base import REFRESH_AFTER_S, blobs_missing, no_snapshot, tag_exists
 from datacache.catalog.record import decode_record, encode_record
 from datacache.catalog.sqlite_file import (
     BUSY_TIMEOUT_S,
@@ -30,20 +30,10 @@ from datacache.catalog.sqlite_file import (
     is_full,
     is_read_only,
 )
+from datacache.catalog.sqlite_schema import prepare
 from datacache.core.errors import CatalogError, CatalogUnavailableError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 
-APPLICATION_ID = 0x64636174  # "dcat"
-SCHEMA_VERSION = 1
-
-_SCHEMA = (
-    "CREATE TABLE datasets (name TEXT PRIMARY KEY, latest TEXT NOT NULL) WITHOUT ROWID",
-    """CREATE TABLE snapshots (seq INTEGER PRIMARY KEY AUTOINCREMENT, dataset TEXT NOT NULL, id TEXT NOT NULL,
-        record TEXT NOT NULL, UNIQUE (dataset, id))""",
-    """CREATE TABLE tags (dataset TEXT NOT NULL, tag TEXT NOT NULL, id TEXT NOT NULL,
-        PRIMARY KEY (dataset, tag)) WITHOUT ROWID""",
-    "CREATE TABLE blobs (id BLOB PRIMARY KEY, data BLOB NOT NULL)",
-)
 _DATASET = "SELECT name, latest, (SELECT json_group_object(tag, id) FROM tags WHERE dataset = name) FROM datasets"
 
 _BATCH_BYTES = 16 * 2**20
@@ -69,9 +59,14 @@ class SqliteCatalog:
         """Store blobs, many in one transaction. A kill in between leaves some of them: no snapshot names them
         yet.
         """
+        now_s = int(time.time())
         for batch in _batches(blobs):
             with self._errors(), self._file.write(durable=False) as connection:
                 connection.executemany("INSERT OR IGNORE INTO blobs (id, data) VALUES (?, ?)", batch)
+                connection.executemany(
+                    "INSERT INTO puts VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET put_s = ?3 WHERE put_s < ?3 - ?4",
+                    [(id, len(data), now_s, REFRESH_AFTER_S) for id, data in batch],
+                )
 
     def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
         """The stored bytes of those of `ids` that are there."""
@@ -85,12 +80,20 @@ class SqliteCatalog:
                 found.update((BlobId(id), data) for id, data in rows)
         return found
 
-    def commit(self, record: SnapshotRecord, *, tags: Sequence[str] = (), move_tags: bool = False) -> SnapshotRecord:
+    def commit(
+        self,
+        record: SnapshotRecord,
+        *,
+        tags: Sequence[str] = (),
+        move_tags: bool = False,
+        needs: Collection[BlobId] = (),
+    ) -> SnapshotRecord:
         """Make a snapshot visible; see the protocol. When this returns, it is on the disk, its blobs with
         it.
         """
         with self._errors(), self._file.write(durable=True) as connection:
             dataset, id = record.dataset, record.id
+            _check_blobs_are_there(connection, needs, record.ref)
             if not move_tags:
                 for tag in tags:
                     _check_tag_is_free(connection, dataset, tag, id)
@@ -169,6 +172,35 @@ class SqliteCatalog:
                 )
             return True
 
+    # --- besides the snapshots ------------------------------------------------------------------------------
+
+    def identity(self) -> str:
+        """16 hex digits; see the protocol."""
+        with self._errors(), self._file.use() as connection:
+            row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
+        if row is None:
+            raise CatalogError(
+                f"the catalog {self.path} is of an older version and cannot be written",
+                hint="Open it once where it can be written: dsctl snapshot list",
+            )
+        return str(row[0])
+
+    def derived(self, snapshot_id: str, name: str) -> BlobId | None:
+        """The root blob of what was derived; see the protocol."""
+        with self._errors(), self._file.use() as connection:
+            row = connection.execute(
+                "SELECT root FROM derived WHERE snapshot = ? AND name = ?", (snapshot_id, name)
+            ).fetchone()
+        return None if row is None else BlobId(row[0])
+
+    def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
+        """Note what was derived; see the protocol."""
+        with self._errors(), self._file.write(durable=True) as connection:
+            _check_blobs_are_there(connection, needs, f"{name} of {snapshot_id[:12]}")
+            connection.execute(
+                "INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", (snapshot_id, name, root, int(time.time()))
+            )
+
     def close(self) -> None:
         """Close the connections of this process. A later call opens new ones."""
         self._file.close()
@@ -202,35 +234,7 @@ class SqliteCatalog:
         return file_uri(path, "mode=ro")
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        if self._has_schema(connection):
-            return
-        connection.execute("PRAGMA journal_mode=WAL")
-        with _transaction(connection, "EXCLUSIVE"):
-            if not self._has_schema(connection):  # another process may have been quicker
-                for statement in _SCHEMA:
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-
-    def _has_schema(self, connection: sqlite3.Connection) -> bool:
-        if connection.in_transaction:
-            application, version, tables = _identification(connection)
-        else:
-            with _transaction(connection, "DEFERRED"):  # the three as they were at one moment
-                application, version, tables = _identification(connection)
-        if application == APPLICATION_ID and version > SCHEMA_VERSION:
-            raise CatalogError(
-                f"the catalog {self.path} was made by a newer datacache (schema {version}, this one knows"
-                f" {SCHEMA_VERSION})",
-                hint="Install that version, or set DATACACHE_CATALOG to another file.",
-            )
-        if application == APPLICATION_ID and version == SCHEMA_VERSION:
-            return True
-        if application or version or tables:
-            raise CatalogUnavailableError(
-                f"{self.path} is a database of another program", hint="Set DATACACHE_CATALOG to another file."
-            )
-        return False
+        prepare(connection, self.path)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -278,25 +282,6 @@ class SqliteCatalog:
 _ELSEWHERE = "Set DATACACHE_CATALOG (or DATACACHE_HOME) to a place you can write to."
 
 
-@contextmanager
-def _transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
-    connection.execute(f"BEGIN {kind}")
-    try:
-        yield
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
-def _identification(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return application, version, tables
-
-
 def _no_space(path: Path) -> bool:
     # WAL's shared memory on a full disk fails as "disk I/O error" or "unable to open", not as SQLITE_FULL.
     try:
@@ -320,6 +305,18 @@ def _check_tag_is_free(connection: sqlite3.Connection, dataset: str, tag: str, i
     row = connection.execute("SELECT id FROM tags WHERE dataset = ? AND tag = ?", (dataset, tag)).fetchone()
     if row is not None and row[0] != id:
         raise tag_exists(dataset, tag, row[0])
+
+
+def _check_blobs_are_there(connection: sqlite3.Connection, needs: Collection[BlobId], what: str) -> None:
+    wanted = list(dict.fromkeys(needs))
+    there = 0
+    for start in range(0, len(wanted), _BATCH_IDS):
+        part = wanted[start : start + _BATCH_IDS]
+        marks = ",".join("?" * len(part))
+        (found,) = connection.execute(f"SELECT count(*) FROM blobs WHERE id IN ({marks})", part).fetchone()  # noqa: S608
+        there += found
+    if there < len(wanted):
+        raise blobs_missing(what, len(wanted) - there)
 
 
 def _batches(blobs: Sequence[tuple[BlobId, bytes]]) -> Iterator[list[tuple[BlobId, bytes]]]:

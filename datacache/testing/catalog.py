@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import threading
 import time
@@ -27,7 +28,7 @@ import pytest
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.refs import resolve
-from datacache.core.errors import SnapshotNotFoundError, TagExistsError
+from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError, TagExistsError
 from datacache.manifest.model import BlobId, SnapshotRecord
 
 _fork = multiprocessing.get_context("fork")
@@ -74,6 +75,10 @@ def check_consistency(catalog: Catalog) -> None:
     """Whatever happened to its writers, what a catalog shows is whole."""
     for dataset in catalog.datasets():
         snapshots = catalog.snapshots(dataset.name)
+        if catalog.dataset(dataset.name) != dataset:
+            # A server goes on for a moment with what a killed writer had asked for.
+            check_consistency(catalog)
+            return
         ids = [record.id for record in snapshots]
         assert len(set(ids)) == len(ids)
         assert dataset.latest in ids
@@ -224,6 +229,70 @@ class CatalogConformance:
         prefix = records[7].id[:2]
         assert catalog.snapshots("mask", id_prefix=prefix) == [r for r in records if r.id.startswith(prefix)]
         assert catalog.snapshots("mask", id_prefix=records[7].id) == [records[7]]
+
+    def test_a_commit_whose_blobs_are_not_all_there_changes_nothing(self, catalog: Catalog) -> None:
+        here, missing = a_blob(b"here"), a_blob(b"missing")
+        catalog.put_blobs([here])
+        catalog.commit(a_record(number=1), tags=["v1"], needs=[here[0], here[0]])
+        before = catalog.dataset("mask")
+        with pytest.raises(CorruptManifestError, match="1 blob"):
+            catalog.commit(a_record(number=2), tags=["v2"], needs=[here[0], missing[0]])
+        with pytest.raises(CorruptManifestError):
+            catalog.commit(a_record("other"), needs=[missing[0]])
+        assert catalog.dataset("mask") == before
+        assert catalog.snapshots("mask") == [a_record(number=1)]
+        assert catalog.dataset("other") is None
+        catalog.put_blobs([missing])
+        catalog.commit(a_record(number=2), needs=[here[0], missing[0]])
+        assert catalog.snapshots("mask") == [a_record(number=1), a_record(number=2)]
+
+    def test_thousands_of_blobs_may_be_needed(self, catalog: Catalog) -> None:
+        blobs = [a_blob(number.to_bytes(4, "big")) for number in range(2500)]
+        catalog.put_blobs(blobs[:-1])
+        needs = [id for id, _data in blobs]
+        with pytest.raises(CorruptManifestError, match="1 blob"):
+            catalog.commit(a_record(), needs=needs)
+        catalog.put_blobs(blobs)
+        catalog.commit(a_record(), needs=needs)
+
+    # --- besides the snapshots ------------------------------------------------------------------------------
+
+    def test_a_catalog_has_one_identity_for_ever_and_another_than_others(
+        self, catalog: Catalog, open_again: Callable[[], Catalog]
+    ) -> None:
+        identity = catalog.identity()
+        assert re.fullmatch("[0-9a-f]{16}", identity)
+        catalog.commit(a_record())
+        assert catalog.identity() == open_again().identity() == identity
+
+    def test_processes_that_ask_first_for_the_identity_get_the_same(self, catalog_url: str) -> None:
+        drawn = _fork.SimpleQueue()
+        run_together(4, lambda _process: drawn.put(open_catalog_url(catalog_url).identity()))
+        assert len({drawn.get() for _ in range(4)}) == 1
+
+    def test_what_was_derived_from_a_snapshot_is_found_by_its_name(
+        self, catalog: Catalog, open_again: Callable[[], Catalog]
+    ) -> None:
+        one, two = a_blob(b"annotations")[0], a_blob(b"other annotations")[0]
+        id = a_record().id
+        assert catalog.derived(id, "annotations/1") is None
+        catalog.set_derived(id, "annotations/1", one)
+        catalog.set_derived(id, "annotations/1", one)
+        catalog.set_derived(id, "another.$", two)
+        for reader in (catalog, open_again()):
+            assert reader.derived(id, "annotations/1") == one
+            assert reader.derived(id, "another.$") == two
+            assert reader.derived("0" * 32, "annotations/1") is None
+        catalog.set_derived(id, "annotations/1", two)
+        assert open_again().derived(id, "annotations/1") == two
+
+    def test_something_derived_whose_blobs_are_not_all_there_is_not_noted(self, catalog: Catalog) -> None:
+        here, missing = a_blob(b"here"), a_blob(b"missing")
+        catalog.put_blobs([here])
+        catalog.set_derived("a" * 32, "table", here[0], needs=[here[0]])
+        with pytest.raises(CorruptManifestError):
+            catalog.set_derived("a" * 32, "table", missing[0], needs=[here[0], missing[0]])
+        assert catalog.derived("a" * 32, "table") == here[0]
 
     # --- tags -----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,10 @@ server.
 
 from __future__ import annotations
 
+import contextlib
+import random
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +117,105 @@ def test_a_newer_schema_is_refused(mongod: Mongod) -> None:
     with pytest.raises(CatalogError, match="newer datacache"):
         catalog.commit(a_record())
     catalog.close()
+
+
+def test_a_database_of_version_1_is_brought_up_to_date_and_keeps_everything(mongod: Mongod) -> None:
+    url = mongod.database_url()
+    blob = a_blob(b"old")
+    catalog = MongoCatalog(url)
+    catalog.commit(a_record(), tags=["v1"])
+    with pymongo.MongoClient[dict[str, object]](url) as client:  # as that version left it
+        database = client.get_default_database()
+        database["meta"].replace_one({"_id": "schema"}, {"version": 1})
+        database["meta"].delete_one({"_id": "identity"})
+        database["blobs"].drop()
+        database["derived"].drop()
+        database["blobs"].insert_one({"_id": blob[0], "data": blob[1]})
+        database["snapshots"].update_one({}, {"$unset": {"at_s": ""}})
+        catalog = MongoCatalog(url)
+        assert catalog.snapshots("mask") == [a_record()]
+        assert catalog.get_blobs([blob[0]]) == dict([blob])
+        catalog.put_blobs([blob])
+        catalog.commit(a_record(number=2), needs=[blob[0]])
+        assert len(catalog.identity()) == 16
+        assert database["meta"].find_one({"_id": "schema"}) == {"_id": "schema", "version": 2}
+    catalog.close()
+
+
+def test_a_commit_whose_connection_is_cut_anywhere_is_done_or_can_be_done_again(mongod: Mongod) -> None:
+    chance = random.Random(3)
+    with CuttingProxy(mongod.port) as proxy:
+        catalog = MongoCatalog(mongod.database_url().replace(str(mongod.port), str(proxy.port)))
+        blobs = [a_blob(b"x"), a_blob(b"y")]
+        catalog.put_blobs(blobs)
+        done = 0
+        for number in range(60):
+            proxy.cut_after(chance.randrange(3000))
+            with contextlib.suppress(CatalogUnavailableError):
+                catalog.commit(a_record(number=number), tags=["moving"], move_tags=True, needs=[id for id, _ in blobs])
+                done += 1
+            proxy.cut_after(None)
+            catalog.commit(a_record(number=number), needs=[blobs[0][0]])
+            catalog.set_derived(a_record(number=number).id, "table", blobs[0][0], needs=[blobs[0][0]])
+        assert done > 30
+        assert [record.files for record in catalog.snapshots("mask")] == list(range(60))
+        catalog.close()
+
+
+class CuttingProxy:
+    """Passes bytes to a port of this machine, and cuts all connections after so many of them."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._left: int | None = None
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_after(self, size_bytes: int | None) -> None:
+        """Once; None for never."""
+        with self._lock:
+            self._left = size_bytes
+
+    def __enter__(self) -> CuttingProxy:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._listening.close()
+        self._cut()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _address = self._listening.accept()
+                server = socket.create_connection(("127.0.0.1", self._to))
+                with self._lock:
+                    self._open |= {client, server}
+                for one, other in ((client, server), (server, client)):
+                    threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                with self._lock:
+                    cut = self._left is not None and self._left < len(data)
+                    if self._left is not None:
+                        self._left = None if cut else self._left - len(data)
+                if cut:
+                    self._cut()
+                    return
+                target.sendall(data)
+        for end in (source, target):
+            end.close()
+
+    def _cut(self) -> None:
+        with self._lock:
+            ends, self._open = self._open, set()
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def test_an_older_client_reads_a_record_with_fields_it_does_not_know(mongod: Mongod) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from datacache.catalog.record import encode_record
 from datacache.catalog.sqlite import SqliteCatalog
 from datacache.core.errors import CatalogError, CatalogUnavailableError
+from datacache.manifest.model import BlobId
 from datacache.testing.catalog import CatalogConformance, a_blob, a_record, run_together
 
 
@@ -123,6 +125,79 @@ def test_a_newer_schema_is_refused(catalog: SqliteCatalog) -> None:
         catalog.datasets()
 
 
+def version_1_file(path: Path) -> dict[BlobId, bytes]:
+    """A catalog as version 1 made them, with a snapshot, a tag and these blobs."""
+    blobs = dict(a_blob(os.urandom(size)) for size in (10, 1000, 100_000))
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.executescript("""
+            CREATE TABLE datasets (name TEXT PRIMARY KEY, latest TEXT NOT NULL) WITHOUT ROWID;
+            CREATE TABLE snapshots (seq INTEGER PRIMARY KEY AUTOINCREMENT, dataset TEXT NOT NULL, id TEXT NOT NULL,
+                record TEXT NOT NULL, UNIQUE (dataset, id));
+            CREATE TABLE tags (dataset TEXT NOT NULL, tag TEXT NOT NULL, id TEXT NOT NULL,
+                PRIMARY KEY (dataset, tag)) WITHOUT ROWID;
+            CREATE TABLE blobs (id BLOB PRIMARY KEY, data BLOB NOT NULL);
+            PRAGMA application_id=0x64636174;
+            PRAGMA user_version=1;
+        """)
+        record = a_record()
+        connection.execute("INSERT INTO datasets VALUES ('mask', ?)", (record.id,))
+        connection.execute(
+            "INSERT INTO snapshots (dataset, id, record) VALUES ('mask', ?, ?)", (record.id, encode_record(record))
+        )
+        connection.execute("INSERT INTO tags VALUES ('mask', 'v1', ?)", (record.id,))
+        connection.executemany("INSERT INTO blobs VALUES (?, ?)", blobs.items())
+    connection.close()
+    return blobs
+
+
+def test_a_file_of_version_1_is_brought_up_to_date_by_any_of_many_and_keeps_everything(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    blobs = version_1_file(path)
+
+    def work(process: int) -> None:
+        catalog = SqliteCatalog(path)
+        assert catalog.get_blobs(blobs) == blobs
+        catalog.set_derived(a_record().id, f"table {process}", next(iter(blobs)), needs=blobs)
+        catalog.commit(a_record(number=10 + process), needs=blobs)
+
+    run_together(4, work)
+    catalog = SqliteCatalog(path)
+    assert catalog.get_blobs(blobs) == blobs
+    dataset = catalog.dataset("mask")
+    assert dataset is not None
+    assert dataset.tags == {"v1": a_record().id}
+    assert catalog.snapshot("mask", a_record().id) == a_record()
+    assert len(catalog.snapshots("mask")) == 5
+    assert all(catalog.derived(a_record().id, f"table {process}") for process in range(4))
+    assert catalog.identity() == SqliteCatalog(path).identity()
+    with catalog._file.use() as connection:
+        sizes = dict(connection.execute("SELECT id, size_bytes FROM puts"))
+    assert sizes == {id: len(data) for id, data in blobs.items()}
+
+
+def test_a_file_of_version_1_that_cannot_be_written_is_read_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "catalog.db"
+    path.parent.mkdir()
+    blobs = version_1_file(path)
+    script = f"""
+from pathlib import Path
+from datacache.catalog.sqlite import SqliteCatalog
+from datacache.core.errors import CatalogError
+from datacache.testing.catalog import a_record
+catalog = SqliteCatalog(Path({str(path)!r}))
+assert catalog.snapshots("mask") == [a_record()]
+assert len(catalog.get_blobs({list(blobs)!r})) == 3
+assert catalog.derived(a_record().id, "table") is None
+for write in (catalog.identity, lambda: catalog.commit(a_record(number=2)), lambda: catalog.put_blobs([(b"1", b"")])):
+    try:
+        write()
+    except CatalogError as exc:
+        print(exc)
+"""
+    assert in_read_only(path.parent, script).count("cannot be written") == 3
+
+
 def test_a_folder_in_the_files_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CatalogUnavailableError, match="no file"):
         SqliteCatalog(tmp_path).datasets()
@@ -159,7 +234,11 @@ try:
 except CatalogError as exc:
     print(exc)
 """
-    folder = catalog.path.parent
+    assert "cannot be written" in in_read_only(catalog.path.parent, script)
+
+
+def in_read_only(folder: Path, script: str) -> str:
+    """What a program prints that sees `folder` on a read-only file system."""
     mount = f"mount --bind '{folder}' '{folder}' && mount -o remount,ro,bind '{folder}' && exec \"$@\""
     result = subprocess.run(
         ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, "sh", sys.executable, "-c", script],
@@ -171,7 +250,7 @@ except CatalogError as exc:
     if "unshare" in result.stderr or "mount:" in result.stderr:
         pytest.skip(f"no mount namespace here: {result.stderr}")
     assert result.stderr == ""
-    assert "cannot be written" in result.stdout
+    return result.stdout
 
 
 def test_a_removed_file_is_made_anew_and_not_written_into_the_void(catalog: SqliteCatalog) -> None:

@@ -1,0 +1,110 @@
+"""The blobs of a MongoDB catalog: `{_id: blob id, data, put_s, doomed?}`.
+
+Used by `mongo` and `mongo_collect`; how they and garbage collection keep out of each other's way is in
+`docs/CONCURRENCY.md`. A blob is inserted once and never changed, but for two notes on it: `put_s`, when it was last
+put, and `doomed`, the id of a garbage collection that means to delete it. Errors of the driver pass through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from pymongo.collection import Collection as MongoCollection
+from pymongo.errors import AutoReconnect, BulkWriteError, ServerSelectionTimeoutError
+from pymongo.read_concern import ReadConcern
+
+from datacache.catalog.base import REFRESH_AFTER_S
+from datacache.manifest.model import BlobId
+
+Document = dict[str, Any]
+
+BATCH_IDS = 1000
+_BATCH_BYTES = 8 * 2**20
+_TRIES = 4
+_DUPLICATE_KEY = 11000
+
+
+def put_blobs(collection: MongoCollection[Document], blobs: Sequence[tuple[BlobId, bytes]], now_s: int) -> None:
+    """Store blobs, in batches; those that are there are not sent. A kill in between leaves some: no harm."""
+    for batch in _batches(blobs):
+        for _try in range(_TRIES):  # again only where a garbage collection was quicker
+            found = collection.find({"_id": {"$in": [id for id, _ in batch]}}, {"put_s": 1, "doomed": 1})
+            here = {bytes(document["_id"]): document for document in found}
+            missing = [{"_id": id, "data": data, "put_s": now_s} for id, data in batch if id not in here]
+            if missing:
+                _insert_new(collection, missing)
+            stale = [
+                id
+                for id, document in here.items()
+                if "doomed" in document or document.get("put_s", 0) < now_s - REFRESH_AFTER_S
+            ]
+            if not stale or _refresh(collection, stale, now_s) == len(stale):
+                break
+
+
+def get_blobs(collection: MongoCollection[Document], ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
+    """The stored bytes of those of `ids` that are there."""
+    found: dict[BlobId, bytes] = {}
+    for part in id_batches(ids):
+        for blob in collection.find({"_id": {"$in": part}}, {"data": 1}):
+            found[BlobId(bytes(blob["_id"]))] = bytes(blob["data"])
+    return found
+
+
+def claim(collection: MongoCollection[Document], ids: Collection[BlobId]) -> int:
+    """Take back what garbage collections mean to do to these blobs; how many of them are gone already.
+
+    What is there afterwards stays: a collection that looks for what is in use later sees who claims, and one that has
+    looked already finds its doom taken back.
+    """
+    here = 0
+    # Not what a majority has: a deletion counts from the moment the primary has done it.
+    latest = collection.with_options(read_concern=ReadConcern("local"))
+    for part in id_batches(ids):
+        collection.update_many({"_id": {"$in": part}, "doomed": {"$exists": True}}, {"$unset": {"doomed": ""}})
+        here += sum(1 for _ in latest.find({"_id": {"$in": part}}, {"_id": 1}))
+    return len(set(ids)) - here
+
+
+def id_batches(ids: Iterable[BlobId]) -> Iterator[list[bytes]]:
+    """The ids, each once, as many at a time as one request should have."""
+    wanted: list[bytes] = list(dict.fromkeys(ids))
+    for start in range(0, len(wanted), BATCH_IDS):
+        yield wanted[start : start + BATCH_IDS]
+
+
+def _refresh(collection: MongoCollection[Document], ids: list[bytes], now_s: int) -> int:
+    change = {"$set": {"put_s": now_s}, "$unset": {"doomed": ""}}
+    return collection.update_many({"_id": {"$in": ids}}, change).matched_count
+
+
+def _insert_new(collection: MongoCollection[Document], documents: list[Document]) -> None:
+    for attempt in range(_TRIES):
+        try:
+            collection.insert_many(documents, ordered=False)
+        except BulkWriteError as exc:
+            errors = exc.details.get("writeErrors", [])
+            unconfirmed = exc.details.get("writeConcernErrors")
+            if unconfirmed or any(error["code"] != _DUPLICATE_KEY for error in errors):
+                raise  # otherwise another process has just put the same blobs
+        except ServerSelectionTimeoutError:
+            raise
+        except AutoReconnect:
+            if attempt < _TRIES - 1:
+                continue
+            raise
+        return
+
+
+def _batches(blobs: Sequence[tuple[BlobId, bytes]]) -> Iterator[list[tuple[BlobId, bytes]]]:
+    batch: list[tuple[BlobId, bytes]] = []
+    size_bytes = 0
+    for blob in blobs:
+        batch.append(blob)
+        size_bytes += len(blob[1])
+        if size_bytes >= _BATCH_BYTES or len(batch) >= BATCH_IDS:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
