@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image
 
+from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.model import Problem
 from datacache.convert.operations import MAX_PIXELS, MAX_SIDE
 from datacache.core.errors import AnnotationError
 
 Pixels = NDArray[Any]
 """Height x width, or height x width x channels; uint8, or uint16 for 16-bit grey."""
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA")
-"""What is decoded. Not all that Pillow knows: some of its formats start other programs."""
 _JPEG_EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif")
 _SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 _ICC_MARK = b"ICC_PROFILE\0"
@@ -52,20 +51,21 @@ def decode(data: bytes, path: str) -> Picture:
     """The image in `data`. `AnnotationError` naming `path` if it is broken, truncated, too large or of no known format.
     Of several frames the first is taken."""
     try:
-        image = Image.open(io.BytesIO(data), formats=_FORMATS)
-        _check_size(path, *image.size)
-        picture = _decode_jpeg(data, image, path) if image.format in ("JPEG", "MPO") else _decode_other(image, path)
-        # Read when all is decoded: Pillow turns TIFFs by itself and then forgets their orientation.
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        header = read_header(data)
+        if header.width * header.height > MAX_PIXELS:
+            message = f"{path}: the image has more than {MAX_PIXELS:,} pixels"
+            raise AnnotationError(message, code="image-too-large", file=path)
+        if not header.complete:
+            raise AnnotationError(f"{path}: the image ends before its end", code="image-truncated", file=path)
+        picture = _decode_jpeg(data, path) if header.format == "jpeg" else None
+        if picture is None:
+            picture, header = _decode_with_pillow(data, header, path)
     except AnnotationError:
         raise
-    except Image.DecompressionBombError as exc:
-        raise _too_large(path) from exc
     except Exception as exc:  # Pillow's decoders raise whatever they meet: SyntaxError, struct.error, zlib.error, …
-        said = "it is of no known format" if isinstance(exc, UnidentifiedImageError) else str(exc)
-        code = "image-truncated" if "truncated" in said else "image-broken"
-        raise AnnotationError(f"{path}: the image cannot be decoded: {said}", code=code, file=path) from exc
-    return replace(picture, pixels=_displayed(picture.pixels, orientation))
+        code = "image-truncated" if "truncated" in str(exc) else "image-broken"
+        raise AnnotationError(f"{path}: the image cannot be decoded: {exc}", code=code, file=path) from exc
+    return replace(picture, pixels=_displayed(picture.pixels, header.orientation))
 
 
 def encode(pixels: Pixels, picture: Picture, *, quality: int, path: str) -> bytes:
@@ -93,42 +93,50 @@ def extension(picture: Picture, path: str) -> str:
     return ".jpg" if picture.jpeg else ".png"
 
 
-def _decode_jpeg(data: bytes, image: Image.Image, path: str) -> Picture:
-    icc = image.info.get("icc_profile") or b""
-    if image.mode not in ("L", "RGB"):
-        pixels = np.asarray(image.convert("RGB"))
-        problem = Problem("image-colours", "noted", path, 0, f"its colours are {image.mode} and were turned into RGB")
-        return Picture(pixels=pixels, jpeg=True, subsampling="444", problems=(problem,))
-    grey = image.mode == "L"
+def _decode_jpeg(data: bytes, path: str) -> Picture | None:
+    """A grey or ordinary colour JPEG; None where another decoder must be asked."""
     try:
-        subsampling = simplejpeg.decode_jpeg_header(data)[3]
+        _, _, colours, subsampling = simplejpeg.decode_jpeg_header(data)
+        if colours not in ("Gray", "YCbCr", "RGB"):
+            return None
+        grey = colours == "Gray"
         pixels = simplejpeg.decode_jpeg(data, "GRAY" if grey else "RGB", strict=True)
-        problems: tuple[Problem, ...] = ()
     except ValueError as exc:
-        # Stray bytes between markers are common, and every viewer passes over them. Pillow still raises when the image
-        # ends too early; simplejpeg can only be told to mind all or nothing.
+        # Stray bytes between markers are common, and every viewer passes over them; simplejpeg can only be told to mind
+        # all or nothing. Pillow minds an image that ends too early.
+        image = Image.open(io.BytesIO(data), formats=("JPEG",))
         image.load()
-        pixels, subsampling = np.asarray(image), "420"
-        problems = (Problem("image-damaged", "noted", path, 0, f"the JPEG decoder says: {exc}"),)
+        if image.mode not in ("L", "RGB"):
+            return None
+        pixels, subsampling, grey = np.asarray(image), "420", False
+        problems: tuple[Problem, ...] = (Problem("image-damaged", "noted", path, 0, f"the JPEG decoder says: {exc}"),)
+    else:
+        problems = ()
     return Picture(
-        pixels=pixels[:, :, 0] if grey and pixels.ndim == 3 else pixels,
+        pixels=pixels[:, :, 0] if grey else pixels,
         jpeg=True,
         subsampling=subsampling if subsampling in _SUBSAMPLINGS else "420",
-        icc=icc,
+        icc=_icc(data),
         problems=problems,
     )
 
 
-def _decode_other(image: Image.Image, path: str) -> Picture:
+def _decode_with_pillow(data: bytes, header: ImageHeader, path: str) -> tuple[Picture, ImageHeader]:
+    """Everything else. The header's orientation is what is still to be done: Pillow turns TIFFs by itself."""
+    # Only the format that the header is of: Pillow knows some that start other programs.
+    image = Image.open(io.BytesIO(data), formats=(header.format,))
     deep = any(";16" in str(tile.args) for tile in getattr(image, "tile", ()))
     icc = image.info.get("icc_profile") or b""
+    jpeg = header.format == "jpeg"
     image.load()
+    if header.format == "tiff":
+        header = header._replace(orientation=image.getexif().get(ExifTags.Base.Orientation, 1))
     mode, problems = image.mode, []
     if mode.startswith("I;16") or mode == "I":
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
             raise _too_deep(path, "have more than 16 bits")
-        return Picture(pixels=values.astype(np.uint16), jpeg=False, icc=icc)
+        return Picture(pixels=values.astype(np.uint16), jpeg=False, icc=icc), header
     if mode == "F":
         raise _too_deep(path, "are floating-point numbers")
     if deep:
@@ -138,7 +146,8 @@ def _decode_other(image: Image.Image, path: str) -> Picture:
         problems.append(Problem("image-colours", "noted", path, 0, f"its colours are {mode} and were turned into RGB"))
     alpha = image.has_transparency_data
     target = ("LA" if alpha else "L") if mode in ("1", "L", "LA", "La") else ("RGBA" if alpha else "RGB")
-    return Picture(pixels=np.asarray(image.convert(target)), jpeg=False, icc=icc, problems=tuple(problems))
+    pixels = np.asarray(image.convert(target))
+    return Picture(pixels=pixels, jpeg=jpeg, subsampling="444", icc=icc, problems=tuple(problems)), header
 
 
 def _displayed(pixels: Pixels, orientation: int) -> Pixels:
@@ -167,13 +176,17 @@ def _with_icc(jpeg: bytes, icc: bytes) -> bytes:
     return b"".join((jpeg[:behind], *segments, jpeg[behind:]))
 
 
-def _check_size(path: str, width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise _too_large(path)
-
-
-def _too_large(path: str) -> AnnotationError:
-    return AnnotationError(f"{path}: it has more than {MAX_PIXELS:,} pixels", code="image-too-large", file=path)
+def _icc(jpeg: bytes) -> bytes:
+    """The colour profile of a JPEG; b"" where there is none, or not all of it."""
+    parts: dict[int, bytes] = {}
+    count, at = 0, 2
+    while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1 : at + 2] not in (b"\xda", b""):
+        end = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        if jpeg[at + 1] == 0xE2 and jpeg.startswith(_ICC_MARK, at + 4):
+            number, count = jpeg[at + 16], jpeg[at + 17]
+            parts[number] = jpeg[at + 18 : end]
+        at = end
+    return b"".join(parts[number] for number in sorted(parts)) if len(parts) == count else b""
 
 
 def _too_deep(path: str, said: str) -> AnnotationError:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from datacache.annotations.model import Annotation, Box
+from datacache.annotations.problems import PROBLEMS
 from datacache.convert.geometry import carry, plan
 from datacache.convert.image_ops import Operations, Processed, apply, parse_operations
 from datacache.core.errors import AnnotationError, UsageError
@@ -604,3 +605,8 @@ def test_the_lineage_says_all_that_is_needed_to_do_it_again():
     ):
         ops = parse_operations(crop=crop, rotate=rotate, flip=flip, resize=resize, letterbox=bool(resize), quality=91)
         assert parse_operations(**ops.as_json()) == ops or not ops
+
+
+def test_every_problem_is_in_the_list_of_problems():
+    codes = ("image-damaged", "image-too-large", "image-depth", "image-colours", "crop-outside", "box-cropped-away")
+    assert set(codes) <= set(PROBLEMS)
