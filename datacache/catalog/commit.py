@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from datacache.catalog.base import Catalog, tag_exists
 from datacache.catalog.refs import check_name, check_tag
+from datacache.manifest import codec
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import BlobId, DatasetRecord, Lineage, Root, SnapshotRecord
 
@@ -17,12 +18,29 @@ _SHOWN = 3
 
 
 def check_target(catalog: Catalog, name: str, tags: Sequence[str]) -> DatasetRecord | None:
-    """Before any work: whether a snapshot may be called so. The dataset, if there is one. `UsageError` for a bad name or
-    tag. A tag that is taken is seen only at the commit: the new snapshot may be the one that it names."""
+    """Before any work: whether a snapshot may be called so. The dataset, if there is one.
+
+    `UsageError` for a bad name or tag. A tag that is taken is seen only at the commit: the new snapshot may be the one
+    that it names.
+    """
     check_name(name)
     for tag in tags:
         check_tag(tag)
     return catalog.dataset(name)
+
+
+def known_blobs(catalog: Catalog, dataset: DatasetRecord | None) -> frozenset[BlobId]:
+    """The blobs of the dataset's latest snapshot, for `ManifestBuilder`: a new version need not put them again."""
+    if dataset is None:
+        return frozenset()
+    id = BlobId(bytes.fromhex(dataset.latest))
+    stored = catalog.get_blobs([id]).get(id)
+    return frozenset() if stored is None else blobs_of(id, codec.decode_root(codec.decompress(stored, id)))
+
+
+def blobs_of(id: BlobId, root: Root) -> frozenset[BlobId]:
+    """All that the catalog keeps of a snapshot: root, ranges, packs."""
+    return frozenset([id, *(info.blob for info in root.ranges), *root.packs])
 
 
 def commit_manifest(
@@ -58,7 +76,7 @@ def commit_manifest(
         warnings=(*warnings, *_hidden_warning(root)),
         lineage=lineage,
     )
-    needs = [BlobId(bytes.fromhex(id)), *(info.blob for info in root.ranges), *root.packs]
+    needs = blobs_of(BlobId(bytes.fromhex(id)), root)
     return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs)
 
 
@@ -67,7 +85,8 @@ def _hidden_warning(root: Root) -> tuple[str, ...]:
         return ()
     names = ", ".join(repr(path.decode("utf-8", "backslashreplace")) for path in sorted(root.hidden)[:_SHOWN])
     more = f" and {len(root.hidden) - _SHOWN:,} more" if len(root.hidden) > _SHOWN else ""
-    return (
+    text = (
         f"{len(root.hidden):,} object(s) cannot be shown in a mount (a name that is also a folder's, or with an empty, "
-        f"'.', '..' or overlong part) but can be read by their exact path: {names}{more}",
+        f"'.', '..' or overlong part) but can be read by their exact path: {names}{more}"
     )
+    return (text,)

@@ -1,24 +1,23 @@
 """Make a snapshot of what lies under a URL: list, build the manifest, commit.
 
-Used by `api.create_snapshot`. Nothing is visible before the commit; a creation that was killed leaves only blobs, which
-the next one finds in place.
+Used by `api.create_snapshot` and `catalog.pin`. Nothing is visible before the commit; a creation that was killed leaves
+only blobs, which the next one finds in place.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 
-from datacache.catalog.base import Catalog, tag_exists
-from datacache.catalog.refs import check_name, check_tag
+from datacache.catalog.base import Catalog
+from datacache.catalog.commit import check_target, commit_manifest, known_blobs
 from datacache.core.errors import ObjectNotFoundError
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import Entry, Root, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
 from datacache.manifest.sort import sorted_entries
 from datacache.store.base import ObjectStore
 
 Progress = Callable[[int, int], None]
-_SHOWN = 3
 
 
 def create_snapshot(
@@ -32,46 +31,47 @@ def create_snapshot(
     move_tags: bool = False,
     message: str = "",
     progress: Progress | None = None,
+    copied: Callable[[Iterable[Entry]], Generator[Entry, None, None]] | None = None,
+    copied_to: Source | None = None,
 ) -> SnapshotRecord:
     """List `prefix` of a store and commit what is there as a snapshot of dataset `name`.
 
-    Idempotent: an unchanged prefix gives the same id. Raises the store's errors, `ObjectNotFoundError` for a prefix
-    with nothing under it, `TagExistsError` (before listing, too), `UsageError` for bad names.
+    Idempotent: an unchanged prefix gives the same id. With `copied`, which takes the entries in order and gives them
+    with keys of `copied_to`, the snapshot refers to copies. Raises the store's errors, `ObjectNotFoundError` for a
+    prefix with nothing under it, `TagExistsError`, `UsageError` for bad names.
     """
-    check_name(name)
-    for tag in tags:
-        check_tag(tag)
-    dataset = catalog.dataset(name)
-    builder = ManifestBuilder([Source(store.url, prefix)], catalog.put_blobs)
-    entries: Iterable[Entry] = _entries(store, prefix, builder, progress)
+    known = known_blobs(catalog, check_target(catalog, name, tags))
+    builder = ManifestBuilder([copied_to or Source(store.url, prefix)], catalog.put_blobs, known=known)
+    entries: Iterable[Entry] = _entries(store, prefix, progress)
     if not store.sorted_listing:
         entries = sorted_entries(entries)
-    for entry in entries:
-        builder.add(entry)
+    if copied is None:
+        for entry in entries:
+            builder.add(entry)
+    else:
+        with closing(copied(entries)) as copies:
+            for entry in copies:
+                builder.add(entry)
     if not builder.files and not builder.markers:
         raise ObjectNotFoundError(
             f"there is nothing under {origin}", url=origin, hint="Check the bucket's name and the prefix."
         )
-    id, root = builder.finish()
-    if dataset is not None and not move_tags:
-        for tag in tags:
-            if dataset.tags.get(tag, id) != id:
-                raise tag_exists(name, tag, dataset.tags[tag])
-    record = SnapshotRecord(
-        dataset=name,
-        id=id,
-        created_at=dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    parameters = {"from": origin}
+    if copied_to is not None:
+        parameters["copied_to"] = f"{copied_to.store}/{copied_to.prefix}"
+    return commit_manifest(
+        catalog,
+        builder,
+        name=name,
         origin=origin,
-        files=root.files,
-        total_bytes=root.total_bytes,
+        lineage=Lineage("create", parameters),
+        tags=tags,
+        move_tags=move_tags,
         message=message,
-        parent=dataset.latest if dataset is not None and dataset.latest != id else None,
-        warnings=_warnings(root),
     )
-    return catalog.commit(record, tags=tags, move_tags=move_tags)
 
 
-def _entries(store: ObjectStore, prefix: str, builder: ManifestBuilder, progress: Progress | None) -> Iterator[Entry]:
+def _entries(store: ObjectStore, prefix: str, progress: Progress | None) -> Iterator[Entry]:
     skip = len(prefix)
     files = size = 0
     for page in store.list(prefix):
@@ -86,15 +86,3 @@ def _entries(store: ObjectStore, prefix: str, builder: ManifestBuilder, progress
             )
         if progress is not None:
             progress(files, size)
-
-
-def _warnings(root: Root) -> tuple[str, ...]:
-    if not root.hidden:
-        return ()
-    names = ", ".join(repr(path.decode("utf-8", "backslashreplace")) for path in sorted(root.hidden)[:_SHOWN])
-    more = f" and {len(root.hidden) - _SHOWN:,} more" if len(root.hidden) > _SHOWN else ""
-    text = (
-        f"{len(root.hidden):,} object(s) cannot be shown in a mount (a name that is also a folder's, or with an empty, "
-        f"'.', '..' or overlong part) but can be read by their exact path: {names}{more}"
-    )
-    return (text,)

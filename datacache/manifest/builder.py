@@ -6,7 +6,7 @@ Used by whatever makes a snapshot. Not thread-safe; one builder, one snapshot.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from datacache.core.errors import CatalogError, UsageError
 from datacache.manifest import codec
@@ -22,12 +22,17 @@ _UNSHOWABLE = re.compile(rb"(?:^|/)\.{0,2}(?:/|$)|\0|[^/]{256}")
 class ManifestBuilder:
     """Takes entries in strictly ascending byte order of their paths; `finish()` gives the snapshot's id and root.
 
-    `sources` may grow until then.
+    `sources` may grow until then. Blobs that are `known` to be in the catalog, such as those of the dataset's snapshot
+    before, are not put again: what a new version writes follows the change. Who commits names them all in `needs`, as
+    they may go meanwhile.
     """
 
-    def __init__(self, sources: Sequence[Source], put_blobs: PutBlobs) -> None:
+    def __init__(
+        self, sources: Sequence[Source], put_blobs: PutBlobs, *, known: Collection[BlobId] = frozenset()
+    ) -> None:
         self._sources = sources
         self._put_blobs = put_blobs
+        self._known = frozenset(known)
         self._pending: list[tuple[BlobId, bytes]] = []
         self._rows: list[Entry] = []
         self._ranges: list[RangeInfo] = []
@@ -75,9 +80,9 @@ class ManifestBuilder:
             packs=tuple(sorted(set(packs))),
         )
         raw = codec.encode_root(root)
-        id = codec.blob_id(raw)
-        self._pending.append((id, codec.compress(raw)))
-        self._put_blobs(self._pending)
+        id = self._put(raw)
+        if self._pending:
+            self._put_blobs(self._pending)
         return id.hex(), root
 
     def _note_shadowed(self, path: bytes) -> None:
@@ -93,10 +98,14 @@ class ManifestBuilder:
 
     def _end_range(self) -> None:
         raw = codec.encode_range(self._rows)
-        id = codec.blob_id(raw)
-        self._ranges.append(RangeInfo(id, self._rows[0].path, len(self._rows)))
+        self._ranges.append(RangeInfo(self._put(raw), self._rows[0].path, len(self._rows)))
         self._rows = []
-        self._pending.append((id, codec.compress(raw)))
         if len(self._pending) >= _BLOBS_AT_A_TIME:
             self._put_blobs(self._pending)
             self._pending = []
+
+    def _put(self, raw: bytes) -> BlobId:
+        id = codec.blob_id(raw)
+        if id not in self._known:
+            self._pending.append((id, codec.compress(raw)))
+        return id
