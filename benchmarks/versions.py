@@ -280,8 +280,8 @@ def snapshot_diff(home: Home, before: str, after: str, *, rounds: int, name: str
     runs = [measured(command, env=home.env) for _ in range(rounds)]
     found = json.loads(runs[0].output)
     for kind in ("added", "removed", "changed"):
-        if found["counts"][kind] != expected.get(kind, 0):
-            raise SystemExit(f"the diff says {found['counts']} instead of {expected}")
+        if found[kind]["files"] != expected.get(kind, 0):
+            raise SystemExit(f"the diff says {found[kind]['files']} {kind} instead of {expected.get(kind, 0)}")
     return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
 
 
