@@ -5,7 +5,9 @@ Everything takes `settings`; without them they are loaded from the environment (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
@@ -16,6 +18,14 @@ from datacache.manifest.reader import Manifest
 from datacache.reader.blocks import NodeBlocks
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from datacache.catalog.verify import Problem
+    from datacache.imports.failures import Failure
+    from datacache.imports.jsonl import ImportedLines, JsonlProgress
+    from datacache.manifest.diff import Change
 
 
 def open_catalog(settings: Settings | None = None) -> Catalog:
@@ -48,36 +58,124 @@ def create_snapshot(
     tags: Sequence[str] = (),
     move_tags: bool = False,
     message: str = "",
+    pin: bool = False,
+    objects: str = "",
+    check_copies: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> SnapshotRecord:
     """Make a snapshot of all that lies under `url` (`s3://bucket/prefix`, a folder, any fsspec URL).
 
     An unchanged prefix gives the same id. Atomic: a creation that is killed leaves nothing visible and can be run
-    again. `progress(files, bytes)` is called for each page of the listing. Raises the store's errors,
-    `TagExistsError`, `UsageError`.
+    again. `progress(files, bytes)` is called now and then. Raises the store's errors, `TagExistsError`, `UsageError`.
+
+    With `pin` each object is copied into content-addressed storage (the setting `objects`, or the URL `objects`; else
+    `SettingsError`) and the snapshot refers to the copies; `check_copies` asks for those that earlier snapshots know.
     """
     from datacache.catalog.create import create_snapshot as create
+    from datacache.catalog.objects import ObjectWriter
+    from datacache.catalog.pin import THREADS, create_pinned_snapshot
     from datacache.store.open import open_store
     from datacache.store.urls import split_url
 
     settings = settings or load_settings()
     store_url, prefix = split_url(url)
-    store, catalog = open_store(store_url, settings), open_catalog(settings)
-    try:
-        return create(
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(open_store(store_url, settings)))
+        catalog = stack.enter_context(closing(open_catalog(settings)))
+        named: dict[str, Any] = {"name": name, "origin": f"{store_url}/{prefix}", "message": message}
+        named |= {"tags": tags, "move_tags": move_tags, "progress": progress}
+        if not pin:
+            return create(catalog, store, prefix, **named)
+        writer = stack.enter_context(closing(ObjectWriter(catalog, settings, url=objects)))
+        threads = min(THREADS, settings.concurrency)
+        return create_pinned_snapshot(
+            catalog, store, prefix, writer, check_copies=check_copies, threads=threads, **named
+        )
+
+
+def diff_snapshots(before: str, after: str = "", *, settings: Settings | None = None) -> Iterator[Change]:
+    """The files added, removed and changed on the way from one snapshot to another, in path order, read as they are
+    taken. With one reference: to it, from its parent. `SnapshotNotFoundError`, `UsageError` without a parent."""
+    from datacache.catalog.compare import compare
+
+    with closing(open_catalog(settings)) as catalog:
+        yield from compare(catalog, before, after).changes
+
+
+def verify_snapshot(
+    ref: str,
+    *,
+    read: bool = False,
+    settings: Settings | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Problem]:
+    """The files of a snapshot whose objects are missing, changed or unreadable, as they are found.
+
+    Asks the stores, not the cache; with `read` every byte is read. `progress(done, files)`. Raises
+    `SnapshotNotFoundError`, `StoreUnavailableError` where a store is away.
+    """
+    from datacache.catalog.packs import stores_with_packs
+    from datacache.catalog.verify import THREADS, verify
+
+    settings = settings or load_settings()
+    with closing(open_catalog(settings)) as catalog:
+        manifest = Manifest.open(resolve(catalog, ref).id, catalog.get_blobs)
+        with closing(stores_with_packs(settings, catalog.get_blobs)) as stores:
+            threads = min(THREADS, settings.concurrency)
+            yield from verify(manifest, stores, read=read, threads=threads, progress=progress)
+
+
+def import_jsonl(
+    name: str,
+    file: Path | str,
+    *,
+    settings: Settings | None = None,
+    tags: Sequence[str] = (),
+    move_tags: bool = False,
+    message: str = "",
+    pin: bool = False,
+    objects: str = "",
+    concurrency: int = 0,
+    max_object_bytes: int = 2**30,
+    object_timeout_s: float = 300.0,
+    skip_failed: bool = False,
+    progress: Callable[[JsonlProgress], None] | None = None,
+    on_failure: Callable[[Failure], None] | None = None,
+) -> ImportedLines:
+    """Make a snapshot of the objects that a file of JSON lines names: `{"url": …, "path": …, "label": …}`.
+
+    Objects of web servers are copied into content-addressed storage (the setting `objects`, or the URL `objects`), those
+    of stores are named, or with `pin` copied, too. Other fields than `url` and `path` go into `metadata.jsonl`. Every
+    line is tried, and `on_failure` is told of those that failed; then nothing is committed and `ImportFailedError` is
+    raised, unless `skip_failed` leaves them out. An import that was killed goes on where it was when it is run again.
+    Also raises `UsageError`, `TagExistsError` and the errors of the storage for copies.
+    """
+    from datacache.imports.jsonl import JsonlOptions
+    from datacache.imports.jsonl import import_jsonl as import_lines
+    from datacache.imports.lines import LinesFile
+
+    settings = settings or load_settings()
+    options = JsonlOptions(
+        pin=pin,
+        objects=objects,
+        concurrency=concurrency,
+        max_object_bytes=max_object_bytes,
+        object_timeout_s=object_timeout_s,
+        skip_failed=skip_failed,
+    )
+    with closing(open_catalog(settings)) as catalog, closing(LinesFile(file)) as lines:
+        return import_lines(
             catalog,
-            store,
-            prefix,
+            settings,
+            lines,
             name=name,
-            origin=f"{store_url}/{prefix}",
+            options=options,
             tags=tags,
             move_tags=move_tags,
             message=message,
             progress=progress,
+            on_failure=on_failure,
         )
-    finally:
-        store.close()
-        catalog.close()
 
 
 def connect(settings: Settings | None = None) -> DaemonClient:

@@ -15,10 +15,11 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+_LINES_IN_MEMORY_BYTES = 8 * 2**20
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
@@ -75,6 +76,37 @@ class Progress:
             self._bar.update(self._task, description=text, completed=done, total=total or None)
 
 
+class Lines:
+    """Lines that wait until what goes before them is known: in memory, and where there are many, on disk. Close it."""
+
+    def __init__(self) -> None:
+        from tempfile import SpooledTemporaryFile
+
+        self._spool = SpooledTemporaryFile(  # noqa: SIM115 - closed by __exit__
+            _LINES_IN_MEMORY_BYTES, "w+", encoding="utf-8", errors="surrogateescape", newline="\n"
+        )
+        self._count = 0
+
+    def add(self, text: str) -> None:
+        """One more line."""
+        self._spool.write(f"{text}\n")
+        self._count += 1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        self._spool.seek(0)
+        for line in self._spool:
+            yield line[:-1]
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._spool.close()
+
+
 class Output:
     """Prints. `json` is set by `--json`."""
 
@@ -87,6 +119,25 @@ class Output:
             print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
         elif text:
             print(text)
+
+    def result_with(self, value: dict[str, Any], name: str, items: Iterable[str] | None) -> None:
+        """With `--json`: `value` with one more field, an array of JSON texts that may be long; for None without."""
+        if not self.json:
+            return
+        if items is None:
+            self.result(value)
+            return
+        print(f"{json.dumps(value)[:-1]}, {json.dumps(name)}: [", end="")
+        separator = "\n"
+        for item in items:
+            print(f"{separator}{item}", end="")
+            separator = ",\n"
+        print("]}")
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Lines for people; nothing with `--json`."""
+        for text in texts:
+            self.line(text)
 
     def line(self, text: str = "") -> None:
         """A line for people; nothing with `--json`."""

@@ -81,6 +81,13 @@ class ObjectWriter:
             self._fresh[stored.key] = now
         return stored
 
+    def has(self, key: bytes, size_bytes: int) -> bool:
+        """Whether the object of an entry is there, whole."""
+        try:
+            return self._store.head(key.decode("utf-8", "surrogateescape")).size_bytes == size_bytes
+        except ObjectNotFoundError:
+            return False
+
     def _is_there(self, stored: Stored) -> bool:
         """Whether it need not be written: it is there, whole, and so young that no garbage collection takes it."""
         try:

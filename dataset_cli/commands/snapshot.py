@@ -1,17 +1,21 @@
-"""`dsctl snapshot`: make, list, show, tag and remove snapshots.
+"""`dsctl snapshot`: make, list, show, compare, check, tag and remove snapshots.
 
 With `--json` a snapshot is `{"name", "id", "ref", "files", "bytes", "tags", "created_at", "origin",
-"message", "parent", "warnings"}`; `list` prints an array of them, `show --files` adds `"entries"`.
+"message", "parent", "lineage", "warnings"}`, its lineage `{"command", "parameters", "inputs"}` or null; `list`
+prints an array of them, `show --files` adds `"entries"`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
+from dataset_cli.commands.diff import diff
+from dataset_cli.commands.verify import verify
 from dataset_cli.output import format_bytes, format_time, printable
 
 if TYPE_CHECKING:
@@ -20,7 +24,11 @@ if TYPE_CHECKING:
 
 @click.group()
 def snapshot() -> None:
-    """Make, list, show, tag and remove snapshots."""
+    """Make, list, show, compare, check, tag and remove snapshots."""
+
+
+snapshot.add_command(diff)
+snapshot.add_command(verify)
 
 
 def as_json(record: SnapshotRecord, dataset: DatasetRecord | None) -> dict[str, Any]:
@@ -36,6 +44,7 @@ def as_json(record: SnapshotRecord, dataset: DatasetRecord | None) -> dict[str, 
         "origin": record.origin,
         "message": record.message,
         "parent": record.parent,
+        "lineage": record.lineage._asdict() if record.lineage else None,
         "warnings": list(record.warnings),
     }
 
@@ -44,38 +53,65 @@ def _tags(record: SnapshotRecord, dataset: DatasetRecord | None) -> list[str]:
     return sorted(tag for tag, id in dataset.tags.items() if id == record.id) if dataset else []
 
 
+def _made_from(record: SnapshotRecord) -> str:
+    """Where a snapshot comes from: the command and the snapshots it was made of, or the URL."""
+    if record.lineage is None or not record.lineage.inputs:
+        return record.origin
+    return f"{record.lineage.command} {', '.join(map(_short, record.lineage.inputs))}"
+
+
+def _made_by(record: SnapshotRecord) -> str:
+    if record.lineage is None:
+        return ""
+    command, parameters, inputs = record.lineage
+    values = (f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in parameters.items())
+    return " ".join([command, *map(_short, inputs), *values])
+
+
+def _short(input: str) -> str:
+    name, _, id = input.partition("@")
+    return f"{name}@{id[:12]}"
+
+
 @snapshot.command()
 @click.argument("name", type=DatasetName())
 @click.option("--from", "url", required=True, metavar="URL", help="s3://bucket/prefix, a folder, any fsspec URL.")
 @click.option("--tag", "tags", multiple=True, help="Tag it; may be given several times.")
 @click.option("--move-tags", is_flag=True, help="Move tags that name another snapshot.")
 @click.option("--message", "-m", default="", help="A line on why it was made.")
-@click.option("--pin", is_flag=True, help="Keep what this node caches of it.")
+@click.option("--pin", is_flag=True, help="Copy all objects, so that the snapshot outlives the bucket.")
+@click.option("--objects", metavar="URL", help="With --pin: where copies go (default: DATACACHE_OBJECTS).")
+@click.option("--check-copies", is_flag=True, help="With --pin: ask for each copy that earlier snapshots have, too.")
 @json_option
 @pass_app
-def create(app: App, *, name: str, url: str, tags: tuple[str, ...], move_tags: bool, message: str, pin: bool) -> None:
+def create(
+    app: App, *, name: str, url: str, pin: bool, objects: str | None, check_copies: bool, **options: Any
+) -> None:
     """Give all that lies under URL a name and a version.
 
-    Nothing is copied. An unchanged URL gives the same snapshot again.
+    Nothing is copied, unless --pin asks for it. An unchanged URL gives the same snapshot again.
     """
     from datacache import api
 
-    with app.out.progress(f"listing {url}") as bar:
+    if not pin and (objects or check_copies):
+        raise click.UsageError("--objects and --check-copies are for --pin")
+    with app.out.progress(f"{'copying' if pin else 'listing'} {url}") as bar:
         record = api.create_snapshot(
             name,
             url,
             settings=app.settings,
-            tags=tags,
-            move_tags=move_tags,
-            message=message,
-            progress=lambda files, size: bar.update(f"{files:,} objects, {format_bytes(size)}"),
+            pin=pin,
+            objects=objects or "",
+            check_copies=check_copies,
+            progress=lambda files, size: bar.update(
+                f"{'copied ' if pin else ''}{files:,} objects, {format_bytes(size)}"
+            ),
+            **options,
         )
     with app.catalog() as catalog:
         dataset = catalog.dataset(name)
     for warning in record.warnings:
         app.out.warning(warning)
-    if pin:
-        api.connect(app.settings).pin(record.ref)
     tagged = ", ".join(_tags(record, dataset))
     app.out.result(
         as_json(record, dataset),
@@ -114,7 +150,7 @@ def list_(app: App, name: str | None) -> None:
                 f"{record.files:,}",
                 format_bytes(record.total_bytes),
                 format_time(record.created_at),
-                record.origin,
+                _made_from(record),
                 record.message,
             ]
             for dataset, record in rows
@@ -149,6 +185,7 @@ def show(app: App, ref: str, with_files: bool) -> None:
         "size": f"{format_bytes(record.total_bytes)} ({record.total_bytes:,} bytes)",
         "created": f"{format_time(record.created_at)} UTC",
         "origin": record.origin,
+        "made by": _made_by(record),
         "message": record.message,
         "parent": record.parent or "",
     }.items():
@@ -196,14 +233,18 @@ def tag(app: App, ref: str, tag: str, move: bool) -> None:
 
 
 @snapshot.command()
-@click.argument("name", type=DatasetName())
-@click.argument("tag")
+@click.argument("name", type=SnapshotRef())
+@click.argument("tag", required=False)
 @json_option
 @pass_app
-def untag(app: App, name: str, tag: str) -> None:
-    """Remove a tag; the snapshot stays."""
+def untag(app: App, name: str, tag: str | None) -> None:
+    """Remove a tag, NAME TAG or NAME@TAG; the snapshot stays."""
     from datacache.core.errors import SnapshotNotFoundError
 
+    if ("@" in name) == (tag is not None):
+        raise click.UsageError("which tag? Write NAME TAG, or NAME@TAG")
+    if tag is None:
+        name, _, tag = name.partition("@")
     with app.catalog() as catalog:
         if not catalog.remove_tag(name, tag):
             raise SnapshotNotFoundError(

@@ -1,0 +1,182 @@
+"""Pinned snapshots: what they refer to is copied into content-addressed storage, so they outlive the bucket.
+
+Used by `api.create_snapshot`. Entries come as they are listed and leave with the keys of their copies, everything else
+as it was, so a diff with an unpinned version sees no change. A creation that is killed can be run again: copies it made
+are not sent again, and those that an earlier pinned snapshot of the same place has are not even read. Memory is bounded
+by the bytes in flight. One thread, which has others at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+
+from datacache.catalog.base import Catalog
+from datacache.catalog.create import create_snapshot
+from datacache.catalog.objects import MAX_OBJECT_BYTES, ObjectWriter
+from datacache.core.errors import UsageError
+from datacache.core.objects import ObjectRef
+from datacache.core.threads import map_in_threads
+from datacache.manifest.model import Entry, SnapshotRecord, Source
+from datacache.manifest.reader import Manifest
+from datacache.store.base import ObjectStore
+
+Progress = Callable[[int, int], None]
+THREADS = 32
+_PART_BYTES = 8 * 2**20
+_IN_FLIGHT_BYTES = 256 * 2**20
+_EARLIER = 20
+"""How many of a dataset's newest snapshots are looked at for copies of the same place."""
+_READY_AT_A_TIME = 500
+
+
+def create_pinned_snapshot(
+    catalog: Catalog,
+    store: ObjectStore,
+    prefix: str,
+    writer: ObjectWriter,
+    *,
+    name: str,
+    origin: str,
+    tags: Sequence[str] = (),
+    move_tags: bool = False,
+    message: str = "",
+    check_copies: bool = False,
+    threads: int = THREADS,
+    progress: Progress | None = None,
+) -> SnapshotRecord:
+    """As `create_snapshot`, and every object is copied through `writer` first. `progress(files, bytes)`: what is done.
+
+    With `check_copies` the storage is asked for each copy that an earlier snapshot knows, and lost ones are made again.
+    `UsageError` for an object above `MAX_OBJECT_BYTES` and where the storage lies inside of what is copied.
+    """
+    source = writer.source
+    if source.store == store.url and source.prefix.startswith(prefix):
+        raise UsageError(
+            f"the storage for copies, {source.store}/{source.prefix}, lies inside of {origin}",
+            hint="Set DATACACHE_OBJECTS (or --objects) to a prefix or bucket of its own.",
+        )
+    while True:
+        earlier, known = _earlier(catalog, name, origin, source)
+        pinner = _Pinner(store, prefix, writer, known, check_copies=check_copies, threads=threads, progress=progress)
+        record = create_snapshot(
+            catalog,
+            store,
+            prefix,
+            name=name,
+            origin=origin,
+            tags=tags,
+            move_tags=move_tags,
+            message=message,
+            copied_to=source,
+            copied=pinner.copied,
+        )
+        # Had the earlier snapshot been removed meanwhile, garbage collection might have taken copies of both. If it is
+        # still listed now, then it was all the time until the new one was.
+        if earlier is None or catalog.snapshot(name, earlier.id) is not None:
+            return record
+        check_copies = True
+
+
+class _Pinner:
+    """Copies the objects of one listing."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        writer: ObjectWriter,
+        known: Manifest | None,
+        *,
+        check_copies: bool,
+        threads: int,
+        progress: Progress | None,
+    ) -> None:
+        self._store, self._prefix, self._writer = store, prefix, writer
+        self._known = known
+        self._check = check_copies
+        self._threads = threads
+        self._progress = progress
+
+    def copied(self, entries: Iterable[Entry]) -> Generator[Entry, None, None]:
+        """The same entries, each when its copy is there."""
+        files = size = 0
+        for ready in map_in_threads(
+            self._seen_to,
+            self._work(entries),
+            threads=self._threads,
+            size_bytes=lambda rows: 2 * rows[0].size_bytes if rows[0].key is None else 0,  # as read, and in one piece
+            limit_bytes=_IN_FLIGHT_BYTES,
+        ):
+            for entry in ready:
+                files, size = files + 1, size + entry.size_bytes
+                yield entry
+            if self._progress is not None:
+                self._progress(files, size)
+
+    def _work(self, entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+        """Entries that have their keys, many together, and those without, one by one. All in order."""
+        ready: list[Entry] = []
+        at_a_time = 1 if self._check else _READY_AT_A_TIME
+        for entry in self._with_known_keys(entries):
+            if (entry.key is None or len(ready) >= at_a_time) and ready:
+                yield ready
+                ready = []
+            if entry.key is None:
+                yield [entry]
+            else:
+                ready.append(entry)
+        if ready:
+            yield ready
+
+    def _with_known_keys(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """Entries, those that the earlier snapshot has with the same ETag under its keys. Both are in path order."""
+        known = self._known.entries() if self._known is not None else iter(())
+        before = next(known, None)
+        for entry in entries:
+            while before is not None and before.path < entry.path:
+                before = next(known, None)
+            yield entry._replace(key=before.key) if before is not None and _unchanged(before, entry) else entry
+
+    def _seen_to(self, rows: list[Entry]) -> list[Entry]:
+        """Runs in any thread."""
+        entry = rows[0]  # alone, if there is anything to see to
+        if entry.path[-1:] == b"/":
+            return rows
+        if entry.key is None or (self._check and not self._writer.has(entry.key, entry.size_bytes)):
+            return [self._copy(entry)]
+        return rows
+
+    def _copy(self, entry: Entry) -> Entry:
+        key = self._prefix + entry.path.decode("utf-8", "surrogateescape")
+        ref = ObjectRef(self._store.url, key, entry.size_bytes, entry.etag, entry.version)
+        if entry.size_bytes > MAX_OBJECT_BYTES:
+            raise UsageError(
+                f"{ref.url} has {entry.size_bytes:,} bytes; at most {MAX_OBJECT_BYTES:,} can be copied",
+                hint="Without --pin, snapshots refer to objects of any size.",
+            )
+        starts = range(0, entry.size_bytes, _PART_BYTES)
+        parts = [self._store.read(ref, at, min(at + _PART_BYTES, entry.size_bytes)) for at in starts]
+        stored = self._writer.put(b"".join(parts))
+        return entry._replace(
+            etag=entry.etag or stored.hex, version="", key=stored.key.encode("utf-8", "surrogateescape")
+        )
+
+
+def _unchanged(before: Entry, entry: Entry) -> bool:
+    return (
+        before.path == entry.path
+        and before.size_bytes == entry.size_bytes
+        and before.etag == entry.etag != ""
+        and not entry.etag.startswith("W/")  # a weak ETag does not promise the same bytes
+        and before.key is not None
+    )
+
+
+def _earlier(catalog: Catalog, name: str, origin: str, source: Source) -> tuple[SnapshotRecord | None, Manifest | None]:
+    """The newest snapshot of the same place whose copies lie in the same storage."""
+    for record in reversed(catalog.snapshots(name)[-_EARLIER:]):
+        if record.origin == origin:
+            manifest = Manifest.open(record.id, catalog.get_blobs)
+            if manifest.root.sources == (source,):
+                return record, manifest
+    return None, None

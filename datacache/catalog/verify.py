@@ -1,0 +1,251 @@
+"""Whether every object of a snapshot is still what the snapshot says.
+
+Used by `dsctl snapshot verify` and `api.verify_snapshot`. Objects that were listed are compared with a new listing, one
+request for 1,000 of them; others are asked for one by one; files in packs are read. With `read` all bytes are read, and
+those stored under their hash are hashed. It asks the stores themselves, not the cache. One thread, which has others at
+work; memory does not grow with the snapshot.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from itertools import chain, islice
+from operator import attrgetter
+from typing import Literal, NamedTuple
+
+from xxhash import xxh3_128
+
+from datacache.catalog.objects import parse_object_key
+from datacache.core.errors import (
+    CorruptManifestError,
+    DatacacheError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreAccessError,
+    StoreError,
+    StoreUnavailableError,
+)
+from datacache.core.objects import ObjectRef
+from datacache.core.threads import map_in_threads
+from datacache.manifest.model import PACKS, Entry
+from datacache.manifest.reader import Manifest
+from datacache.manifest.sort import Sorter
+from datacache.store.base import ObjectInfo, ObjectStore
+from datacache.store.errors import expect_same
+from datacache.store.open import Stores
+
+Progress = Callable[[int, int], None]
+THREADS = 32
+_PART_BYTES = 8 * 2**20
+_IN_FLIGHT_BYTES = 256 * 2**20
+_FEW = 100
+"""So few objects are asked for one by one."""
+_SPARSE = 100
+"""A listing of which less than one in so many is wanted costs more than asking for each."""
+_LISTED_FIRST = 5_000
+"""From how many listed objects on that is decided."""
+_DOWN = 20
+"""So many objects in a row that the store did not answer for mean that it is away."""
+
+
+class Problem(NamedTuple):
+    """One file whose object is not what the snapshot says."""
+
+    kind: Literal["missing", "changed", "unreadable"]
+    path: bytes
+    url: str
+    message: str
+
+
+class _Item(NamedTuple):
+    key: bytes
+    entry: Entry
+    ref: ObjectRef
+
+
+def verify(
+    manifest: Manifest, stores: Stores, *, read: bool = False, threads: int = THREADS, progress: Progress | None = None
+) -> Iterator[Problem]:
+    """The files that cannot be read any more as the snapshot recorded them, in no particular order.
+
+    `progress(done, files)` is called now and then. `stores` must have the catalog's packs. Raises what is more than a
+    problem of one object: `StoreUnavailableError` where a store is away, `CorruptManifestError` for the snapshot's own
+    ranges.
+    """
+    verifier = _Verifier(manifest, stores, read=read, threads=threads)
+    for found in verifier.all():
+        if found is not None:
+            yield found
+        if progress is not None:
+            progress(verifier.done, manifest.root.files)
+
+
+class _Verifier:
+    """One run. Its generators give None for each file that is fine."""
+
+    def __init__(self, manifest: Manifest, stores: Stores, *, read: bool, threads: int) -> None:
+        self._manifest, self._stores = manifest, stores
+        self._read_all, self._threads = read, threads
+        self._lock = threading.Lock()  # guards _unanswered
+        self._unanswered = 0
+        self.done = 0
+
+    def all(self) -> Iterator[Problem | None]:
+        for number, source in enumerate(self._manifest.root.sources):
+            store = self._stores.get(source.store)
+            if self._read_all or source == PACKS:
+                found = self._each(store, self._items(number), self._read)
+            elif source.content_addressed:
+                found = self._each(store, self._items(number), _head)
+            else:
+                found = self._listed(store, source.prefix, self._items(number))
+            for problem in found:
+                self.done += 1
+                yield problem
+
+    def _items(self, number: int) -> Iterator[_Item]:
+        for entry in self._manifest.entries():
+            if entry.source == number and entry.path[-1:] != b"/":
+                ref = self._manifest.object_ref(entry)
+                yield _Item(ref.key.encode("utf-8", "surrogateescape"), entry, ref)
+
+    def _listed(self, store: ObjectStore, prefix: str, items: Iterator[_Item]) -> Iterator[Problem | None]:
+        """Compare with a listing what a listing can show, in the order of keys; ask for the rest."""
+        by_key = attrgetter("key")
+        base = prefix.encode("utf-8", "surrogateescape")
+        with Sorter[_Item](by_key) as renamed, Sorter[_Item](by_key) as others:
+
+            def in_order() -> Iterator[_Item]:
+                for item in items:
+                    if item.ref.version or not item.key.startswith(base):
+                        others.add(item)
+                    elif item.entry.key is not None:
+                        renamed.add(item)
+                    else:
+                        yield item
+
+            yield from self._merge(store, prefix, in_order())
+            yield from self._merge(store, prefix, renamed.sorted())
+            yield from self._each(store, others.sorted(), _head)
+
+    def _merge(self, store: ObjectStore, prefix: str, items: Iterator[_Item]) -> Iterator[Problem | None]:
+        """Compare objects, by key, with a listing; with requests for each where these are fewer."""
+        first = list(islice(items, _FEW + 1))
+        items = chain(first, items)
+        if len(first) <= _FEW:
+            yield from self._each(store, items, _head)
+            return
+        item = next(items, None)
+        listed = wanted = 0
+        ask = False
+        try:
+            with closing(_pages(store, prefix)) as pages:
+                for page in pages:
+                    for info in page:
+                        key = info.key.encode("utf-8", "surrogateescape")
+                        while item is not None and item.key <= key:
+                            wanted += item.key == key
+                            yield _compared(store, item, info) if item.key == key else _missing(item)
+                            item = next(items, None)
+                    listed += len(page)
+                    ask = listed >= _LISTED_FIRST and wanted * _SPARSE < listed
+                    if ask or item is None:
+                        break
+        except StoreAccessError:  # who may not list may still read
+            ask = True
+        except ObjectNotFoundError:  # no such bucket or folder
+            pass
+        rest = items if item is None else chain([item], items)
+        yield from self._each(store, rest, _head) if ask else map(_missing, rest)
+
+    def _each(
+        self, store: ObjectStore, items: Iterable[_Item], check: Callable[[ObjectStore, _Item], None]
+    ) -> Iterator[Problem | None]:
+        return map_in_threads(
+            lambda item: self._checked(store, item, check),
+            items,
+            threads=self._threads,
+            size_bytes=lambda item: min(item.ref.size_bytes, _PART_BYTES),
+            limit_bytes=_IN_FLIGHT_BYTES,
+        )
+
+    def _checked(self, store: ObjectStore, item: _Item, check: Callable[[ObjectStore, _Item], None]) -> Problem | None:
+        """Runs in any thread."""
+        problem = None
+        try:
+            check(store, item)
+        except StoreUnavailableError as exc:
+            with self._lock:
+                self._unanswered += 1
+                if self._unanswered >= _DOWN:
+                    raise
+            return _problem("unreadable", item, exc)
+        except ObjectNotFoundError as exc:
+            problem = _problem("missing", item, exc)
+        except ObjectChangedError as exc:
+            problem = _problem("changed", item, exc)
+        except (StoreError, CorruptManifestError) as exc:
+            problem = _problem("unreadable", item, exc)
+        with self._lock:
+            self._unanswered = 0
+        return problem
+
+    def _read(self, store: ObjectStore, item: _Item) -> None:
+        """Read all of it; an error says what is wrong."""
+        ref, entry = item.ref, item.entry
+        source = self._manifest.root.sources[entry.source]
+        if not ref.size_bytes and source != PACKS:
+            _head(store, item)  # reading nothing makes no request
+        digest = xxh3_128()
+        for start in range(0, ref.size_bytes, _PART_BYTES):
+            digest.update(store.read(ref, start, min(start + _PART_BYTES, ref.size_bytes)))
+        if source.content_addressed:
+            named = parse_object_key(ref.key)
+            if digest.hexdigest() != (named[0] if named else entry.etag):
+                raise ObjectChangedError(f"{ref.url} holds other bytes than its name says", url=ref.url)
+
+
+def _pages(store: ObjectStore, prefix: str) -> Generator[list[ObjectInfo], None, None]:
+    """A listing in the byte order of its keys."""
+    if store.sorted_listing:
+        yield from store.list(prefix)
+        return
+    with Sorter[ObjectInfo](lambda info: info.key.encode("utf-8", "surrogateescape")) as sorter:
+        for page in store.list(prefix):
+            for info in page:
+                sorter.add(info)
+        for info in sorter.sorted():
+            yield [info]
+
+
+def _head(store: ObjectStore, item: _Item) -> None:
+    """Ask for one object; an error says what is wrong with it."""
+    ref = item.ref
+    if ref.version:  # a HEAD would be answered for the newest version
+        store.read(ref, 0, min(1, ref.size_bytes))
+        return
+    info = store.head(ref.key)
+    expect_same(ref, etag=info.etag, size_bytes=info.size_bytes)
+
+
+def _compared(store: ObjectStore, item: _Item, info: ObjectInfo) -> Problem | None:
+    try:
+        if item.ref.etag and not info.etag:  # some servers list none
+            _head(store, item)
+        else:
+            expect_same(item.ref, etag=info.etag, size_bytes=info.size_bytes)
+    except ObjectNotFoundError:
+        return _missing(item)
+    except ObjectChangedError as exc:
+        return _problem("changed", item, exc)
+    return None
+
+
+def _missing(item: _Item) -> Problem:
+    return Problem("missing", item.entry.path, item.ref.url, f"{item.ref.url} is not there")
+
+
+def _problem(kind: Literal["missing", "changed", "unreadable"], item: _Item, exc: DatacacheError) -> Problem:
+    return Problem(kind, item.entry.path, item.ref.url, exc.message)
