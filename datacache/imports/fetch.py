@@ -1,0 +1,148 @@
+"""From a checked line to an entry: an object of a store is looked at (or copied), one from the web is copied.
+
+Used by the threads of `jsonl`. Safe from several threads. Raises the store's errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from datacache.catalog.objects import ObjectWriter, Stored
+from datacache.core.budget import ByteBudget
+from datacache.core.errors import DatacacheError, StoreError
+from datacache.core.objects import BLOCK_BYTES, ObjectRef
+from datacache.imports.failures import TooLargeError
+from datacache.imports.lines import Line
+from datacache.imports.room import Clock, Room
+from datacache.imports.web import Request, Web
+from datacache.manifest.model import Entry
+from datacache.store.base import ObjectStore
+from datacache.store.open import Stores
+
+IN_FLIGHT_BYTES = 256 << 20
+"""What all threads together may hold of objects that are being copied; a larger object is copied alone."""
+_PAGES = (".html", ".htm", ".xhtml")
+
+
+class DestinationError(DatacacheError):
+    """The storage for copies failed: no line's fault, so the import ends. `error` says how."""
+
+    def __init__(self, error: StoreError) -> None:
+        super().__init__(error.message, hint=error.hint)
+        self.error = error
+
+
+class Limits(NamedTuple):
+    """What one object may take. A reference costs nothing, so its size is not limited."""
+
+    max_bytes: int
+    timeout_s: float
+
+
+class Fetcher:
+    """Fetches lines.
+
+    `sources` are the numbers of stores' URLs in the manifest, `objects_source` that of the storage that copies go to.
+    `stop` says whether to give up.
+    """
+
+    def __init__(
+        self,
+        stores: Stores,
+        web: Web,
+        objects: ObjectWriter | None,
+        *,
+        sources: Mapping[str, int],
+        objects_source: int,
+        pin: bool,
+        limits: Limits,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._stores, self._web, self._objects = stores, web, objects
+        self._sources, self._objects_source = sources, objects_source
+        self._pin, self._limits, self._stop = pin, limits, stop
+        self._budget = ByteBudget(IN_FLIGHT_BYTES)
+
+    def fetch(self, line: Line) -> Entry:
+        """The entry of a line."""
+        if line.url:
+            return self._from_web(line)
+        store = self._stores.get(line.store)
+        if self._pin:
+            return self._copied(line, store)
+        info = store.head(line.key)
+        key = None if line.key.encode("utf-8", "surrogateescape") == line.path else _raw(line.key)
+        return Entry(line.path, info.size_bytes, info.mtime_ns, info.etag, info.version, self._sources[line.store], key)
+
+    def renew(self, entry: Entry) -> bool:
+        """Store a copy again, so that garbage collection takes it for new; whether it was still there and whole."""
+        key = (entry.key or b"").decode("utf-8", "surrogateescape")
+        clock = Clock(key, self._limits.timeout_s)
+        with Room(self._budget) as room:
+            room.take(entry.size_bytes, clock)
+            try:
+                ref = ObjectRef(self._writer.source.store, key, entry.size_bytes)
+                data = self._read(self._stores.get(ref.store), ref, clock)
+            except StoreError:
+                return False
+            return self._put(data).key == key
+
+    def _from_web(self, line: Line) -> Entry:
+        shown = line.shown
+        with Room(self._budget) as room:
+            clock = Clock(shown, self._limits.timeout_s)
+            body = self._web.get(Request(line.url, shown, room, clock, self._limits.max_bytes, self._stop))
+            if body.is_page and not line.path.decode().lower().endswith(_PAGES):
+                raise StoreError(f"{shown}: the server sent a web page in place of the file", url=shown)
+            stored = self._put(body.data)
+        # No time: Last-Modified may differ between a server's machines, and the snapshot's id must not.
+        return Entry(line.path, stored.size_bytes, 0, stored.hex, "", self._objects_source, _raw(stored.key))
+
+    def _copied(self, line: Line, store: ObjectStore) -> Entry:
+        info = store.head(line.key)
+        ref = info.ref(store.url)
+        if info.size_bytes > self._limits.max_bytes:
+            raise TooLargeError(
+                f"{ref.url}: it has {info.size_bytes:,} bytes, more than the {self._limits.max_bytes:,} bytes that one "
+                "object may have",
+                url=ref.url,
+            )
+        clock = Clock(ref.url, self._limits.timeout_s)
+        with Room(self._budget) as room:
+            room.take(info.size_bytes, clock)
+            stored = self._put(self._read(store, ref, clock))
+        # The original's ETag and time: a pinned copy of what did not change is no change.
+        return Entry(
+            line.path,
+            stored.size_bytes,
+            info.mtime_ns,
+            info.etag or stored.hex,
+            "",
+            self._objects_source,
+            _raw(stored.key),
+        )
+
+    @property
+    def _writer(self) -> ObjectWriter:
+        assert self._objects is not None, "lines that are copied need a place to go"
+        return self._objects
+
+    def _put(self, data: bytes) -> Stored:
+        try:
+            return self._writer.put(data)
+        except StoreError as exc:
+            raise DestinationError(exc) from exc
+
+    def _read(self, store: ObjectStore, ref: ObjectRef, clock: Clock) -> bytes:
+        parts = []
+        for start in range(0, ref.size_bytes, BLOCK_BYTES):
+            clock.check()
+            if self._stop():
+                raise StoreError(f"{ref.url}: the import was stopped", url=ref.url)
+            parts.append(store.read(ref, start, min(start + BLOCK_BYTES, ref.size_bytes)))
+        return b"".join(parts)
+
+
+def _raw(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")

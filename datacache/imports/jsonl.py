@@ -1,0 +1,270 @@
+"""A snapshot from JSON lines: every line's object is fetched or referenced, and only then is anything committed.
+
+Used by `api.import_jsonl`. Three passes, each in bounded memory for files of any length:
+
+1. The file is read, every line checked, and what can be tried is sorted by path (`plan`).
+2. In the order of the paths, threads look objects up or copy them (`fetch`). What is done is noted (`journal`), so that
+   an import that was killed goes on where it was. Every line is tried, whatever became of the others.
+3. If none failed, or those that did are to be left out, the manifest is built and committed.
+
+A copy that an earlier run made is taken as there while it is younger than the age up to which garbage collection spares
+what no snapshot names (`catalog.objects.REFRESH_AFTER_S`); an older one is read and stored again first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from datacache.catalog.base import Catalog
+from datacache.catalog.commit import commit_manifest
+from datacache.catalog.new_files import SMALL_BYTES, NewFiles
+from datacache.catalog.objects import MAX_OBJECT_BYTES, REFRESH_AFTER_S, ObjectWriter
+from datacache.core.errors import ImportFailedError, StoreError, UsageError
+from datacache.imports.failures import Failure, Failures, code_of
+from datacache.imports.fetch import DestinationError, Fetcher, Limits
+from datacache.imports.journal import Done, Journal, newest, origin_of
+from datacache.imports.lines import WEB, Line, LinesFile
+from datacache.imports.plan import METADATA, Plan
+from datacache.imports.target import check_import
+from datacache.imports.web import Web
+from datacache.imports.workers import ordered
+from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.sort import Sorter
+from datacache.settings import Settings
+from datacache.store.open import Stores
+
+COMMAND = "import-jsonl"
+_by_path = attrgetter("path")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonlOptions:
+    """How lines are imported."""
+
+    pin: bool = False
+    """Copy objects of stores, too, instead of naming them."""
+    objects: str = ""
+    """URL of the storage for copies, in place of the setting."""
+    concurrency: int = 0
+    """Lines at a time; 0 for the setting."""
+    max_object_bytes: int = MAX_OBJECT_BYTES
+    object_timeout_s: float = 300.0
+    skip_failed: bool = False
+    """Commit without the lines that fail."""
+
+
+class JsonlProgress(NamedTuple):
+    """How far an import is."""
+
+    done: int
+    """Lines that were tried, of `total`."""
+    total: int
+    failed: int
+    """Those and the ones that could not even be tried."""
+    resumed: int
+    """Lines that an earlier run had done."""
+    total_bytes: int
+
+
+class ImportedLines(NamedTuple):
+    """What an import made."""
+
+    record: SnapshotRecord
+    lines: int
+    """All lines that were not blank."""
+    left_out: int
+    resumed: int
+
+
+Progress = Callable[[JsonlProgress], None]
+
+
+def import_jsonl(
+    catalog: Catalog,
+    settings: Settings,
+    file: LinesFile,
+    *,
+    name: str,
+    options: JsonlOptions,
+    tags: Sequence[str] = (),
+    move_tags: bool = False,
+    message: str = "",
+    progress: Progress | None = None,
+    on_failure: Callable[[Failure], None] | None = None,
+) -> ImportedLines:
+    """Import `file` and commit it as a snapshot of dataset `name`.
+
+    `on_failure` is called for each line that failed, in the order of the lines, once all were tried. Then, unless they
+    are to be left out, nothing is committed and `ImportFailedError` is raised. `UsageError` for a file that holds no
+    lines and for wrong options; `TagExistsError`; the errors of the storage for copies.
+    """
+    if not 0 < options.max_object_bytes <= MAX_OBJECT_BYTES:
+        raise UsageError(f"the size limit of an object must be above 0 and at most {MAX_OBJECT_BYTES:,} bytes")
+    parameters: dict[str, Any] = {"file": os.path.basename(file.name), "content": file.content, "pin": options.pin}
+    check_import(catalog, name, tags, move_tags=move_tags, command=COMMAND, parameters=parameters)
+    with ExitStack() as stack:
+        failures = stack.enter_context(closing(Failures()))
+        plan = stack.enter_context(closing(Plan(file, failures)))
+        run = _Run(catalog, settings, plan, options, stack)
+        journal = stack.enter_context(closing(Journal(settings.home / "imports", run.identity(name, file))))
+        run.fetch_all(journal, failures, progress)
+        if on_failure is not None:
+            for failure in failures:
+                on_failure(failure)
+        _expect_enough(plan.lines, failures.count, options)
+        parameters |= {"objects": run.objects_url, "lines": plan.lines, "left_out": failures.count}
+        record = run.commit(
+            name=name,
+            origin="-" if file.name == "-" else f"file://{file.name}",
+            lineage=Lineage(COMMAND, parameters),
+            tags=tags,
+            move_tags=move_tags,
+            message=message,
+            warnings=[f"{failures.count:,} of {plan.lines:,} lines were left out"] if failures.count else [],
+        )
+        journal.remove()
+        return ImportedLines(record, plan.lines, failures.count, run.resumed)
+
+
+def _expect_enough(lines: int, failed: int, options: JsonlOptions) -> None:
+    if failed and (not options.skip_failed or failed == lines):
+        hint = "What could be had is kept: run it again once the lines are mended, or leave them out: --skip-failed."
+        raise ImportFailedError(
+            f"{failed:,} of {lines:,} lines cannot be imported, so nothing was",
+            failures=failed,
+            hint=hint if failed < lines else "",
+        )
+
+
+class _Run:
+    """The fetching and the commit of one import; what it opens is closed by `stack`."""
+
+    def __init__(
+        self, catalog: Catalog, settings: Settings, plan: Plan, options: JsonlOptions, stack: ExitStack
+    ) -> None:
+        self._catalog, self._settings, self._plan, self._options = catalog, settings, plan, options
+        self._stack = stack
+        self._threads = options.concurrency or settings.concurrency
+        copies = options.pin or WEB in plan.stores or plan.fields_bytes > SMALL_BYTES
+        self._objects = self._open_objects() if copies else None
+        stores = [] if options.pin else sorted(plan.stores - {WEB})
+        self._sources = [Source(store, "") for store in stores]
+        self._copies_source = len(stores)
+        if self._objects is not None:
+            self._sources.append(self._objects.source)
+        stopped = threading.Event()
+        stack.callback(stopped.set)
+        self._fetcher = Fetcher(
+            stack.enter_context(closing(Stores(settings))),
+            stack.enter_context(closing(Web(request_timeout_s=settings.store_timeout_s, connections=self._threads))),
+            self._objects,
+            sources={store: number for number, store in enumerate(stores)},
+            objects_source=self._copies_source,
+            pin=options.pin,
+            limits=Limits(options.max_object_bytes, options.object_timeout_s),
+            stop=stopped.is_set,
+        )
+        self._entries: Sorter[Entry] = stack.enter_context(Sorter(_by_path))
+        self._metadata = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
+        self.resumed = 0
+
+    @property
+    def objects_url(self) -> str:
+        """Where copies go, or ''."""
+        return "" if self._objects is None else f"{self._objects.source.store}/{self._objects.source.prefix}"
+
+    def identity(self, dataset: str, file: LinesFile) -> dict[str, Any]:
+        """What must be the same for a later run to go on where this one was."""
+        return {
+            "dataset": dataset,
+            "content": file.content,
+            "base": file.base,
+            "sources": self._sources,
+            "pin": self._options.pin,
+            "max_object_bytes": self._options.max_object_bytes,
+        }
+
+    def fetch_all(self, journal: Journal, failures: Failures, progress: Progress | None) -> None:
+        """Try every line: entries, metadata and failures."""
+        done = total_bytes = 0
+
+        def report() -> None:
+            if progress is not None:
+                progress(JsonlProgress(done, self._plan.tried, failures.count, self.resumed, total_bytes))
+
+        def work(item: tuple[Line, Done | None]) -> tuple[Line, Entry | Failure, bool]:
+            return self._work(item, journal)
+
+        with journal.done() as before:
+            lines = _joined(self._plan.by_path(), newest(before.sorted()))
+            try:
+                for line, outcome, resumed in ordered(work, lines, threads=self._threads, meanwhile=report):
+                    done += 1
+                    self.resumed += resumed
+                    if isinstance(outcome, Failure):
+                        failures.add(outcome)
+                    else:
+                        total_bytes += outcome.size_bytes
+                        self._entries.add(outcome)
+                        if self._plan.fields_bytes:
+                            self._metadata.write(self._plan.metadata(line))
+                    report()
+            except DestinationError as exc:
+                raise exc.error from exc
+
+    def _work(self, item: tuple[Line, Done | None], journal: Journal) -> tuple[Line, Entry | Failure, bool]:
+        line, before = item
+        try:
+            if before is not None and self._is_there(before):
+                return line, before.entry, True
+            entry = self._fetcher.fetch(line)
+        except (StoreError, UsageError) as exc:
+            code = "url" if isinstance(exc, UsageError) else code_of(exc)
+            return line, Failure(line.number, line.shown, line.path.decode(), code, exc.message), False
+        journal.add(origin_of(line.origin), entry)
+        return line, entry, False
+
+    def _is_there(self, before: Done) -> bool:
+        """Whether what an earlier run did can be used: a reference always (a change is noticed when it is read), a copy
+        if it is young, or could be stored again."""
+        if before.entry.source != self._copies_source:
+            return True
+        return 0 <= time.time() - before.at_s < REFRESH_AFTER_S or self._fetcher.renew(before.entry)
+
+    def commit(self, *, name: str, origin: str, lineage: Lineage, **options: Any) -> SnapshotRecord:
+        """Build the manifest and make it visible."""
+        files = NewFiles(self._sources, self._catalog.put_blobs, lambda: self._objects or self._open_objects())
+        builder = ManifestBuilder(self._sources, self._catalog.put_blobs)
+        extra: list[Entry] = []
+        if self._metadata.tell():
+            self._metadata.seek(0)
+            extra = [*files.add(METADATA, self._metadata.read(), 0), *files.end_pack()]
+        for entry in heapq.merge(self._entries.sorted(), extra, key=_by_path):
+            builder.add(entry)
+        return commit_manifest(
+            self._catalog, builder, name=name, origin=origin, lineage=lineage, packs=files.packs, **options
+        )
+
+    def _open_objects(self) -> ObjectWriter:
+        writer = ObjectWriter(self._catalog, self._settings, url=self._options.objects)
+        return self._stack.enter_context(closing(writer))
+
+
+def _joined(lines: Iterator[Line], before: Iterator[Done]) -> Iterator[tuple[Line, Done | None]]:
+    """Each line with what an earlier run noted of it; both are in the order of the paths."""
+    noted = next(before, None)
+    for line in lines:
+        while noted is not None and noted.path < line.path:
+            noted = next(before, None)
+        same = noted is not None and noted.path == line.path and noted.origin == origin_of(line.origin)
+        yield line, noted if same else None

@@ -1,0 +1,240 @@
+"""Read and check JSON lines: one object a line with `url`, and `path`, `label` and whatever else.
+
+Used by `plan`. A file of any length is read in bounded memory: plain or gzip, with or without BOM, Unix or Windows line
+ends. What is wrong with a line is a `Failure`; what is wrong with the whole file is a `UsageError`. One thread.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple, NoReturn
+from urllib.parse import unquote, urlsplit
+
+from xxhash import xxh3_128
+
+from datacache.core.errors import UsageError
+from datacache.imports.failures import Failure, shown_url
+from datacache.imports.paths import unusable
+from datacache.store.urls import split_object_url
+
+MAX_LINE_BYTES = 1 << 20
+_MAX_URL_BYTES = 8192
+_CHUNK = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+WEB = ""
+"""In place of a store: the object comes from a web server."""
+
+
+class Line(NamedTuple):
+    """One line that can be tried."""
+
+    path: bytes
+    number: int
+    """Counted from 1."""
+    url: str
+    """A web address, or '' for an object of a store."""
+    store: str
+    """`WEB`, or the store's URL."""
+    key: str
+    fields: bytes
+    """What else the line says, as JSON without the braces; b'' where that is nothing, or was put aside."""
+    aside: tuple[int, int] = (0, 0)
+    """Where `fields` lie that were put aside: offset and length."""
+
+    @property
+    def origin(self) -> str:
+        """The whole address."""
+        return self.url or f"{self.store}/{self.key}"
+
+    @property
+    def shown(self) -> str:
+        """Its address for reports."""
+        return shown_url(self.origin)
+
+
+class LinesFile:
+    """An open file of JSON lines; `-` is standard input. Close it."""
+
+    def __init__(self, file: Path | str) -> None:
+        self.name = "-" if str(file) == "-" else str(Path(file).expanduser().absolute())
+        self._file = _open(self.name)
+        self.base = os.getcwd() if self.name == "-" else os.path.dirname(self.name)
+        """What relative paths in it are relative to."""
+        self.content = _content_hash(self._file)
+        """xxh3-128 of the file's bytes."""
+
+    def lines(self) -> Iterator[tuple[int, bytes | None]]:
+        """Number and bytes of each line that is not blank; None for one that is too long. `UsageError` for what is no
+        text file."""
+        self._file.seek(0)
+        start = self._file.read(4)
+        self._file.seek(0)
+        if start.startswith(_WIDE_BOMS):
+            raise UsageError(f"{self.name} is UTF-16", hint="Write it as UTF-8.")
+        stream: Any = gzip.GzipFile(fileobj=self._file) if start.startswith(b"\x1f\x8b") else self._file
+        number = 0
+        try:
+            while line := stream.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if number == 1:
+                    line = line.removeprefix(_BOM)
+                if len(line) > MAX_LINE_BYTES:
+                    while line and not line.endswith(b"\n"):
+                        line = stream.readline(MAX_LINE_BYTES)
+                    yield number, None
+                elif line := line.strip():
+                    yield number, line
+        except (EOFError, gzip.BadGzipFile, zlib.error) as exc:
+            raise UsageError(f"{self.name} cannot be decompressed after line {number}: {exc}") from exc
+        except OSError as exc:
+            raise UsageError(f"{self.name} cannot be read: {exc.strerror}") from exc
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def parse_line(number: int, line: bytes | None, base: str) -> Line | Failure:
+    """The line, checked, or what is wrong with it. Relative paths are relative to the folder `base`."""
+    try:
+        return _parse(number, line, base)
+    except _LineError as exc:
+        return Failure(number, shown_url(exc.url), exc.path, exc.code, exc.reason)
+    except RecursionError:
+        return Failure(number, "", "", "json", "the line is nested too deeply")
+
+
+class _LineError(Exception):
+    def __init__(self, code: str, reason: str, *, url: str = "", path: str = "") -> None:
+        super().__init__(reason)
+        self.code, self.reason, self.url, self.path = code, reason, url, path
+
+
+def _parse(number: int, line: bytes | None, base: str) -> Line:
+    fields = _decode(line)
+    url = fields.pop("url", None)
+    if url is None or url == "":
+        raise _LineError("field", "there is no url")
+    if not isinstance(url, str):
+        raise _LineError("field", f"url is not a string but {_kind(url)}")
+    url = url.strip() if "://" in url else url
+    store, key = _place(url, base)
+    path = _path(fields, url, store, key)
+    label = fields.get("label")
+    if not _is_label(label) and not (isinstance(label, list) and all(map(_is_label, label))):
+        raise _LineError(
+            "field", f"label is neither a string nor a list of them but {_kind(label)}", url=url, path=path
+        )
+    try:
+        rest = json.dumps(fields, ensure_ascii=False, allow_nan=False)[1:-1].encode() if fields else b""
+    except ValueError:
+        raise _LineError("json", "the line has a number that is too large", url=url, path=path) from None
+    return Line(path.encode(), number, "" if store else url, store, key, rest)
+
+
+def _decode(line: bytes | None) -> dict[str, Any]:
+    if line is None:
+        raise _LineError("json", f"the line is longer than {MAX_LINE_BYTES:,} bytes")
+    try:
+        value = json.loads(line.decode("utf-8"), parse_constant=_no_number)
+    except UnicodeDecodeError:
+        raise _LineError("json", "the line is not UTF-8") from None
+    except ValueError as exc:
+        raise _LineError("json", f"the line is not JSON: {exc}") from None
+    if not isinstance(value, dict):
+        raise _LineError("json", f"the line is not a JSON object but {_kind(value)}")
+    if b"\\u" in line:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise _LineError("json", "the line has half a character in it (a lone surrogate)") from None
+    return value
+
+
+def _place(url: str, base: str) -> tuple[str, str]:
+    """The store (`WEB` for a web address) and the key in it."""
+    if len(url) > _MAX_URL_BYTES:
+        raise _LineError("url", f"the URL is longer than {_MAX_URL_BYTES:,} characters", url=url)
+    if "\0" in url:
+        raise _LineError("url", "the URL has a NUL in it", url=url)
+    try:
+        store, key = split_object_url(url)
+        if "://" not in url:
+            store, key = split_object_url(os.path.join(base, url))
+    except UsageError as exc:
+        raise _LineError("url", exc.message, url=url) from None
+    if store.startswith(("http://", "https://")):
+        try:
+            host, _ = urlsplit(url).hostname, urlsplit(url).port
+        except ValueError:
+            host = None
+        if not host:
+            raise _LineError("url", "the URL has no host that could be asked", url=url)
+        return WEB, ""
+    if not key or key.endswith("/"):
+        raise _LineError("url", "the URL names a folder, not an object", url=url)
+    return store, key
+
+
+def _path(fields: dict[str, Any], url: str, store: str, key: str) -> str:
+    """Where the object goes: `path`, or `file_name` as Hugging Face calls it, or the URL's last component."""
+    path, alias = fields.pop("path", None), fields.pop("file_name", None)
+    for name, value in (("path", path), ("file_name", alias)):
+        if value is not None and not isinstance(value, str):
+            raise _LineError("field", f"{name} is not a string but {_kind(value)}", url=url)
+    if path is not None and alias is not None and path != alias:
+        raise _LineError("field", "path and file_name are not the same", url=url, path=path)
+    chosen: str | None = alias if path is None else path
+    if chosen is None:
+        chosen = key.rpartition("/")[2] if store else unquote(urlsplit(url).path.rpartition("/")[2])
+        if not chosen:
+            raise _LineError("path", "there is no path, and the URL ends without a name", url=url)
+    why = unusable(chosen)
+    if why:
+        raise _LineError("path", why, url=url, path=chosen)
+    return chosen
+
+
+def _is_label(value: Any) -> bool:
+    # Numbers, because class numbers are labels too; None, because tables are written with nulls.
+    return value is None or (isinstance(value, (str, int)) and not isinstance(value, bool))
+
+
+def _kind(value: Any) -> str:
+    names: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _open(name: str) -> IO[bytes]:
+    if name != "-":
+        try:
+            return open(name, "rb")
+        except OSError as exc:
+            raise UsageError(f"{name} cannot be opened: {exc.strerror}") from exc
+    spool = tempfile.TemporaryFile()  # noqa: SIM115 - closed by LinesFile.close()
+    while chunk := sys.stdin.buffer.read(_CHUNK):
+        spool.write(chunk)
+    return spool
+
+
+def _content_hash(file: IO[bytes]) -> str:
+    hash = xxh3_128()
+    file.seek(0)
+    try:
+        while chunk := file.read(_CHUNK):
+            hash.update(chunk)
+    except OSError as exc:
+        raise UsageError(f"{file.name} cannot be read: {exc.strerror}") from exc
+    return hash.hexdigest()

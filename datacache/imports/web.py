@@ -1,0 +1,222 @@
+"""Get one object from a web server: whole, within a size and a time, or an error that says why not.
+
+Used by `fetch` for `http://` and `https://` URLs. A web server promises nothing, so everything it does is bounded and
+checked: redirects, length, encoding, time. Messages name the URL without its query, and never where it redirects to,
+which may be a signed URL. Safe from several threads; each process makes its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import urljoin, urlsplit
+
+import urllib3
+from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies
+
+from datacache import __version__
+from datacache.core.errors import DatacacheError, StoreError, StoreUnavailableError
+from datacache.imports.failures import TooLargeError
+from datacache.imports.room import Clock, Room
+from datacache.store.errors import from_connection, from_status
+from datacache.store.retry import Backoff
+
+MAX_REDIRECTS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PART = 1 << 16
+_UNKNOWN_BYTES = 4 << 20
+"""Room for an answer that does not say its length; one that is longer waits until it is alone."""
+_ENCODINGS = ("", "identity", "gzip", "x-gzip", "deflate")
+_PAGE_STARTS = (b"<!doctype html", b"<html")
+_CONNECT_S = 10.0
+_GIVE_UP_AFTER = 10
+"""So many objects of a host in a row that it did not give for all the retries: the next are tried once each, until one
+comes. A million lines of a server that is gone would take days otherwise."""
+
+
+class Request(NamedTuple):
+    """What is asked for, and within which bounds."""
+
+    url: str
+    shown: str
+    """The URL as messages name it."""
+    room: Room
+    """Holds the size of the body, for the caller to give back."""
+    clock: Clock
+    max_bytes: int
+    stop: Callable[[], bool]
+    """Whether to give up."""
+
+
+class Body(NamedTuple):
+    """What a server sent."""
+
+    data: bytes
+    is_page: bool
+    """Whether the server calls it a web page and it looks like one: what many send in place of a file that is gone."""
+
+
+class _BusyError(StoreUnavailableError):
+    retry_after_s = 0.0
+
+
+class Web:
+    """A client with pooled connections. Close it."""
+
+    def __init__(self, *, request_timeout_s: float, connections: int) -> None:
+        self._timeout_s = request_timeout_s
+        self._options: dict[str, Any] = {
+            "num_pools": connections,
+            "maxsize": connections,
+            "cert_reqs": "CERT_REQUIRED",
+            "ca_certs": os.environ.get("SSL_CERT_FILE") or get_cert_path(True),
+            "headers": {"User-Agent": f"datacache/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"},
+        }
+        self._direct = urllib3.PoolManager(**self._options)
+        self._proxied: dict[str, urllib3.ProxyManager] = {}
+        self._failed: Counter[str] = Counter()  # by host, in a row; a race miscounts by a few, no more
+
+    def get(self, request: Request) -> Body:
+        """The object at a URL.
+
+        A server that is busy or breaks off is asked again until the clock, or the timeout of a request, has run out.
+        Raises the store's errors, `TooLargeError`, `TooSlowError`.
+        """
+        host = _host(request.shown)
+        try:
+            body = self._retried(request, once=self._failed[host] >= _GIVE_UP_AFTER)
+        except StoreUnavailableError:
+            self._failed[host] += 1
+            raise
+        self._failed[host] = 0
+        return body
+
+    def close(self) -> None:
+        """Close the pooled connections."""
+        for pool in (self._direct, *self._proxied.values()):
+            pool.clear()
+
+    def _retried(self, request: Request, *, once: bool) -> Body:
+        backoff = Backoff(min(self._timeout_s, request.clock.left_s()))
+        while True:
+            try:
+                return self._try(request)
+            except StoreUnavailableError as exc:
+                asked_s = exc.retry_after_s if isinstance(exc, _BusyError) else 0.0
+                wait_s = asked_s or backoff.wait_s(exc)
+                if once or request.stop() or wait_s > request.clock.left_s():
+                    raise
+                time.sleep(wait_s)
+
+    def _try(self, request: Request) -> Body:
+        answer = self._follow(request.url, request.shown, request.clock)
+        whole = False
+        try:
+            body = _read(answer, request)
+            whole = True
+        except (urllib3.exceptions.HTTPError, OSError) as exc:
+            if isinstance(exc, DatacacheError):
+                raise
+            raise _broken(exc, request.shown) from exc
+        finally:
+            # Read to its end, it goes back to the pool; otherwise the connection is cut, not drained.
+            answer.release_conn() if whole else answer.close()
+        return body
+
+    def _follow(self, url: str, shown: str, clock: Clock) -> urllib3.BaseHTTPResponse:
+        """The answer at the end of a URL's redirects, a 200."""
+        at = url
+        for _ in range(MAX_REDIRECTS + 1):
+            clock.check()
+            answer = self._send(at, shown, clock)
+            if answer.status == 200:
+                return answer
+            answer.close()
+            if answer.status not in _REDIRECTS:
+                raise _refusal(answer, shown)
+            target = urljoin(at, answer.headers.get("Location", ""))
+            if urlsplit(target).scheme not in ("http", "https") or not urlsplit(target).netloc:
+                raise StoreError(f"{shown}: it redirects to something that is no web address", url=shown)
+            if at.lower().startswith("https:") and not target.lower().startswith("https:"):
+                raise StoreError(f"{shown}: it redirects from https to http", url=shown)
+            at = target
+        raise StoreError(f"{shown}: it redirects more than {MAX_REDIRECTS} times", url=shown)
+
+    def _send(self, url: str, shown: str, clock: Clock) -> urllib3.BaseHTTPResponse:
+        timeout_s = max(0.1, min(self._timeout_s, clock.left_s()))
+        timeout = urllib3.Timeout(connect=min(_CONNECT_S, timeout_s), read=timeout_s)
+        try:
+            return self._pool(url).urlopen(
+                "GET", url, retries=False, redirect=False, preload_content=False, timeout=timeout
+            )
+        except ValueError as exc:  # before the others: urllib3 has errors of both kinds
+            raise StoreError(f"{shown}: this address cannot be asked for ({type(exc).__name__})", url=shown) from exc
+        except (urllib3.exceptions.HTTPError, OSError) as exc:
+            raise _broken(exc, shown) from exc
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
+        proxy = get_environ_proxies(url).get(url.partition(":")[0].lower())
+        if not proxy:
+            return self._direct
+        if proxy not in self._proxied:
+            user = urllib3.util.parse_url(proxy).auth
+            headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
+            self._proxied[proxy] = urllib3.ProxyManager(proxy, proxy_headers=headers, **self._options)
+        return self._proxied[proxy]
+
+
+def _read(answer: urllib3.BaseHTTPResponse, request: Request) -> Body:
+    _, shown, room, clock, max_bytes, stop = request
+    encoding = answer.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in _ENCODINGS:
+        raise StoreError(f"{shown}: the server sends it in an encoding nobody asked for", url=shown)
+    length = answer.length_remaining if encoding in ("", "identity") else None
+    if length is not None and length > max_bytes:
+        raise _too_large(shown, length, max_bytes)
+    room.take(_UNKNOWN_BYTES if length is None else length, clock)
+    parts: list[bytes] = []
+    size = 0
+    # read1: what has come, not a full buffer; a server that sends a byte a second would pass every timeout of a read.
+    while part := answer.read1(_PART, decode_content=True):
+        if length is None and size <= _UNKNOWN_BYTES < size + len(part):
+            room.take(max_bytes, clock)
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(shown, None, max_bytes)
+        clock.check()
+        if stop():
+            raise StoreError(f"{shown}: the import was stopped", url=shown)
+        parts.append(part)
+    data = b"".join(parts)
+    if length is not None and size != length:
+        raise StoreUnavailableError(f"{shown}: the answer ended after {size:,} of {length:,} bytes", url=shown)
+    page = answer.headers.get("Content-Type", "").lower().startswith("text/html")
+    return Body(data, page and data[:1024].lstrip().lower().startswith(_PAGE_STARTS))
+
+
+def _refusal(answer: urllib3.BaseHTTPResponse, shown: str) -> DatacacheError:
+    error = from_status(answer.status, "", shown, store=_host(shown))
+    if not isinstance(error, StoreUnavailableError):
+        return error
+    busy = _BusyError(error.message, url=shown, hint=error.hint)
+    seconds = answer.headers.get("Retry-After", "")
+    busy.retry_after_s = float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0
+    return busy
+
+
+def _broken(exc: Exception, shown: str) -> DatacacheError:
+    return from_connection(f"{type(exc).__name__} {exc}", shown, endpoint=_host(shown))
+
+
+def _too_large(shown: str, size_bytes: int | None, max_bytes: int) -> TooLargeError:
+    is_ = "it is larger than" if size_bytes is None else f"it has {size_bytes:,} bytes, more than"
+    return TooLargeError(f"{shown}: {is_} the {max_bytes:,} bytes that one object may have", url=shown)
+
+
+def _host(shown: str) -> str:
+    scheme, _, rest = shown.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
