@@ -2,9 +2,9 @@
 
 First a folder of small files of which 1 % at random are rewritten each round. `dsctl snapshot create` of it against
 hashing all of it (XXH3, in this process, one thread and two) and against `dvc add`; then `snapshot diff` of the
-last two versions against `dvc diff`. Everybody finds the files in the page cache. DVC works without git while it
-adds, and its two versions are committed to git for its diff. It is installed on first use, in a virtual environment
-of its own.
+last two versions against `dvc diff`. With the files in the page cache, and with their data (not the directories)
+dropped from it. DVC works without git while it adds, and its two versions are committed to git for its diff. It is
+installed on first use, in a virtual environment of its own.
 
 Then catalogs with versions of a large data set whose ETags are random, as S3's are: each adds files under a new
 prefix, or each changes files at random. Bytes are those of the stored blobs, and of the database's files. SQLite,
@@ -28,7 +28,7 @@ import xxhash
 
 from benchmarks.dvc import Dvc
 from benchmarks.environments import DVC, PeerUnavailableError, add_peers_option, environments
-from benchmarks.harness import Home, Table, Workspace, parser, ratio, timed
+from benchmarks.harness import Home, Table, Workspace, drop_page_cache, parser, ratio, timed
 from benchmarks.usage import Usage, measured
 from datacache.api import open_catalog
 from datacache.catalog.base import Catalog
@@ -39,6 +39,7 @@ from datacache.manifest.reader import Manifest
 from tests.servers import Mongod
 
 FILES_OF_A_FOLDER = 1_000
+OURS = "dsctl snapshot create"
 ADDED, CHANGED = "each adds files under a new prefix", "each changes files at random"
 
 
@@ -84,27 +85,35 @@ def measure_folder(work: Workspace, files: int, rounds: int, programs: Path | No
         home.dsctl("snapshot", "create", "files", "--from", f"file://{tree}")
 
     actions: dict[str, Callable[[], object]] = {
-        "dsctl snapshot create": create,
+        OURS: create,
         "XXH3 of all, 1 thread": lambda: hash_all(tree, 1),
         "XXH3 of all, 2 threads": lambda: hash_all(tree, 2),
     }
     if dvc is not None:
         actions["dvc add"] = dvc.add
     first = {name: timed(action) for name, action in actions.items()}
-    later: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(rounds):
+    later: dict[bool, dict[str, list[float]]] = {dropped: {name: [] for name in actions} for dropped in (True, False)}
+    for dropped in [*later] * rounds:
         before = latest(home, "files")
         changed = chance.sample(paths, max(1, files // 100))
         for path in changed:
             path.write_bytes(chance.randbytes(path.stat().st_size))
         for name, action in actions.items():
-            later[name].append(timed(action))
+            if dropped:
+                drop_page_cache()
+            later[dropped][name].append(timed(action))
         after = latest(home, "files")
 
-    table = Table(f"{files:,} small files, {len(changed):,} changed", "", "first, s", "changed, s", "ours /")
-    ours = median(later["dsctl snapshot create"])
-    for name, seconds in later.items():
-        table.row(name, first[name], median(seconds), ratio(ours, median(seconds)))
+    table = Table(
+        f"{files:,} small files, {len(changed):,} changed",
+        "", "first, s", "changed, s", "ours /", "changed, dropped, s", "ours /",
+    )  # fmt: skip
+    for name in actions:
+        cells: list[float | str | None] = []
+        for dropped in (False, True):
+            ours, seconds = median(later[dropped][OURS]), median(later[dropped][name])
+            cells += [seconds, ratio(ours, seconds)]
+        table.row(name, first[name], *cells)
     table.print()
 
     diffs = Table("what changed between the last two versions", "", "seconds", "ours /", "peak MiB")
