@@ -73,3 +73,14 @@ class Draft(NamedTuple):
     boxes: tuple[Box, ...] = ()
     labels: tuple[str, ...] = ()
     line: int = 0
+
+
+class DraftFile(NamedTuple):
+    """What a reader found in a file that speaks of many images (COCO, keras-yolo3)."""
+
+    images: list[tuple[Draft, list[Problem]]]
+    """An image is there once, however often the file names it by the same text."""
+    problems: list[Problem]
+    """Those that are of no image: of the whole file, or of objects whose image is not known."""
+    classes: tuple[str, ...]
+    """The classes' names, in the order of their ids."""

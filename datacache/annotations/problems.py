@@ -43,9 +43,40 @@ PROBLEMS: Final[dict[str, str]] = {
     "label-empty": "A label is missing or empty",
     "label-spaces": "A label has spaces around it",
     "label-characters": "A label has line breaks, control characters or halves of characters in it",
+    # Lists of boxes (YOLO, keras-yolo3) and of objects (COCO).
+    "json-broken": "The file is no JSON",
+    "not-coco": "The JSON has no list of images",
+    "list-missing": "A COCO file has no list of annotations or of categories",
+    "entry-malformed": "What should describe an image, an object or a category does not",
+    "line-malformed": "A line has too few or too many columns",
+    "image-unnamed": "An entry of an image has no usable name or id, or the id of another image",
+    "image-unknown": "An object belongs to no image of its file",
+    "image-repeated": "A file has the same image several times",
+    "box-repeated": "A file has the same box several times",
+    "polygon-boxed": "An object is a polygon",
+    "keypoints-ignored": "An object has keypoints",
+    "crowd": "An object is a crowd (`iscrowd`)",
+    "class-id": "A class is no whole number from 0 on, or a category has no id",
+    "class-id-float": "A class id is written like 1.0",
+    "class-unlisted": "A class id has no name",
+    "class-repeated": "An id or a name of a class is there several times",
+    "classes-missing": "The data set has class ids and no list of their names",
+    "classes-unusable": "`data.yaml` cannot be read, or does not say the classes",
+    "path-spaces": "A path has spaces, at which keras-yolo3's own loader splits a line",
+    "path-unwritable": "A path has a line break, which a list of images cannot hold",
+    # Which image belongs to which file and to which split.
+    "image-ambiguous": "Several images fit one annotation, and it does not say which is meant",
+    "split-repeated": "An image is listed in several splits",
     # Images.
     "image-broken": "The image is empty, of no known format, or its header is damaged",
     "image-truncated": "The image ends before its end",
+    # Image operations.
+    "image-damaged": "A JPEG has bytes that belong nowhere, which decoders pass over",
+    "image-too-large": "An image has, or would have, more pixels than are decoded",
+    "image-depth": "The format of the result cannot hold the pixels' depth",
+    "image-colours": "The colours (CMYK and the like) were turned into RGB",
+    "crop-outside": "A crop reaches beyond the image, or misses it",
+    "box-cropped-away": "A crop leaves nothing of a box, or less than was asked for",
 }
 """Code → what it is."""
 

@@ -1,0 +1,185 @@
+"""Lists of classes: reading and writing them, and the order that gives each class its id.
+
+A class's id is its position in a list, so a list is never mended: what could mean two orders is an error. Used by the
+readers of YOLO and keras-yolo3 and by conversions. Pure functions, any thread.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from datacache.annotations.check import clean_label
+from datacache.annotations.problems import quote
+from datacache.core.errors import AnnotationError, UsageError
+
+_MAX_CLASSES = 100_000
+_ENCODINGS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+class DataYaml(NamedTuple):
+    """What the `data.yaml` of an Ultralytics data set says."""
+
+    classes: tuple[str, ...]
+    """By id. An id that the file leaves out is called `class_7`."""
+    folders: dict[str, tuple[str, ...]]
+    """`train`, `val`, `test` → folders of images, or text files that list images, as they are written there."""
+    pose: bool
+    """There is a `kpt_shape`: the labels have keypoints after each box."""
+
+
+def decode(data: bytes) -> str | None:
+    """The text of a file with names in it: with or without a byte order mark, UTF-8, UTF-16 or else GB18030 (which
+    holds GBK). None if it is none of these."""
+    encoding = next((encoding for mark, encoding in _ENCODINGS if data.startswith(mark)), "")
+    for attempt in (encoding,) if encoding else ("utf-8", "gb18030"):
+        try:
+            return data.decode(attempt)
+        except UnicodeDecodeError:
+            continue
+    return None
+
+
+def read_classes(data: bytes, file: str) -> tuple[str, ...]:
+    """The names in `classes.txt`, `obj.names` or the file of `--classes`, one a line, cleaned like labels.
+
+    `UsageError` names the line: a name that is there twice has two ids, and a blank line before the last name is an id
+    to some tools and none to others. Blank lines at the end are nothing.
+    """
+    text = decode(data)
+    if text is None:
+        raise UsageError(f"{file}: this list of classes is not in UTF-8", hint="Save it as UTF-8")
+    # Not splitlines(): U+2028 and the like are part of a name to every other reader of such files.
+    names = [clean_label(line) for line in text.replace("\r\n", "\n").replace("\r", "\n").rstrip().split("\n")]
+    if names == [""]:
+        return ()
+    lines: dict[str, int] = {}
+    for number, name in enumerate(names, 1):
+        if not name:
+            raise UsageError(
+                f"{file}, line {number}: a blank line between names of classes",
+                hint="Classes are numbered by their lines: remove the line, or put a name there",
+            )
+        if name in lines:
+            raise UsageError(
+                f"{file}, line {number}: the class {name!r} is in line {lines[name]} already",
+                hint="Classes are numbered by their lines, so each is there once",
+            )
+        lines[name] = number
+    return tuple(names)
+
+
+def read_data_yaml(data: bytes, file: str) -> DataYaml:
+    """Names as a list or as a mapping from ids; with `nc` alone, `class_0` and so on. `AnnotationError` without."""
+    import yaml
+
+    text = decode(data)
+    try:
+        if text is None:
+            raise _yaml_error(file, "it is not in UTF-8")
+        # BaseLoader gives every scalar as it is written: a class is called `yes` or `010`, and not True or 8. It makes
+        # nothing but str, list and dict.
+        content = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        reason = getattr(exc, "problem", None) or str(exc).splitlines()[0]
+        raise _yaml_error(file, f"it is no YAML: {reason}", mark.line + 1 if mark else 0) from exc
+    except (RecursionError, ValueError) as exc:
+        if isinstance(exc, AnnotationError):
+            raise
+        raise _yaml_error(file, f"it is no YAML: {type(exc).__name__}") from exc
+    if not isinstance(content, dict):
+        raise _yaml_error(file, "there are no keys")
+    folders: dict[str, tuple[str, ...]] = {}
+    for split, key in (("train", "train"), ("val", "val"), ("val", "valid"), ("val", "validation"), ("test", "test")):
+        value = content.get(key)
+        items = value if isinstance(value, list) else [value]
+        paths = tuple(item for item in items if isinstance(item, str) and item not in ("", "~", "null"))
+        if paths:
+            folders.setdefault(split, paths)
+    return DataYaml(_yaml_classes(content, file), folders, "kpt_shape" in content)
+
+
+def write_classes(names: Iterable[str]) -> bytes:
+    """One name a line. `UsageError` for a name that `read_classes` would read as something else."""
+    names = tuple(names)
+    data = _lines(names)
+    if read_classes(data, "classes") != names:
+        odd = next(name for name in names if read_classes(_lines([name]), "classes") != (name,))
+        raise UsageError(f"the class {odd!r} cannot be written as a line", hint="Give it another name")
+    return data
+
+
+def _lines(names: Iterable[str]) -> bytes:
+    return "".join(f"{name}\n" for name in names).encode("utf-8", "backslashreplace")
+
+
+def class_order(
+    found: Collection[str], given: Sequence[str] | None = None, previous: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """The classes of a conversion in the order of their ids.
+
+    `given`: exactly these, whatever was found. `previous` (the list of an earlier version, or of the data set itself):
+    these, then what is new by name, so that no id changes from version to version. Neither: what was found, by name.
+    """
+    if given is not None:
+        twice = _repeated(given)
+        if twice is not None:
+            raise UsageError(f"--classes: {twice!r} is given twice")
+        return tuple(given)
+    kept = tuple(dict.fromkeys(previous or ()))
+    return kept + tuple(sorted(set(found) - set(kept)))
+
+
+def unlisted(id: int | str) -> str:
+    """The label of a class that has no name."""
+    return f"class_{id}"
+
+
+def _yaml_classes(content: dict[object, object], file: str) -> tuple[str, ...]:
+    names = content.get("names")
+    if names is None and "nc" in content:
+        names = [""] * _class_count(content["nc"], file)
+    if isinstance(names, list):
+        names = dict(enumerate(names))
+    if not isinstance(names, dict):
+        raise _yaml_error(file, "`names` is neither a list nor a mapping")
+    by_id = {}
+    for key, name in names.items():
+        id = _class_count(key, file)
+        if not isinstance(name, str):
+            raise _yaml_error(file, f"the name of class {id} is no text")
+        by_id[id] = clean_label(name)
+    classes = tuple(by_id.get(id) or unlisted(id) for id in range(max(by_id, default=-1) + 1))
+    twice = _repeated(classes)
+    if twice is not None:
+        raise _yaml_error(file, f"the class {twice!r} is there twice")
+    return classes
+
+
+def _class_count(value: object, file: str) -> int:
+    text = str(value)
+    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) > _MAX_CLASSES:
+        raise _yaml_error(file, f"{quote(text)} is no number of a class")
+    return int(text)
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
+
+
+def _yaml_error(file: str, reason: str, line: int = 0) -> AnnotationError:
+    return AnnotationError(
+        f"{file} does not say the classes: {reason}",
+        code="classes-unusable",
+        file=file,
+        line=line,
+        hint="Give the classes with --classes FILE",
+    )

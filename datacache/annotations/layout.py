@@ -1,0 +1,215 @@
+"""What a snapshot holds: the format of its annotations, and where the files are that speak of all of it.
+
+`detect` goes once through the manifest and keeps only counts, a sample and the few files with telling names; it then
+reads a handful of files to be sure. Used by the annotation table. Paths are bytes, as in the manifest. One thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from datacache.annotations.classes import read_classes, read_data_yaml
+from datacache.annotations.model import Problem
+from datacache.annotations.pairing import SUFFIXES, Pairing, is_data, without_extension
+from datacache.annotations.seen import Seen, is_coco, is_notes, is_other_coco, is_voc, look, text_kind
+from datacache.annotations.split_names import split_of_name
+from datacache.core.errors import UsageError
+from datacache.manifest.reader import Manifest
+
+Read = Callable[[bytes], bytes]
+"""All bytes of a file of the snapshot."""
+
+FORMATS: Final = ("voc", "yolo", "coco", "keras-yolo3", "none")
+_FEW: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a snapshot is laid out."""
+
+    format: str
+    """One of `FORMATS`; `none` where there are images alone."""
+    images: int
+    annotation_files: int
+    lists: tuple[bytes, ...] = ()
+    """The files that speak of many images: COCO's JSON, keras-yolo3's lines."""
+    data_yamls: tuple[bytes, ...] = ()
+    """`data.yaml` and the like, the one nearest to the root first."""
+    class_lists: tuple[bytes, ...] = ()
+    """`classes.txt`, `obj.names` and the like, the one nearest to the root first."""
+    image_sets: tuple[bytes, ...] = ()
+    """Files of splits with a name a line: `ImageSets/Main/train.txt`."""
+    image_lists: tuple[bytes, ...] = ()
+    """Files of splits with a path a line: `train.txt` of Darknet and Ultralytics."""
+    split_folders: frozenset[str] = frozenset()
+    """The splits that folders are named after: `images/train` and so on."""
+    image_folders: tuple[bytes, ...] = field(default=(), repr=False)
+    """The first folders with images, in byte order."""
+
+    def is_annotation(self, path: bytes) -> bool:
+        """Whether a file is an annotation of one image, in the formats that have such files."""
+        suffix = SUFFIXES.get(self.format)
+        if suffix is None or path[-4:].lower() != suffix or not is_data(path):
+            return False
+        return suffix == b".xml" or not (
+            path in self.class_lists or path in self.image_lists or b"imagesets/" in path.lower() or is_notes(path)
+        )
+
+
+class ClassList(NamedTuple):
+    """The classes that a data set itself numbers."""
+
+    names: tuple[str, ...]
+    pose: bool = False
+    """Labels have keypoints after their boxes: see `yolo.parse`."""
+    problems: tuple[Problem, ...] = ()
+
+
+def detect(manifest: Manifest, read: Read, *, format: str | None = None) -> Layout:
+    """The layout of a snapshot. `format` (one of `FORMATS`) decides where more than one would fit.
+
+    `UsageError` says what was seen where the snapshot has neither images nor annotations, where annotations are there
+    in several formats, and where none are in the one that was asked for.
+    """
+    if format is not None and format not in FORMATS:
+        raise UsageError(f"--format {format}: no such format", hint=f"Formats are {', '.join(FORMATS)}")
+    seen = look(manifest)
+    if not seen.images and not seen.xml.count and not seen.texts.count and not seen.json.count and not seen.split_texts:
+        raise UsageError(f"the snapshot has {seen}")
+    files = _Files(manifest, read, seen)
+    if format is None:
+        found = {name: count for name, count in files.counts(sure=True).items() if count}
+        if len(found) > 1:
+            shown = " and ".join(f"{name} ({count:,} file{'s' * (count > 1)})" for name, count in found.items())
+            raise UsageError(
+                f"the snapshot has annotations in several formats: {shown}",
+                hint=f"Choose one with --format {'|'.join(found)}",
+            )
+        format = next(iter(found), "none")
+    elif format != "none" and not files.counts(sure=False)[format]:
+        raise UsageError(f"the snapshot has no annotations in the format {format}; it has {seen}")
+    return files.layout(format)
+
+
+def read_class_list(read: Read, layout: Layout) -> ClassList:
+    """The names of the class ids of a YOLO or keras-yolo3 data set; nothing for formats whose annotations name classes.
+
+    `data.yaml` goes before lists. `UsageError` where several files say different things; `AnnotationError` where
+    `data.yaml` cannot be read. Without any there are no names, and a problem.
+    """
+    if layout.format not in ("yolo", "keras-yolo3"):
+        return ClassList(())
+    if layout.data_yamls:
+        depth = layout.data_yamls[0].count(b"/")
+        nearest = [path for path in layout.data_yamls if path.count(b"/") == depth]
+        yamls = [(path, read_data_yaml(read(path), text(path))) for path in nearest]
+        names = _same([(path, content.classes) for path, content in yamls])
+        return ClassList(names, any(content.pose for _, content in yamls))
+    if layout.class_lists:
+        return ClassList(_same([(path, read_classes(read(path), text(path))) for path in layout.class_lists]))
+    message = "there is no data.yaml, obj.names or classes.txt; classes are called class_0, class_1 and so on"
+    return ClassList((), problems=(Problem("classes-missing", "noted", "", 0, message),))
+
+
+def text(path: bytes) -> str:
+    """A path as text, for messages and for `Draft.file`."""
+    return path.decode("utf-8", "surrogateescape")
+
+
+class _Files:
+    """What the files of a snapshot are, found out as far as it is asked for."""
+
+    def __init__(self, manifest: Manifest, read: Read, seen: Seen) -> None:
+        self._read, self._seen = read, seen
+        self._pairs = {suffix: Pairing(manifest, suffix) for suffix in (b".xml", b".txt", b".json")}
+        self._kinds: dict[bytes, str] = {}
+        few = seen.texts.paths if seen.texts.count <= _FEW else []
+        lists = [path for path in sorted((*seen.split_texts, *few)) if not self._images_of(path)]
+        self._keras = [path for path in lists if self._kind(path) == "keras"]
+        self._image_lists = [path for path in lists if self._kind(path) == "images"]
+        self._labels = seen.texts.count + len(seen.split_texts) - len(self._keras) - len(self._image_lists)
+
+    def counts(self, *, sure: bool) -> dict[str, int]:
+        """How many files there are of each format; `sure` where their content was looked at, too."""
+        return {
+            "voc": self._voc() if sure else self._seen.xml.count,
+            "yolo": self._yolo() if sure else self._labels,
+            "coco": len(self._coco()),
+            "keras-yolo3": len(self._keras),
+        }
+
+    def layout(self, format: str) -> Layout:
+        """All that is known, as far as it concerns a format."""
+        seen = self._seen
+        lists = self._coco() if format == "coco" else self._keras if format == "keras-yolo3" else []
+        count = {"voc": seen.xml.count, "yolo": self._labels}.get(format, len(lists))
+        return Layout(
+            format=format,
+            images=seen.images,
+            annotation_files=count,
+            lists=tuple(lists),
+            data_yamls=self._data_yamls() if format == "yolo" else (),
+            class_lists=_nearest(seen.class_lists),
+            image_sets=_image_sets(seen.image_sets),
+            image_lists=tuple(self._image_lists),
+            split_folders=frozenset(seen.split_folders) if "train" in seen.split_folders else frozenset(),
+            image_folders=tuple(seen.image_folders),
+        )
+
+    def _voc(self) -> int:
+        sample = self._seen.xml.paths
+        paired = any(self._images_of(path) for path in sample)
+        return self._seen.xml.count if paired or any(is_voc(self._read(path)) for path in sample[:_FEW]) else 0
+
+    def _yolo(self) -> int:
+        lists = {*self._keras, *self._image_lists}
+        sample = [path for path in (*self._seen.texts.paths, *self._seen.split_texts) if path not in lists]
+        paired = [path for path in sample if self._images_of(path)]
+        kinds = {self._kind(path) for path in (paired or sample)[:_FEW]}
+        return self._labels if "yolo" in kinds or (paired and kinds == {"empty"}) else 0
+
+    def _coco(self) -> list[bytes]:
+        seen = self._seen
+        candidates = sorted({*(seen.json.paths if seen.json.complete else ()), *seen.coco_names})
+        found = [path for path in candidates if not self._images_of(path) and is_coco(self._read(path))]
+        # The original's captions and panoptic masks say nothing that its instances do not.
+        return [path for path in found if not is_other_coco(path)] or found
+
+    def _data_yamls(self) -> tuple[bytes, ...]:
+        def has_names(path: bytes) -> bool:
+            return re.search(rb"^(?:names|nc)\s*:", self._read(path), re.MULTILINE) is not None
+
+        return _nearest(path for path in self._seen.yamls if has_names(path))
+
+    def _images_of(self, path: bytes) -> tuple[bytes, ...]:
+        return self._pairs[path[path.rfind(b".") :].lower()].images_of(path)
+
+    def _kind(self, path: bytes) -> str:
+        kind = self._kinds.get(path)
+        if kind is None:
+            kind = self._kinds[path] = text_kind(self._read(path))
+        return kind
+
+
+def _nearest(paths: Iterable[bytes]) -> tuple[bytes, ...]:
+    return tuple(sorted(paths, key=lambda path: (path.count(b"/"), path)))
+
+
+def _image_sets(paths: Sequence[bytes]) -> tuple[bytes, ...]:
+    """The lists of splits among the files of `ImageSets`: not those of single classes, nor of other tasks."""
+    lists = [path for path in paths if split_of_name(without_extension(path).rpartition(b"/")[2])]
+    main = [path for path in lists if path.lower().split(b"/")[-2:-1] == [b"main"]]
+    return tuple(main or [path for path in lists if path.lower().split(b"/")[-2:-1] == [b"imagesets"]])
+
+
+def _same(lists: Sequence[tuple[bytes, tuple[str, ...]]]) -> tuple[str, ...]:
+    (first, names), *others = lists
+    for path, other in others:
+        if other != names:
+            raise UsageError(
+                f"{text(first)} and {text(path)} list different classes", hint="Choose one with --classes FILE"
+            )
+    return names

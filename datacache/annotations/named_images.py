@@ -1,0 +1,87 @@
+"""The image that a name in an annotation file means: COCO's `file_name`, the paths of keras-yolo3 and of image lists.
+
+Such a name is relative to a folder of images that the file does not name, or absolute on the machine it was written on.
+Used by the annotation table. Asks the manifest for single rows; one thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from datacache.annotations.layout import Layout
+from datacache.annotations.pairing import image_folders
+from datacache.annotations.split_names import file_split, folder_split
+from datacache.manifest.reader import Manifest
+
+_DRIVE: Final = re.compile(rb"^[A-Za-z]:")
+_IMAGES: Final = (b"images/", b"Images/", b"JPEGImages/", b"imgs/")
+
+
+class NamedImages:
+    """Finds images by what files call them."""
+
+    def __init__(self, manifest: Manifest, layout: Layout) -> None:
+        self._manifest = manifest
+        self._folders = layout.image_folders
+        self._places: dict[bytes, tuple[bytes, ...]] = {}
+
+    def find(self, name: str, file: bytes) -> bytes | None:
+        """The image that the file at `file` calls `name`; None where there is none, or no single one.
+
+        Tried in this order, and each with the leading folders of the name dropped one by one: the folder of the file,
+        folders of images beside it and above it (those of the file's own split first), and at last every folder of
+        images, where the name must be in one alone. An image in the folder of another split is never meant.
+        """
+        try:
+            raw = name.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # JSON can hold halves of characters; no path of a snapshot does
+            return None
+        return self._find(raw, file) or (self._find(raw.replace(b"\\", b"/"), file) if b"\\" in raw else None)
+
+    def _find(self, name: bytes, file: bytes) -> bytes | None:
+        parts = [part for part in _DRIVE.sub(b"", name).split(b"/") if part not in (b"", b".", b"..")]
+        places = self._places.get(file)
+        if places is None:
+            places = self._places[file] = tuple(dict.fromkeys(_places(file)))
+        for place in places:
+            path = place + b"/".join(parts)
+            if parts and self._manifest.find(path) is not None:
+                return path
+        split = folder_split(b"/".join(parts)) or file_split(file)
+        for at in range(1, len(parts)):
+            rest = b"/".join(parts[at:])
+            for place in places:
+                if self._fits(place + rest, split):
+                    return place + rest
+        found = [folder + parts[-1] for folder in self._folders if parts and self._fits(folder + parts[-1], split)]
+        return found[0] if len(found) == 1 else None
+
+    def _fits(self, path: bytes, split: str) -> bool:
+        return (not split or folder_split(path) in ("", split)) and self._manifest.find(path) is not None
+
+
+def _places(file: bytes) -> Iterator[bytes]:
+    """Folders that names in a file may be relative to, the likeliest first."""
+    folder = file[: file.rfind(b"/") + 1]
+    split = file_split(file)
+    words = [word for word in re.split(rb"[^A-Za-z0-9]+", file.rpartition(b"/")[2]) if file_split(word) == split]
+    names = [*words, *_SPELLINGS[split]] if split else []
+    near = list(dict.fromkeys([folder, *image_folders(folder, b".json")]))
+    above = [folder[: at + 1] for at in range(len(folder) - 1, -1, -1) if folder[at : at + 1] == b"/"]
+    for place in dict.fromkeys([*near, *above, b""]):
+        for name in names:
+            yield place + name + b"/"
+            for images in _IMAGES:
+                yield place + name + b"/" + images
+                yield place + images + name + b"/"
+        yield place
+        yield from (place + images for images in _IMAGES)
+
+
+_SPELLINGS: Final = {
+    "train": (b"train", b"training"),
+    "val": (b"val", b"valid", b"validation"),
+    "test": (b"test", b"testing"),
+}

@@ -1,0 +1,225 @@
+"""Which annotation file belongs to which image, by relative path without extension.
+
+Both may lie in one folder; or in two of which one is named after images and the other after annotations, at any depth
+(`JPEGImages/a.jpg` and `Annotations/a.xml`, `images/train/a.jpg` and `labels/train/a.txt`, `train/a.jpg` and
+`train/labels/a.txt`). Names of folders and extensions may be upper or lower case. Paths are bytes, as in the manifest.
+
+Used by the detection of layouts and by the annotation table. `Pairing` asks the manifest for single rows and keeps what
+it learns of folders; one thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeVar
+
+from datacache.annotations.model import Problem
+from datacache.annotations.problems import quote
+from datacache.manifest.reader import Manifest
+
+# From heic on they are of formats that are not read: they are reported as such, not passed over in silence.
+_IMAGE: Final = frozenset(
+    b"." + name for name in b"jpg jpeg jpe jfif png bmp webp tif tiff gif heic heif avif jp2 ppm pgm".split()
+)
+# What other systems leave beside files, and the masks of VOC, which are images of no data set.
+_NO_DATA: Final = re.compile(
+    rb"(?:^|/)(?:\._|__MACOSX/|@eaDir/|\.ipynb_checkpoints/|\.Trash|Segmentation(?:Class|Object)(?:Raw|Aug)?/)"
+)
+_FOLDERS_KEPT: Final = 100_000
+T = TypeVar("T")
+
+
+def _spellings(names: str) -> tuple[bytes, ...]:
+    spelled = [form for name in names.split() for form in (name, name.lower(), name.lower().capitalize(), name.upper())]
+    return tuple(name.encode() for name in dict.fromkeys(spelled))
+
+
+_IMAGE_FOLDERS: Final = _spellings("JPEGImages images image imgs img PNGImages photos pictures")
+_ANNOTATION_FOLDERS: Final = {
+    b".xml": _spellings("Annotations annotation xmls xml labels label anns"),
+    b".txt": _spellings("labels label txts txt annotations annotation anns"),
+    b".json": _spellings("annotations annotation jsons json labels label anns"),
+}
+_AFTER_SLASH: Final = b"0"
+SUFFIXES: Final = {"voc": b".xml", "yolo": b".txt"}
+"""Of the formats with one annotation file an image."""
+
+
+def is_data(path: bytes) -> bool:
+    """Whether it is a file of the data set, and nothing an operating system left there."""
+    return _NO_DATA.search(path) is None
+
+
+def is_image(path: bytes) -> bool:
+    """Whether it is an image of the data set, by its extension."""
+    return path[path.rfind(b".") :].lower() in _IMAGE and is_data(path)
+
+
+def without_extension(path: bytes) -> bytes:
+    """The path that an image and its annotation share."""
+    folder, slash, name = path.rpartition(b"/")
+    return folder + slash + (name.rpartition(b".")[0] or name)
+
+
+def annotation_folders(folder: bytes, suffix: bytes) -> Iterator[bytes]:
+    """Where annotations of images in a folder may be, the likeliest first. A folder is b"" or ends with '/'."""
+    yield folder
+    yield from _renamed(folder, _IMAGE_FOLDERS, _ANNOTATION_FOLDERS[suffix])
+    for name in _ANNOTATION_FOLDERS[suffix]:
+        yield folder + name + b"/"
+
+
+def image_folders(folder: bytes, suffix: bytes) -> Iterator[bytes]:
+    """Where images of annotations in a folder may be: the reverse of `annotation_folders`."""
+    yield folder
+    yield from _renamed(folder, _ANNOTATION_FOLDERS[suffix], _IMAGE_FOLDERS)
+    above, _, name = folder[:-1].rpartition(b"/")
+    if name in _ANNOTATION_FOLDERS[suffix]:
+        yield above + b"/" if above else b""
+
+
+class Pairing:
+    """Finds annotations of images and images of annotations. `suffix` is that of the annotations, as in `SUFFIXES`."""
+
+    def __init__(self, manifest: Manifest, suffix: bytes) -> None:
+        self._manifest = manifest
+        self._suffix = suffix
+        self._exist: dict[bytes, bool] = {}
+        self._of_images: dict[bytes, tuple[bytes, ...]] = {}
+        self._of_annotations: dict[bytes, tuple[bytes, ...]] = {}
+
+    def annotation_of(self, image: bytes) -> bytes | None:
+        """The annotation file of an image. `a.jpg.xml` goes before `a.xml`."""
+        folder, stem, extension = _split(image)
+        places = self._of_images.get(folder)
+        if places is None:
+            places = self._existing(annotation_folders(folder, self._suffix))
+            _remember(self._of_images, folder, places)
+        suffix = self._suffix
+        for place in places:
+            found: dict[bytes, bytes] = {}
+            for tail, path in self._beside(place + stem):
+                found.setdefault(tail, path)
+            annotation = found.get(extension.lower() + suffix) or found.get(suffix)
+            if annotation is not None:
+                return annotation
+        return None
+
+    def images_of(self, annotation: bytes) -> tuple[bytes, ...]:
+        """The images whose annotation file this is, in byte order. They are several where images differ only in their
+        extension or where two folders of images fit one of annotations: see `choose_image`."""
+        folder, stem, _ = _split(annotation)
+        places = self._of_annotations.get(folder)
+        if places is None:
+            places = self._existing(image_folders(folder, self._suffix))
+            _remember(self._of_annotations, folder, places)
+        inner, dot, extension = stem.rpartition(b".")
+        named = dot + extension.lower() in _IMAGE  # a.jpg.xml
+        found: set[bytes] = set()
+        for place in places:
+            found.update(path for tail, path in self._beside(place + stem) if tail in _IMAGE)
+            if named:
+                tails = self._beside(place + inner)
+                found.update(path for tail, path in tails if tail == dot + extension.lower())
+        return tuple(sorted(path for path in found if is_data(path) and self.annotation_of(path) == annotation))
+
+    def _beside(self, stem: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The files that go on with an extension (or two) after this stem: extension in lower case, and path."""
+        manifest, prefix = self._manifest, stem + b"."
+        start = len(stem)
+        row = manifest.seek(prefix)
+        while row < manifest.rows:
+            path = manifest.path(row)
+            if not path.startswith(prefix):
+                return
+            slash = path.find(b"/", start)
+            if slash >= 0:  # a folder: its contents may be many
+                row = manifest.seek(path[:slash] + _AFTER_SLASH)
+                continue
+            yield path[start:].lower(), path
+            row += 1
+
+    def _existing(self, folders: Iterable[bytes]) -> tuple[bytes, ...]:
+        return tuple(folder for folder in dict.fromkeys(folders) if self._exists(folder))
+
+    def _exists(self, folder: bytes) -> bool:
+        """Whether a folder has files; asked of its parents first, which many folders have in common."""
+        at = folder.find(b"/") + 1
+        while at:
+            part = folder[:at]
+            known = self._exist.get(part)
+            if known is None:
+                row = self._manifest.seek(part)
+                known = row < self._manifest.rows and self._manifest.path(row).startswith(part)
+                _remember(self._exist, part, known)
+            if not known:
+                return False
+            at = folder.find(b"/", at) + 1
+        return True
+
+
+def choose_image(name: str, images: Sequence[bytes], file: str) -> tuple[bytes, list[Problem]]:
+    """The image that an annotation is of, among those `Pairing.images_of` gives (at least one).
+
+    `name` is what the annotation itself says (VOC `<filename>`): it decides where it is one of them, upper and lower
+    case aside. Otherwise the first in byte order is taken, and reported.
+    """
+    if len(images) == 1:
+        return images[0], []
+    base = re.split(r"[/\\]", name.strip())[-1]
+    names = {image: _shown(image.rpartition(b"/")[2]) for image in images}
+    exact = [image for image in images if names[image] == base]
+    fitting = exact or [image for image in images if names[image].lower() == base.lower()]
+    if len(fitting) == 1:
+        return fitting[0], []
+    first, *others = sorted(fitting or images)
+    shown = ", ".join(quote(_shown(path)) for path in others)
+    message = f"it fits {quote(_shown(first))} and {shown}, and says {quote(name)}; the first of them is taken"
+    return first, [Problem("image-ambiguous", "noted", file, 0, message)]
+
+
+def pair_leftovers(images: Iterable[bytes], annotations: Iterable[bytes]) -> dict[bytes, bytes]:
+    """Annotation → image, for what no folder brings together: those of one name (without extension) that only one image
+    and only one annotation have. For exports whose annotations lie somewhere else."""
+    by_name = _unique(images)
+    pairs: dict[bytes, bytes] = {}
+    for name, annotation in _unique(annotations).items():
+        image = by_name.pop(name, None) or by_name.pop(without_extension(name), None)  # a.jpg.xml
+        if image is not None:
+            pairs[annotation] = image
+    return pairs
+
+
+def _unique(paths: Iterable[bytes]) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes | None] = {}
+    for path in paths:
+        name = without_extension(path.rpartition(b"/")[2])
+        found[name] = None if name in found else path
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def _renamed(folder: bytes, names: Sequence[bytes], others: Sequence[bytes]) -> Iterator[bytes]:
+    """The folder with one of its components, the deepest first, named otherwise."""
+    parts = folder.split(b"/")
+    for at in range(len(parts) - 1, -1, -1):
+        if parts[at] in names:
+            for other in others:
+                yield b"/".join([*parts[:at], other, *parts[at + 1 :]])
+
+
+def _split(path: bytes) -> tuple[bytes, bytes, bytes]:
+    """Folder, name without extension, extension with its dot."""
+    at = path.rfind(b"/") + 1
+    stem, dot, extension = path[at:].rpartition(b".")
+    return (path[:at], stem, dot + extension) if dot else (path[:at], extension, b"")
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
+
+
+def _remember(kept: dict[bytes, T], key: bytes, value: T) -> None:
+    if len(kept) >= _FOLDERS_KEPT:
+        kept.clear()  # cheap to learn again; the simplest bound
+    kept[key] = value

@@ -1,0 +1,147 @@
+"""The splits that a data set brings: lists of names (`ImageSets/Main`), lists of paths (`train.txt`), `data.yaml`,
+folders that are called after splits, and a COCO or keras-yolo3 file for each split.
+
+Used by conversions. `ListedSplits` is read-only after `read_splits`; any thread. Paths are bytes, as in the manifest.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from datacache.annotations.classes import read_data_yaml
+from datacache.annotations.layout import Layout, Read, text
+from datacache.annotations.model import Problem
+from datacache.annotations.pairing import is_image, without_extension
+from datacache.annotations.problems import quote
+from datacache.annotations.split_names import file_split, folder_split, split_of_name
+from datacache.core.errors import AnnotationError
+
+_COLUMN: Final = re.compile(rb"(.*\S)\s+(?:-1|0|1)")
+_ORDER: Final = ("train", "val", "test", "trainval")
+_UP: Final = re.compile(rb"^(?:\.{0,2}/)+|^[A-Za-z]:/")
+
+
+class ListedSplits:
+    """Which image belongs to which split."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.problems: list[Problem] = []
+        self._folders = layout.split_folders
+        self._lists = {file: file_split(file) for file in layout.lists}
+        # Base name without extension → the listed paths that end so (without extension), and their splits.
+        self._listed: dict[bytes, list[tuple[bytes, str]]] = {}
+        self._yaml_folders: list[tuple[bytes, str]] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The splits there are, in their usual order."""
+        found = {split for listed in self._listed.values() for _, split in listed} | self._folders
+        found |= set(self._lists.values()) | {split for _, split in self._yaml_folders}
+        return tuple(split for split in _ORDER if split in found)
+
+    def of(self, image: bytes, source: bytes = b"") -> str:
+        """The split of an image, whose annotation was read from `source`; '' for none.
+
+        Lists go before `data.yaml`, and this before names of folders; what no list names is in no split."""
+        if self._listed:
+            return self._by_list(without_extension(image))
+        split = self._lists.get(source, "")
+        if split:
+            return split
+        for folder, split in self._yaml_folders:
+            if image.startswith(folder):
+                return split
+        return folder_split(image) if self._folders else ""
+
+    def has(self, path: bytes) -> bool:
+        """Whether a list names exactly this."""
+        return any(same == path for same, _ in self._listed.get(path.rpartition(b"/")[2], ()))
+
+    def add(self, path: bytes, split: str, file: str, line: int) -> None:
+        """An image, without its extension, is listed. What came first stays."""
+        listed = self._listed.setdefault(path.rpartition(b"/")[2], [])
+        earlier = next((other for same, other in listed if same == path), None)
+        if earlier is None:
+            listed.append((path, split))
+        elif earlier != split:
+            message = f"{quote(text(path))} is listed for {split}, but it is in {earlier} already, and stays there"
+            self.problems.append(Problem("split-repeated", "repaired", file, line, message))
+
+    def read_yaml(self, layout: Layout, read: Read) -> None:
+        """Take the folders that `data.yaml` names; a folder of two splits is of none."""
+        if not layout.data_yamls:
+            return
+        file = layout.data_yamls[0]
+        try:
+            content = read_data_yaml(read(file), text(file))
+        except AnnotationError:
+            return  # who needs its classes is told
+        base = file[: file.rfind(b"/") + 1]
+        folders: dict[bytes, set[str]] = {}
+        for split, paths in content.folders.items():
+            for path in paths:
+                name = _UP.sub(b"", path.replace("\\", "/").encode("utf-8", "replace")).rstrip(b"/")
+                folders.setdefault(base + name + b"/" if name not in (b"", b".") else base, set()).add(split)
+        self._yaml_folders = sorted((folder, splits.pop()) for folder, splits in folders.items() if len(splits) == 1)
+
+    def _by_list(self, path: bytes) -> str:
+        listed = self._listed.get(path.rpartition(b"/")[2], ())
+        best, split = 0, ""
+        for other, its in listed:
+            common = _common_end(path, other)
+            # A list's paths begin elsewhere than the snapshot's; two folders alike at the end are enough.
+            if common > best and (common >= 3 or common == 1 + min(path.count(b"/"), other.count(b"/"))):
+                best, split = common, its
+        return split
+
+
+def read_splits(read: Read, layout: Layout) -> ListedSplits:
+    """All splits of a snapshot; without any, every image is in the split ''.
+
+    An image in two lists is in the first of train, val and test, and reported. `trainval` counts where train or val has
+    no list of its own, for what is in no other list: it is then in the missing one of the two (train, if both are).
+    """
+    splits = ListedSplits(layout)
+    files = [(split_of_name(without_extension(file).rpartition(b"/")[2]), file) for file in layout.image_sets]
+    files += [(file_split(file), file) for file in layout.image_lists] if layout.format == "yolo" else []
+    found = {split for split, _ in files}
+    for split in _ORDER:
+        for of, file in files:
+            if of != split or (split == "trainval" and {"train", "val"} <= found):
+                continue
+            for number, name in _names(read(file)):
+                path = _UP.sub(b"", name)
+                stem = without_extension(path) if is_image(path) else path
+                if split != "trainval":
+                    splits.add(stem, split, text(file), number)
+                elif not splits.has(stem):
+                    splits.add(stem, "val" if "train" in found else "train", text(file), number)
+    if not files:
+        splits.read_yaml(layout, read)
+    return splits
+
+
+def _names(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The names in a list and their lines. A column of -1, 0 and 1, as lists of single classes have it, is no name."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        data = data.decode("utf-16", "replace").encode()
+    lines = [line.strip() for line in data.removeprefix(codecs.BOM_UTF8).replace(b"\\", b"/").splitlines()]
+    columns = [_COLUMN.fullmatch(line) for line in lines if line]
+    flagged = all(columns) and any(line.endswith(b"-1") for line in lines)
+    for number, line in enumerate(lines, 1):
+        match = _COLUMN.fullmatch(line) if flagged else None
+        if line:
+            yield number, match[1] if match else line
+
+
+def _common_end(one: bytes, other: bytes) -> int:
+    """How many components two paths have in common at their end."""
+    common = 0
+    for first, second in zip(reversed(one.split(b"/")), reversed(other.split(b"/")), strict=False):
+        if first != second:
+            break
+        common += 1
+    return common
