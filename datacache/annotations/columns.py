@@ -12,9 +12,13 @@ import sys
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datacache.core.errors import CorruptManifestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _HEAD = struct.Struct("<4sI")
 _COLUMN = struct.Struct("<BI")
@@ -129,6 +133,14 @@ class ColumnReader:
         except IndexError:
             raise CorruptManifestError(f"the annotation table has no column {number}") from None
         return mode, self._raw[start:stop]
+
+
+def as_float64(values: Sequence[int] | Sequence[float]) -> NDArray[np.float64]:
+    """A column that `ColumnReader` gave, for NumPy."""
+    import numpy as np
+
+    column: Any = values  # bytes or an array: both have the buffer that a Sequence does not promise
+    return np.asarray(memoryview(column)).astype(np.float64)
 
 
 def _bytes_of(numbers: array[Any]) -> bytes:

@@ -13,12 +13,16 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from operator import add, sub
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from datacache.annotations.columns import ColumnReader, ColumnWriter
+from datacache.annotations.columns import ColumnReader, ColumnWriter, as_float64
 from datacache.annotations.model import Action, Annotation, Box, Problem
 from datacache.annotations.table_summary import Row, Summary, range_labels
 from datacache.core.errors import CorruptManifestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_ITEMS = 50_000
 """Boxes and problems of a details blob; one image's are never split."""
@@ -90,20 +94,21 @@ def decode_details(parts: Sequence[bytes], summary: Summary) -> Iterator[Row]:
         raise CorruptManifestError("a range of annotations does not fit its summary")
 
 
-def box_sizes(parts: Sequence[bytes], summary: Summary) -> tuple[list[float], list[float]]:
+def box_sizes(parts: Sequence[bytes], summary: Summary) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Widths and heights in pixels of all boxes of a range, in the order of its images."""
+    import numpy as np
+
     objects, row = summary.objects(), 0
-    widths: list[float] = []
-    heights: list[float] = []
+    widths, heights = [np.zeros(0)], [np.zeros(0)]
     for raw in parts:
         details = _Details(raw, objects[row:], ())
-        x1, y1, x2, y2 = details.coordinates()
-        widths += map(sub, x2, x1)
-        heights += map(sub, y2, y1)
+        width, height = details.sizes()
+        widths.append(width)
+        heights.append(height)
         row += details.rows
     if row != summary.rows:
         raise CorruptManifestError("a range of annotations does not fit its summary")
-    return widths, heights
+    return np.concatenate(widths), np.concatenate(heights)
 
 
 class _Details:
@@ -123,6 +128,14 @@ class _Details:
         x1, y1, width, height = (self._columns.numbers(3 + n, self._boxes) for n in range(4))
         x2, y2 = map(add, x1, width), map(add, y1, height)
         return list(map(float, x1)), list(map(float, y1)), list(map(float, x2)), list(map(float, y2))
+
+    def sizes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Widths and heights of all boxes."""
+        if self._columns.is_floats(3):
+            x1, y1, x2, y2 = (as_float64(self._columns.floats(3 + n, self._boxes)) for n in range(4))
+            return x2 - x1, y2 - y1
+        width, height = (as_float64(self._columns.numbers(5 + n, self._boxes)) for n in range(2))
+        return width, height
 
     def decode(
         self, paths: Sequence[str]

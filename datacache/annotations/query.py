@@ -1,0 +1,177 @@
+"""Find images by what is annotated in them: labels, numbers of objects, and conditions in a small language (`where`).
+
+All that is asked for is compiled to one function over the columns of a range's summary, so that 100,000 images take
+some hundredths of a second; boxes are decoded only for the fields that need them. Used by `dsctl query`, previews and
+subsets. A query is a plain value; any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from datacache.annotations import where
+from datacache.annotations.columns import as_float64
+from datacache.annotations.table import ImageSummary, Table
+from datacache.annotations.table_details import box_sizes
+from datacache.annotations.table_summary import Summary
+from datacache.annotations.where import Column, Program
+from datacache.core.errors import UsageError
+
+_DETAILS_AHEAD = 32
+_Select = Callable[[Sequence[Sequence[Any]]], list[int]]
+_Found = Iterator[tuple[Summary, list[int]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Which images are meant. Images that cannot be used never are."""
+
+    labels: tuple[str, ...] = ()
+    """Labels an image must have, on a box or as a whole: all of them, or with `any_label` one."""
+    any_label: bool = False
+    min_objects: int | None = None
+    """At least so many boxes: of each label in `labels` (with `any_label`: of one), or of all where none is given."""
+    max_objects: int | None = None
+    """At most so many, counted in the same way."""
+    where: str = ""
+    """A condition, see `where`."""
+
+    def __post_init__(self) -> None:
+        for name, number in (("min_objects", self.min_objects), ("max_objects", self.max_objects)):
+            if number is not None and number < 0:
+                raise UsageError(f"{name} cannot be {number}", hint="Give a number from 0 on.")
+
+
+def find(table: Table, query: Query) -> Iterator[ImageSummary]:
+    """The images a query means, in the byte order of their paths. `UsageError` at once for a label that the table does
+    not have, and for a condition that cannot be understood."""
+    return _images(_select(table, query))
+
+
+def find_paths(table: Table, query: Query) -> Iterator[str]:
+    """The paths alone, which is faster."""
+    return _paths(_select(table, query))
+
+
+def count(table: Table, query: Query) -> int:
+    """How many images there are."""
+    return sum(len(rows) for _, rows in _select(table, query))
+
+
+def _images(found: _Found) -> Iterator[ImageSummary]:
+    for summary, rows in found:
+        columns = summary.paths(), summary.widths(), summary.heights(), summary.objects(), summary.counts()
+        images = list(map(ImageSummary._make, zip(*columns, strict=True)))
+        yield from (images[row] for row in rows)
+
+
+def _paths(found: _Found) -> Iterator[str]:
+    for summary, rows in found:
+        paths = summary.paths()
+        yield from (paths[row] for row in rows)
+
+
+def _select(table: Table, query: Query) -> _Found:
+    """Of each range that has some, the rows that are meant. Mistakes are found before the first range is read."""
+    program = Program()
+    unusable = program.column("field", "unusable")
+    program.add(f"not {unusable}")
+    for label in query.labels:
+        if label not in table.labels:
+            raise where.unknown_label(label, table.labels)
+    if query.labels:
+        word = " or " if query.any_label else " and "
+        program.add(word.join(f"({_of_label(program, label, query)})" for label in query.labels))
+    else:
+        bounds = _bounds(program, program.column("field", "objects"), query)
+        program.add(" and ".join(bounds) or "True")
+    if query.where.strip():
+        where.add_condition(program, query.where, table.labels)
+    return _evaluate(table, query, program.columns, program.compile())
+
+
+def _of_label(program: Program, label: str, query: Query) -> str:
+    bounds = _bounds(program, program.column("count", label), query)
+    return " and ".join([program.column("has", label), *bounds])
+
+
+def _bounds(program: Program, number: str, query: Query) -> list[str]:
+    bounds = []
+    if query.min_objects is not None:
+        bounds.append(f"{number} >= {program.constant(query.min_objects)}")
+    if query.max_objects is not None:
+        bounds.append(f"{number} <= {program.constant(query.max_objects)}")
+    return bounds
+
+
+def _evaluate(table: Table, query: Query, columns: Sequence[Column], select: _Select) -> _Found:
+    box_fields = any(column.function == "field" and column.name in where.BOX_FIELDS for column in columns)
+    summaries = table.summaries(query.labels, any_label=query.any_label)
+    while part := list(islice(summaries, _DETAILS_AHEAD)):
+        details = table.details([number for number, _ in part]) if box_fields else {}
+        for number, summary in part:
+            of_boxes = _box_fields(details[number], summary) if box_fields else {}
+            rows = select([_column(summary, column, of_boxes) for column in columns])
+            if rows:
+                yield summary, rows
+
+
+def _column(summary: Summary, column: Column, of_boxes: dict[str, list[float]]) -> Sequence[Any]:
+    """The values of a column for all rows of a range."""
+    if column.function == "count":
+        counts = [0] * summary.rows
+        for row, boxes in summary.of_label(column.name):
+            counts[row] = boxes
+        return counts
+    if column.function == "has":
+        there = [False] * summary.rows
+        for row, _ in summary.of_label(column.name):
+            there[row] = True
+        return there
+    if column.name in of_boxes:
+        return of_boxes[column.name]
+    return _FIELDS[column.name](summary)
+
+
+_FIELDS: dict[str, Callable[[Summary], Sequence[Any]]] = {
+    "unusable": Summary.unusable,
+    "path": Summary.paths,
+    "folder": lambda summary: [path.rpartition("/")[0] for path in summary.paths()],
+    "name": lambda summary: [path.rpartition("/")[2] for path in summary.paths()],
+    "width": Summary.widths,
+    "height": Summary.heights,
+    "area": lambda summary: [w * h for w, h in zip(summary.widths(), summary.heights(), strict=True)],
+    "aspect": lambda summary: [w / (h or 1) for w, h in zip(summary.widths(), summary.heights(), strict=True)],
+    "objects": Summary.objects,
+    "difficult": lambda summary: summary.flagged("difficult"),
+    "truncated": lambda summary: summary.flagged("truncated"),
+    "occluded": lambda summary: summary.flagged("occluded"),
+    "labels": Summary.counts,
+}
+
+
+def _box_fields(parts: Sequence[bytes], summary: Summary) -> dict[str, list[float]]:
+    """The fields that boxes are decoded for; nan where an image has none."""
+    import numpy as np
+
+    widths, heights = box_sizes(parts, summary)
+    objects = as_float64(summary.objects()).astype(np.intp)
+    images = as_float64(summary.widths()) * as_float64(summary.heights())
+    areas = widths * heights / np.repeat(images, objects)
+    having = objects > 0
+    starts = (np.cumsum(objects) - objects)[having]
+    found = {}
+    for name, values, reduce in (
+        ("min_side", np.minimum(widths, heights), np.minimum),
+        ("max_side", np.maximum(widths, heights), np.maximum),
+        ("min_area", areas, np.minimum),
+        ("max_area", areas, np.maximum),
+    ):
+        column = np.full(len(objects), np.nan)
+        if len(starts):
+            column[having] = reduce.reduceat(values, starts)
+        found[name] = column.tolist()
+    return found
