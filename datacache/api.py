@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from datacache.catalog.verify import Problem
+    from datacache.convert.pipeline import Conversion
     from datacache.imports.failures import Failure
     from datacache.imports.jsonl import ImportedLines, JsonlProgress
     from datacache.manifest.diff import Change
+    from datacache.reader.export import Exported
 
 
 def open_catalog(settings: Settings | None = None) -> Catalog:
@@ -144,11 +146,11 @@ def import_jsonl(
 ) -> ImportedLines:
     """Make a snapshot of the objects that a file of JSON lines names: `{"url": …, "path": …, "label": …}`.
 
-    Objects of web servers are copied into content-addressed storage (the setting `objects`, or the URL `objects`), those
-    of stores are named, or with `pin` copied, too. Other fields than `url` and `path` go into `metadata.jsonl`. Every
-    line is tried, and `on_failure` is told of those that failed; then nothing is committed and `ImportFailedError` is
-    raised, unless `skip_failed` leaves them out. An import that was killed goes on where it was when it is run again.
-    Also raises `UsageError`, `TagExistsError` and the errors of the storage for copies.
+    Objects of web servers are copied into content-addressed storage (the setting `objects`, or the URL `objects`),
+    those of stores are named, or with `pin` copied, too. Other fields than `url` and `path` go into `metadata.jsonl`.
+    Every line is tried, and `on_failure` is told of those that failed; then nothing is committed and
+    `ImportFailedError` is raised, unless `skip_failed` leaves them out. An import that was killed goes on where it was
+    when it is run again. Also raises `UsageError`, `TagExistsError` and the errors of the storage for copies.
     """
     from datacache.imports.jsonl import JsonlOptions
     from datacache.imports.jsonl import import_jsonl as import_lines
@@ -175,6 +177,108 @@ def import_jsonl(
             message=message,
             progress=progress,
             on_failure=on_failure,
+        )
+
+
+def export_snapshot(
+    ref: str,
+    directory: Path | str,
+    *,
+    link: str = "auto",
+    settings: Settings | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Exported:
+    """Write a snapshot's files into a folder: one that is not there yet, is empty, or holds (a part of) this export.
+
+    `link` says how files of this machine get there: `auto` clones them where the file system can
+    (they share their blocks until one is changed), `hard` makes hard links, with which whoever changes the file changes
+    the bucket, `none` copies. The rest is copied out of the cache, which fetches what it does not have. Files have the
+    snapshot's times. `progress(files, bytes)` is called now and then. An export that failed or was killed goes on where
+    it was when it is run again. Raises `UsageError` for a folder that holds other things, `ExportError` where it cannot
+    be written (a full disk), and the errors of reading.
+    """
+    from datacache.reader.export import export
+
+    with open_snapshot(ref, settings) as snapshot:
+        return export(snapshot, directory, link=link, progress=progress)
+
+
+def convert(
+    ref: str,
+    *,
+    to: str,
+    name: str,
+    split: str | None = None,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+    skip_difficult: bool = False,
+    keep_unannotated: bool = False,
+    strict: bool = False,
+    format: str | None = None,
+    voc_origin: int = 0,
+    trust_sizes: bool = False,
+    resize: str | None = None,
+    letterbox: bool = False,
+    crop: str | None = None,
+    rotate: float | None = None,
+    flip: str | None = None,
+    quality: int = 95,
+    min_visible: float = 0.0,
+    objects: str | None = None,
+    tags: Sequence[str] = (),
+    move_tags: bool = False,
+    message: str = "",
+    processes: int | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+) -> Conversion:
+    """Make a snapshot of dataset `name` with the images of `ref` and its annotations in the format `to`.
+
+    The arguments are the options of `dsctl convert`: `split` is `"train=0.8,val=0.2"` (by a hash of path and seed),
+    `"none"`, or None for the splits the data set brings; `resize` is `"640x480"`. `progress(what, done, total)` counts
+    images. The result has `record` and `report`.
+
+    Deterministic and idempotent: the same snapshot, options and earlier classes of `name` give the same id. Nothing is
+    visible before the end, and a conversion that was killed can be run again. Raises `ConversionError` (`strict`),
+    `UsageError`, and what stores and catalogs raise.
+    """
+    from datacache.catalog.objects import ObjectWriter
+    from datacache.convert.operations import parse_operations
+    from datacache.convert.index import Reading
+    from datacache.convert.pipeline import Plan, run
+    from datacache.convert.splits import Splits, parse_splits
+
+    settings = settings or load_settings()
+    plan = Plan(
+        to=to,
+        name=name,
+        reading=Reading(format=format, origin=voc_origin, trust_sizes=trust_sizes),
+        splits=None if split is None else Splits() if split == "none" else parse_splits(split, seed),
+        classes=classes,
+        skip_difficult=skip_difficult,
+        keep_unannotated=keep_unannotated,
+        strict=strict,
+        operations=parse_operations(
+            crop=crop,
+            rotate=rotate,
+            flip=flip,
+            resize=resize,
+            letterbox=letterbox,
+            quality=quality,
+            min_visible=min_visible,
+        ),
+        tags=tags,
+        move_tags=move_tags,
+        message=message,
+    )
+    with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
+        return run(
+            catalog,
+            snapshot,
+            plan,
+            open_objects=lambda: ObjectWriter(catalog, settings, url=objects or ""),
+            processes=processes,
+            progress=progress,
         )
 
 

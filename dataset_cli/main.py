@@ -33,8 +33,10 @@ PIPE_CLOSED = 141
 
 COMMANDS = {
     "snapshot": "dataset_cli.commands.snapshot:snapshot",
+    "convert": "dataset_cli.commands.convert:convert",
     "mount": "dataset_cli.commands.mount:mount",
     "umount": "dataset_cli.commands.mount:umount",
+    "export": "dataset_cli.commands.export:export",
     "warm": "dataset_cli.commands.warm:warm",
     "cache": "dataset_cli.commands.cache:cache",
     "daemon": "dataset_cli.commands.daemon:daemon",

@@ -1,31 +1,300 @@
 """The annotations of a snapshot, read once and kept in the catalog.
 
 Used by conversions, queries, statistics and previews, all through `open_table`. Images are taken in ranges whose ends
-depend on their paths alone; the next version of a data set takes over the ranges in which no image and no annotation has
-changed, and reads only the others. Annotation files are parsed and images' headers looked at in as many processes as
-there are processors; the result does not depend on their number.
+depend on their paths alone; the next version of a data set takes over the ranges in which no image and no annotation
+has changed, and reads only the others. Annotation files are parsed and images' headers looked at in as many processes
+as there are processors; the result does not depend on their number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from datacache.annotations import coco, keras_yolo, voc, yolo
+from datacache.annotations import voc, yolo
 from datacache.annotations.check import check
 from datacache.annotations.image_header import ImageHeader, read_header
-from datacache.annotations.layout import Layout, detect
+from datacache.annotations.layout import text
 from datacache.annotations.model import Annotation, Draft, Problem
-from datacache.annotations.table import EncodedRange, Row, Table, TableBuilder, encode_range
+from datacache.annotations.pairing import choose_image
+from datacache.annotations.problems import broken_image, truncated_image, unusable_file
+from datacache.annotations.split_lists import ListedSplits, read_splits
+from datacache.annotations.table import (
+    KEY_BYTES,
+    EncodedRange,
+    RangeSummary,
+    Row,
+    Table,
+    TableBuilder,
+    encode_range,
+)
 from datacache.catalog.base import Catalog
 from datacache.convert.parallel import ordered_map
-from datacache.convert.reading import Files
-from datacache.core.errors import AnnotationError
+from datacache.convert.reading import Data, Files, Part
+from datacache.convert.source import AnnotationSource
+from datacache.core.errors import AnnotationError, BrokenImageError
 from datacache.core.objects import object_id
 from datacache.manifest.codec import ends_range
 from datacache.reader.snapshot import Snapshot
 
 VERSION = 1
-"""Of what is read out of a file. A table made by another version is made anew."""
+"""Of what is read out of files: a table that another version made is made anew."""
+_EARLIER_TABLES = 5
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How annotations are to be read."""
+
+    format: str | None = None
+    """None: as the files look."""
+    origin: int = 0
+    """What the first pixel of Pascal VOC is called; see `voc`."""
+    trust_sizes: bool = False
+    """Take images' sizes from the annotations, where they give them, and open no image."""
+
+    @property
+    def name(self) -> str:
+        """Under which the table is kept beside its snapshot."""
+        sizes = "trusted" if self.trust_sizes else "checked"
+        return f"annotations/{VERSION}/{self.format or 'auto'}/{self.origin}/{sizes}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For lineage: what differs from the default."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+
+def open_table(
+    snapshot: Snapshot,
+    catalog: Catalog,
+    reading: Reading | None = None,
+    *,
+    processes: int | None = None,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> Table:
+    """The annotation table of a snapshot: from the catalog, or made now and kept there.
+
+    Idempotent; a making that was killed is begun again by the next who asks. `UsageError` where the snapshot has no
+    annotations or it is not clear which format they are in; the store's errors where files cannot be read.
+    """
+    reading = reading or Reading()
+    root = catalog.derived(snapshot.record.id, reading.name)
+    if root is None:
+        with TableBuilder(catalog.put_blobs) as builder:
+            earlier = _earlier(snapshot, catalog, reading)
+            meta = _build(builder, snapshot, reading, earlier, processes=processes, progress=progress)
+            root = builder.finish(meta)
+        catalog.set_derived(snapshot.record.id, reading.name, root)
+    return Table.open(root, catalog.get_blobs)
+
+
+def listed_splits(snapshot: Snapshot, reading: Reading) -> ListedSplits:
+    """The splits that a data set brings."""
+    source = AnnotationSource(snapshot, reading.format)
+    return read_splits(source.read, source.layout)
+
+
+class _Item(NamedTuple):
+    """One image to read, and where its annotation is: a file of its own, or a draft from a file of many."""
+
+    path: str
+    image: Part
+    annotation: Part | None = None
+    file: str = ""
+    """The path of the annotation's file."""
+    rivals: tuple[bytes, ...] = ()
+    """The images that the annotation fits, where they are several."""
+    draft: tuple[Draft, tuple[Problem, ...]] | None = None
+
+
+class _Task(NamedTuple):
+    """A range of images, and the fingerprint of all that is read for it."""
+
+    items: list[_Item]
+    key: bytes
+
+
+def _build(
+    builder: TableBuilder,
+    snapshot: Snapshot,
+    reading: Reading,
+    earlier: Mapping[bytes, RangeSummary],
+    *,
+    processes: int | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Fill a table; how it was made."""
+    source = AnnotationSource(snapshot, reading.format)
+    total, done = source.layout.images, 0
+    waiting: deque[EncodedRange | None] = (
+        deque()
+    )  # ranges in their order: taken over, or None for one that is being made
+
+    def tasks() -> Iterator[_Task]:
+        for task in _ranges(snapshot, source, reading):
+            known = earlier.get(task.key)
+            waiting.append(None if known is None else EncodedRange(known))
+            if known is None:
+                yield task
+
+    def take(encoded: EncodedRange) -> None:
+        nonlocal done
+        builder.add_range(encoded)
+        done += encoded.summary.rows
+        progress("reading annotations of", done, total)
+
+    reader = _Reader(snapshot, reading, source.format, source.classes, source.pose)
+    for made in ordered_map(_read_range, tasks(), begin=_begin, arguments=(reader,), processes=processes):
+        while (known := waiting.popleft()) is not None:
+            take(known)
+        take(made)
+    for known in waiting:
+        assert known is not None
+        take(known)
+    for problem in source.problems:
+        builder.add_problem(problem)
+    return {"format": source.format, "classes": list(source.classes), "version": VERSION, **reading.as_json()}
+
+
+def _earlier(snapshot: Snapshot, catalog: Catalog, reading: Reading) -> Mapping[bytes, RangeSummary]:
+    """The ranges of the newest other table of the same data set."""
+    records = catalog.snapshots(snapshot.record.dataset)
+    for record in reversed(records[-_EARLIER_TABLES - 1 :]):
+        root = catalog.derived(record.id, reading.name)
+        if root is not None:
+            return Table.open(root, catalog.get_blobs).reusable()
+    return {}
+
+
+def _ranges(snapshot: Snapshot, source: AnnotationSource, reading: Reading) -> Iterator[_Task]:
+    manifest = snapshot.manifest
+    start = reading.name.encode() + source.fingerprint()
+    items: list[_Item] = []
+    key = blake2b(start, digest_size=KEY_BYTES)
+    for found in source.images():
+        row, entry = found.row, found.entry
+        key.update(b"%d %s" % (len(entry.path), entry.path) + object_id(manifest.object_ref(entry)))
+        annotation, file = None, ""
+        if found.annotation is not None:
+            other = manifest.entry(found.annotation)
+            file = text(other.path)
+            annotation = Part(found.annotation, other.size_bytes)
+            key.update(b"%d %s" % (len(other.path), other.path) + object_id(manifest.object_ref(other)))
+        if found.rivals or found.draft:
+            key.update(repr((found.rivals, found.draft)).encode("utf-8", "surrogateescape"))
+        image = Part(row, entry.size_bytes, ends_only=True)
+        items.append(_Item(text(entry.path), image, annotation, file, found.rivals, found.draft))
+        if ends_range(entry.path, len(items)):
+            yield _Task(items, key.digest())
+            items, key = [], blake2b(start, digest_size=KEY_BYTES)
+    if items:
+        yield _Task(items, key.digest())
+
+
+# --- in the worker processes -----------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Reads ranges. Made in the parent, used in each worker."""
+
+    def __init__(self, snapshot: Snapshot, reading: Reading, format: str, classes: Sequence[str], pose: bool) -> None:
+        self._files = Files(snapshot)
+        self._origin = reading.origin
+        self._format, self._classes, self._pose = format, classes, pose
+        self._trust = reading.trust_sizes and format != "yolo"  # whose numbers mean nothing without the image's size
+
+    def read(self, task: _Task) -> EncodedRange:
+        """The rows of a range."""
+        parts = [part for item in task.items for part in self._parts(item)]
+        data = self._files.read(parts)
+        return encode_range([self._row(item, data) for item in task.items], task.key)
+
+    def _parts(self, item: _Item) -> Iterator[Part]:
+        """What is read for an image, in the order in which `_row` takes it."""
+        if not self._trust or (item.annotation is None and item.draft is None):
+            yield item.image
+        if item.annotation is not None:
+            yield item.annotation
+
+    def _row(self, item: _Item, data: Iterator[Data]) -> Row:
+        problems: list[Problem] = []
+        header: ImageHeader | None = None
+        looked = not self._trust or (item.annotation is None and item.draft is None)
+        if looked:
+            header = _header(next(data), item.path, problems)
+        raw = next(data) if item.annotation is not None else None
+        if looked and header is None:
+            return Row(None, item.path, tuple(problems))
+        draft, sized = self._draft(item, raw, header, problems)
+        if draft is None:
+            if problems:
+                return Row(None, item.path, tuple(problems))
+            assert header is not None
+            return Row(Annotation(item.path, header.displayed_width, header.displayed_height), item.path, ())
+        annotation, more = check(draft, header, item.path, sized=sized)
+        return Row(annotation, item.path, (*problems, *more))
+
+    def _draft(
+        self, item: _Item, raw: Data | None, header: ImageHeader | None, problems: list[Problem]
+    ) -> tuple[Draft | None, bool]:
+        """What the annotation says, and whether its format knows the sizes of images. None without a problem: there is
+        no annotation of this image."""
+        if item.draft is not None:
+            draft, found = item.draft
+            problems += found
+            return draft, self._format == "coco"
+        if raw is None:
+            return None, False
+        try:
+            if self._format == "voc":
+                draft, more = voc.parse(raw, item.file, origin=self._origin)
+            else:
+                assert header is not None
+                draft, more = yolo.parse(
+                    bytes(raw),
+                    item.file,
+                    width=header.displayed_width,
+                    height=header.displayed_height,
+                    classes=self._classes,
+                    pose=self._pose,
+                )
+        except AnnotationError as exc:
+            problems.append(unusable_file(exc))
+            return None, False
+        if item.rivals:
+            chosen, ambiguous = choose_image(draft.name, item.rivals, item.file)
+            if text(chosen) != item.path:
+                return None, False
+            problems += ambiguous
+        problems += more
+        return draft, self._format == "voc"
+
+
+def _header(data: Data, path: str, problems: list[Problem]) -> ImageHeader | None:
+    try:
+        header = read_header(data)
+    except BrokenImageError as exc:
+        problems.append(broken_image(path, exc))
+        return None
+    if not header.complete:
+        problems.append(truncated_image(path))
+        return None
+    return header
+
+
+_reader: _Reader
+"""Of this process: set by `_begin` before any task."""
+
+
+def _begin(reader: _Reader) -> None:
+    global _reader
+    _reader = reader
+
+
+def _read_range(task: _Task) -> EncodedRange:
+    return _reader.read(task)

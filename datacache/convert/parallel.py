@@ -1,7 +1,7 @@
 """Work spread over processes, results in order: the same whatever the number of processes.
 
-Used by the annotation index and by image operations. Workers are made by `fork()`, so what `begin` is given reaches them
-without being copied, and whatever holds connections opens its own there (`core.concurrency.PerProcess`).
+Used by the annotation index and by image operations. Workers are made by `fork()`, so what `begin` is given reaches
+them without being copied, and whatever holds connections opens its own there (`core.concurrency.PerProcess`).
 """
 
 from __future__ import annotations

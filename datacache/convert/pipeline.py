@@ -1,9 +1,9 @@
 """Convert: from a snapshot to a snapshot with the same images and other annotation files.
 
-Used by `api.convert`. Images are entered by reference: the new manifest names the same objects under other paths. Labels
-are new small files in packs. Only image operations write images. Nothing is visible before the commit, a conversion that
-was killed can be run again, and the same input gives the same snapshot. One thread, and as many processes as there are
-processors for reading annotations and for image operations.
+Used by `api.convert`. Images are entered by reference: the new manifest names the same objects under other paths.
+Labels are new small files in packs. Only image operations write images. Nothing is visible before the commit, a
+conversion that was killed can be run again, and the same input gives the same snapshot. One thread, and as many
+processes as there are processors for reading annotations and for image operations.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.new_files import NewFiles
 from datacache.catalog.objects import ObjectWriter
-from datacache.convert.image_ops import Operations
 from datacache.convert.images import Image, process_images
-from datacache.convert.index import Reading, open_table, read_lists
+from datacache.convert.index import Reading, listed_splits, open_table
+from datacache.convert.operations import Operations
 from datacache.convert.report import Report
 from datacache.convert.splits import Splits, stem
 from datacache.convert.targets import FORMATS, Target, open_target
@@ -65,7 +65,7 @@ class Conversion(NamedTuple):
     report: Report
 
 
-def convert(
+def run(
     catalog: Catalog,
     snapshot: Snapshot,
     plan: Plan,
@@ -74,31 +74,32 @@ def convert(
     processes: int | None = None,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Conversion:
-    """Run a plan. `ConversionError` under `strict` with every problem, and nothing committed; `UsageError` for what cannot
-    be meant; the store's and the catalog's errors."""
+    """Run a plan. `ConversionError` under `strict` with every problem, and nothing committed; `UsageError` for what
+    cannot be meant; the store's and the catalog's errors."""
     if plan.to not in FORMATS:
         raise UsageError(f"{plan.to!r} is no format to convert to", hint=f"There are: {', '.join(FORMATS)}.")
     dataset = check_target(catalog, plan.name, plan.tags)
     previous = catalog.snapshot(plan.name, dataset.latest) if dataset else None
     table = open_table(snapshot, catalog, plan.reading, processes=processes, progress=progress)
     report = Report(images=table.images)
+    report.add(table.problems())
     splits = plan.splits
     if splits is None:
-        splits, problems = read_lists(snapshot, plan.reading)
-        report.add(problems)
-    used = {label: boxes for label, (_images, boxes) in table.labels.items() if boxes}
-    order = class_order(used, plan.classes, _classes_of(previous))
+        listed = listed_splits(snapshot, plan.reading)
+        splits = Splits(names=listed.names, listed=listed)
+        report.add(listed.problems)
+    found = [total.label for total in table.labels.values() if total.boxes]
+    order = class_order(found, given=plan.classes, previous=_classes_of(previous) or table.meta.get("classes"))
     target = open_target(plan.to, order, splits.names, origin=plan.reading.origin)
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)
-    images: Iterable[Image] = _images(snapshot, table, plan, splits, frozenset(order), report)
+    images: Iterable[Image] = _images(snapshot, table, plan, splits, classes=frozenset(order), report=report)
     if plan.operations:
         number = files.source(files.objects.source)
         images = process_images(
             snapshot, images, plan.operations, files.objects, number, processes=processes, report=report
         )
-    report.add(table.problems_without_image())
     for entry in sorted_entries(_write(images, target, files, report, progress)):
         builder.add(entry)
     report.problems.sort(key=lambda problem: (problem.file, problem.line))
@@ -106,7 +107,7 @@ def convert(
         raise ConversionError(
             f"{len(report.problems):,} problem(s) in {snapshot.record.ref}, and --strict allows none; nothing was made",
             problems=report.problems,
-            hint="Mend the files named, or convert without --strict: problems are then repaired or left out, and listed.",
+            hint="Mend the files named, or convert without --strict: what is wrong is then mended or left out.",
         )
     if not report.written:
         raise ConversionError(
@@ -119,7 +120,9 @@ def convert(
         builder,
         name=plan.name,
         origin=f"datacache://{snapshot.record.ref}",
-        lineage=Lineage("convert", _parameters(plan, splits, order), (f"{snapshot.record.dataset}@{snapshot.record.id}",)),
+        lineage=Lineage(
+            "convert", _parameters(plan, splits, order), (f"{snapshot.record.dataset}@{snapshot.record.id}",)
+        ),
         packs=files.packs,
         tags=plan.tags,
         move_tags=plan.move_tags,
@@ -129,11 +132,10 @@ def convert(
 
 
 def _images(
-    snapshot: Snapshot, table: Table, plan: Plan, splits: Splits, classes: frozenset[str], report: Report
+    snapshot: Snapshot, table: Table, plan: Plan, splits: Splits, *, classes: frozenset[str], report: Report
 ) -> Iterator[Image]:
     """The images that go into the result, with what is left of their boxes."""
     for row, number, entry in _with_entries(snapshot, table.rows()):
-        report.add(row.problems)
         annotation = row.annotation
         if annotation is None:
             continue
@@ -142,7 +144,7 @@ def _images(
             report.add([_unannotated(annotation, kept=plan.keep_unannotated)])
             if not plan.keep_unannotated:
                 continue
-        split = splits.of(annotation.path)
+        split = splits.of(annotation)
         if split is None:
             message = f"{annotation.path} is in none of the lists of splits; it is left out"
             report.add([Problem("not-in-split", "skipped", annotation.path, 0, message)])
@@ -183,8 +185,8 @@ def _write(
         newest = max(newest, entry.mtime_ns)
         _count(report, image)
         progress("writing", report.written, report.images)
-    for (name, data), problems in target.finish():
-        report.add(problems)
+    for (name, data), of_all in target.finish():
+        report.add(of_all)
         yield from files.add(name, data, newest)
     yield from files.end_pack()
 
@@ -236,8 +238,8 @@ def _relative(path: str) -> str:
 
 
 def _with_entries(snapshot: Snapshot, rows: Iterable[Row]) -> Iterator[tuple[Row, int, Entry]]:
-    """Each row with the manifest's row and entry of its image; both are in the order of paths. The entry names its object
-    by key, so that it can stand under any path."""
+    """Each row with the manifest's row and entry of its image; both are in the order of paths. The entry names its
+    object by key, so that it can stand under any path."""
     prefixes = [source.prefix.encode("utf-8", "surrogateescape") for source in snapshot.manifest.root.sources]
     entries = enumerate(snapshot.manifest.entries())
     for row in rows:

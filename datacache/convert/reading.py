@@ -23,7 +23,7 @@ Data = bytes | memoryview
 
 
 class Part(NamedTuple):
-    """What to read of a row: all of it, or of a large one only its beginning and end (an image's header and trailer)."""
+    """What to read of a row: all of it, or of a large one only its beginning and end (an image's header and end)."""
 
     row: int
     size_bytes: int

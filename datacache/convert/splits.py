@@ -7,12 +7,13 @@ of a data set has the same image in the same split. Pure functions, any thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from xxhash import xxh3_64_intdigest
 
+from datacache.annotations.model import Annotation
+from datacache.annotations.split_lists import ListedSplits
 from datacache.catalog.refs import check_tag
 from datacache.core.errors import UsageError
 
@@ -27,19 +28,22 @@ class Splits:
     shares: tuple[float, ...] = ()
     """Of splits by hash; they add up to 1."""
     seed: int = 0
-    lists: Mapping[str, str] | None = field(default=None, repr=False)
-    """Image path without extension → split: for splits that the data set brings."""
+    listed: ListedSplits | None = field(default=None, repr=False)
+    """For splits that the data set brings."""
 
-    def of(self, path: str) -> str | None:
+    def of(self, annotation: Annotation) -> str | None:
         """The split of an image; '' where there are no splits, None where the lists leave it out."""
-        if self.lists is not None:
-            return self.lists.get(stem(path))
         if not self.names:
             return ""
-        place = xxh3_64_intdigest(path.encode("utf-8", "surrogateescape"), self.seed) / _HASHES
+        path = annotation.path
+        if self.listed is not None:
+            return self.listed.of(_encode(path), _encode(annotation.source)) or None
+        place = xxh3_64_intdigest(_encode(path), self.seed) / _HASHES
         bounds = accumulate(self.shares)
         # The last one takes what rounding would leave to nobody.
-        return next((name for name, bound in zip(self.names[:-1], bounds, strict=False) if place < bound), self.names[-1])
+        return next(
+            (name for name, bound in zip(self.names[:-1], bounds, strict=False) if place < bound), self.names[-1]
+        )
 
 
 def stem(path: str) -> str:
@@ -68,3 +72,7 @@ def parse_splits(text: str, seed: int) -> Splits:
     if abs(math.fsum(shares) - 1) > 1e-6:
         raise UsageError(f"--split: the shares add up to {math.fsum(shares):g}, not to 1")
     return Splits(names=tuple(names), shares=tuple(shares), seed=seed)
+
+
+def _encode(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")

@@ -54,7 +54,7 @@ class Yolo:
         """See `Target`."""
         return _join("images", split, relative)
 
-    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:  # noqa: ARG002
+    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         """See `Target`."""
         if not annotated:
             return (), ()
@@ -106,7 +106,7 @@ class Coco:
         """See `Target`."""
         return _join("images", split, relative)
 
-    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:  # noqa: ARG002
+    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         """See `Target`."""
         # A file name in COCO is relative to the folder of its split's images.
         name = annotation.path.removeprefix(_join("images", split, ""))
@@ -129,11 +129,11 @@ class KerasYolo:
         self._ids = {name: number for number, name in enumerate(classes)}
         self._lines = Spool[tuple[str, bytes]]()
 
-    def image_path(self, relative: str, split: str) -> str:  # noqa: ARG002
+    def image_path(self, relative: str, split: str) -> str:
         """See `Target`."""
         return _join("images", "", relative)
 
-    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:  # noqa: ARG002
+    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         """See `Target`."""
         line, problems = keras_yolo.write_line(annotation, self._ids)
         self._lines.append((split, line))
@@ -153,7 +153,7 @@ class Voc:
         self._splits, self._origin = splits, origin
         self._images = Spool[tuple[str, str]]()
 
-    def image_path(self, relative: str, split: str) -> str:  # noqa: ARG002
+    def image_path(self, relative: str, split: str) -> str:
         """See `Target`."""
         return _join("JPEGImages", "", relative)
 
@@ -193,7 +193,7 @@ class Spool(Generic[T]):
     gigabytes of memory. One thread."""
 
     def __init__(self) -> None:
-        self._file: IO[bytes] = tempfile.TemporaryFile()
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - gone with this object
         self._part: list[T] = []
 
     def append(self, item: T) -> None:

@@ -1,0 +1,166 @@
+"""Which annotation belongs to which image of a snapshot, whatever the format: files beside images, or one file for
+many.
+
+Used by the index. One thread; the manifest is gone through twice, and what is kept of each image is one number.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from datacache.annotations import coco, keras_yolo
+from datacache.annotations.layout import Layout, detect, read_class_list, text
+from datacache.annotations.model import Draft, DraftFile, Problem
+from datacache.annotations.named_images import NamedImages
+from datacache.annotations.pairing import SUFFIXES, Pairing, is_image, pair_leftovers
+from datacache.annotations.problems import unusable_file
+from datacache.core.errors import AnnotationError
+from datacache.manifest.model import Entry
+from datacache.reader.snapshot import Snapshot
+
+_NONE = -1
+_LEFTOVERS_LIMIT = 200_000
+"""So many unpaired images or annotations are looked at again, by name alone; more are no export that lies elsewhere."""
+
+
+class Found(NamedTuple):
+    """An image and its annotation, if it has one: a row of the manifest, or a draft from a file of many."""
+
+    row: int
+    entry: Entry
+    annotation: int | None = None
+    rivals: tuple[bytes, ...] = ()
+    """The images that the annotation fits, where they are several."""
+    draft: tuple[Draft, tuple[Problem, ...]] | None = None
+
+
+class AnnotationSource:
+    """The annotations of one snapshot, found but not yet read. Raises `UsageError` where they cannot be told."""
+
+    def __init__(self, snapshot: Snapshot, format: str | None) -> None:
+        self._snapshot = snapshot
+        self._manifest = snapshot.manifest
+        self.layout: Layout = detect(self._manifest, self.read, format=format)
+        self.format = self.layout.format
+        classes = read_class_list(self.read, self.layout)
+        self.classes, self.pose = classes.names, classes.pose
+        self.problems: list[Problem] = list(classes.problems)
+        """Those of no image. Complete when `images` has come to its end."""
+
+    def fingerprint(self) -> bytes:
+        """What, besides an image and its own annotation, decides how the annotation is read."""
+        return repr((self.format, self.classes, self.pose)).encode()
+
+    def images(self) -> Iterator[Found]:
+        """All images in the order of their paths."""
+        suffix = SUFFIXES.get(self.format)
+        return self._with_drafts() if suffix is None else self._with_files(suffix)
+
+    # --- an annotation file an image -------------------------------------------------------------------------------
+
+    def _with_files(self, suffix: bytes) -> Iterator[Found]:
+        manifest, pairing = self._manifest, Pairing(self._manifest, suffix)
+        annotations = array("q")  # of each image, the row of its annotation
+        claims = bytearray(manifest.rows)  # of each row, how many images it is the annotation of (2: or more)
+        for entry in manifest.entries():
+            if is_image(entry.path):
+                path = pairing.annotation_of(entry.path)
+                row = _NONE if path is None else manifest.find(path)
+                assert row is not None
+                annotations.append(row)
+                if row != _NONE:
+                    claims[row] = min(2, claims[row] + 1)
+        self._pair_leftovers(annotations, claims)
+        at = 0
+        for row, entry in enumerate(manifest.entries()):
+            if is_image(entry.path):
+                annotation, at = annotations[at], at + 1
+                if annotation == _NONE:
+                    yield Found(row, entry)
+                elif claims[annotation] < 2:
+                    yield Found(row, entry, annotation)
+                else:
+                    yield Found(row, entry, annotation, pairing.images_of(manifest.path(annotation)))
+            elif not claims[row] and self.layout.is_annotation(entry.path):
+                message = "there is no image for this annotation; it is left out"
+                self.problems.append(Problem("annotation-without-image", "skipped", text(entry.path), 0, message))
+
+    def _pair_leftovers(self, annotations: array[int], claims: bytearray) -> None:
+        """Bring together what only its name brings together: annotations exported from a tool lie anywhere."""
+        if _NONE not in annotations:
+            return
+        images: dict[bytes, int] = {}
+        free: list[bytes] = []
+        at = 0
+        for row, entry in enumerate(self._manifest.entries()):
+            if is_image(entry.path):
+                if annotations[at] == _NONE:
+                    images[entry.path] = at
+                at += 1
+            elif not claims[row] and self.layout.is_annotation(entry.path):
+                free.append(entry.path)
+            if len(images) > _LEFTOVERS_LIMIT or len(free) > _LEFTOVERS_LIMIT:
+                return
+        for annotation, image in pair_leftovers(images, free).items() if free else ():
+            found = self._manifest.find(annotation)
+            assert found is not None
+            annotations[images[image]] = found
+            claims[found] = 1
+
+    # --- a file for many images ------------------------------------------------------------------------------------
+
+    def _with_drafts(self) -> Iterator[Found]:
+        drafts: dict[bytes, tuple[Draft, tuple[Problem, ...]]] = {}
+        named = NamedImages(self._manifest, self.layout)
+        for file in self.layout.lists:
+            for draft, problems in self._parsed(file):
+                image = named.find(draft.name, file)
+                if image is None:
+                    message = f"there is no image {draft.name!r} in the snapshot; what is said of it is left out"
+                    self.problems += problems
+                    self.problems.append(
+                        Problem("annotation-without-image", "skipped", draft.file, draft.line, message)
+                    )
+                else:
+                    drafts[image] = _merged(drafts.get(image), (draft, tuple(problems)))
+        for row, entry in enumerate(self._manifest.entries()):
+            if is_image(entry.path):
+                yield Found(row, entry, draft=drafts.pop(entry.path, None))
+
+    def _parsed(self, file: bytes) -> list[tuple[Draft, list[Problem]]]:
+        parsers: dict[str, Callable[[bytes, str], DraftFile]] = {
+            "coco": coco.parse,
+            "keras-yolo3": partial(keras_yolo.parse, classes=self.classes),
+        }
+        try:
+            found = parsers[self.format](self.read(file), text(file))
+        except AnnotationError as exc:
+            self.problems.append(unusable_file(exc))
+            return []
+        self.problems += found.problems
+        if not self.classes:
+            self.classes = found.classes
+        return found.images
+
+    def read(self, path: bytes) -> bytes:
+        """All bytes of a file."""
+        return self._snapshot.read(text(path))
+
+
+def _merged(
+    one: tuple[Draft, tuple[Problem, ...]] | None, other: tuple[Draft, tuple[Problem, ...]]
+) -> tuple[Draft, tuple[Problem, ...]]:
+    """What two files, or two entries, say of one image."""
+    if one is None:
+        return other
+    (a, a_problems), (b, b_problems) = one, other
+    draft = a._replace(
+        boxes=a.boxes + b.boxes,
+        labels=tuple(dict.fromkeys(a.labels + b.labels)),
+        width=a.width or b.width,
+        height=a.height or b.height,
+    )
+    return draft, a_problems + b_problems
