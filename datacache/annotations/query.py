@@ -16,7 +16,7 @@ from datacache.annotations import where
 from datacache.annotations.columns import as_float64
 from datacache.annotations.table import ImageSummary, Table
 from datacache.annotations.table_details import box_sizes
-from datacache.annotations.table_summary import Summary
+from datacache.annotations.table_summary import ANNOTATED, UNUSABLE, Summary
 from datacache.annotations.where import Column, Program
 from datacache.core.errors import UsageError
 
@@ -77,8 +77,7 @@ def _paths(found: _Found) -> Iterator[str]:
 def _select(table: Table, query: Query) -> _Found:
     """Of each range that has some, the rows that are meant. Mistakes are found before the first range is read."""
     program = Program()
-    unusable = program.column("field", "unusable")
-    program.add(f"not {unusable}")
+    program.add(f"{program.column('field', 'state')} != {UNUSABLE}")
     for label in query.labels:
         if label not in table.labels:
             raise where.unknown_label(label, table.labels)
@@ -137,7 +136,8 @@ def _column(summary: Summary, column: Column, of_boxes: dict[str, list[float]]) 
 
 
 _FIELDS: dict[str, Callable[[Summary], Sequence[Any]]] = {
-    "unusable": Summary.unusable,
+    "state": Summary.states,
+    "annotated": lambda summary: [state == ANNOTATED for state in summary.states()],
     "path": Summary.paths,
     "folder": lambda summary: [path.rpartition("/")[0] for path in summary.paths()],
     "name": lambda summary: [path.rpartition("/")[2] for path in summary.paths()],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, get_args
 
 from datacache.annotations.columns import ColumnReader, ColumnWriter, as_float64
 from datacache.annotations.model import Action, Annotation, Box, Problem
-from datacache.annotations.table_summary import Row, Summary, range_labels
+from datacache.annotations.table_summary import UNUSABLE, Row, Summary, range_labels
 from datacache.core.errors import CorruptManifestError
 
 if TYPE_CHECKING:
@@ -77,15 +77,15 @@ def _encode_details(rows: Sequence[Row], ids: dict[str, int]) -> bytes:
 def decode_details(parts: Sequence[bytes], summary: Summary) -> Iterator[Row]:
     """The rows of a range. `CorruptManifestError` if the blobs do not fit together."""
     paths, objects, labels = summary.paths(), summary.objects(), summary.labels
-    columns = zip(paths, summary.unusable(), summary.widths(), summary.heights(), strict=True)
+    columns = zip(paths, summary.states(), summary.widths(), summary.heights(), strict=True)
     row = 0
     try:
         for raw in parts:
             details = _Details(raw, objects[row:], labels)
             mine = paths[row : row + details.rows]
             for source, boxes, of_image, problems in details.decode(mine):
-                path, unusable, width, height = next(columns)
-                found = None if unusable else Annotation(path, width, height, boxes, of_image, source)
+                path, state, width, height = next(columns)
+                found = None if state == UNUSABLE else Annotation(path, width, height, boxes, of_image, source)
                 yield Row(found, path, problems)
             row += details.rows
     except (IndexError, ValueError, StopIteration) as exc:

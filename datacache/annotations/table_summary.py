@@ -18,6 +18,7 @@ from datacache.annotations.model import Annotation, Problem
 from datacache.core.errors import CorruptManifestError
 
 _MAGIC = b"DCAS"
+ANNOTATED, BARE, UNUSABLE = range(3)
 _NOTHING = Annotation("", 0, 0)
 _label_of = attrgetter("label")
 
@@ -38,7 +39,7 @@ def encode_summary(rows: Sequence[Row]) -> bytes:
     ids = {label: n for n, label in enumerate(labels)}
     out = ColumnWriter(_MAGIC, len(rows))
     out.texts([row.path for row in rows], errors="surrogateescape")
-    out.numbers([row.annotation is None for row in rows])
+    out.numbers([_state(row.annotation) for row in rows])
     out.numbers([annotation.width for annotation in annotations])
     out.numbers([annotation.height for annotation in annotations])
     out.numbers([len(annotation.boxes) for annotation in annotations])
@@ -62,6 +63,12 @@ def encode_summary(rows: Sequence[Row]) -> bytes:
     out.numbers([difficult[pair] for pair in pairs])
     out.numbers([pair in of_image for pair in pairs])
     return out.finish()
+
+
+def _state(annotation: Annotation | None) -> int:
+    if annotation is None:
+        return UNUSABLE
+    return ANNOTATED if annotation.source else BARE
 
 
 def range_labels(rows: Sequence[Row]) -> list[str]:
@@ -88,8 +95,8 @@ class Summary:
         """The images' paths."""
         return [path.decode("utf-8", "surrogateescape") for path in self._columns.raw(0, self.rows)]
 
-    def unusable(self) -> Sequence[int]:
-        """1 for each image that cannot be used."""
+    def states(self) -> Sequence[int]:
+        """`ANNOTATED`, `BARE` (no annotation was found for it) or `UNUSABLE`, for each image."""
         return self._columns.numbers(2, self.rows)
 
     def widths(self) -> Sequence[int]:

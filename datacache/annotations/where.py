@@ -34,6 +34,7 @@ FIELDS: Final[Mapping[str, tuple[str, str]]] = {
     "truncated": ("number", "how many of them are truncated"),
     "occluded": ("number", "how many of them are occluded"),
     "labels": ("labels", 'all its labels, for: "mask" in labels'),
+    "annotated": ("condition", "whether an annotation was found for it, be it one without objects"),
     "min_side": ("number", "the shortest side of its boxes, in pixels"),
     "max_side": ("number", "the longest side of its boxes, in pixels"),
     "min_area": ("number", "the area of its smallest box, as a part of the image from 0 to 1"),

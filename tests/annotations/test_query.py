@@ -46,6 +46,8 @@ def names(table: Table, where: str = "", **more: object) -> str:
         ("640 <= width < 1000", "156"),
         ("objects > 1 or width < 200", "125"),
         ("objects == 0", "26"),
+        ("annotated", "145"),
+        ("not annotated or width > 1000", "246"),
         ("area > 1e6", "4"),
         ("aspect < 1", "2"),
         ("-width < -1000 or +height == 200", "24"),
