@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from datacache.catalog.verify import Problem
     from datacache.convert.pipeline import Conversion
+    from datacache.imports.archive import UnpackLimits
+    from datacache.imports.export import ImportedExport
     from datacache.imports.failures import Failure
     from datacache.imports.jsonl import ImportedLines, JsonlProgress
     from datacache.manifest.diff import Change
@@ -278,6 +280,46 @@ def convert(
             plan,
             open_objects=lambda: ObjectWriter(catalog, settings, url=objects or ""),
             processes=processes,
+            progress=progress,
+        )
+
+
+def import_export(
+    name: str,
+    path: Path | str,
+    *,
+    images: str = "",
+    settings: Settings | None = None,
+    tags: Sequence[str] = (),
+    move_tags: bool = False,
+    message: str = "",
+    objects: str = "",
+    limits: UnpackLimits | None = None,
+    progress: Callable[[int, int, int], None] | None = None,
+) -> ImportedExport:
+    """Make a snapshot of what an annotation tool exported: a zip, a tar, a folder, or a .json file of COCO.
+
+    `images` is a snapshot whose images are taken by reference, so that annotations join images that lie in a bucket.
+    Images in the export go to content-addressed storage (the setting `objects`, or the URL `objects`). The same export
+    gives the same snapshot. `progress(done, files, bytes)`. Raises `ImportFailedError` for an archive that is damaged,
+    leads out of itself or unpacks to more than `limits`, `UsageError`, `TagExistsError`, `SnapshotNotFoundError`.
+    """
+    from datacache.imports.archive import UnpackLimits
+    from datacache.imports.export import ExportOptions
+    from datacache.imports.export import import_export as import_files
+
+    settings = settings or load_settings()
+    options = ExportOptions(images=images, objects=objects, limits=limits or UnpackLimits())
+    with closing(open_catalog(settings)) as catalog:
+        return import_files(
+            catalog,
+            settings,
+            path,
+            name=name,
+            options=options,
+            tags=tags,
+            move_tags=move_tags,
+            message=message,
             progress=progress,
         )
 
