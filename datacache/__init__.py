@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from datacache.api import connect, create_snapshot, open_catalog, open_snapshot
+    from datacache.api import connect, create_snapshot, export_snapshot, open_catalog, open_snapshot
     from datacache.core.errors import DatacacheError
     from datacache.reader.snapshot import Snapshot
     from datacache.settings import Settings, load_settings
@@ -27,6 +27,7 @@ __all__ = [
     "Snapshot",
     "connect",
     "create_snapshot",
+    "export_snapshot",
     "load_settings",
     "open_catalog",
     "open_snapshot",
@@ -38,6 +39,7 @@ _HOME = {
     "Snapshot": "datacache.reader.snapshot",
     "connect": "datacache.api",
     "create_snapshot": "datacache.api",
+    "export_snapshot": "datacache.api",
     "load_settings": "datacache.settings",
     "open_catalog": "datacache.api",
     "open_snapshot": "datacache.api",

@@ -73,22 +73,40 @@ class LocalStore:
         """See `ObjectStore`. The file is looked at before and after, so a file being rewritten is noticed."""
         if start >= stop:
             return b""
+        fd = self.open_exact(ref)
         try:
-            # O_NONBLOCK: the open of a pipe that took the file's name would wait for a writer.
-            fd = os.open(self._path(ref.key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                _expect_same(ref, os.fstat(fd))
-                data = _pread(fd, start, stop - start)
-                _expect_same(ref, os.fstat(fd))
-            finally:
-                os.close(fd)
+            data = _pread(fd, start, stop - start)
+            self.expect_exact(ref, fd)
         except StoreError:
             raise
         except OSError as exc:
             raise from_oserror(exc, ref.url) from exc
+        finally:
+            os.close(fd)
         if len(data) != stop - start:
             raise StoreUnavailableError(f"{ref.url}: the file gave {len(data)} of {stop - start} bytes", url=ref.url)
         return data
+
+    def open_exact(self, ref: ObjectRef) -> int:
+        """A descriptor of the recorded file, for reading. `ObjectChangedError` and the errors of `read`.
+
+        What is read from it is the recorded object if `expect_exact` says so afterwards."""
+        path = self._path(ref.key)
+        try:
+            # O_NONBLOCK: the open of a pipe that took the file's name would wait for a writer.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as exc:
+            raise from_oserror(exc, ref.url) from exc
+        try:
+            self.expect_exact(ref, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def expect_exact(self, ref: ObjectRef, fd: int) -> None:
+        """Raise `ObjectChangedError` if a file is not, or no longer, the recorded one."""
+        _expect_same(ref, os.fstat(fd))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`. Atomic and durable: written beside, `fsync`ed, renamed. Folders are made as

@@ -1,0 +1,67 @@
+"""`dsctl export`: a snapshot's files as a plain folder.
+
+With `--json` it prints `{"ref", "directory", "files", "bytes", "kept", "cloned", "linked", "copied", "left_out"}`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dataset_cli.app import App, SnapshotRef, json_option, pass_app
+from dataset_cli.output import format_bytes, printable
+
+if TYPE_CHECKING:
+    from datacache.reader.export import Exported
+
+
+@click.command()
+@click.argument("ref", type=SnapshotRef())
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--link",
+    type=click.Choice(["auto", "hard", "none"]),
+    default="auto",
+    show_default=True,
+    help="How files of this machine get there. auto: as clones that share their blocks, where the file system can. "
+    "hard: as hard links; whoever changes one in DIR changes the bucket. none: as copies.",
+)
+@json_option
+@pass_app
+def export(app: App, *, ref: str, directory: Path, link: str) -> None:
+    """Write a snapshot's files into DIR, for tools that want a plain folder.
+
+    DIR is not there yet, is empty, or holds an export of the same snapshot: what is there is kept, so that an
+    export that was killed can be run again.
+    """
+    from datacache import api
+    from datacache.catalog.refs import resolve
+
+    with app.catalog() as catalog:
+        record = resolve(catalog, ref)
+    with app.out.progress(f"exporting {ref}") as bar:
+        done = api.export_snapshot(
+            f"{record.dataset}@{record.id}",
+            directory,
+            link=link,
+            settings=app.settings,
+            progress=lambda files, size: bar.update(
+                f"{files:,} of {record.files:,} files, {format_bytes(size)}", size, record.total_bytes
+            ),
+        )
+    for path in done.left_out:
+        app.out.warning(f"left out, because no folder can hold it: {path!r}")
+    app.out.result(done.as_json(), f"{record.ref} is in {printable(str(done.directory))}: {_counts(done)}")
+
+
+def _counts(done: Exported) -> str:
+    kinds = {
+        "copied": done.copied,
+        "cloned": done.cloned,
+        "hard links": done.linked,
+        "there already": done.kept,
+    }
+    parts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
+    return f"{done.files:,} files, {format_bytes(done.bytes)}" + (f" ({parts})" if parts else "")
