@@ -1,0 +1,250 @@
+"""A snapshot from what an annotation tool exported: its files, and the images of another snapshot by reference.
+
+Used by `api.import_export`. Annotations and other small files go into packs, images (and what is large) into
+content-addressed storage. The same export gives the same snapshot; nothing is committed unless all of it could be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xxhash import xxh3_128
+
+from datacache.annotations.pairing import is_image
+from datacache.catalog.base import Catalog
+from datacache.catalog.commit import commit_manifest
+from datacache.catalog.new_files import SMALL_BYTES, NewFiles
+from datacache.catalog.objects import ObjectWriter
+from datacache.catalog.packs import parse_pack_key
+from datacache.catalog.refs import resolve
+from datacache.core.errors import ImportFailedError
+from datacache.core.threads import map_in_threads
+from datacache.imports.archive import Export, Member, UnpackLimits, leading_folders, open_export
+from datacache.imports.target import check_import
+from datacache.manifest import codec
+from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.model import PACKS, BlobId, Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.reader import Manifest
+from datacache.manifest.sort import Sorter
+from datacache.settings import Settings
+
+COMMAND = "import-export"
+TINY_IMAGE_BYTES = 16 * 2**10
+"""An image up to this size is packed like a label; a catalog is no place for larger ones."""
+_THREADS = 32
+_IN_FLIGHT_BYTES = 256 * 2**20
+_by_path = attrgetter("path")
+
+Progress = Callable[[int, int, int], None]
+"""Files that are done, of how many, and bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How an export is imported."""
+
+    images: str = ""
+    """A snapshot whose images are taken by reference."""
+    objects: str = ""
+    """URL of the storage for images, in place of the setting."""
+    limits: UnpackLimits = field(default_factory=UnpackLimits)
+
+
+class ImportedExport(NamedTuple):
+    """What an import made."""
+
+    record: SnapshotRecord
+    files: int
+    """Of the export."""
+    images: int
+    """Those of them that are images."""
+    referenced: int
+    """Images of the other snapshot."""
+    replaced: int
+    """Images of the other snapshot that are not taken, because the export has a file of that path."""
+    passed_over: int
+    """What desktops leave behind: `__MACOSX`, `.DS_Store`, `Thumbs.db`."""
+    leading: str
+    """The folders that were taken off, or ''."""
+
+
+def import_export(
+    catalog: Catalog,
+    settings: Settings,
+    path: Path | str,
+    *,
+    name: str,
+    options: ExportOptions,
+    tags: Sequence[str] = (),
+    move_tags: bool = False,
+    message: str = "",
+    progress: Progress | None = None,
+) -> ImportedExport:
+    """Import a zip, a tar, a folder or a COCO file and commit it as a snapshot of dataset `name`.
+
+    `UsageError` for what is no export, `ImportFailedError` for one that is damaged, not safe or above the limits,
+    `SnapshotNotFoundError`, `TagExistsError`, the errors of the storage.
+    """
+    place = Path(str(path).removeprefix("file://")).expanduser().absolute()
+    parameters: dict[str, Any] = {"file": place.name, "content": _content(place), "images": options.images}
+    check_import(catalog, name, tags, move_tags=move_tags, command=COMMAND, parameters=parameters)
+    with ExitStack() as stack:
+        others = resolve(catalog, options.images) if options.images else None
+        export = stack.enter_context(closing(open_export(path, options.limits)))
+        if not export.members:
+            raise ImportFailedError(f"{place.name} holds no files")
+        leading = leading_folders(export.members)
+        sources: list[Source] = []
+        files = NewFiles(
+            sources,
+            catalog.put_blobs,
+            lambda: stack.enter_context(closing(ObjectWriter(catalog, settings, url=options.objects))),
+        )
+        entries: Sorter[Entry] = stack.enter_context(Sorter(_by_path))
+        storing = _Storing(files, len(export.members), min(_THREADS, settings.concurrency), progress)
+        for entry in storing.entries(export, leading):
+            entries.add(entry)
+        merged = _Merged(entries.sorted(), catalog, others, files)
+        builder = ManifestBuilder(sources, catalog.put_blobs)
+        for entry in merged:
+            builder.add(entry)
+        record = commit_manifest(
+            catalog,
+            builder,
+            name=name,
+            origin=f"file://{place}",
+            lineage=Lineage(
+                COMMAND,
+                parameters | {"leading": leading},
+                (f"{others.dataset}@{others.id}",) if others is not None else (),
+            ),
+            packs=[*files.packs, *merged.packs],
+            tags=tags,
+            move_tags=move_tags,
+            message=message,
+        )
+        counts = (len(export.members), storing.images, merged.referenced, merged.replaced)
+        return ImportedExport(record, *counts, export.passed_over, leading)
+
+
+class _Storing:
+    """Stores the files of an export and gives their entries, in any order."""
+
+    def __init__(self, files: NewFiles, total: int, threads: int, progress: Progress | None) -> None:
+        self._files, self._total, self._threads, self._progress = files, total, threads, progress
+        self._done = self._bytes = 0
+        self.images = 0
+
+    def entries(self, export: Export, leading: str) -> Iterator[Entry]:
+        """Packs end where the paths say so, so that two exports of one data set share those that did not change."""
+        ready: list[Entry] = []
+
+        def large() -> Iterator[tuple[Member, bytes]]:
+            packed = 0
+            for found, data in export.read():
+                member = found._replace(path=found.path[len(leading) :])
+                raw = member.path.encode("utf-8", "surrogateescape")
+                image = is_image(raw)
+                self.images += image
+                if len(data) > (TINY_IMAGE_BYTES if image else SMALL_BYTES):
+                    self._files.source(self._files.objects.source)  # opened here, not in a thread
+                    yield member, data
+                    continue
+                packed += 1
+                ready.extend(self._files.add(member.path, data, member.mtime_ns))
+                if codec.ends_range(raw, packed):
+                    ready.extend(self._files.end_pack())
+                    packed = 0
+                self._count(len(data))
+
+        for entry in map_in_threads(
+            self._store,
+            large(),
+            threads=self._threads,
+            size_bytes=lambda item: len(item[1]),
+            limit_bytes=_IN_FLIGHT_BYTES,
+        ):
+            self._count(entry.size_bytes)
+            yield entry
+            yield from ready
+            ready.clear()
+        yield from ready
+        yield from self._files.end_pack()
+
+    def _store(self, item: tuple[Member, bytes]) -> Entry:
+        """Runs in any thread."""
+        member, data = item
+        objects = self._files.objects
+        stored = objects.put(data)
+        number = self._files.source(objects.source)
+        path, key = (text.encode("utf-8", "surrogateescape") for text in (member.path, stored.key))
+        return Entry(path, len(data), member.mtime_ns, stored.hex, "", number, key)
+
+    def _count(self, size_bytes: int) -> None:
+        self._done += 1
+        self._bytes += size_bytes
+        if self._progress is not None:
+            self._progress(self._done, self._total, self._bytes)
+
+
+class _Merged:
+    """The entries of an export and the images of another snapshot, by path; the export's go before. Once."""
+
+    def __init__(
+        self, entries: Iterator[Entry], catalog: Catalog, others: SnapshotRecord | None, files: NewFiles
+    ) -> None:
+        self._entries = entries
+        self._manifest = Manifest.open(others.id, catalog.get_blobs) if others is not None else None
+        sources = self._manifest.root.sources if self._manifest is not None else ()
+        self._numbers = [files.source(source) for source in sources]
+        self._packed = {number for number, source in enumerate(sources) if source == PACKS}
+        self.packs: set[BlobId] = set()
+        """The packs that the other snapshot's images lie in."""
+        self.referenced = self.replaced = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        others = self._images()
+        other = next(others, None)
+        for entry in self._entries:
+            while other is not None and other.path < entry.path:
+                yield self._taken(other)
+                other = next(others, None)
+            if other is not None and other.path == entry.path:
+                self.replaced += 1
+                other = next(others, None)
+            yield entry
+        while other is not None:
+            yield self._taken(other)
+            other = next(others, None)
+
+    def _images(self) -> Iterator[Entry]:
+        if self._manifest is None:
+            return
+        for entry in self._manifest.entries():
+            if is_image(entry.path):
+                yield entry
+
+    def _taken(self, entry: Entry) -> Entry:
+        self.referenced += 1
+        if entry.source in self._packed:
+            place = parse_pack_key((entry.key or b"").decode())
+            if place is not None:
+                self.packs.add(place[0])
+        return entry._replace(source=self._numbers[entry.source])
+
+
+def _content(place: Path) -> str:
+    """xxh3-128 of a file's bytes; '' for a folder, or where it cannot be read (which opening it will say)."""
+    hash = xxh3_128()
+    try:
+        with open(place, "rb") as file:
+            while part := file.read(1 << 20):
+                hash.update(part)
+    except OSError:
+        return ""
+    return hash.hexdigest()
