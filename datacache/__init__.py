@@ -15,7 +15,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from datacache.api import connect, create_snapshot, export_snapshot, open_catalog, open_snapshot
+    from datacache.api import (
+        connect,
+        convert,
+        create_snapshot,
+        export_snapshot,
+        open_annotations,
+        open_catalog,
+        open_snapshot,
+        subset,
+    )
     from datacache.core.errors import DatacacheError
     from datacache.reader.snapshot import Snapshot
     from datacache.settings import Settings, load_settings
@@ -26,11 +35,14 @@ __all__ = [
     "Settings",
     "Snapshot",
     "connect",
+    "convert",
     "create_snapshot",
     "export_snapshot",
     "load_settings",
+    "open_annotations",
     "open_catalog",
     "open_snapshot",
+    "subset",
 ]
 
 _HOME = {
@@ -38,11 +50,14 @@ _HOME = {
     "Settings": "datacache.settings",
     "Snapshot": "datacache.reader.snapshot",
     "connect": "datacache.api",
+    "convert": "datacache.api",
     "create_snapshot": "datacache.api",
     "export_snapshot": "datacache.api",
     "load_settings": "datacache.settings",
     "open_catalog": "datacache.api",
+    "open_annotations": "datacache.api",
     "open_snapshot": "datacache.api",
+    "subset": "datacache.api",
 }
 
 

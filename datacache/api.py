@@ -5,8 +5,8 @@ Everything takes `settings`; without them they are loaded from the environment (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from datacache.catalog.base import Catalog
@@ -22,6 +22,7 @@ from datacache.settings import Settings, load_settings
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from datacache.annotations.table import Table
     from datacache.catalog.verify import Problem
     from datacache.convert.pipeline import Conversion
     from datacache.imports.archive import UnpackLimits
@@ -245,8 +246,8 @@ def convert(
     `UsageError`, and what stores and catalogs raise.
     """
     from datacache.catalog.objects import ObjectWriter
-    from datacache.convert.operations import parse_operations
     from datacache.convert.index import Reading
+    from datacache.convert.operations import parse_operations
     from datacache.convert.pipeline import Plan, run
     from datacache.convert.splits import Splits, parse_splits
 
@@ -322,6 +323,67 @@ def import_export(
             message=message,
             progress=progress,
         )
+
+
+def subset(
+    ref: str,
+    images: Collection[str],
+    *,
+    name: str,
+    parameters: Mapping[str, Any] | None = None,
+    format: str | None = None,
+    voc_origin: int = 0,
+    trust_sizes: bool = False,
+    tags: Sequence[str] = (),
+    move_tags: bool = False,
+    message: str = "",
+    settings: Settings | None = None,
+) -> SnapshotRecord:
+    """Make a snapshot of dataset `name` with these images of `ref` (their paths) and their annotations, by reference.
+
+    `parameters` say in its lineage how they were chosen. Deterministic. `UsageError` where `images` is empty.
+    """
+    from datacache.catalog.objects import ObjectWriter
+    from datacache.convert.index import Reading
+    from datacache.convert.subset import subset as make
+
+    settings = settings or load_settings()
+    with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
+        return make(
+            catalog,
+            snapshot,
+            images,
+            name=name,
+            reading=Reading(format=format, origin=voc_origin, trust_sizes=trust_sizes),
+            parameters=parameters or {},
+            open_objects=lambda: ObjectWriter(catalog, settings),
+            tags=tags,
+            move_tags=move_tags,
+            message=message,
+        )
+
+
+@contextmanager
+def open_annotations(
+    ref: str,
+    *,
+    format: str | None = None,
+    voc_origin: int = 0,
+    trust_sizes: bool = False,
+    processes: int | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+) -> Iterator[tuple[Snapshot, Table]]:
+    """A snapshot and the table of its annotations, which is made the first time it is asked for.
+
+    `UsageError` where the annotations' format cannot be told; the store's errors.
+    """
+    from datacache.convert.index import Reading, open_table
+
+    settings = settings or load_settings()
+    reading = Reading(format=format, origin=voc_origin, trust_sizes=trust_sizes)
+    with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
+        yield snapshot, open_table(snapshot, catalog, reading, processes=processes, progress=progress)
 
 
 def connect(settings: Settings | None = None) -> DaemonClient:

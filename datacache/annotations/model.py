@@ -45,7 +45,7 @@ class Annotation(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One thing that was not as it should be. Under `--strict` each of them is an error."""
+    """One thing that was not as it should be. Under `--strict` what is repaired or skipped is an error."""
 
     code: str
     """What it is, for machines and for the table in docs/ANNOTATIONS.md: `box-outside`, `size-wrong`, …"""

@@ -1,7 +1,8 @@
 """Files that a new snapshot brings with it: small ones go into packs, large ones to objects storage.
 
-Used by whatever makes snapshots with bytes of its own (conversions, imports, subsets). One thread. What goes into a pack
-depends on the order of the files alone and on where the caller ends packs, so the same input gives the same entries.
+Used by whatever makes snapshots with bytes of its own (conversions, imports, subsets). One thread. Where a pack ends
+depends on the paths of its files, as with ranges of a manifest, so the same files in the same order give the same
+packs, and a version in which some files changed shares the packs of the others.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from datacache.catalog.objects import ObjectWriter
-from datacache.catalog.packs import PackWriter, content_etag, pack_key
+from datacache.catalog.packs import PackWriter, content_etag, pack_key, parse_pack_key
 from datacache.manifest.builder import PutBlobs
+from datacache.manifest.codec import ends_range
 from datacache.manifest.model import PACKS, BlobId, Entry, Source
 
 SMALL_BYTES = 1 * 2**20
@@ -27,7 +29,7 @@ class _Packed(NamedTuple):
 
 
 class NewFiles:
-    """Takes files and gives their entries. `sources` is the list that the manifest's builder has, and grows as needed."""
+    """Takes files and gives their entries. `sources` is the list that the manifest's builder has, and grows."""
 
     def __init__(self, sources: list[Source], put_blobs: PutBlobs, objects: Callable[[], ObjectWriter]) -> None:
         self._sources = sources
@@ -35,8 +37,8 @@ class NewFiles:
         self._open_objects = objects
         self._objects: ObjectWriter | None = None
         self._waiting: list[_Packed] = []
-        self.packs: list[BlobId] = []
-        """The packs that were ended, for `ManifestBuilder.finish`."""
+        self.packs: set[BlobId] = set()
+        """The packs that entries of the new snapshot lie in, for `ManifestBuilder.finish`."""
 
     @property
     def objects(self) -> ObjectWriter:
@@ -52,7 +54,7 @@ class NewFiles:
         return self._sources.index(source)
 
     def add(self, path: str, data: bytes, mtime_ns: int) -> list[Entry]:
-        """Store a file under a path; entries that are ready now (this file's, or those of the pack that became full)."""
+        """Store a file under a path; the entries that are ready now: this file's, or those of the pack that ended."""
         raw = path.encode("utf-8", "surrogateescape")
         if len(data) > SMALL_BYTES:
             stored = self.objects.put(data)
@@ -61,14 +63,22 @@ class NewFiles:
             return [Entry(raw, len(data), mtime_ns, stored.hex, "", number, key)]
         offset = self._writer.add(data)
         self._waiting.append(_Packed(raw, len(data), mtime_ns, content_etag(data), offset))
-        return self.end_pack() if self._writer.full else []
+        return self.end_pack() if self._writer.full or ends_range(raw, len(self._waiting)) else []
+
+    def refer(self, entry: Entry) -> Entry:
+        """An entry of the snapshot that the new one is made from, taken over by reference: its pack must stay."""
+        if self._sources[entry.source] == PACKS:
+            parsed = parse_pack_key((entry.key or b"").decode("utf-8", "surrogateescape"))
+            assert parsed is not None
+            self.packs.add(parsed[0])
+        return entry
 
     def end_pack(self) -> list[Entry]:
         """End the open pack, if it holds anything; the entries of its files."""
         if not self._waiting:
             return []
         pack = self._writer.close()
-        self.packs.append(pack)
+        self.packs.add(pack)
         number = self.source(PACKS)
         entries = [
             Entry(file.path, file.size_bytes, file.mtime_ns, file.etag, "", number, pack_key(pack, file.offset))

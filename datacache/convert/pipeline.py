@@ -8,7 +8,7 @@ processes as there are processors for reading annotations and for image operatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -53,6 +53,10 @@ class Plan:
     keep_unannotated: bool = False
     strict: bool = False
     operations: Operations | None = None
+    only: Collection[str] | None = None
+    """These images and no others; None: all."""
+    lineage: Lineage | None = None
+    """How the snapshot is made, where that is not `convert`."""
     tags: Sequence[str] = ()
     move_tags: bool = False
     message: str = ""
@@ -100,15 +104,13 @@ def run(
         images = process_images(
             snapshot, images, plan.operations, files.objects, number, processes=processes, report=report
         )
+    if plan.strict:
+        _expect_none_wrong(snapshot, report)  # before any image is written anew
     for entry in sorted_entries(_write(images, target, files, report, progress)):
         builder.add(entry)
     report.problems.sort(key=lambda problem: (problem.file, problem.line))
-    if plan.strict and report.problems:
-        raise ConversionError(
-            f"{len(report.problems):,} problem(s) in {snapshot.record.ref}, and --strict allows none; nothing was made",
-            problems=report.problems,
-            hint="Mend the files named, or convert without --strict: what is wrong is then mended or left out.",
-        )
+    if plan.strict:
+        _expect_none_wrong(snapshot, report)
     if not report.written:
         raise ConversionError(
             f"no image of {snapshot.record.ref} is left to write; nothing was made",
@@ -120,15 +122,23 @@ def run(
         builder,
         name=plan.name,
         origin=f"datacache://{snapshot.record.ref}",
-        lineage=Lineage(
-            "convert", _parameters(plan, splits, order), (f"{snapshot.record.dataset}@{snapshot.record.id}",)
-        ),
+        lineage=plan.lineage or Lineage("convert", _parameters(plan, splits, order), (snapshot.ref,)),
         packs=files.packs,
         tags=plan.tags,
         move_tags=plan.move_tags,
         message=plan.message,
     )
     return Conversion(record, report)
+
+
+def _expect_none_wrong(snapshot: Snapshot, report: Report) -> None:
+    wrong = sum(problem.action != "noted" for problem in report.problems)
+    if wrong:
+        raise ConversionError(
+            f"{wrong:,} problem(s) in {snapshot.record.ref}, and --strict allows none; nothing was made",
+            problems=report.problems,
+            hint="Mend the files named, or convert without --strict: what is wrong is then mended or left out.",
+        )
 
 
 def _images(
@@ -138,6 +148,8 @@ def _images(
     for row, number, entry in _with_entries(snapshot, table.rows()):
         annotation = row.annotation
         if annotation is None:
+            continue
+        if plan.only is not None and annotation.path not in plan.only:
             continue
         annotated = bool(annotation.source)
         if not annotated:
@@ -179,7 +191,7 @@ def _write(
         placed = annotation._replace(path=path)
         own, more = target.add(placed, image.split, annotated=image.annotated)
         report.add((*problems, *more))
-        yield entry._replace(path=path.encode("utf-8", "surrogateescape"))
+        yield files.refer(entry._replace(path=path.encode("utf-8", "surrogateescape")))
         for name, data in own:
             yield from files.add(name, data, entry.mtime_ns)
         newest = max(newest, entry.mtime_ns)
