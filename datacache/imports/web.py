@@ -18,7 +18,6 @@ import urllib3
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
-from datacache import __version__
 from datacache.core.errors import DatacacheError, StoreError, StoreUnavailableError
 from datacache.imports.failures import TooLargeError
 from datacache.imports.room import Clock, Room
@@ -74,7 +73,7 @@ class Web:
             "maxsize": connections,
             "cert_reqs": "CERT_REQUIRED",
             "ca_certs": os.environ.get("SSL_CERT_FILE") or get_cert_path(True),
-            "headers": {"User-Agent": f"datacache/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"},
+            "headers": {"User-Agent": "datacache", "Accept": "*/*", "Accept-Encoding": "identity"},
         }
         self._direct = urllib3.PoolManager(**self._options)
         self._proxied: dict[str, urllib3.ProxyManager] = {}

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
 from dataset_cli.commands.diff import diff
+from dataset_cli.commands.imports import import_options, import_snapshot
 from dataset_cli.commands.verify import verify
 from dataset_cli.output import format_bytes, format_time, printable
 
@@ -75,49 +77,76 @@ def _short(input: str) -> str:
 
 @snapshot.command()
 @click.argument("name", type=DatasetName())
-@click.option("--from", "url", required=True, metavar="URL", help="s3://bucket/prefix, a folder, any fsspec URL.")
+@click.option("--from", "url", metavar="URL", help="s3://bucket/prefix, a folder, any fsspec URL.")
 @click.option("--tag", "tags", multiple=True, help="Tag it; may be given several times.")
 @click.option("--move-tags", is_flag=True, help="Move tags that name another snapshot.")
 @click.option("--message", "-m", default="", help="A line on why it was made.")
 @click.option("--pin", is_flag=True, help="Copy all objects, so that the snapshot outlives the bucket.")
-@click.option("--objects", metavar="URL", help="With --pin: where copies go (default: DATACACHE_OBJECTS).")
+@click.option("--objects", metavar="URL", help="Where copies go (default: DATACACHE_OBJECTS).")
 @click.option("--check-copies", is_flag=True, help="With --pin: ask for each copy that earlier snapshots have, too.")
+@import_options
 @json_option
 @pass_app
 def create(
-    app: App, *, name: str, url: str, pin: bool, objects: str | None, check_copies: bool, **options: Any
+    app: App,
+    *,
+    name: str,
+    url: str | None,
+    tags: tuple[str, ...],
+    move_tags: bool,
+    message: str,
+    pin: bool,
+    objects: str | None,
+    check_copies: bool,
+    **imports: Any,
 ) -> None:
-    """Give all that lies under URL a name and a version.
+    """Give a name and a version to all that lies under URL, to what JSON lines name, or to an annotation tool's export.
 
-    Nothing is copied, unless --pin asks for it. An unchanged URL gives the same snapshot again.
+    Of stores nothing is copied, unless --pin asks for it. The same input gives the same snapshot again.
     """
+    if check_copies and url is None:
+        raise click.UsageError("--check-copies is for --from")
+    options: dict[str, Any] = {"tags": tags, "move_tags": move_tags, "message": message}
+    imported = import_snapshot(app, name, url=url, pin=pin, objects=objects or "", imports=imports, options=options)
+    if imported is not None:
+        _print_created(app, imported.record, {"import": imported.value}, imported.notes)
+        return
+    assert url is not None
+    record = _create_from(app, name, url, pin=pin, objects=objects or "", check_copies=check_copies, options=options)
+    _print_created(app, record, {}, [])
+
+
+def _create_from(
+    app: App, name: str, url: str, *, pin: bool, objects: str, check_copies: bool, options: dict[str, Any]
+) -> SnapshotRecord:
     from datacache import api
 
     if not pin and (objects or check_copies):
         raise click.UsageError("--objects and --check-copies are for --pin")
     with app.out.progress(f"{'copying' if pin else 'listing'} {url}") as bar:
-        record = api.create_snapshot(
+        return api.create_snapshot(
             name,
             url,
             settings=app.settings,
             pin=pin,
-            objects=objects or "",
+            objects=objects,
             check_copies=check_copies,
             progress=lambda files, size: bar.update(
                 f"{'copied ' if pin else ''}{files:,} objects, {format_bytes(size)}"
             ),
             **options,
         )
+
+
+def _print_created(app: App, record: SnapshotRecord, value: dict[str, Any], notes: Sequence[str]) -> None:
     with app.catalog() as catalog:
-        dataset = catalog.dataset(name)
+        dataset = catalog.dataset(record.dataset)
     for warning in record.warnings:
         app.out.warning(warning)
     tagged = ", ".join(_tags(record, dataset))
-    app.out.result(
-        as_json(record, dataset),
-        f"{record.ref}  {record.files:,} files, {format_bytes(record.total_bytes)}"
-        + (f"  tags: {tagged}" if tagged else ""),
-    )
+    text = f"{record.ref}  {record.files:,} files, {format_bytes(record.total_bytes)}"
+    text += f"  tags: {tagged}" if tagged else ""
+    app.out.result(as_json(record, dataset) | value, "\n".join([text, *(f"  {printable(note)}" for note in notes)]))
 
 
 @snapshot.command("list")
