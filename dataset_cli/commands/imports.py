@@ -1,0 +1,225 @@
+"""`dsctl snapshot create --from-jsonl` and `--from-export`: their options, their reports and what they print.
+
+Used by `snapshot create`. With `--json` the snapshot has one more member, `"import"`:
+
+    --from-jsonl   {"lines", "left_out", "resumed", "failures": [{"line", "url", "path", "code", "reason"}]}
+    --from-export  {"files", "images", "referenced", "replaced", "passed_over", "leading"}
+
+An import from JSON lines that fails prints `{"import": …}` alone. With `--report` the failures are in that file, one a
+line, and not in the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from dataset_cli.app import App, SnapshotRef
+from dataset_cli.output import format_bytes
+
+if TYPE_CHECKING:
+    from datacache.imports.archive import UnpackLimits
+    from datacache.imports.failures import Failure
+    from datacache.imports.jsonl import JsonlProgress
+    from datacache.manifest.model import SnapshotRecord
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_SHOWN = 20
+_OPTIONS = (
+    click.option("--from-jsonl", "lines", metavar="FILE", help="JSON lines: url, path, label, …; '-' for stdin."),
+    click.option("--from-export", "export", metavar="PATH", help="A zip, tar, folder or .json of an annotation tool."),
+    click.option("--images", type=SnapshotRef(), help="With --from-export: take the images of this snapshot."),
+    click.option("--concurrency", type=click.IntRange(1, 1024), help="With --from-jsonl: lines at a time."),
+    click.option("--skip-failed", is_flag=True, help="With --from-jsonl: leave out lines that fail."),
+    click.option("--report", metavar="FILE", help="With --from-jsonl: write the failures there, as JSON lines."),
+    click.option("--max-object", metavar="SIZE", help="With --from-jsonl: the largest copy (default and most: 1GiB)."),
+    click.option(
+        "--object-timeout", type=click.FloatRange(min=1), help="With --from-jsonl: seconds for one (default: 300)."
+    ),
+    click.option(
+        "--unpack-limit",
+        "limits",
+        multiple=True,
+        metavar="NAME=N",
+        help="With --from-export: members, total, member (bytes) or ratio; may be given several times.",
+    ),
+)
+_JSONL_ONLY = ("concurrency", "skip_failed", "report", "max_object", "object_timeout")
+_EXPORT_ONLY = ("images", "limits")
+
+
+class Imported(NamedTuple):
+    """What `snapshot create` prints of an import."""
+
+    record: SnapshotRecord
+    value: dict[str, Any]
+    notes: Sequence[str]
+
+
+def import_options(command: _F) -> _F:
+    """Add the options of imports to a command; it gets them as keywords for `import_snapshot`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def import_snapshot(
+    app: App, name: str, *, url: str | None, pin: bool, objects: str, imports: dict[str, Any], options: dict[str, Any]
+) -> Imported | None:
+    """Do the import that is asked for; None where it is none. `imports` are the options of `import_options`, `options`
+    those that every snapshot has."""
+    lines, export = imports.pop("lines"), imports.pop("export")
+    if [url, lines, export].count(None) != 2:
+        raise click.UsageError("give one of --from URL, --from-jsonl FILE and --from-export PATH")
+    for needs, given, names in (("--from-jsonl", lines, _JSONL_ONLY), ("--from-export", export, _EXPORT_ONLY)):
+        wrong = [option for option in names if imports[option]] if given is None else []
+        if wrong:
+            raise click.UsageError(f"--{wrong[0].replace('_', '-').replace('limits', 'unpack-limit')} is for {needs}")
+    if export is not None and pin:
+        raise click.UsageError("--pin is for --from and --from-jsonl; what an export holds is copied anyway")
+    if lines is not None:
+        return _from_jsonl(app, name, lines, pin=pin, objects=objects, imports=imports, options=options)
+    if export is not None:
+        return _from_export(app, name, export, objects=objects, imports=imports, options=options)
+    return None
+
+
+def _from_jsonl(
+    app: App, name: str, file: str, *, pin: bool, objects: str, imports: dict[str, Any], options: dict[str, Any]
+) -> Imported:
+    from datacache import api
+    from datacache.core.errors import ImportFailedError
+
+    chosen: dict[str, Any] = {"skip_failed": imports["skip_failed"], "concurrency": imports["concurrency"] or 0}
+    if imports["max_object"]:
+        chosen["max_object_bytes"] = _size("--max-object", imports["max_object"])
+    if imports["object_timeout"]:
+        chosen["object_timeout_s"] = imports["object_timeout"]
+    with ExitStack() as stack:
+        report = stack.enter_context(_open_report(imports["report"])) if imports["report"] else None
+        failures = _Failures(app, report)
+        try:
+            with app.out.progress("reading the lines") as bar:
+                made = api.import_jsonl(
+                    name,
+                    file,
+                    settings=app.settings,
+                    pin=pin,
+                    objects=objects,
+                    progress=lambda progress: bar.update(_describe(progress), progress.done, progress.total),
+                    on_failure=failures.add,
+                    **chosen,
+                    **options,
+                )
+        except ImportFailedError as exc:
+            failures.show()
+            if exc.failures:
+                app.out.result({"import": {"failed": exc.failures, **failures.value}})
+            raise
+        failures.show()
+    value = {"lines": made.lines, "left_out": made.left_out, "resumed": made.resumed, **failures.value}
+    notes = [f"{made.resumed:,} lines had been done before"] if made.resumed else []
+    return Imported(made.record, value, notes)
+
+
+def _from_export(
+    app: App, name: str, path: str, *, objects: str, imports: dict[str, Any], options: dict[str, Any]
+) -> Imported:
+    from datacache import api
+
+    limits = _limits(imports["limits"])
+    with app.out.progress(f"reading {path}") as bar:
+        made = api.import_export(
+            name,
+            path,
+            images=imports["images"] or "",
+            settings=app.settings,
+            objects=objects,
+            limits=limits,
+            progress=lambda done, files, size: bar.update(f"{done:,} files, {format_bytes(size)}", done, files),
+            **options,
+        )
+    notes = [f"{made.files:,} files of the export, {made.images:,} of them images"]
+    if imports["images"]:
+        replaced = f" ({made.replaced:,} more are in the export itself)" if made.replaced else ""
+        notes.append(f"{made.referenced:,} images of {imports['images']}{replaced}")
+    if made.leading:
+        notes.append(f"without the leading {made.leading}")
+    if made.passed_over:
+        notes.append(f"{made.passed_over:,} files that a desktop left behind were passed over")
+    value = made._asdict()
+    del value["record"]
+    return Imported(made.record, value, notes)
+
+
+class _Failures:
+    """Writes failures to the report, or keeps them for `--json`; shows the first of them."""
+
+    def __init__(self, app: App, report: IO[str] | None) -> None:
+        self._app, self._report = app, report
+        self._first: list[Failure] = []
+        self._all: list[dict[str, Any]] = []
+        self._count = 0
+
+    def add(self, failure: Failure) -> None:
+        """One failure; they come in the order of the lines."""
+        self._count += 1
+        if len(self._first) < _SHOWN:
+            self._first.append(failure)
+        if self._report is not None:
+            print(json.dumps(failure.as_json()), file=self._report)
+        elif self._app.out.json:
+            self._all.append(failure.as_json())
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {} if self._report is not None else {"failures": self._all}
+
+    def show(self) -> None:
+        """Say the first of them on stderr, and how many more there are."""
+        for line, url, _path, _code, reason in self._first:
+            about = "" if not url or reason.startswith(url) else f"{url}: "
+            self._app.out.warning(f"line {line}: {about}{reason}")
+        if self._count > len(self._first):
+            where = "the report" if self._report is not None else "--report FILE or --json"
+            self._app.out.warning(f"{self._count - len(self._first):,} more lines failed; {where} has them all")
+
+
+def _describe(progress: JsonlProgress) -> str:
+    failed = f", {progress.failed:,} failed" if progress.failed else ""
+    resumed = f", {progress.resumed:,} done before" if progress.resumed else ""
+    return f"{progress.done:,} of {progress.total:,} lines, {format_bytes(progress.total_bytes)}{resumed}{failed}"
+
+
+def _limits(given: Sequence[str]) -> UnpackLimits:
+    from datacache.imports.archive import UnpackLimits
+
+    names = {"members": "members", "ratio": "ratio", "total": "total_bytes", "member": "member_bytes"}
+    values: dict[str, int] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or name not in names:
+            raise click.UsageError(f"--unpack-limit {text}: write {', '.join(f'{name}=N' for name in names)}")
+        values[names[name]] = _size("--unpack-limit", value)
+    return UnpackLimits(**values)
+
+
+def _size(option: str, text: str) -> int:
+    from datacache.settings import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as exc:
+        raise click.UsageError(f"{option}: {exc}") from exc
+
+
+def _open_report(file: str) -> IO[str]:
+    try:
+        return open(file, "w", encoding="utf-8")
+    except OSError as exc:
+        raise click.UsageError(f"--report: {file} cannot be written: {exc.strerror}") from exc
