@@ -11,14 +11,29 @@ fails for a database that is away.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from datacache.catalog.mark import Live
 from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError, TagExistsError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 
 REFRESH_AFTER_S = 3600
 """A blob that is put again counts as put now if its time is older than this: hardly ever a write, and what a creation
 under way has put is never much older than the creation."""
+
+
+class Collected(NamedTuple):
+    """What a garbage collection removed, or with `dry_run` would have."""
+
+    blobs: int
+    size_bytes: int
+    """Of these blobs, as they are stored."""
+    young: int
+    """Blobs that nothing needs and that stay for now."""
+    derived: int
+    """Notes of what was derived from snapshots that are gone."""
+    documents: int
+    """Records that commits which were killed have left (MongoDB)."""
 
 
 class Catalog(Protocol):
@@ -87,8 +102,8 @@ class Catalog(Protocol):
 
     def remove_snapshot(self, dataset: str, id: str) -> bool:
         """Forget a snapshot and the tags that name it; `latest` falls back to the newest left, and a dataset
-        without snapshots is forgotten too. Blobs stay (other snapshots may share them). Whether it was
-        there.
+        without snapshots is forgotten too. Blobs stay until `collect` (other snapshots may share them).
+        Whether it was there.
         """
         ...
 
@@ -107,6 +122,19 @@ class Catalog(Protocol):
     def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
         """Note what was made from a snapshot's content, in the place of what was noted before. `root` is a blob as
         `manifest.blobtree` describes, and `needs` as for `commit`. It goes when no dataset lists the snapshot.
+        """
+        ...
+
+    def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
+        """Garbage collection: remove the blobs that nothing needs and that were last put `grace_s` ago or earlier.
+
+        Needed is what `live` reaches from the snapshots that are listed and what was derived from them. What was
+        derived from a snapshot that nobody lists goes, too, when it is as old. `now_s` is the time it is (Unix time);
+        by default the clock of the catalog. With `dry_run` nothing is changed, and what would be is counted.
+
+        Creations may be under way in other processes: each either finds all its blobs at its commit, and keeps them,
+        or the commit fails. With a grace period longer than a creation takes, none fails. Killed at any point, it
+        leaves a valid catalog. `CorruptManifestError` if a listed snapshot's root cannot be read: then nothing goes.
         """
         ...
 

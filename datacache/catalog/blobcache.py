@@ -27,7 +27,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from datacache.catalog.base import Catalog
+from datacache.catalog.base import Catalog, Collected
+from datacache.catalog.mark import Live
 from datacache.catalog.record import decode_record, encode_record
 from datacache.catalog.sqlite_file import SqliteFile, file_uri, is_damaged
 from datacache.core.errors import CatalogError, CatalogUnavailableError
@@ -228,6 +229,10 @@ class BlobCache:
     def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
         """In the shared catalog."""
         self._inner.set_derived(snapshot_id, name, root, needs=needs)
+
+    def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
+        """In the shared catalog. Copies on nodes go when their room is needed."""
+        return self._inner.collect(live, grace_s=grace_s, dry_run=dry_run, now_s=now_s)
 
     def close(self) -> None:
         """Close this process's connections to both."""

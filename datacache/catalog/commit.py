@@ -9,6 +9,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 
 from datacache.catalog.base import Catalog, tag_exists
+from datacache.catalog.mark import blobs_of
 from datacache.catalog.refs import check_name, check_tag
 from datacache.manifest import codec
 from datacache.manifest.builder import ManifestBuilder
@@ -36,11 +37,6 @@ def known_blobs(catalog: Catalog, dataset: DatasetRecord | None) -> frozenset[Bl
     id = BlobId(bytes.fromhex(dataset.latest))
     stored = catalog.get_blobs([id]).get(id)
     return frozenset() if stored is None else blobs_of(id, codec.decode_root(codec.decompress(stored, id)))
-
-
-def blobs_of(id: BlobId, root: Root) -> frozenset[BlobId]:
-    """All that the catalog keeps of a snapshot: root, ranges, packs."""
-    return frozenset([id, *(info.blob for info in root.ranges), *root.packs])
 
 
 def commit_manifest(

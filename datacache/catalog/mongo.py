@@ -38,8 +38,9 @@ from bson import ObjectId
 from pymongo.collection import Collection as MongoCollection
 from pymongo.errors import AutoReconnect, DuplicateKeyError, ServerSelectionTimeoutError
 
-from datacache.catalog import mongo_blobs
-from datacache.catalog.base import REFRESH_AFTER_S, blobs_missing, no_snapshot, tag_exists
+from datacache.catalog import mongo_blobs, mongo_collect
+from datacache.catalog.base import REFRESH_AFTER_S, Collected, blobs_missing, no_snapshot, tag_exists
+from datacache.catalog.mark import Live
 from datacache.catalog.mongo_client import MongoDatabase
 from datacache.catalog.record import decode_record, encode_record
 from datacache.core.errors import CatalogError, CatalogUnavailableError, CorruptManifestError, TagExistsError
@@ -249,6 +250,11 @@ class MongoCatalog:
     def _newest_derived(self, snapshot_id: str, name: str) -> _Document | None:
         ready = {"snapshot": snapshot_id, "name": name, "ready": True}
         return self._database.collection("derived").find_one(ready, sort=[("at_s", -1), ("_id", -1)])
+
+    def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
+        """Garbage collection; see the protocol and, for how, `mongo_collect`."""
+        with self._database.errors():
+            return mongo_collect.collect(self._database, live, grace_s=grace_s, dry_run=dry_run, now_s=now_s)
 
     def close(self) -> None:
         """Close this process's client. A later call makes a new one."""

@@ -67,9 +67,9 @@ def claim(collection: MongoCollection[Document], ids: Collection[BlobId]) -> int
     return len(set(ids)) - here
 
 
-def id_batches(ids: Iterable[BlobId]) -> Iterator[list[bytes]]:
+def id_batches(ids: Iterable[bytes]) -> Iterator[list[bytes]]:
     """The ids, each once, as many at a time as one request should have."""
-    wanted: list[bytes] = list(dict.fromkeys(ids))
+    wanted = list(dict.fromkeys(ids))
     for start in range(0, len(wanted), BATCH_IDS):
         yield wanted[start : start + BATCH_IDS]
 

@@ -19,7 +19,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from datacache.catalog.base import REFRESH_AFTER_S, blobs_missing, no_snapshot, tag_exists
+from datacache.catalog import sqlite_collect
+from datacache.catalog.base import REFRESH_AFTER_S, Collected, blobs_missing, no_snapshot, tag_exists
+from datacache.catalog.mark import Live
 from datacache.catalog.record import decode_record, encode_record
 from datacache.catalog.sqlite_file import (
     BUSY_TIMEOUT_S,
@@ -200,6 +202,12 @@ class SqliteCatalog:
             connection.execute(
                 "INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", (snapshot_id, name, root, int(time.time()))
             )
+
+    def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
+        """Garbage collection; see the protocol. The file keeps its size: what was freed is filled again first."""
+        cutoff_s = int((time.time() if now_s is None else now_s) - grace_s)
+        with self._errors():
+            return sqlite_collect.collect(self._file, live, cutoff_s, dry_run=dry_run)
 
     def close(self) -> None:
         """Close the connections of this process. A later call opens new ones."""

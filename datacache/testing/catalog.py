@@ -30,6 +30,7 @@ from datacache.catalog.open import open_catalog_url
 from datacache.catalog.refs import resolve
 from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError, TagExistsError
 from datacache.manifest.model import BlobId, SnapshotRecord
+from datacache.testing.collect import CollectConformance
 
 _fork = multiprocessing.get_context("fork")
 
@@ -89,7 +90,7 @@ def check_consistency(catalog: Catalog) -> None:
             assert catalog.snapshot(dataset.name, id) in snapshots
 
 
-class CatalogConformance:
+class CatalogConformance(CollectConformance):
     """The suite. Each test gets `catalog`, opened at `catalog_url`, and `open_again` for a second one."""
 
     @pytest.fixture
