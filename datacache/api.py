@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from datacache.annotations.table import Table
     from datacache.catalog.verify import Problem
-    from datacache.convert.pipeline import Conversion
+    from datacache.conversion.pipeline import Conversion
     from datacache.imports.archive import UnpackLimits
     from datacache.imports.export import ImportedExport
     from datacache.imports.failures import Failure
@@ -246,10 +246,10 @@ def convert(
     `UsageError`, and what stores and catalogs raise.
     """
     from datacache.catalog.objects import ObjectWriter
-    from datacache.convert.index import Reading
-    from datacache.convert.operations import parse_operations
-    from datacache.convert.pipeline import Plan, run
-    from datacache.convert.splits import Splits, parse_splits
+    from datacache.conversion.index import Reading
+    from datacache.conversion.operations import parse_operations
+    from datacache.conversion.pipeline import Plan, run
+    from datacache.conversion.splits import Splits, parse_splits
 
     settings = settings or load_settings()
     plan = Plan(
@@ -344,8 +344,8 @@ def subset(
     `parameters` say in its lineage how they were chosen. Deterministic. `UsageError` where `images` is empty.
     """
     from datacache.catalog.objects import ObjectWriter
-    from datacache.convert.index import Reading
-    from datacache.convert.subset import subset as make
+    from datacache.conversion.index import Reading
+    from datacache.conversion.subset import subset as make
 
     settings = settings or load_settings()
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
@@ -378,7 +378,7 @@ def open_annotations(
 
     `UsageError` where the annotations' format cannot be told; the store's errors.
     """
-    from datacache.convert.index import Reading, open_table
+    from datacache.conversion.index import Reading, open_table
 
     settings = settings or load_settings()
     reading = Reading(format=format, origin=voc_origin, trust_sizes=trust_sizes)

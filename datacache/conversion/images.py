@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from datacache.annotations.model import Annotation, Problem
 from datacache.catalog.objects import ObjectWriter, Stored
-from datacache.convert.image_ops import apply
-from datacache.convert.operations import Operations
-from datacache.convert.parallel import ordered_map
-from datacache.convert.reading import Files, Part
-from datacache.convert.report import Report
-from datacache.convert.splits import stem
+from datacache.conversion.image_ops import apply
+from datacache.conversion.operations import Operations
+from datacache.conversion.parallel import ordered_map
+from datacache.conversion.reading import Files, Part
+from datacache.conversion.report import Report
+from datacache.conversion.splits import stem
 from datacache.core.errors import AnnotationError
 from datacache.manifest.model import Entry
 from datacache.reader.snapshot import Snapshot

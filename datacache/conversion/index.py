@@ -32,9 +32,9 @@ from datacache.annotations.table import (
     encode_range,
 )
 from datacache.catalog.base import Catalog
-from datacache.convert.parallel import ordered_map
-from datacache.convert.reading import Data, Files, Part
-from datacache.convert.source import AnnotationSource
+from datacache.conversion.parallel import ordered_map
+from datacache.conversion.reading import Data, Files, Part
+from datacache.conversion.source import AnnotationSource
 from datacache.core.errors import AnnotationError, BrokenImageError
 from datacache.core.objects import object_id
 from datacache.manifest.codec import ends_range

@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image
 
 from datacache.annotations.model import Annotation, Problem
-from datacache.convert.geometry import Cut, Mirror, Rotation, Scale, Step, Turn, carry, plan
-from datacache.convert.image_codec import Pixels, decode, encode, extension
-from datacache.convert.operations import Operations, parse_operations
+from datacache.conversion.geometry import Cut, Mirror, Rotation, Scale, Step, Turn, carry, plan
+from datacache.conversion.image_codec import Pixels, decode, encode, extension
+from datacache.conversion.operations import Operations, parse_operations
 from datacache.core.errors import AnnotationError
 
 __all__ = ["Operations", "Processed", "apply", "parse_operations"]

@@ -20,7 +20,7 @@ from typing import IO, Generic, Protocol, TypeVar
 
 from datacache.annotations import coco, keras_yolo, voc, yolo
 from datacache.annotations.model import Annotation, Problem
-from datacache.convert.splits import stem
+from datacache.conversion.splits import stem
 
 _AT_A_TIME = 200
 T = TypeVar("T")

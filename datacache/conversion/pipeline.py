@@ -21,12 +21,12 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.new_files import NewFiles
 from datacache.catalog.objects import ObjectWriter
-from datacache.convert.images import Image, process_images
-from datacache.convert.index import Reading, listed_splits, open_table
-from datacache.convert.operations import Operations
-from datacache.convert.report import Report
-from datacache.convert.splits import Splits, stem
-from datacache.convert.targets import FORMATS, Target, open_target
+from datacache.conversion.images import Image, process_images
+from datacache.conversion.index import Reading, listed_splits, open_table
+from datacache.conversion.operations import Operations
+from datacache.conversion.report import Report
+from datacache.conversion.splits import Splits, stem
+from datacache.conversion.targets import FORMATS, Target, open_target
 from datacache.core.errors import ConversionError, UsageError
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source

@@ -18,7 +18,7 @@ from PIL import ExifTags, Image
 
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.model import Problem
-from datacache.convert.operations import MAX_PIXELS, MAX_SIDE
+from datacache.conversion.operations import MAX_PIXELS, MAX_SIDE
 from datacache.core.errors import AnnotationError
 
 Pixels = NDArray[Any]

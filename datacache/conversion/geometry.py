@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from datacache.annotations.model import Annotation, Box, Problem
-from datacache.convert.operations import MAX_PIXELS, Crop, Operations
+from datacache.conversion.operations import MAX_PIXELS, Crop, Operations
 from datacache.core.errors import AnnotationError
 
 _SLIVER = 1e-3

@@ -16,9 +16,9 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.new_files import NewFiles
 from datacache.catalog.objects import ObjectWriter
-from datacache.convert.index import Reading
-from datacache.convert.pipeline import Plan, run
-from datacache.convert.source import AnnotationSource
+from datacache.conversion.index import Reading
+from datacache.conversion.pipeline import Plan, run
+from datacache.conversion.source import AnnotationSource
 from datacache.core.errors import UsageError
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
