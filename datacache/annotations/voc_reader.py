@@ -234,7 +234,7 @@ class VocReader:
         try:
             value = float(text or 0)
         except ValueError:
-            value = -1
+            value = -1.0
         if value.is_integer() and 0 <= value <= 1e9:
             return int(value)
         message = f"<{side}> of the image is {quote(text)}, which is no number of pixels"
