@@ -105,9 +105,10 @@ def read_splits(read: Read, layout: Layout) -> ListedSplits:
     no list of its own, for what is in no other list: it is then in the missing one of the two (train, if both are).
     """
     splits = ListedSplits(layout)
-    files = [(split_of_name(without_extension(file).rpartition(b"/")[2]), file) for file in layout.image_sets]
-    files += [(file_split(file), file) for file in layout.image_lists] if layout.format == "yolo" else []
-    found = {split for split, _ in files}
+    files = [(_split_of(file), file) for file in layout.image_sets]
+    if layout.format == "yolo":
+        files += [(_split_of(file) or file_split(file), file) for file in layout.image_lists]
+    found = {split for split, _ in files if split}
     for split in _ORDER:
         for of, file in files:
             if of != split or (split == "trainval" and {"train", "val"} <= found):
@@ -119,9 +120,13 @@ def read_splits(read: Read, layout: Layout) -> ListedSplits:
                     splits.add(stem, split, text(file), number)
                 elif not splits.has(stem):
                     splits.add(stem, "val" if "train" in found else "train", text(file), number)
-    if not files:
+    if not found:
         splits.read_yaml(layout, read)
     return splits
+
+
+def _split_of(file: bytes) -> str:
+    return split_of_name(without_extension(file).rpartition(b"/")[2])
 
 
 def _names(data: bytes) -> Iterator[tuple[int, bytes]]:

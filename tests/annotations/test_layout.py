@@ -263,6 +263,14 @@ def test_lists_of_paths_are_splits_wherever_they_were_written():
     assert splits(lists, images) == (["train", "val", "train", ""], [], ("train", "val"))
 
 
+def test_a_list_of_paths_that_is_called_after_no_split_is_no_split():
+    images = ["images/train/1.jpg", "images/val/2.jpg"]
+    files = {"labels/train/1.txt": LABEL, "bad.txt": "images/train/1.jpg\n"}
+    assert splits(files, images)[0] == ["train", "val"]
+    files["trainval.txt"] = "images/train/1.jpg\n"
+    assert splits(files, images)[0] == ["train", ""]
+
+
 def test_folders_named_after_splits_are_splits():
     images = ["images/train/a.jpg", "images/val/b.jpg", "images/test/sub/c.jpg"]
     assert splits({"labels/train/a.txt": LABEL}, images)[0] == ["train", "val", "test"]
