@@ -200,7 +200,7 @@ class Output:
     def log_to_stderr(self, level: int) -> None:
         """Show what the libraries log, as warnings."""
         handler = _LogHandler(self)
-        logging.basicConfig(level=level, handlers=[handler], force=True)
+        logging.basicConfig(level=level, handlers=[handler], format="%(message)s", force=True)
 
 
 class _LogHandler(logging.Handler):

@@ -66,6 +66,9 @@ def verify(app: App, *, ref: str, read: bool, limit: int | None, everything: boo
             app.out.line(f"… and {rest:,} more: --all")
         found = ", ".join(f"{counts[kind]:,} {kind}" for kind in KINDS if counts[kind])
         app.out.line(f"{record.ref} is not whole: {found}, of {record.files:,} files")
+        if record.lineage is not None and "copied_to" in record.lineage.parameters:
+            again = f"dsctl snapshot create {record.dataset} --from {printable(record.origin)} --pin --check-copies"
+            app.out.line(f"Copies of what is unchanged in its place are made again by: {again}")
     return 1
 
 

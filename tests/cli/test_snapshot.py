@@ -18,6 +18,7 @@ KEYS = {
     "origin",
     "message",
     "parent",
+    "lineage",
     "warnings",
 }
 

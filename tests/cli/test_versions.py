@@ -1,0 +1,221 @@
+"""`dsctl snapshot diff`, `verify`, `create --pin`, and where a snapshot comes from."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from datacache.api import open_catalog
+from datacache.catalog.commit import commit_manifest
+from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
+from datacache.settings import load_settings
+from dataset_cli.completion import _BASH
+from tests.cli.conftest import ROOT, Dsctl
+from tests.servers import free_port
+
+
+@pytest.fixture
+def two(dsctl: Dsctl, bucket: Path) -> list[str]:
+    """Two versions of `mask`, tagged v1 and v2; their references."""
+    (bucket / "images" / "same.jpg").write_bytes(b"same")
+    first = dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v1", "--json").json
+    (bucket / "images" / "1.jpg").write_bytes(b"one more" * 100)
+    (bucket / "images" / "2.jpg").unlink()
+    (bucket / "images" / os.fsdecode(b"caf\xe9\x1b.jpg")).write_bytes(b"four")
+    second = dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v2", "--json").json
+    return [first["ref"], second["ref"]]
+
+
+def test_a_diff_counts_and_names_what_was_added_removed_and_changed(dsctl: Dsctl, two: list[str]) -> None:
+    result = dsctl("snapshot", "diff", "mask@v1", "mask@v2")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines() == [
+        f"{two[0]} → {two[1]}",
+        "added               1 file  4 B",
+        "removed             1 file  600 B",
+        "changed             1 file  300 B → 800 B",
+        "unchanged          2 files",
+        "",
+        "~ images/1.jpg  300 B → 800 B",
+        "- images/2.jpg",
+        "+ images/caf\udce9\\x1b.jpg  4 B",
+    ]
+    assert dsctl("snapshot", "diff", "mask@v2", "mask@v1", "--stat").out.splitlines()[1:] == [
+        "added               1 file  600 B",
+        "removed             1 file  4 B",
+        "changed             1 file  800 B → 300 B",
+        "unchanged          2 files",
+    ]
+
+
+def test_a_diff_as_json_has_counts_and_every_change(dsctl: Dsctl, two: list[str]) -> None:
+    value = dsctl("snapshot", "diff", "mask@v1", "mask@v2", "--json").json
+    changes = value.pop("changes")
+    assert value == {
+        "a": two[0],
+        "b": two[1],
+        "added": {"files": 1, "bytes": 4},
+        "removed": {"files": 1, "bytes": 600},
+        "changed": {"files": 1, "bytes_before": 300, "bytes_after": 800},
+        "unchanged": {"files": 2},
+    }
+    assert [(c["kind"], c["path"]) for c in changes] == [
+        ("changed", "images/1.jpg"),
+        ("removed", "images/2.jpg"),
+        ("added", "images/caf\udce9\x1b.jpg"),
+    ]
+    assert (changes[0]["before"]["bytes"], changes[0]["after"]["bytes"]) == (300, 800)
+    assert set(changes[0]["after"]) == {"bytes", "mtime_ns", "etag", "version"}
+    assert (changes[1]["after"], changes[2]["before"]) == (None, None)
+    assert dsctl("snapshot", "diff", "mask@v1", "mask@v2", "--json", "--stat").json == value
+    limited = dsctl("snapshot", "diff", "mask@v1", "mask@v2", "--json", "--limit", "1").json
+    assert limited == value | {"changes": changes[:1]}
+
+
+def test_a_diff_of_one_snapshot_is_with_the_one_before(dsctl: Dsctl, two: list[str]) -> None:
+    assert dsctl("snapshot", "diff", "mask").out == dsctl("snapshot", "diff", *two).out
+    alone = dsctl("snapshot", "diff", "mask@v1", "--json")
+    assert alone.code == 2
+    assert "first snapshot" in alone.error["message"]
+    assert dsctl("snapshot", "rm", "mask@v1", "--yes").code == 0
+    orphan = dsctl("snapshot", "diff", "mask", "--json")
+    assert (orphan.code, orphan.error["type"]) == (1, "SnapshotNotFoundError")
+
+
+def test_snapshots_that_do_not_differ_are_said_to_be_the_same(dsctl: Dsctl, two: list[str]) -> None:
+    result = dsctl("snapshot", "diff", "mask@v2", "mask@latest")
+    assert (result.code, result.out.splitlines()[1]) == (0, "no difference: 4 files in both")
+    assert dsctl("snapshot", "diff", "mask@v2", "mask@v2", "--json").json["changes"] == []
+
+
+def test_many_changes_are_listed_up_to_a_limit(dsctl: Dsctl, two: list[str], bucket: Path) -> None:
+    for n in range(70):
+        (bucket / f"new{n:02}").write_bytes(b"x")
+    dsctl("snapshot", "create", "mask", "--from", bucket)
+    shown = dsctl("snapshot", "diff", "mask").out.splitlines()
+    assert shown[-1] == "… and 20 more: --all"
+    assert sum(line.startswith("+ ") for line in shown) == 50
+    assert dsctl("snapshot", "diff", "mask", "--limit", "3").out.splitlines()[-1] == "… and 67 more: --all"
+    assert len(dsctl("snapshot", "diff", "mask", "--all").out.splitlines()) == 6 + 70
+    assert dsctl("snapshot", "diff", "mask", "--all", "--limit", "3").code == 2
+
+
+def test_references_of_a_diff_are_completed(dsctl: Dsctl, two: list[str]) -> None:
+    shown = dsctl(
+        _DSCTL_COMPLETE="bash_complete", COMP_WORDS="dsctl snapshot diff mask@v1 mask@v", COMP_CWORD="4"
+    ).out.split()
+    assert shown == ["plain,mask@v1", "plain,mask@v2"]
+    assert "_DSCTL_COMPLETE=bash_complete" in _BASH
+
+
+def test_a_whole_snapshot_verifies_and_exit_code_1_says_that_one_is_not(
+    dsctl: Dsctl, two: list[str], bucket: Path
+) -> None:
+    fine = dsctl("snapshot", "verify", "mask", "--read")
+    assert (fine.code, fine.err) == (0, "")
+    assert fine.out == f"{two[1]} is whole: 4 files, 810 B; every byte was read\n"
+    broken = dsctl("snapshot", "verify", "mask@v1")
+    assert broken.code == 1
+    lines = broken.out.splitlines()
+    assert lines[0].startswith("changed: images/1.jpg: ")
+    assert lines[1].startswith("missing: images/2.jpg: ")
+    assert lines[2] == f"{two[0]} is not whole: 1 missing, 1 changed, of 4 files"
+    as_json = dsctl("snapshot", "verify", "mask@v1", "--json")
+    assert as_json.code == 1
+    problems = as_json.json.pop("problems")
+    assert [(p["kind"], p["path"]) for p in problems] == [("changed", "images/1.jpg"), ("missing", "images/2.jpg")]
+    assert problems[1]["url"] == f"file://{bucket}/images/2.jpg"
+    counts = {key: as_json.json[key] for key in ("ref", "files", "read", "ok", "missing", "changed", "unreadable")}
+    assert counts == {
+        "ref": two[0], "files": 4, "read": False, "ok": False, "missing": 1, "changed": 1, "unreadable": 0
+    }  # fmt: skip
+    assert dsctl("snapshot", "verify", "mask", "--json").json["ok"] is True
+    assert dsctl("snapshot", "verify", "nothing").code == 1
+
+
+def test_a_pinned_snapshot_outlives_its_folder(dsctl: Dsctl, two: list[str], bucket: Path, home: Path) -> None:
+    made = dsctl("snapshot", "create", "mask", "--from", bucket, "--pin", "--json")
+    assert made.code == 0, made.err
+    assert made.json["lineage"]["parameters"]["copied_to"].startswith(f"file://{home}/objects/")
+    assert dsctl("snapshot", "diff", "mask@v2", "mask").out.splitlines()[1] == "no difference: 4 files in both"
+    shutil.rmtree(bucket)
+    assert dsctl("snapshot", "verify", "mask@v2").code == 1
+    assert dsctl("snapshot", "verify", "mask", "--read").code == 0
+    assert dsctl("warm", "mask").code == 0
+    lost = next(path for path in (home / "objects").rglob("*-*") if path.is_file())
+    lost.unlink()
+    broken = dsctl("snapshot", "verify", "mask")
+    assert broken.code == 1
+    assert "--check-copies" in broken.out
+
+
+def test_copies_go_where_they_are_sent(dsctl: Dsctl, bucket: Path, tmp_path: Path) -> None:
+    place = tmp_path / "copies"
+    assert dsctl("snapshot", "create", "mask", "--from", bucket, "--pin", "--objects", place).code == 0
+    assert len([path for path in place.rglob("*-*") if path.is_file()]) == 3
+    assert dsctl("snapshot", "create", "mask", "--from", bucket, "--objects", place).code == 2
+    shared = {"DATACACHE_CATALOG": f"mongodb://127.0.0.1:{free_port()}/x"}
+    unset = dsctl("snapshot", "create", "mask", "--from", bucket, "--pin", "--json", **shared)
+    assert (unset.code, unset.error["type"]) == (2, "SettingsError")
+    assert "DATACACHE_OBJECTS" in unset.error["hint"]
+
+
+def derive(name: str, source: SnapshotRecord) -> SnapshotRecord:
+    """A snapshot of another one, as a conversion makes it."""
+    with closing(open_catalog(load_settings())) as catalog:
+        builder = ManifestBuilder([Source("file://", "")], catalog.put_blobs)
+        builder.add(Entry(b"a", 1, 0))
+        lineage = Lineage("convert", {"to": "yolo", "seed": 3}, (f"{source.dataset}@{source.id}",))
+        return commit_manifest(catalog, builder, name=name, origin=source.origin, lineage=lineage)
+
+
+def test_where_a_snapshot_comes_from_is_shown(dsctl: Dsctl, two: list[str], bucket: Path) -> None:
+    shown = dsctl("snapshot", "show", "mask@v1", "--json").json
+    assert shown["lineage"] == {"command": "create", "parameters": {"from": f"file://{bucket}/"}, "inputs": []}
+    known = {"created_at": dt.datetime.now(dt.UTC).isoformat(), "files": 4, "total_bytes": 906}
+    source = SnapshotRecord(dataset="mask", id=shown["id"], origin=shown["origin"], **known)  # type: ignore[arg-type]
+    derive("mask-yolo", source)
+    value = dsctl("snapshot", "show", "mask-yolo", "--json").json
+    assert value["lineage"] == {
+        "command": "convert",
+        "parameters": {"to": "yolo", "seed": 3},
+        "inputs": [f"mask@{shown['id']}"],
+    }
+    assert f"made by:  convert {two[0]} to=yolo seed=3" in dsctl("snapshot", "show", "mask-yolo").out
+    row = next(line for line in dsctl("snapshot", "list").out.splitlines() if line.startswith("mask-yolo@"))
+    assert row.endswith(f"convert {two[0]}")
+
+
+def test_a_tag_is_removed_by_either_way_of_writing_it(dsctl: Dsctl, two: list[str]) -> None:
+    assert dsctl("snapshot", "untag", "mask@v1").out == "removed the tag mask@v1\n"
+    assert dsctl("snapshot", "untag", "mask@v1").code == 1
+    assert dsctl("snapshot", "untag", "mask", "v2").code == 0
+    for wrong in (["mask"], ["mask@v1", "v1"]):
+        assert dsctl("snapshot", "untag", *wrong).code == 2
+    assert [record["tags"] for record in dsctl("snapshot", "list", "--json").json] == [[], []]
+
+
+def test_a_store_that_does_not_answer_is_told_about_while_it_is_asked_again(home: Path) -> None:
+    variables = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "DATACACHE_STORE_TIMEOUT_S": "60",
+    }
+    command = [sys.executable, "-m", "dataset_cli", "snapshot", "create", "mask", "--from", "s3://bucket/x"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | variables, cwd=ROOT) as process:
+        assert process.stderr is not None
+        warning = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert warning.startswith("warning: s3://bucket: ")
+    assert "refuses connections; it is asked again for 5" in warning
