@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from datacache.annotations.layout import Layout
-from datacache.annotations.pairing import image_folders
+from datacache.annotations.pairing import image_folders, is_image
 from datacache.annotations.split_names import file_split, folder_split
 from datacache.manifest.reader import Manifest
 
@@ -47,7 +47,7 @@ class NamedImages:
             places = self._places[file] = tuple(dict.fromkeys(_places(file)))
         for place in places:
             path = place + b"/".join(parts)
-            if parts and self._manifest.find(path) is not None:
+            if parts and self._is_there(path):
                 return path
         split = folder_split(b"/".join(parts)) or file_split(file)
         for at in range(1, len(parts)):
@@ -59,7 +59,10 @@ class NamedImages:
         return found[0] if len(found) == 1 else None
 
     def _fits(self, path: bytes, split: str) -> bool:
-        return (not split or folder_split(path) in ("", split)) and self._manifest.find(path) is not None
+        return (not split or folder_split(path) in ("", split)) and self._is_there(path)
+
+    def _is_there(self, path: bytes) -> bool:
+        return is_image(path) and self._manifest.find(path) is not None
 
 
 def _places(file: bytes) -> Iterator[bytes]:

@@ -186,7 +186,7 @@ def test_an_image_of_another_split_or_one_of_several_is_not_taken():
     assert find(["x/a.jpg", "y/a.jpg"], "somewhere/y/a.jpg") == "y/a.jpg"
 
 
-@pytest.mark.parametrize("name", ["", "/", "..", "b.jpg", "a.jpg/", "\ud800.jpg", "images", "\0"])
+@pytest.mark.parametrize("name", ["", "/", "..", "b.jpg", "a.jpg/", "\ud800.jpg", "images", "instances.json", "\0"])
 def test_a_name_of_no_image_is_none(name):
     assert find(["images/b.png"], name) is None
 
