@@ -34,6 +34,7 @@ PIPE_CLOSED = 141
 COMMANDS = {
     "snapshot": "dataset_cli.commands.snapshot:snapshot",
     "convert": "dataset_cli.commands.convert:convert",
+    "query": "dataset_cli.commands.query:query",
     "mount": "dataset_cli.commands.mount:mount",
     "umount": "dataset_cli.commands.mount:umount",
     "export": "dataset_cli.commands.export:export",

@@ -8,7 +8,7 @@ subsets. A query is a plain value; any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -43,6 +43,15 @@ class Query:
         for name, number in (("min_objects", self.min_objects), ("max_objects", self.max_objects)):
             if number is not None and number < 0:
                 raise UsageError(f"{name} cannot be {number}", hint="Give a number from 0 on.")
+
+    def as_json(self) -> dict[str, Any]:
+        """What is asked for, for lineage."""
+        asked = {name: value for name, value in asdict(self).items() if value is not None and value not in ((), "")}
+        if self.labels:
+            asked["labels"] = list(self.labels)
+        if not self.any_label:
+            del asked["any_label"]
+        return asked
 
 
 def find(table: Table, query: Query) -> Iterator[ImageSummary]:
