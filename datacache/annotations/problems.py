@@ -66,7 +66,11 @@ PROBLEMS: Final[dict[str, str]] = {
     "path-unwritable": "A path has a line break, which a list of images cannot hold",
     # Which image belongs to which file and to which split.
     "image-ambiguous": "Several images fit one annotation, and it does not say which is meant",
+    "annotation-without-image": "An annotation fits no image",
+    "image-unannotated": "An image has no annotation",
+    "image-renamed": "Two images would have the same name in the result: they differ in extension or folder only",
     "split-repeated": "An image is listed in several splits",
+    "not-in-split": "An image is in none of the lists of splits",
     # Images.
     "image-broken": "The image is empty, of no known format, or its header is damaged",
     "image-truncated": "The image ends before its end",
