@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from datacache.annotations.table import Table
+    from datacache.catalog.gc import GarbageReport
     from datacache.catalog.verify import Problem
     from datacache.conversion.pipeline import Conversion
     from datacache.imports.archive import UnpackLimits
@@ -384,6 +385,29 @@ def open_annotations(
     reading = Reading(format=format, origin=voc_origin, trust_sizes=trust_sizes)
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
         yield snapshot, open_table(snapshot, catalog, reading, processes=processes, progress=progress)
+
+
+def collect_garbage(
+    *,
+    grace_s: float | None = None,
+    dry_run: bool = False,
+    settings: Settings | None = None,
+    progress: Callable[[str], None] = lambda _text: None,
+) -> GarbageReport:
+    """Remove what no snapshot needs and what is older than `grace_s` (a day): blobs of the catalog, and objects that
+    datacache has stored itself. Never touches what lies in a bucket otherwise.
+
+    Snapshots may be created meanwhile, as long as none takes longer than the grace period. With `dry_run` nothing is
+    removed, and the report says what would be. Killed at any point, it can be run again.
+    """
+    from datacache.catalog.gc import GRACE_S
+    from datacache.catalog.gc import collect_garbage as collect
+
+    settings = settings or load_settings()
+    with closing(open_catalog(settings)) as catalog:
+        return collect(
+            catalog, settings, grace_s=GRACE_S if grace_s is None else grace_s, dry_run=dry_run, progress=progress
+        )
 
 
 def connect(settings: Settings | None = None) -> DaemonClient:

@@ -16,6 +16,7 @@ import click
 
 from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
 from dataset_cli.commands.diff import diff
+from dataset_cli.commands.gc import gc
 from dataset_cli.commands.imports import import_options, import_snapshot
 from dataset_cli.commands.verify import verify
 from dataset_cli.output import format_bytes, format_time, printable
@@ -30,6 +31,7 @@ def snapshot() -> None:
 
 
 snapshot.add_command(diff)
+snapshot.add_command(gc)
 snapshot.add_command(verify)
 
 
@@ -89,6 +91,7 @@ def _short(input: str) -> str:
 @pass_app
 def create(
     app: App,
+    /,
     *,
     name: str,
     url: str | None,
