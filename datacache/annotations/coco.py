@@ -192,8 +192,8 @@ class _Reader:
         if value is None or number == 0:
             return 0
         if number is None or number != number // 1 or not 0 < number < 2**31:
-            message = f"the {name} of {quote(image.name)} is {quote(to_text(value))}; the image is asked instead"
-            self.problem("size-text", "repaired", message, image)
+            message = f"the {name} of {quote(image.name)} is {quote(to_text(value))}, which is no size; it is not taken"
+            self.problem("size-text", "noted", message, image)
             return 0
         return int(number)
 
