@@ -19,11 +19,13 @@ if TYPE_CHECKING:
         connect,
         convert,
         create_snapshot,
+        diff_snapshots,
         export_snapshot,
         open_annotations,
         open_catalog,
         open_snapshot,
         subset,
+        verify_snapshot,
     )
     from datacache.core.errors import DatacacheError
     from datacache.reader.snapshot import Snapshot
@@ -37,12 +39,14 @@ __all__ = [
     "connect",
     "convert",
     "create_snapshot",
+    "diff_snapshots",
     "export_snapshot",
     "load_settings",
     "open_annotations",
     "open_catalog",
     "open_snapshot",
     "subset",
+    "verify_snapshot",
 ]
 
 _HOME = {
@@ -52,12 +56,14 @@ _HOME = {
     "connect": "datacache.api",
     "convert": "datacache.api",
     "create_snapshot": "datacache.api",
+    "diff_snapshots": "datacache.api",
     "export_snapshot": "datacache.api",
     "load_settings": "datacache.settings",
     "open_catalog": "datacache.api",
     "open_annotations": "datacache.api",
     "open_snapshot": "datacache.api",
     "subset": "datacache.api",
+    "verify_snapshot": "datacache.api",
 }
 
 

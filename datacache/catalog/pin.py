@@ -104,7 +104,8 @@ class _Pinner:
             self._seen_to,
             self._work(entries),
             threads=self._threads,
-            size_bytes=lambda rows: 2 * rows[0].size_bytes if rows[0].key is None else 0,  # as read, and in one piece
+            # As it is read, and in one piece.
+            size_bytes=lambda rows: 2 * rows[0].size_bytes if rows[0].key is None or self._check else 0,
             limit_bytes=_IN_FLIGHT_BYTES,
         ):
             for entry in ready:

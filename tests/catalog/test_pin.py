@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import uuid
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+import datacache
 from datacache import create_snapshot, open_snapshot
 from datacache.api import diff_snapshots, open_catalog, verify_snapshot
 from datacache.catalog.packs import content_etag
@@ -26,7 +28,7 @@ from datacache.manifest.model import Entry, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.testing.faults import Fault, FaultProxy
-from tests.servers import CephRgw
+from tests.servers import CephRgw, Mongod
 from tests.store.conftest import WritableRclone
 
 FILES = {f"images/{n:03}.jpg": b"image %d " % n * 1000 for n in range(60)} | {
@@ -234,6 +236,19 @@ def test_a_renamed_file_has_the_same_copy_in_both_versions(tmp_path: Path, setti
         assert {path: one.read(path) for path in one.paths()} == {"a": b"1", "b": b"2"}
         assert {path: other.read(path) for path in other.paths()} == {"b": b"2", "c": b"1"}
     assert entries(settings, first.ref)[0].key == entries(settings, second.ref)[1].key
+
+
+def test_with_a_shared_catalog_versions_are_pinned_compared_and_verified_alike(
+    tmp_path: Path, mongod: Mongod, settings: Settings
+) -> None:
+    shared = dataclasses.replace(settings, catalog=mongod.database_url(), objects=f"file://{tmp_path}/copies")
+    write(tmp_path / "data", FILES)
+    plain = create_snapshot("faces", str(tmp_path / "data"), settings=shared)
+    pinned = create_snapshot("faces", str(tmp_path / "data"), pin=True, settings=shared)
+    assert list(datacache.diff_snapshots(plain.ref, pinned.ref, settings=shared)) == []
+    shutil.rmtree(tmp_path / "data")
+    assert list(datacache.verify_snapshot(pinned.ref, read=True, settings=shared)) == []
+    assert len(list(datacache.verify_snapshot(plain.ref, settings=shared))) == len(FILES)
 
 
 def test_storage_inside_of_what_is_copied_is_refused(tmp_path: Path, settings: Settings) -> None:
