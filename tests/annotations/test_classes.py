@@ -39,7 +39,7 @@ def test_what_could_mean_two_orders_is_an_error_that_names_the_line():
 
 
 @given(st.lists(labels, unique=True, max_size=6))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_what_is_written_is_read_again(names):
     assert read_classes(write_classes(names), "c") == tuple(names)
 
@@ -122,14 +122,14 @@ def test_the_line_of_broken_yaml_is_named():
 
 
 @given(st.one_of(st.binary(max_size=60), st.text("names:nc[]{}0123, \n-&*!|>'\"a%", max_size=60).map(str.encode)))
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 def test_no_data_yaml_raises_anything_else(data):
     with suppress(AnnotationError):
         read_data_yaml(data, "d")
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_no_list_of_classes_raises_anything_else(data):
     try:
         names = read_classes(data, "c")

@@ -347,14 +347,14 @@ def written_and_read(annotations):
 
 
 @given(st.lists(annotated(sixteenths), max_size=3, unique_by=lambda annotation: annotation.path))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_what_is_written_is_read_again_exactly(annotations):
     for draft, annotation in zip(written_and_read(annotations), annotations, strict=True):
         assert (draft.width, draft.height, draft.boxes) == (annotation.width, annotation.height, annotation.boxes)
 
 
 @given(st.lists(annotated(decimals), max_size=3, unique_by=lambda annotation: annotation.path))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_a_box_is_read_again_to_the_last_digits_of_a_float(annotations):
     for draft, annotation in zip(written_and_read(annotations), annotations, strict=True):
         for read, box in zip(draft.boxes, annotation.boxes, strict=True):
@@ -430,7 +430,7 @@ VALID = b"".join(coco.write([Annotation("a.jpg", 9, 9, (Box("a", 1, 1, 2, 2), Bo
 
 
 @given(st.integers(0, len(VALID)), st.integers(0, 30), st.binary(max_size=8))
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 def test_no_damaged_file_raises_anything_else(at, length, bytes_there):
     data = VALID[:at] + bytes_there + VALID[at + length :]
     with suppress(AnnotationError):
