@@ -16,6 +16,12 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from datacache import api
+from datacache.catalog.packs import stores_with_packs
+from datacache.catalog.refs import resolve
+from datacache.manifest.reader import Manifest
+from datacache.settings import Settings
+
 
 class WebServer:
     """Serves `files` by path. A path in `odd` is answered by that function instead."""
@@ -43,6 +49,9 @@ class WebServer:
         return f"{self.url}{path}"
 
     def close(self) -> None:
+        """Idempotent."""
+        if self.closing.is_set():
+            return
         self.closing.set()
         self._server.shutdown()
         self._thread.join()
@@ -145,3 +154,18 @@ def write_lines(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+def files_of(settings: Settings, ref: str = "faces") -> dict[str, bytes]:
+    """All files of a snapshot with their bytes, straight from the stores."""
+    catalog = api.open_catalog(settings)
+    manifest = Manifest.open(resolve(catalog, ref).id, catalog.get_blobs)
+    stores = stores_with_packs(settings, catalog.get_blobs)
+    found = {}
+    for entry in manifest.entries():
+        object_ref = manifest.object_ref(entry)
+        data = stores.get(object_ref.store).read(object_ref, 0, entry.size_bytes)
+        found[entry.path.decode("utf-8", "surrogateescape")] = bytes(data)
+    stores.close()
+    catalog.close()
+    return found
