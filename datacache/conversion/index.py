@@ -43,6 +43,8 @@ from datacache.reader.snapshot import Snapshot
 VERSION = 1
 """Of what is read out of files: a table that another version made is made anew."""
 _EARLIER_TABLES = 5
+_WHOLE = (b".tif", b".tiff")
+"""Images whose header may lie anywhere, so that reading their ends does not do."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -187,7 +189,7 @@ def _ranges(snapshot: Snapshot, source: AnnotationSource, reading: Reading) -> I
             key.update(b"%d %s" % (len(other.path), other.path) + object_id(manifest.object_ref(other)))
         if found.rivals or found.draft:
             key.update(repr((found.rivals, found.draft)).encode("utf-8", "surrogateescape"))
-        image = Part(row, entry.size_bytes, ends_only=True)
+        image = Part(row, entry.size_bytes, ends_only=not entry.path.lower().endswith(_WHOLE))
         items.append(_Item(text(entry.path), image, annotation, file, found.rivals, found.draft))
         if ends_range(entry.path, len(items)):
             yield _Task(items, key.digest())
@@ -226,7 +228,7 @@ class _Reader:
         header: ImageHeader | None = None
         looked = not self._trust or (item.annotation is None and item.draft is None)
         if looked:
-            header = _header(next(data), item.path, problems)
+            header = _header(next(data), item.image.size_bytes, item.path, problems)
         raw = next(data) if item.annotation is not None else None
         if looked and header is None:
             return Row(None, item.path, tuple(problems))
@@ -275,9 +277,9 @@ class _Reader:
         return draft, self._format == "voc"
 
 
-def _header(data: Data, path: str, problems: list[Problem]) -> ImageHeader | None:
+def _header(data: Data, size_bytes: int, path: str, problems: list[Problem]) -> ImageHeader | None:
     try:
-        header = read_header(data)
+        header = read_header(data, size_bytes=size_bytes)
     except BrokenImageError as exc:
         problems.append(broken_image(path, exc))
         return None

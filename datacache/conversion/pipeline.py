@@ -104,13 +104,13 @@ def run(
         images = process_images(
             snapshot, images, plan.operations, files.objects, number, processes=processes, report=report
         )
-    if plan.strict:
+    if plan.strict and plan.operations:
         _expect_none_wrong(snapshot, report)  # before any image is written anew
     for entry in sorted_entries(_write(images, target, files, report, progress)):
         builder.add(entry)
-    report.problems.sort(key=lambda problem: (problem.file, problem.line))
     if plan.strict:
         _expect_none_wrong(snapshot, report)
+    report.problems.sort(key=lambda problem: (problem.file, problem.line))
     if not report.written:
         raise ConversionError(
             f"no image of {snapshot.record.ref} is left to write; nothing was made",
@@ -132,6 +132,7 @@ def run(
 
 
 def _expect_none_wrong(snapshot: Snapshot, report: Report) -> None:
+    report.problems.sort(key=lambda problem: (problem.file, problem.line))
     wrong = sum(problem.action != "noted" for problem in report.problems)
     if wrong:
         raise ConversionError(
