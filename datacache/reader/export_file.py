@@ -20,12 +20,13 @@ import os
 import stat
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import Literal, cast, get_args
 
-from datacache.core.errors import StoreError, UsageError
+from datacache.core.errors import DatacacheError, StoreError, UsageError
 from datacache.core.objects import BLOCK_BYTES, ObjectRef
 from datacache.manifest.model import Entry
-from datacache.reader.export_folder import Folder, local_errors
+from datacache.reader.export_folder import Folder, local_error
 from datacache.reader.snapshot import Snapshot
 from datacache.store.errors import changed
 from datacache.store.local import LocalStore
@@ -77,23 +78,34 @@ class FileMaker:
         """Make the file of a row in a directory of the folder, unless it is there. Raises the errors of reading,
         `ExportError`, `StoppedError`."""
         name = entry.path.rpartition(b"/")[2]
-        shown = folder.path / os.fsdecode(entry.path)
-        with local_errors(shown, "the file cannot be written"):
-            try:
-                found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            except FileNotFoundError:
-                pass
-            else:
-                if self.is_there(found, entry):
-                    self._count("kept", entry.size_bytes)
-                    return
-                if not folder.resumed:
-                    # Also where a file system does not tell A from a.
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            with folder.new_file() as new:
-                made = self._make_new(folder.state, new, row, entry)
-                os.rename(new, name, src_dir_fd=folder.state, dst_dir_fd=directory)
+        try:
+            made = self._make(folder, directory, name, row, entry)
+        except DatacacheError:  # some are OSErrors, too
+            raise
+        except OSError as exc:
+            path = folder.path / os.fsdecode(entry.path)
+            raise local_error(exc, path, "the file cannot be written") from exc
         self._count(made, 0 if made == "copied" else entry.size_bytes)
+
+    def _make(self, folder: Folder, directory: int, name: bytes, row: int, entry: Entry) -> Made:
+        try:
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:
+            pass
+        else:
+            if self.is_there(found, entry):
+                return "kept"
+            if not folder.resumed:  # also where a file system does not tell A from a
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        new = folder.new_name()
+        try:
+            made = self._make_new(folder.state, new, row, entry)
+            os.rename(new, name, src_dir_fd=folder.state, dst_dir_fd=directory)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(new, dir_fd=folder.state)
+            raise
+        return made
 
     def _make_new(self, state: int, new: bytes, row: int, entry: Entry) -> Made:
         ref = self._snapshot.manifest.object_ref(entry)

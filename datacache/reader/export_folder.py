@@ -118,15 +118,9 @@ class Folder:
             hint="Remove it, or export into another folder.",
         )
 
-    @contextmanager
-    def new_file(self) -> Iterator[bytes]:
-        """A name for a file in `state` that is still to be made and moved where it belongs; removed if it is not."""
-        name = str(next(self._numbers)).encode()
-        try:
-            yield name
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=self._state)
+    def new_name(self) -> bytes:
+        """A name in `state` for a file that is still to be made, and then moved where it belongs."""
+        return str(next(self._numbers)).encode()
 
     @property
     def state(self) -> int:
@@ -151,10 +145,11 @@ def local_errors(path: Path | str, what: str) -> Iterator[None]:
     except DatacacheError:  # some are OSErrors, too
         raise
     except OSError as exc:
-        raise _local_error(exc, path, what) from exc
+        raise local_error(exc, path, what) from exc
 
 
-def _local_error(exc: OSError, path: Path | str, what: str) -> ExportError:
+def local_error(exc: OSError, path: Path | str, what: str) -> ExportError:
+    """The error for a failed system call in the folder."""
     said = os.strerror(exc.errno) if exc.errno else str(exc)
     hint = ""
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
