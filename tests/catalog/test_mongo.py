@@ -14,10 +14,14 @@ from pathlib import Path
 
 import pymongo
 import pytest
+from bson import ObjectId
 
 from datacache.catalog.mongo import MongoCatalog
+from datacache.catalog.record import encode_record
 from datacache.core.errors import CatalogError, CatalogUnavailableError, SettingsError
+from datacache.manifest.model import SnapshotRecord
 from datacache.testing.catalog import CatalogConformance, a_blob, a_record
+from datacache.testing.collect import HOUR_S, a_snapshot, blobs_needed, collect, read_all
 from tests.servers import Mongod
 
 
@@ -160,6 +164,83 @@ def test_a_commit_whose_connection_is_cut_anywhere_is_done_or_can_be_done_again(
         assert done > 30
         assert [record.files for record in catalog.snapshots("mask")] == list(range(60))
         catalog.close()
+
+
+@pytest.fixture
+def catalog(mongod: Mongod) -> Iterator[MongoCatalog]:
+    catalog = MongoCatalog(mongod.database_url())
+    yield catalog
+    catalog.close()
+
+
+def left_by_a_killed_commit(catalog: MongoCatalog, record: SnapshotRecord, *, old_s: float) -> None:
+    """A record as a commit writes it before its dataset lists it."""
+    with catalog._database.errors():
+        catalog._database.collection("snapshots").insert_one(
+            {
+                "dataset": record.dataset,
+                "id": record.id,
+                "created_at": record.created_at,
+                "record": encode_record(record),
+                "at_s": time.time() - old_s,
+            }
+        )
+
+
+def test_what_killed_commits_left_goes_when_it_is_old_and_until_then_keeps_its_blobs(catalog: MongoCatalog) -> None:
+    record = a_snapshot(catalog, "mask", range(300), label=b"face")
+    needed = blobs_needed(catalog, record)
+    catalog.remove_snapshot("mask", record.id)
+    left_by_a_killed_commit(catalog, record, old_s=0)
+    assert collect(catalog, later_s=0.5 * HOUR_S, grace_s=0).blobs == 0
+    assert set(catalog.get_blobs(needed)) == needed
+    said = collect(catalog, grace_s=0, dry_run=True)
+    done = collect(catalog, grace_s=0)
+    assert said == done
+    assert done.documents == 1
+    assert done.blobs == len(needed)
+    assert catalog._database.collection("snapshots").count_documents({}) == 0
+
+
+def test_a_record_left_by_a_killed_commit_that_cannot_be_read_ends_no_collection(catalog: MongoCatalog) -> None:
+    left_by_a_killed_commit(catalog, a_record(), old_s=0)
+    catalog.put_blobs([a_blob(b"nobody's")])
+    assert collect(catalog, later_s=10, grace_s=0).blobs == 1
+
+
+def test_the_doom_of_a_collection_that_was_killed_means_nothing(catalog: MongoCatalog) -> None:
+    kept, doomed = a_snapshot(catalog, "mask", range(300)), a_blob(b"doomed")
+    catalog.put_blobs([doomed])
+    blobs = catalog._database.collection("blobs")
+    blobs.update_many({}, {"$set": {"doomed": ObjectId()}})
+    collect(catalog, later_s=0)
+    read_all(catalog, kept)
+    catalog.put_blobs([doomed])
+    assert "doomed" not in (blobs.find_one({"_id": doomed[0]}) or {})
+    catalog.commit(kept, needs=blobs_needed(catalog, kept))
+    assert blobs.count_documents({"doomed": {"$exists": True}}) == 0
+    collect(catalog)
+    read_all(catalog, kept)
+
+
+def test_a_blob_of_version_1_is_kept_for_the_grace_period_from_the_first_collection_on(
+    catalog: MongoCatalog,
+) -> None:
+    blob = a_blob(b"old")
+    catalog.datasets()
+    catalog._database.collection("blobs").insert_one({"_id": blob[0], "data": blob[1]})
+    assert collect(catalog, dry_run=True).blobs == 0
+    assert collect(catalog, later_s=0).young == 1
+    assert collect(catalog, later_s=3 * HOUR_S).blobs == 1
+
+
+def test_ages_go_by_the_servers_clock(catalog: MongoCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node whose clock is days behind puts blobs that are as young as any."""
+    clock = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: clock() - 7 * 86400)
+        catalog.put_blobs([a_blob(b"x")])
+    assert collect(catalog, later_s=0, grace_s=HOUR_S).young == 1
 
 
 class CuttingProxy:
