@@ -66,6 +66,7 @@ def snapshot_home(work: Workspace, name: str, folder: Path, **settings: object) 
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     home = work.home(name, ssd_bytes=2 * size_bytes + 2**28, **settings)
     home.dsctl("snapshot", "create", "faces", "--from", f"file://{folder}")
+    home.dsctl("daemon", "start")
     return home
 
 
