@@ -43,8 +43,6 @@ from datacache.reader.snapshot import Snapshot
 VERSION = 1
 """Of what is read out of files: a table that another version made is made anew."""
 _EARLIER_TABLES = 5
-_WHOLE = (b".tif", b".tiff")
-"""Images whose header may lie anywhere, so that reading their ends does not do."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -189,7 +187,7 @@ def _ranges(snapshot: Snapshot, source: AnnotationSource, reading: Reading) -> I
             key.update(b"%d %s" % (len(other.path), other.path) + object_id(manifest.object_ref(other)))
         if found.rivals or found.draft:
             key.update(repr((found.rivals, found.draft)).encode("utf-8", "surrogateescape"))
-        image = Part(row, entry.size_bytes, ends_only=not entry.path.lower().endswith(_WHOLE))
+        image = Part(row, entry.size_bytes, ends_only=True)
         items.append(_Item(text(entry.path), image, annotation, file, found.rivals, found.draft))
         if ends_range(entry.path, len(items)):
             yield _Task(items, key.digest())
@@ -228,7 +226,7 @@ class _Reader:
         header: ImageHeader | None = None
         looked = not self._trust or (item.annotation is None and item.draft is None)
         if looked:
-            header = _header(next(data), item.image.size_bytes, item.path, problems)
+            header = self._header(next(data), item, problems)
         raw = next(data) if item.annotation is not None else None
         if looked and header is None:
             return Row(None, item.path, tuple(problems))
@@ -240,6 +238,21 @@ class _Reader:
             return Row(Annotation(item.path, header.displayed_width, header.displayed_height), item.path, ())
         annotation, more = check(draft, header, item.path, sized=sized)
         return Row(annotation, item.path, (*problems, *more))
+
+    def _header(self, data: Data, item: _Item, problems: list[Problem]) -> ImageHeader | None:
+        size_bytes = item.image.size_bytes
+        try:
+            header = read_header(data, size_bytes=size_bytes)
+        except BrokenImageError as exc:
+            if len(data) < size_bytes:  # both ends of a large image, which may be right all the same
+                whole = self._files.read([Part(item.image.row, size_bytes)])
+                return self._header(next(whole), item, problems)
+            problems.append(broken_image(item.path, exc))
+            return None
+        if not header.complete:
+            problems.append(truncated_image(item.path))
+            return None
+        return header
 
     def _draft(
         self, item: _Item, raw: Data | None, header: ImageHeader | None, problems: list[Problem]
@@ -275,18 +288,6 @@ class _Reader:
             problems += ambiguous
         problems += more
         return draft, self._format == "voc"
-
-
-def _header(data: Data, size_bytes: int, path: str, problems: list[Problem]) -> ImageHeader | None:
-    try:
-        header = read_header(data, size_bytes=size_bytes)
-    except BrokenImageError as exc:
-        problems.append(broken_image(path, exc))
-        return None
-    if not header.complete:
-        problems.append(truncated_image(path))
-        return None
-    return header
 
 
 _reader: _Reader

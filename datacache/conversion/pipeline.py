@@ -174,7 +174,7 @@ def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[st
         for box in boxes:
             if box.label not in classes:
                 message = f"the class {box.label!r} is not among those asked for; the object is left out"
-                report.add([Problem("class-unlisted", "skipped", annotation.source, box.line, message)])
+                report.add([Problem("class-left-out", "skipped", annotation.source, box.line, message)])
         boxes = tuple(box for box in boxes if box.label in classes)
     return annotation if boxes is annotation.boxes else annotation._replace(boxes=boxes)
 

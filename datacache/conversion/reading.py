@@ -12,13 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import NamedTuple
 
+from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.core.concurrency import PerProcess
 from datacache.core.objects import BLOCK_BYTES
 from datacache.reader.snapshot import Snapshot
 
 _THREADS = 16
 _AHEAD = 32
-_HEAD_BYTES, _TAIL_BYTES = 2**18, 2**16
 Data = bytes | memoryview
 
 
@@ -53,6 +53,6 @@ class Files:
     def _fetch(self, part: Part) -> Data:
         row, size_bytes = part.row, part.size_bytes
         if part.ends_only and size_bytes > BLOCK_BYTES:
-            tail = self._snapshot.read_row(row, size_bytes - _TAIL_BYTES, size_bytes)
-            return b"".join([self._snapshot.read_row(row, 0, _HEAD_BYTES), tail])
+            tail = self._snapshot.read_row(row, size_bytes - TAIL_BYTES, size_bytes)
+            return b"".join([self._snapshot.read_row(row, 0, HEAD_BYTES), tail])
         return self._snapshot.read_row(row, 0, size_bytes)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Generic, Protocol, TypeVar
 
 from datacache.annotations import coco, keras_yolo, voc, yolo
+from datacache.annotations.classes import write_classes
 from datacache.annotations.model import Annotation, Problem
 from datacache.conversion.splits import stem
 
@@ -88,11 +89,11 @@ class Darknet:
 
     def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
         """See `Target`."""
-        yield ("obj.names", _lines(self._classes)), ()
+        yield ("obj.names", write_classes(self._classes)), ()
         lists = {split: f"{split}.txt" for split in self._splits} or {"train": "train.txt"}
         yield ("obj.data", yolo.darknet_data(len(self._classes), lists)), ()
         for split in self._splits or ("",):
-            yield (f"{split or 'train'}.txt", _lines(path for of, path in self._images if of == split)), ()
+            yield (f"{split or 'train'}.txt", _lines(f"./{path}" for of, path in self._images if of == split)), ()
 
 
 class Coco:
@@ -141,7 +142,7 @@ class KerasYolo:
 
     def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
         """See `Target`."""
-        yield ("classes.txt", _lines(self._classes)), ()
+        yield ("classes.txt", write_classes(self._classes)), ()
         for split in self._splits or ("",):
             yield (f"{split or 'train'}.txt", b"".join(line for of, line in self._lines if of == split)), ()
 

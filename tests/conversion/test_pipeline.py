@@ -140,7 +140,7 @@ def test_each_format_has_its_layout(drawn: Path, make: Make, convert: Callable[.
     assert keras["train.txt"].startswith(f"images/{name}.jpg ".encode())
     darknet = files(convert(ref, to="darknet", name="d", split="none").record.ref)
     assert f"obj_train_data/{name}.txt" in darknet
-    assert darknet["train.txt"].splitlines()[0] == f"obj_train_data/{name}.jpg".encode()
+    assert darknet["train.txt"].splitlines()[0] == f"./obj_train_data/{name}.jpg".encode()
     voc = files(convert(ref, to="voc", name="v").record.ref)
     assert f"JPEGImages/{name}.jpg" in voc
     assert set(voc["ImageSets/Main/train.txt"].split()) | set(voc["ImageSets/Main/val.txt"].split())
@@ -345,7 +345,7 @@ def test_classes_given_are_the_only_ones_in_their_order(
     done = convert(make(faces), classes=["without_mask"])
     got = files(done.record.ref)
     assert {line.split()[0] for lines in labels_of(got).values() for line in lines} == {"0"}
-    unlisted = [problem for problem in done.report.problems if problem.code == "class-unlisted"]
+    unlisted = [problem for problem in done.report.problems if problem.code == "class-left-out"]
     masked = sum(
         "with_mask" in e
         for p in (faces / "Annotations").iterdir()
