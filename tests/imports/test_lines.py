@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from datacache.core.errors import UsageError
@@ -194,6 +194,7 @@ def test_what_is_no_text_file_is_wrong_usage(tmp_path: Path) -> None:
         LinesFile(tmp_path)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 @example(b'{"url": {}}')
 def test_any_bytes_are_a_line_or_a_failure(data: bytes) -> None:
@@ -207,6 +208,7 @@ _JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["url", "path", "file_name", "label", "x"]),
@@ -222,6 +224,7 @@ def test_whatever_a_line_says_its_path_stays_inside(value: dict[str, Any]) -> No
         assert b"\\" not in found.path
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab/.\\:\0é ", max_size=20))
 def test_a_name_from_an_archive_is_refused_or_stays_inside(name: str) -> None:
     path = from_archive(name)
