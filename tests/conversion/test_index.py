@@ -1,0 +1,143 @@
+"""Reading the annotations of a snapshot into a table: once, incrementally, whatever the layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from datacache import api
+from datacache.annotations.table import Table
+from datacache.core.errors import ObjectChangedError, UsageError
+from datacache.settings import Settings
+
+Make = Callable[..., str]
+
+
+@pytest.fixture
+def table(settings: Settings) -> Callable[..., Table]:
+    def read(ref: str, **options: object) -> Table:
+        with api.open_annotations(ref, settings=settings, **options) as (_snapshot, found):  # type: ignore[arg-type]
+            return found
+
+    return read
+
+
+def test_a_table_is_made_once_and_needs_neither_bucket_nor_cache_afterwards(
+    faces: Path, make: Make, table: Callable[..., Table], settings: Settings
+) -> None:
+    ref = make(faces)
+    first = [row.annotation for row in table(ref).rows()]
+    shutil.rmtree(faces)
+    api.connect(settings).evict(None)
+    assert [row.annotation for row in table(ref).rows()] == first
+    assert len(first) == 30
+
+
+def test_the_next_version_reads_only_what_changed(
+    faces: Path, make: Make, table: Callable[..., Table], settings: Settings
+) -> None:
+    for copy in range(20):
+        for number in range(1, 31):
+            for folder, suffix in (("JPEGImages", "jpg"), ("Annotations", "xml")):
+                source = faces / folder / f"{number:06}.{suffix}"
+                source.with_name(f"{copy:02}-{source.name}").hardlink_to(source)
+    old = table(make(faces))
+    text = (faces / "Annotations" / "00-000001.xml").read_text()
+    (faces / "Annotations" / "00-000001.xml").unlink()
+    (faces / "Annotations" / "00-000001.xml").write_text(text.replace("with_mask", "masked"))
+    ref = make(faces)
+    # What the new version would read again is gone from everywhere but for the first range.
+    api.connect(settings).evict(None)
+    with api.open_snapshot(ref, settings) as snapshot:
+        ends = [info.first_path for info in snapshot.manifest.root.ranges]
+    last = sorted((faces / "JPEGImages").iterdir())[-1]
+    last.unlink()
+    last.write_bytes(b"other bytes")
+    assert len(ends) > 1
+    new = table(ref)
+    assert len(set(new.blobs()) - set(old.blobs())) <= 3
+    assert new.labels["masked"].images == 1
+    assert new.images == old.images == 630
+
+
+def test_an_object_that_changed_in_the_bucket_is_an_error_and_no_table(
+    faces: Path, make: Make, table: Callable[..., Table]
+) -> None:
+    ref = make(faces)
+    (faces / "Annotations" / "000004.xml").write_text("<annotation/>")
+    with pytest.raises(ObjectChangedError, match=r"000004\.xml"):
+        table(ref)
+
+
+def test_sizes_can_be_trusted_and_then_no_image_is_opened(
+    faces: Path, make: Make, table: Callable[..., Table], settings: Settings
+) -> None:
+    ref = make(faces)
+    for path in (faces / "JPEGImages").iterdir():
+        path.unlink()
+    rows = list(table(ref, trust_sizes=True).rows())
+    assert {(row.annotation.width, row.annotation.height) for row in rows if row.annotation} == {(320, 240)}
+
+
+def test_annotations_that_lie_elsewhere_are_found_by_name(faces: Path, make: Make, table: Callable[..., Table]) -> None:
+    (faces / "Annotations").rename(faces / "from_the_tool")
+    (faces / "JPEGImages").rename(faces / "camera_7")
+    rows = list(table(make(faces)).rows())
+    assert [row.annotation.source for row in rows if row.annotation] == [
+        f"from_the_tool/{number:06}.xml" for number in range(1, 31)
+    ]
+
+
+def test_coco_and_its_problems_are_read_too(faces: Path, make: Make, table: Callable[..., Table]) -> None:
+    shutil.rmtree(faces / "Annotations")
+    shutil.rmtree(faces / "ImageSets")
+    content = {
+        "images": [
+            {"id": 1, "file_name": "000001.jpg", "width": 320, "height": 240},
+            {"id": 2, "file_name": "gone.jpg", "width": 320, "height": 240},
+        ],
+        "categories": [{"id": 1, "name": "face"}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [10, 20, 30, 400], "iscrowd": 0}],
+    }
+    (faces / "annotations.json").write_text(json.dumps(content))
+    found = table(make(faces))
+    row = found.row("JPEGImages/000001.jpg")
+    assert row is not None
+    assert row.annotation is not None
+    assert [box[:5] for box in row.annotation.boxes] == [("face", 10.0, 20.0, 40.0, 240.0)]
+    problems = [(problem.code, problem.action) for problem in found.problems()]
+    assert problems == [("annotation-without-image", "skipped"), ("box-clipped", "repaired")]
+    assert found.images == 30
+
+
+def test_large_images_are_known_by_their_ends(tmp_path: Path, make: Make, table: Callable[..., Table]) -> None:
+    from datacache.core.objects import BLOCK_BYTES
+
+    folder = tmp_path / "large"
+    folder.mkdir()
+    header = (2000).to_bytes(4, "big") * 2 + b"\x08\x02\0\0\0"
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    whole = (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"x" * (2 * BLOCK_BYTES)) + chunk(b"IEND", b"")
+    )
+    (folder / "a.png").write_bytes(whole)
+    (folder / "b.png").write_bytes(whole[:-100])
+    for name in "ab":
+        (folder / f"{name}.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    rows = {row.path: row for row in table(make(folder, "large")).rows()}
+    assert rows["a.png"].annotation is not None
+    assert rows["a.png"].annotation.width == 2000
+    assert [problem.code for problem in rows["b.png"].problems] == ["image-truncated"]
+
+
+def test_a_format_that_is_not_there_is_refused(drawn: Path, make: Make, table: Callable[..., Table]) -> None:
+    with pytest.raises(UsageError, match="coco"):
+        table(make(drawn), format="coco")
