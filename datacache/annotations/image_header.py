@@ -40,17 +40,22 @@ class ImageHeader(NamedTuple):
         return self.width if self.orientation >= 5 else self.height
 
 
+HEAD_BYTES, TAIL_BYTES = 2**18, 2**16
+"""How much of the beginning and of the end of a large image nearly always tells all."""
+
+
 def read_header(data: bytes | memoryview, *, size_bytes: int | None = None) -> ImageHeader:
     """The header of an image. Raises `BrokenImageError` for what is empty, of no known format, damaged, or cut short in
     its header.
 
-    Of a large image, the first 256 KiB and the last 64 KiB, joined, will do, with the whole's `size_bytes`; but not of
-    a TIFF, whose directory may be anywhere.
+    Of a large image the first `HEAD_BYTES` and the last `TAIL_BYTES`, joined, will mostly do, with the `size_bytes` of
+    the whole. Where they do not (a TIFF's directory may be anywhere), the same error says so.
     """
     view = memoryview(data)
     size_bytes = len(view) if size_bytes is None else size_bytes
+    head = view if len(view) == size_bytes else view[:HEAD_BYTES]
     try:
-        header = _read(view, size_bytes)
+        header = _read(head, view, size_bytes)
     except (struct.error, IndexError, OverflowError):
         raise BrokenImageError(f"the image ends in its header, after {size_bytes} bytes") from None
     if header.width <= 0 or header.height <= 0:
@@ -58,24 +63,29 @@ def read_header(data: bytes | memoryview, *, size_bytes: int | None = None) -> I
     return header
 
 
-def _read(view: memoryview, size_bytes: int) -> ImageHeader:
-    magic = bytes(view[:16])
+def _read(head: memoryview, view: memoryview, size_bytes: int) -> ImageHeader:
+    magic = bytes(head[:16])
     if magic.startswith(b"\xff\xd8"):
-        return _read_jpeg(view)
+        return _read_jpeg(head, view)
     if magic.startswith(b"\x89PNG\r\n\x1a\n"):
-        return _read_png(view)
+        return _read_png(head, view)
     if magic.startswith(b"RIFF") and magic[8:12] == b"WEBP":
-        return _read_webp(view, size_bytes)
+        return _read_webp(head, size_bytes)
     if magic.startswith((b"GIF89a", b"GIF87a")):
-        width, height = struct.unpack_from("<HH", view, 6)
+        width, height = struct.unpack_from("<HH", head, 6)
         return ImageHeader("gif", width, height, complete=bytes(view[-1024:]).rstrip(b"\0\r\n").endswith(b";"))
     if magic.startswith(b"BM"):
-        return _read_bmp(view, size_bytes)
+        return _read_bmp(head, size_bytes)
     if magic.startswith(_TIFF):
+        if head is not view:
+            raise BrokenImageError(_ENDS)
         return _read_tiff(view)
     if not magic:
         raise BrokenImageError("the image is empty")
     raise BrokenImageError(f"no known image format begins with {magic[:8]!r}")
+
+
+_ENDS: Final = "the image's beginning and end do not tell its size and orientation"
 
 
 # --- JPEG ----------------------------------------------------------------------------------------------------------
@@ -90,14 +100,14 @@ _length = struct.Struct(">H").unpack_from
 _frame = struct.Struct(">HH").unpack_from
 
 
-def _read_jpeg(view: memoryview) -> ImageHeader:
+def _read_jpeg(head: memoryview, view: memoryview) -> ImageHeader:
     position, width, height, orientation = 2, 0, 0, 0
-    end = len(view)
+    end = len(head)
     while position + 4 <= end:
-        marker = view[position + 1]
-        if view[position] != 0xFF or marker in (0xFF, 0):
+        marker = head[position + 1]
+        if head[position] != 0xFF or marker in (0xFF, 0):
             # Fill bytes (B.1.1.2), or something between two segments: decoders go on at the next marker.
-            match = _MARKER.search(view, position)
+            match = _MARKER.search(head, position)
             if match is None:
                 break
             position = match.end() - 2
@@ -109,79 +119,90 @@ def _read_jpeg(view: memoryview) -> ImageHeader:
             break
         if marker in _FRAMES:
             if not width:
-                height, width = _frame(view, position + 5)
+                height, width = _frame(head, position + 5)
                 if not height:
                     raise BrokenImageError("the image's header does not say its height")
-        elif marker == 0xE1 and not orientation and bytes(view[position + 4 : position + 10]) == b"Exif\0\0":
-            orientation = _exif_orientation(view[position + 10 : position + 2 + _length(view, position + 2)[0]])
-        position += 2 + _length(view, position + 2)[0]
+        elif marker == 0xE1 and not orientation and bytes(head[position + 4 : position + 10]) == b"Exif\0\0":
+            orientation = _exif_orientation(head[position + 10 : position + 2 + _length(head, position + 2)[0]])
+        position += 2 + _length(head, position + 2)[0]
+    scanned = position + 2 < end and head[position + 1] == 0xDA
+    if not scanned and head is not view:
+        raise BrokenImageError(_ENDS)
     if not width:
         raise BrokenImageError(f"the image has no frame header in its {end} bytes")
-    # In the entropy-coded data a FF is followed by 00 or RSTn, so the first FF D9 after its beginning is the end; what
-    # cameras write behind it does not matter. It is nearly always in the last bytes.
-    complete = position + 2 < end and view[position + 1] == 0xDA
-    if complete and bytes(view[-2:]) != b"\xff\xd9":
-        tail = max(position, end - 4096)
-        complete = bool(_END.search(view, tail) or _END.search(view, position, tail + 1))
-    return ImageHeader("jpeg", width, height, orientation or 1, complete)
+    return ImageHeader("jpeg", width, height, orientation or 1, scanned and _has_end(view, position))
+
+
+def _has_end(view: memoryview, scan: int) -> bool:
+    """Whether the scan that begins there ends. In it, a FF is followed by 00 or RSTn, so the first FF D9 is the end;
+    what cameras write behind it does not matter. It is nearly always in the last bytes."""
+    if bytes(view[-2:]) == b"\xff\xd9":
+        return True
+    tail = max(scan, len(view) - 4096)
+    return bool(_END.search(view, tail) or _END.search(view, scan, tail + 1))
 
 
 # --- PNG and WebP: chunks ------------------------------------------------------------------------------------------
 
 
-def _read_png(view: memoryview) -> ImageHeader:
-    if bytes(view[12:16]) != b"IHDR":
+def _read_png(head: memoryview, view: memoryview) -> ImageHeader:
+    if bytes(head[12:16]) != b"IHDR":
         raise BrokenImageError("the PNG does not begin with an IHDR chunk")
-    width, height = struct.unpack_from(">II", view, 16)
+    width, height = struct.unpack_from(">II", head, 16)
     orientation, position = 1, 33
-    while position + 8 <= len(view):
-        size, kind = struct.unpack_from(">I4s", view, position)
+    while position + 8 <= len(head):
+        size, kind = struct.unpack_from(">I4s", head, position)
         if kind == b"eXIf":
-            orientation = _exif_orientation(view[position + 8 : position + 8 + size])
+            orientation = _exif_orientation(head[position + 8 : position + 8 + size])
         elif kind == b"IEND":
             return ImageHeader("png", width, height, orientation)
         position += 12 + size
-    # Where only both ends of a large image are at hand, the chunks lead to nowhere and IEND is in the last ones.
-    return ImageHeader("png", width, height, orientation, complete=b"IEND" in bytes(view[-64:]))
+    tail = b"" if head is view else bytes(view[-TAIL_BYTES:])
+    if b"eXIf" in tail:
+        raise BrokenImageError(_ENDS)
+    return ImageHeader("png", width, height, orientation, complete=b"IEND" in tail)
 
 
-def _read_webp(view: memoryview, size_bytes: int) -> ImageHeader:
-    riff_size, kind = struct.unpack_from("<I4x4s", view, 4)
+def _read_webp(head: memoryview, size_bytes: int) -> ImageHeader:
+    riff_size, kind = struct.unpack_from("<I4x4s", head, 4)
     complete = riff_size + 8 <= size_bytes
     if kind == b"VP8 ":
-        if bytes(view[23:26]) != b"\x9d\x01\x2a":
+        if bytes(head[23:26]) != b"\x9d\x01\x2a":
             raise BrokenImageError("the WebP does not begin with a key frame")
-        width, height = struct.unpack_from("<HH", view, 26)
+        width, height = struct.unpack_from("<HH", head, 26)
         return ImageHeader("webp", width & 0x3FFF, height & 0x3FFF, complete=complete)
     if kind == b"VP8L":
-        mark, bits = struct.unpack_from("<BI", view, 20)
+        mark, bits = struct.unpack_from("<BI", head, 20)
         if mark != 0x2F:
             raise BrokenImageError("the WebP has no lossless header")
         return ImageHeader("webp", (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, complete=complete)
     if kind != b"VP8X":
         raise BrokenImageError(f"the WebP begins with an unknown chunk {kind!r}")
-    flags, *canvas = struct.unpack_from("<B3xHBHB", view, 20)
+    flags, *canvas = struct.unpack_from("<B3xHBHB", head, 20)
     width, height = canvas[0] + (canvas[1] << 16) + 1, canvas[2] + (canvas[3] << 16) + 1
     orientation, position = 1, 12
-    while flags & 0x08 and position + 8 <= len(view):
-        kind, size = struct.unpack_from("<4sI", view, position)
+    while flags & 0x08 and position + 8 <= len(head):
+        kind, size = struct.unpack_from("<4sI", head, position)
         if kind == b"EXIF":
-            orientation = _exif_orientation(view[position + 8 : position + 8 + size])
+            orientation = _exif_orientation(head[position + 8 : position + 8 + size])
             break
         position += 8 + size + size % 2
+    else:
+        if flags & 0x08 and len(head) < size_bytes:
+            raise BrokenImageError(_ENDS)
     return ImageHeader("webp", width, height, orientation, complete)
 
 
 # --- BMP -----------------------------------------------------------------------------------------------------------
 
 
-def _read_bmp(view: memoryview, size_bytes: int) -> ImageHeader:
-    pixels_at, header_size = struct.unpack_from("<II", view, 10)
+def _read_bmp(head: memoryview, size_bytes: int) -> ImageHeader:
+    pixels_at, header_size = struct.unpack_from("<II", head, 10)
     if header_size == 12:
-        width, height, _, bits = struct.unpack_from("<HHHH", view, 18)
+        width, height, _, bits = struct.unpack_from("<HHHH", head, 18)
         compression = 0
     else:
-        width, height, _, bits, compression = struct.unpack_from("<iiHHI", view, 18)
+        width, height, _, bits, compression = struct.unpack_from("<iiHHI", head, 18)
     height = abs(height)  # negative where the rows go downwards
     row_bytes = (width * bits + 31) // 32 * 4
     # 1, 2, 4 and 5 are compressed (run lengths, JPEG, PNG): their length is not known from the header.
