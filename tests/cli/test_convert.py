@@ -1,0 +1,102 @@
+"""`dsctl convert` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from datacache.testing.faces import draw_faces
+from tests.cli.conftest import Dsctl
+
+
+@pytest.fixture
+def faces(tmp_path: Path, dsctl: Dsctl) -> Path:
+    """Ten drawn faces as `faces@v1`, one with an object without area and one without annotation."""
+    folder = tmp_path / "faces"
+    draw_faces(folder, count=10)
+    (folder / "Annotations" / "000002.xml").unlink()
+    xml = folder / "Annotations" / "000001.xml"
+    xml.write_text(
+        xml.read_text().replace(
+            "<object>",
+            "<object><name>dot</name><bndbox><xmin>5</xmin><ymin>5</ymin>"
+            "<xmax>5</xmax><ymax>9</ymax></bndbox></object><object>",
+            1,
+        )
+    )
+    assert dsctl("snapshot", "create", "faces", "--from", folder, "--tag", "v1").code == 0
+    return folder
+
+
+def test_it_prints_the_snapshot_the_counts_and_every_problem_with_its_place(faces: Path, dsctl: Dsctl) -> None:
+    done = dsctl("convert", "faces@v1", "--to", "yolo", "--as", "faces-yolo", "--split", "train=0.8,val=0.2")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("faces-yolo@")
+    assert "images    9 of 10: train" in done.out
+    assert "problems  0 repaired, 2 left out, 0 noted" in done.out
+    assert "Annotations/000001.xml:" in done.out
+    assert "JPEGImages/000002.jpg" in done.out
+    shown = dsctl("snapshot", "show", "faces-yolo").out
+    assert "convert faces@" in shown
+
+
+def test_json_has_snapshot_and_report_and_the_report_can_be_a_file(faces: Path, dsctl: Dsctl, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = dsctl("convert", "faces@v1", "--to", "coco", "--as", "c", "--split", "none", "--json", "--report", report)
+    assert done.code == 0
+    assert done.json["snapshot"]["name"] == "c"
+    assert done.json["report"]["written"] == 9
+    assert done.json["report"]["problem_counts"] == {"box-empty": 1, "image-unannotated": 1}
+    assert {"code", "action", "file", "line", "message"} == set(done.json["report"]["problems"][0])
+    assert json.loads(report.read_text()) == done.json
+
+
+def test_strict_fails_lists_and_makes_nothing(faces: Path, dsctl: Dsctl) -> None:
+    done = dsctl("convert", "faces@v1", "--to", "yolo", "--as", "y", "--strict", "--split", "none")
+    assert done.code == 1
+    assert "2 problem(s)" in done.err
+    assert "hint:" in done.err
+    assert "Annotations/000001.xml:" in done.out
+    assert dsctl("snapshot", "list", "y").code == 1
+    machine = dsctl("convert", "faces@v1", "--to", "yolo", "--as", "y", "--strict", "--split", "none", "--json")
+    assert machine.code == 1
+    assert len(machine.json["report"]["problems"]) == 2
+    assert machine.error["type"] == "ConversionError"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--to", "xml", "--as", "y"], "'xml' is not one of"),
+        (["--to", "yolo", "--as", "../y"], "cannot name a dataset"),
+        (["--to", "yolo"], "Missing option '--as'"),
+        (["--to", "yolo", "--as", "y", "--split", "train=2"], "--split"),
+        (["--to", "yolo", "--as", "y", "--classes", "/nowhere/classes.txt"], "/nowhere/classes.txt"),
+        (["--to", "yolo", "--as", "y", "--letterbox"], "--resize"),
+        (["--to", "yolo", "--as", "y", "--crop", "1,2"], "--crop"),
+        (["--to", "yolo", "--as", "y", "--format", "word"], "word"),
+    ],
+)
+def test_wrong_usage_is_2_and_names_the_option(arguments: list[str], said: str, faces: Path, dsctl: Dsctl) -> None:
+    done = dsctl("convert", "faces@v1", *arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_classes_come_from_a_file(faces: Path, dsctl: Dsctl, tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("without_mask\nwith_mask\ndot\n")
+    done = dsctl("convert", "faces", "--to", "yolo", "--as", "y", "--classes", tmp_path / "classes.txt", "--json")
+    assert done.code == 0
+    assert done.json["snapshot"]["lineage"]["parameters"]["classes"] == ["without_mask", "with_mask", "dot"]
+
+
+def test_an_unreachable_place_for_new_images_is_named(faces: Path, dsctl: Dsctl, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = dsctl(
+        "convert", "faces", "--to", "yolo", "--as", "y", "--resize", "64x64", "--objects", f"file://{tmp_path}/file/x"
+    )
+    assert done.code == 1
+    assert f"{tmp_path}/file/x" in done.err
