@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from datacache.catalog.base import Catalog, tag_exists
 from datacache.catalog.mark import blobs_of
 from datacache.catalog.refs import check_name, check_tag
+from datacache.core.errors import CatalogError, CorruptManifestError
 from datacache.manifest import codec
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import BlobId, DatasetRecord, Lineage, Root, SnapshotRecord
+from datacache.manifest.model import PACKS, BlobId, DatasetRecord, Lineage, Root, SnapshotRecord
 
 _SHOWN = 3
 
@@ -36,7 +37,12 @@ def known_blobs(catalog: Catalog, dataset: DatasetRecord | None) -> frozenset[Bl
         return frozenset()
     id = BlobId(bytes.fromhex(dataset.latest))
     stored = catalog.get_blobs([id]).get(id)
-    return frozenset() if stored is None else blobs_of(id, codec.decode_root(codec.decompress(stored, id)))
+    if stored is None:
+        return frozenset()
+    try:
+        return blobs_of(id, codec.decode_root(codec.decompress(stored, id)))
+    except CorruptManifestError:
+        return frozenset()
 
 
 def commit_manifest(
@@ -53,7 +59,11 @@ def commit_manifest(
     warnings: Sequence[str] = (),
 ) -> SnapshotRecord:
     """Finish the manifest and make it the dataset's latest snapshot. Idempotent: the same entries give the same id.
-    `TagExistsError` if a tag names another snapshot."""
+
+    `TagExistsError` if a tag names another snapshot. `CorruptManifestError` if a blob of an earlier snapshot that this
+    one needs is gone, `CatalogError` if one of the lineage's inputs was removed whose stored objects this one needs:
+    nothing is visible then.
+    """
     id, root = builder.finish(packs=packs)
     dataset = catalog.dataset(name)
     if dataset is not None and not move_tags:
@@ -73,7 +83,27 @@ def commit_manifest(
         lineage=lineage,
     )
     needs = blobs_of(BlobId(bytes.fromhex(id)), root)
-    return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs)
+    is_new = catalog.snapshot(name, id) is None
+    committed = catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs)
+    gone = _removed_input(catalog, lineage, root)
+    if gone and is_new:
+        catalog.remove_snapshot(name, id)
+        raise CatalogError(
+            f"{gone} was removed while {name} was made of it; nothing was made",
+            hint="What it had stored may be gone with it. Start from a snapshot that there is.",
+        )
+    return committed
+
+
+def _removed_input(catalog: Catalog, lineage: Lineage, root: Root) -> str | None:
+    """An input that is not listed any more, if that matters: garbage collection may have taken objects in between. One
+    that is still listed now was all the time until the snapshot made of it was, too."""
+    if any(source.content_addressed and source != PACKS for source in root.sources):
+        for ref in lineage.inputs:
+            dataset, _, id = ref.partition("@")
+            if catalog.snapshot(dataset, id) is None:
+                return ref
+    return None
 
 
 def _hidden_warning(root: Root) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from contextlib import closing
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest, known_blobs
-from datacache.core.errors import ObjectNotFoundError
+from datacache.core.errors import CorruptManifestError, ObjectNotFoundError
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
 from datacache.manifest.sort import sorted_entries
@@ -41,7 +41,42 @@ def create_snapshot(
     prefix with nothing under it, `TagExistsError`, `UsageError` for bad names.
     """
     known = known_blobs(catalog, check_target(catalog, name, tags))
-    builder = ManifestBuilder([copied_to or Source(store.url, prefix)], catalog.put_blobs, known=known)
+    parameters = {"from": origin}
+    if copied_to is not None:
+        parameters["copied_to"] = f"{copied_to.store}/{copied_to.prefix}"
+    while True:
+        try:
+            builder = ManifestBuilder([copied_to or Source(store.url, prefix)], catalog.put_blobs, known=known)
+            _add_all(builder, store, prefix, progress, copied)
+            if not builder.files and not builder.markers:
+                raise ObjectNotFoundError(
+                    f"there is nothing under {origin}", url=origin, hint="Check the bucket's name and the prefix."
+                )
+            return commit_manifest(
+                catalog,
+                builder,
+                name=name,
+                origin=origin,
+                lineage=Lineage("create", parameters),
+                tags=tags,
+                move_tags=move_tags,
+                message=message,
+            )
+        except CorruptManifestError:
+            # The version before was removed and collected meanwhile, or is damaged: nothing of it is taken for there.
+            if not known:
+                raise
+            known = frozenset()
+
+
+def _add_all(
+    builder: ManifestBuilder,
+    store: ObjectStore,
+    prefix: str,
+    progress: Progress | None,
+    copied: Callable[[Iterable[Entry]], Generator[Entry, None, None]] | None,
+) -> None:
+    """All that lies under the prefix, in path order."""
     entries: Iterable[Entry] = _entries(store, prefix, progress)
     if not store.sorted_listing:
         entries = sorted_entries(entries)
@@ -52,23 +87,6 @@ def create_snapshot(
         with closing(copied(entries)) as copies:
             for entry in copies:
                 builder.add(entry)
-    if not builder.files and not builder.markers:
-        raise ObjectNotFoundError(
-            f"there is nothing under {origin}", url=origin, hint="Check the bucket's name and the prefix."
-        )
-    parameters = {"from": origin}
-    if copied_to is not None:
-        parameters["copied_to"] = f"{copied_to.store}/{copied_to.prefix}"
-    return commit_manifest(
-        catalog,
-        builder,
-        name=name,
-        origin=origin,
-        lineage=Lineage("create", parameters),
-        tags=tags,
-        move_tags=move_tags,
-        message=message,
-    )
 
 
 def _entries(store: ObjectStore, prefix: str, progress: Progress | None) -> Iterator[Entry]:

@@ -12,9 +12,10 @@ import pytest
 
 from datacache.catalog.blobcache import BlobCache
 from datacache.catalog.sqlite import SqliteCatalog
-from datacache.core.errors import CatalogUnavailableError
+from datacache.core.errors import CatalogUnavailableError, CorruptManifestError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 from datacache.testing.catalog import CatalogConformance, a_blob, a_record, run_together
+from datacache.testing.collect import collect
 
 
 class Shared(SqliteCatalog):
@@ -33,6 +34,12 @@ class Shared(SqliteCatalog):
 
     def snapshot(self, dataset: str, id: str) -> SnapshotRecord | None:
         return super().snapshot(dataset, id) if not self.away else self._fail()
+
+    def identity(self) -> str:
+        return super().identity() if not self.away else self._fail()
+
+    def derived(self, snapshot_id: str, name: str) -> BlobId | None:
+        return super().derived(snapshot_id, name) if not self.away else self._fail()
 
     def _fail(self):  # type: ignore[no-untyped-def]
         raise CatalogUnavailableError("MongoDB at nowhere does not answer")
@@ -90,6 +97,36 @@ def test_a_mount_goes_on_and_another_begins_while_the_shared_catalog_is_away(
         assert cache.snapshot("mask", a_record().id) == a_record()
         assert cache.get_blobs([blob[0]]) == dict([blob])
     assert "does not answer; using what it last said of dataset mask" in caplog.text
+
+
+def test_what_was_derived_and_the_identity_are_known_while_the_shared_catalog_is_away(
+    shared: Shared, cache_file: Path
+) -> None:
+    first = BlobCache(shared, cache_file)
+    root, part = a_blob(b"root"), a_blob(b"part")
+    shared.put_blobs([root, part])
+    first.set_derived(a_record().id, "table", root[0], needs=[root[0], part[0]])
+    assert first.derived(a_record().id, "table") == root[0]
+    assert first.derived(a_record().id, "another") is None
+    identity = first.identity()
+    shared.away = True
+    for cache in (first, BlobCache(shared, cache_file)):
+        assert cache.derived(a_record().id, "table") == root[0]
+        assert cache.identity() == identity
+        with pytest.raises(CatalogUnavailableError):
+            cache.derived(a_record().id, "another")
+
+
+def test_a_blob_that_only_the_node_has_is_not_there_for_a_commit(shared: Shared, cache_file: Path) -> None:
+    cache = BlobCache(shared, cache_file)
+    blob = a_blob(b"x")
+    cache.put_blobs([blob])
+    collect(shared)
+    assert cache.get_blobs([blob[0]]) == dict([blob])
+    with pytest.raises(CorruptManifestError):
+        cache.commit(a_record(), needs=[blob[0]])
+    cache.put_blobs([blob])
+    cache.commit(a_record(), needs=[blob[0]])
 
 
 def test_what_the_node_never_saw_fails_while_the_shared_catalog_is_away(shared: Shared, cache_file: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from datacache.catalog.commit import commit_manifest
 from datacache.catalog.create import create_snapshot
+from datacache.catalog.mark import reachable
 from datacache.catalog.sqlite import SqliteCatalog
-from datacache.core.errors import CorruptManifestError
-from datacache.manifest.model import BlobId, Lineage, SnapshotRecord
+from datacache.core.errors import CatalogError
+from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.model import BlobId, Entry, Lineage, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
+from datacache.store.base import ObjectInfo
 from datacache.store.memory import MemoryStore
 
 
@@ -66,22 +71,65 @@ def test_a_snapshot_knows_how_it_was_made(catalog: Counting, store: MemoryStore)
     assert catalog.snapshot("mask", record.id) == record
 
 
-def test_what_the_version_before_had_may_go_during_a_creation_which_then_fails_whole_and_can_be_run_again(
+class RemovedMeanwhile(MemoryStore):
+    """A store during whose listing a catalog loses all it has."""
+
+    def __init__(self, store: MemoryStore, catalog: SqliteCatalog) -> None:
+        super().__init__(store.url)
+        self._catalog = catalog
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
+        yield from super().list(prefix, start_after=start_after)
+        for record in self._catalog.snapshots("mask"):
+            self._catalog.remove_snapshot("mask", record.id)
+        self._catalog.collect(reachable(self._catalog.get_blobs), grace_s=0, now_s=time.time() + 1)
+
+
+def test_what_the_version_before_had_may_go_during_a_creation_which_then_puts_it_again(
     catalog: Counting, store: MemoryStore
 ) -> None:
     first = create(catalog, store)
-
-    class RemovedMeanwhile(MemoryStore):
-        def list(self, prefix: str, *, start_after: str = ""):  # type: ignore[no-untyped-def]
-            yield from super().list(prefix, start_after=start_after)
-            catalog.remove_snapshot("mask", first.id)
-            with catalog._file.write(durable=True) as connection:
-                connection.execute("DELETE FROM blobs")
-
     store.put("faces/01500.jpg", b"another")
-    with pytest.raises(CorruptManifestError, match="nothing was changed") as caught:
-        create(catalog, RemovedMeanwhile(store.url))
-    assert "again" in caught.value.hint
-    assert catalog.datasets() == []
+    second = create(catalog, RemovedMeanwhile(store, catalog))
+    assert [record.id for record in catalog.snapshots("mask")] == [second.id]
+    assert second.parent is None
+    assert len(list(Manifest.open(second.id, catalog.get_blobs).entries())) == 3000
+    assert first.id != second.id
+
+
+def test_a_damaged_version_before_spoils_no_new_one(catalog: Counting, store: MemoryStore) -> None:
+    first = create(catalog, store)
+    blob = Manifest.open(first.id, catalog.get_blobs).root.ranges[3].blob
+    with catalog._file.write(durable=True) as connection:
+        connection.execute("DELETE FROM blobs WHERE id = ?", (blob,))
+    again = create(catalog, store)
+    assert again.id == first.id
+    assert len(list(Manifest.open(first.id, catalog.get_blobs).entries())) == 3000
+    with catalog._file.write(durable=True) as connection:
+        connection.execute("UPDATE blobs SET data = x'00' WHERE id = ?", (bytes.fromhex(first.id),))
+    store.put("faces/01500.jpg", b"another")
     second = create(catalog, store)
     assert len(list(Manifest.open(second.id, catalog.get_blobs).entries())) == 3000
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_snapshot_whose_input_was_removed_meanwhile_is_made_only_if_it_needs_no_stored_objects(
+    catalog: Counting, store: MemoryStore, removed: bool
+) -> None:
+    taken = create(catalog, store)
+    for sources in ([Source("s3://faces", "")], [Source("s3://o", "x/", content_addressed=True)]):
+        builder = ManifestBuilder(sources, catalog.put_blobs)
+        builder.add(Entry(b"a", 1, 0, "", "", 0, b"key"))
+        if removed:
+            catalog.remove_snapshot("mask", taken.id)
+
+        def commit(builder: ManifestBuilder = builder) -> SnapshotRecord:
+            lineage = Lineage("query", {}, (f"mask@{taken.id}",))
+            return commit_manifest(catalog, builder, name="part", origin="", lineage=lineage)
+
+        if removed and sources[0].content_addressed:
+            with pytest.raises(CatalogError, match="was removed while part was made"):
+                commit()
+            assert len(catalog.snapshots("part")) == 1
+        else:
+            assert commit().lineage == Lineage("query", {}, (f"mask@{taken.id}",))
