@@ -112,12 +112,10 @@ class AnnotationError(DatacacheError, ValueError):
     """An annotation or an image cannot be used at all. `code` is the problem's (`annotations/problems.py`), `file` and
     `line` say where (0: a line makes no sense)."""
 
-    def __init__(
-        self, message: str, *, code: str = "", file: str = "", line: int = 0, path: str = "", hint: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, code: str, file: str, line: int = 0, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.code = code
-        self.file = file or path
+        self.file = file
         self.line = line
 
 
