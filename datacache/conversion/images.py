@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import NamedTuple
 
@@ -20,11 +21,13 @@ from datacache.conversion.parallel import ordered_map
 from datacache.conversion.reading import Files, Part
 from datacache.conversion.report import Report
 from datacache.conversion.splits import stem
+from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError
 from datacache.manifest.model import Entry
 from datacache.reader.snapshot import Snapshot
 
 _BATCH = 16
+_WRITES = 8
 
 
 class Image(NamedTuple):
@@ -67,7 +70,7 @@ def process_images(
             under_way.append(batch)
             yield batch
 
-    arguments = (snapshot, operations, objects)
+    arguments = (_Worker(snapshot, operations, objects),)
     for results in ordered_map(_process, tasks(), begin=_begin, arguments=arguments, processes=processes):
         for image, done in zip(under_way.popleft(), results, strict=True):
             report.add(done.problems)
@@ -84,28 +87,43 @@ def process_images(
             yield image._replace(annotation=done.annotation._replace(path=path), entry=entry)
 
 
-_worker: tuple[Files, Operations, ObjectWriter]
+class _Worker:
+    """Changes and stores images. Made in the parent, used in each worker process."""
+
+    def __init__(self, snapshot: Snapshot, operations: Operations, objects: ObjectWriter) -> None:
+        self._files = Files(snapshot)
+        self._operations, self._objects = operations, objects
+        # A store takes its time for each object (a folder waits for the disk): several are under way at once.
+        self._threads = PerProcess(lambda: ThreadPoolExecutor(_WRITES, "store"))
+
+    def process(self, batch: list[Image]) -> list[_Done]:
+        """What became of each."""
+        parts = [Part(image.row, image.entry.size_bytes) for image in batch]
+        coming = [
+            self._begin(bytes(data), image.annotation)
+            for image, data in zip(batch, self._files.read(parts), strict=True)
+        ]
+        return [done if storing is None else done._replace(stored=storing.result()) for done, storing in coming]
+
+    def _begin(self, data: bytes, annotation: Annotation) -> tuple[_Done, Future[Stored] | None]:
+        try:
+            result = apply(data, annotation, self._operations)
+        except AnnotationError as exc:
+            message = f"{exc.message}; the image is left out"
+            problem = Problem(exc.code or "image-broken", "skipped", annotation.path, 0, message)
+            return _Done(None, (problem,), None, ""), None
+        storing = self._threads.get().submit(self._objects.put, result.data)
+        return _Done(result.annotation, tuple(result.problems), None, result.extension), storing
+
+
+_worker: _Worker
 """Of this process: set by `_begin` before any task."""
 
 
-def _begin(snapshot: Snapshot, operations: Operations, objects: ObjectWriter) -> None:
+def _begin(worker: _Worker) -> None:
     global _worker
-    _worker = Files(snapshot), operations, objects
+    _worker = worker
 
 
 def _process(batch: list[Image]) -> list[_Done]:
-    files, operations, objects = _worker
-    parts = [Part(image.row, image.entry.size_bytes) for image in batch]
-    return [
-        _process_one(bytes(data), image.annotation, operations, objects)
-        for image, data in zip(batch, files.read(parts), strict=True)
-    ]
-
-
-def _process_one(data: bytes, annotation: Annotation, operations: Operations, objects: ObjectWriter) -> _Done:
-    try:
-        result = apply(data, annotation, operations)
-    except AnnotationError as exc:
-        message = f"{exc.message}; the image is left out"
-        return _Done(None, (Problem(exc.code or "image-broken", "skipped", annotation.path, 0, message),), None, "")
-    return _Done(result.annotation, tuple(result.problems), objects.put(result.data), result.extension)
+    return _worker.process(batch)
