@@ -20,15 +20,13 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.commit import commit_manifest
 from datacache.catalog.new_files import SMALL_BYTES, NewFiles
 from datacache.catalog.objects import ObjectWriter
-from datacache.catalog.packs import parse_pack_key
 from datacache.catalog.refs import resolve
 from datacache.core.errors import ImportFailedError
 from datacache.core.threads import map_in_threads
 from datacache.imports.archive import Export, Member, UnpackLimits, leading_folders, open_export
 from datacache.imports.target import check_import
-from datacache.manifest import codec
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import PACKS, BlobId, Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
 from datacache.manifest.sort import Sorter
 from datacache.settings import Settings
@@ -123,7 +121,7 @@ def import_export(
                 parameters | {"leading": leading},
                 (f"{others.dataset}@{others.id}",) if others is not None else (),
             ),
-            packs=[*files.packs, *merged.packs],
+            packs=files.packs,
             tags=tags,
             move_tags=move_tags,
             message=message,
@@ -141,11 +139,10 @@ class _Storing:
         self.images = 0
 
     def entries(self, export: Export, leading: str) -> Iterator[Entry]:
-        """Packs end where the paths say so, so that two exports of one data set share those that did not change."""
+        """Every file is stored when its entry is given. Small ones are given when their pack ends."""
         ready: list[Entry] = []
 
         def large() -> Iterator[tuple[Member, bytes]]:
-            packed = 0
             for found, data in export.read():
                 member = found._replace(path=found.path[len(leading) :])
                 raw = member.path.encode("utf-8", "surrogateescape")
@@ -155,11 +152,7 @@ class _Storing:
                     self._files.source(self._files.objects.source)  # opened here, not in a thread
                     yield member, data
                     continue
-                packed += 1
                 ready.extend(self._files.add(member.path, data, member.mtime_ns))
-                if codec.ends_range(raw, packed):
-                    ready.extend(self._files.end_pack())
-                    packed = 0
                 self._count(len(data))
 
         for entry in map_in_threads(
@@ -199,12 +192,10 @@ class _Merged:
         self, entries: Iterator[Entry], catalog: Catalog, others: SnapshotRecord | None, files: NewFiles
     ) -> None:
         self._entries = entries
+        self._files = files
         self._manifest = Manifest.open(others.id, catalog.get_blobs) if others is not None else None
         sources = self._manifest.root.sources if self._manifest is not None else ()
         self._numbers = [files.source(source) for source in sources]
-        self._packed = {number for number, source in enumerate(sources) if source == PACKS}
-        self.packs: set[BlobId] = set()
-        """The packs that the other snapshot's images lie in."""
         self.referenced = self.replaced = 0
 
     def __iter__(self) -> Iterator[Entry]:
@@ -231,11 +222,7 @@ class _Merged:
 
     def _taken(self, entry: Entry) -> Entry:
         self.referenced += 1
-        if entry.source in self._packed:
-            place = parse_pack_key((entry.key or b"").decode())
-            if place is not None:
-                self.packs.add(place[0])
-        return entry._replace(source=self._numbers[entry.source])
+        return self._files.refer(entry._replace(source=self._numbers[entry.source]))
 
 
 def _content(place: Path) -> str:

@@ -225,21 +225,20 @@ class _Run:
     def _work(self, item: tuple[Line, Done | None], journal: Journal) -> tuple[Line, Entry | Failure, bool]:
         line, before = item
         try:
-            if before is not None and self._is_there(before):
+            if before is not None and self._is_fresh(before):
                 return line, before.entry, True
-            entry = self._fetcher.fetch(line)
+            resumed = before is not None and self._fetcher.renew(before.entry)
+            entry = before.entry if before is not None and resumed else self._fetcher.fetch(line)
         except (StoreError, UsageError) as exc:
             code = "url" if isinstance(exc, UsageError) else code_of(exc)
             return line, Failure(line.number, line.shown, line.path.decode(), code, exc.message), False
         journal.add(origin_of(line.origin), entry)
-        return line, entry, False
+        return line, entry, resumed
 
-    def _is_there(self, before: Done) -> bool:
-        """Whether what an earlier run did can be used: a reference always (a change is noticed when it is read), a copy
-        if it is young, or could be stored again."""
-        if before.entry.source != self._copies_source:
-            return True
-        return 0 <= time.time() - before.at_s < REFRESH_AFTER_S or self._fetcher.renew(before.entry)
+    def _is_fresh(self, before: Done) -> bool:
+        """Whether what an earlier run did can be used as it is: a reference always (a change is noticed when it is
+        read), a copy while it is young."""
+        return before.entry.source != self._copies_source or 0 <= time.time() - before.at_s < REFRESH_AFTER_S
 
     def commit(self, *, name: str, origin: str, lineage: Lineage, **options: Any) -> SnapshotRecord:
         """Build the manifest and make it visible."""
