@@ -321,6 +321,17 @@ def test_a_server_that_is_busy_or_breaks_off_is_asked_again(
     assert [web.asked[f"/{name}"] for name in names] == [3, 2, 3, 3]
 
 
+def test_web_servers_are_asked_through_the_proxy_of_the_environment(
+    web: WebServer, write_lines: WriteLines, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.add("/a.jpg", b"by way of the proxy")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("http_proxy", web.url)
+    api.import_jsonl("faces", write_lines({"url": "http://nowhere.invalid/a.jpg"}), settings=settings)
+    assert files_of(settings) == {"a.jpg": b"by way of the proxy"}
+
+
 def test_a_host_that_is_gone_does_not_hold_up_a_million_lines(
     web: WebServer, write_lines: WriteLines, settings: Settings
 ) -> None:
