@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from datacache.annotations.model import Annotation, Problem
 from datacache.catalog.objects import ObjectWriter, Stored
+from datacache.conversion.image import Image
 from datacache.conversion.image_ops import apply
 from datacache.conversion.operations import Operations
 from datacache.conversion.parallel import ordered_map
@@ -23,23 +24,10 @@ from datacache.conversion.report import Report
 from datacache.conversion.splits import stem
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError
-from datacache.manifest.model import Entry
 from datacache.reader.snapshot import Snapshot
 
 _BATCH = 16
 _WRITES = 8
-
-
-class Image(NamedTuple):
-    """An image on its way through a conversion."""
-
-    annotation: Annotation
-    entry: Entry
-    """Its entry in the source, or in the result once it was written anew."""
-    row: int
-    """Its row in the source."""
-    split: str
-    annotated: bool
 
 
 class _Done(NamedTuple):

@@ -178,16 +178,17 @@ def _ranges(snapshot: Snapshot, source: AnnotationSource, reading: Reading) -> I
     key = blake2b(start, digest_size=KEY_BYTES)
     for found in source.images():
         row, entry = found.row, found.entry
-        key.update(b"%d %s" % (len(entry.path), entry.path) + object_id(manifest.object_ref(entry)))
+        id = object_id(manifest.object_ref(entry))
+        image = Part(row, entry.size_bytes, ends_only=True, object=id)
+        key.update(b"%d %s" % (len(entry.path), entry.path) + id)
         annotation, file = None, ""
         if found.annotation is not None:
             other = manifest.entry(found.annotation)
             file = text(other.path)
-            annotation = Part(found.annotation, other.size_bytes)
-            key.update(b"%d %s" % (len(other.path), other.path) + object_id(manifest.object_ref(other)))
+            annotation = Part(found.annotation, other.size_bytes, object=(id := object_id(manifest.object_ref(other))))
+            key.update(b"%d %s" % (len(other.path), other.path) + id)
         if found.rivals or found.draft:
             key.update(repr((found.rivals, found.draft)).encode("utf-8", "surrogateescape"))
-        image = Part(row, entry.size_bytes, ends_only=True)
         items.append(_Item(text(entry.path), image, annotation, file, found.rivals, found.draft))
         if ends_range(entry.path, len(items)):
             yield _Task(items, key.digest())

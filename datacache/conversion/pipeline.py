@@ -21,7 +21,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.new_files import NewFiles
 from datacache.catalog.objects import ObjectWriter
-from datacache.conversion.images import Image, process_images
+from datacache.conversion.image import Image
 from datacache.conversion.index import Reading, listed_splits, open_table
 from datacache.conversion.operations import Operations
 from datacache.conversion.report import Report
@@ -101,6 +101,8 @@ def run(
     images: Iterable[Image] = _images(snapshot, table, plan, splits, classes=frozenset(order), report=report)
     if plan.operations:
         number = files.source(files.objects.source)
+        from datacache.conversion.images import process_images  # with numpy and Pillow, a fifth of a second
+
         images = process_images(
             snapshot, images, plan.operations, files.objects, number, processes=processes, report=report
         )

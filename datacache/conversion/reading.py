@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.core.concurrency import PerProcess
-from datacache.core.objects import BLOCK_BYTES
+from datacache.core.objects import BLOCK_BYTES, ObjectId
 from datacache.reader.snapshot import Snapshot
 
 _THREADS = 16
@@ -28,6 +28,8 @@ class Part(NamedTuple):
     row: int
     size_bytes: int
     ends_only: bool = False
+    object: ObjectId | None = None
+    """Its object's id, where whoever asks has computed it."""
 
 
 class Files:
@@ -43,12 +45,17 @@ class Files:
         parts = iter(parts)
         while True:
             for part in islice(parts, _AHEAD - len(coming)):
-                here = self._snapshot.read_local(part.row, 0, part.size_bytes)
+                here = self._here(part)
                 coming.append(self._threads.get().submit(self._fetch, part) if here is None else here)
             if not coming:
                 return
             data = coming.popleft()
             yield data.result() if isinstance(data, Future) else data
+
+    def _here(self, part: Part) -> memoryview | None:
+        if part.object is not None and part.size_bytes:
+            return self._snapshot.view_object(part.object, part.size_bytes)
+        return self._snapshot.read_local(part.row, 0, part.size_bytes)
 
     def _fetch(self, part: Part) -> Data:
         row, size_bytes = part.row, part.size_bytes

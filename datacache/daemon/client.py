@@ -7,6 +7,7 @@ daemon that dies in the middle of a request is started again and asked again: ev
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
 import json
 import logging
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,37 @@ class DaemonClient:
     def ensure(self) -> None:
         """Start the daemon unless one answers. `DaemonUnavailableError` says why it cannot be started."""
         end = time.monotonic() + _START_TIMEOUT_S
+        while not self.alive():
+            with self._turn_to_start() as mine:
+                if mine:
+                    self._start(end)
+                    return
+            if time.monotonic() > end:
+                raise self._no_answer()
+            time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def _turn_to_start(self) -> Iterator[bool]:
+        """Whether this thread is the one of all threads and processes of the home that starts a daemon: sixteen readers
+        that find none would start sixteen, of which fifteen come up to see that they are not needed."""
+        path = paths.start_lock_path(self._settings.home)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:  # the home cannot be written: starting says what is wrong
+            yield True
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = True
+        except BlockingIOError:
+            mine = False
+        try:
+            yield mine
+        finally:
+            os.close(fd)
+
+    def _start(self, end: float) -> None:
         process: subprocess.Popen[bytes] | None = None
         lost_race_s = 0.1
         while not self.alive():
@@ -146,11 +179,14 @@ class DaemonClient:
                     hint=f"Its log: {paths.log_path(self._settings.home)}. See also: dsctl doctor",
                 )
             if time.monotonic() > end:
-                raise DaemonUnavailableError(
-                    f"the cache daemon of {self._settings.home} does not answer",
-                    hint=f"Its log: {paths.log_path(self._settings.home)}",
-                )
+                raise self._no_answer()
             time.sleep(0.02)
+
+    def _no_answer(self) -> DaemonUnavailableError:
+        return DaemonUnavailableError(
+            f"the cache daemon of {self._settings.home} does not answer",
+            hint=f"Its log: {paths.log_path(self._settings.home)}",
+        )
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         home = self._settings.home

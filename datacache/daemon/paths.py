@@ -15,6 +15,11 @@ def lock_path(home: Path) -> Path:
     return home / "run" / "daemon.lock"
 
 
+def start_lock_path(home: Path) -> Path:
+    """Held with flock by whoever is starting a daemon."""
+    return home / "run" / "start.lock"
+
+
 def log_path(home: Path) -> Path:
     """What the daemon says."""
     return home / "log" / "daemon.log"

@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -352,3 +353,22 @@ def test_readers_see_no_error_and_no_wrong_byte_while_the_daemon_is_killed(s3_bu
         for reader in readers:
             reader.result(60)
     assert kills == 15
+
+
+def test_threads_that_find_no_daemon_start_one_between_them(settings) -> None:
+    started = []
+    client = DaemonClient(settings)
+    spawn = client._spawn
+
+    def counted():
+        started.append(1)
+        return spawn()
+
+    client._spawn = counted
+    threads = [threading.Thread(target=client.ensure) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert client.alive()
+    assert len(started) == 1
