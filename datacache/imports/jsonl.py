@@ -44,6 +44,8 @@ from datacache.settings import Settings
 from datacache.store.open import Stores
 
 COMMAND = "import-jsonl"
+MAX_CONCURRENCY = 256
+"""More would run into the usual limit of 1,024 open files, and help no server."""
 _by_path = attrgetter("path")
 
 
@@ -56,7 +58,7 @@ class JsonlOptions:
     objects: str = ""
     """URL of the storage for copies, in place of the setting."""
     concurrency: int = 0
-    """Lines at a time; 0 for the setting."""
+    """Lines at a time, at most `MAX_CONCURRENCY`; 0 for the setting."""
     max_object_bytes: int = MAX_OBJECT_BYTES
     object_timeout_s: float = 300.0
     skip_failed: bool = False
@@ -154,7 +156,7 @@ class _Run:
     ) -> None:
         self._catalog, self._settings, self._plan, self._options = catalog, settings, plan, options
         self._stack = stack
-        self._threads = options.concurrency or settings.concurrency
+        self._threads = min(options.concurrency or settings.concurrency, MAX_CONCURRENCY)
         copies = options.pin or WEB in plan.stores or plan.fields_bytes > SMALL_BYTES
         self._objects = self._open_objects() if copies else None
         stores = [] if options.pin else sorted(plan.stores - {WEB})

@@ -36,7 +36,8 @@ from datacache.store.s3_access import S3Access
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _MAX_ERROR_BYTES = 65_536
 _SKIP_BYTES = 1 << 20
-_CONNECTIONS = 32
+_CONNECTIONS = 256
+"""How many are kept for the next request, as many as threads have at a time: urllib3 warns of each it throws away."""
 
 
 class S3Requests:

@@ -33,7 +33,7 @@ _OPTIONS = (
     click.option("--from-jsonl", "lines", metavar="FILE", help="JSON lines: url, path, label, …; '-' for stdin."),
     click.option("--from-export", "export", metavar="PATH", help="A zip, tar, folder or .json of an annotation tool."),
     click.option("--images", type=SnapshotRef(), help="With --from-export: take the images of this snapshot."),
-    click.option("--concurrency", type=click.IntRange(1, 1024), help="With --from-jsonl: lines at a time."),
+    click.option("--concurrency", type=click.IntRange(1, 256), help="With --from-jsonl: lines at a time."),
     click.option("--skip-failed", is_flag=True, help="With --from-jsonl: leave out lines that fail."),
     click.option("--report", metavar="FILE", help="With --from-jsonl: write the failures there, as JSON lines."),
     click.option("--max-object", metavar="SIZE", help="With --from-jsonl: the largest copy (default and most: 1GiB)."),

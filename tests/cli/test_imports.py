@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, Dsctl
+from tests.servers import RcloneS3
 
 
 @pytest.fixture
@@ -112,6 +113,22 @@ def test_failures_are_shown_counted_and_reported(dsctl: Dsctl, bucket: Path, web
     assert made.json["warnings"] == ["25 of 26 lines were left out"]
     assert len(report.read_text().splitlines()) == 25
     assert "s3cret" not in failed.out + failed.err + made.out + made.err + report.read_text()
+
+
+def test_many_lines_at_a_time_leave_stderr_to_what_matters(
+    dsctl: Dsctl, rclone_s3: RcloneS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    folder = rclone_s3.make_bucket("cli-jsonl")
+    for n in range(500):
+        (folder / f"{n}.jpg").write_bytes(b"%d" % n)
+    file = tmp_path / "list.jsonl"
+    file.write_text(lines(*({"url": f"s3://cli-jsonl/{n}.jpg"} for n in range(500))))
+    for options in ([], ["--pin", "--objects", str(tmp_path / "objects")]):
+        made = dsctl("snapshot", "create", "mask", "--from-jsonl", file, "--concurrency", "128", *options)
+        assert (made.code, made.err) == (0, "")
+        assert "500 files" in made.out
 
 
 def test_an_export_becomes_a_snapshot_with_the_images_of_another(dsctl: Dsctl, bucket: Path, tmp_path: Path) -> None:
