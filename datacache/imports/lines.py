@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import sys
 import tempfile
 import zlib
@@ -218,14 +219,21 @@ def _no_number(text: str) -> NoReturn:
 
 
 def _open(name: str) -> IO[bytes]:
-    if name != "-":
-        try:
-            return open(name, "rb")
-        except OSError as exc:
-            raise UsageError(f"{name} cannot be opened: {exc.strerror}") from exc
+    if name == "-":
+        return _spooled(sys.stdin.buffer)
+    try:
+        file = open(name, "rb")  # noqa: SIM115 - closed by LinesFile.close()
+        if file.seekable():
+            return file
+        with file:  # a pipe
+            return _spooled(file)
+    except OSError as exc:
+        raise UsageError(f"{name} cannot be opened: {exc.strerror}") from exc
+
+
+def _spooled(stream: IO[bytes]) -> IO[bytes]:
     spool = tempfile.TemporaryFile()  # noqa: SIM115 - closed by LinesFile.close()
-    while chunk := sys.stdin.buffer.read(_CHUNK):
-        spool.write(chunk)
+    shutil.copyfileobj(stream, spool, _CHUNK)
     return spool
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,19 @@ def test_bom_windows_line_ends_blank_lines_and_gzip_are_read(tmp_path: Path) -> 
     lines = [(1, b'{"a": 1}'), (4, b'{"b": 2}'), (5, b'{"c": 3}')]
     assert read(data, tmp_path) == lines
     assert read(gzip.compress(data), tmp_path) == lines
+
+
+def test_a_pipe_is_read_once_and_whole() -> None:
+    data = b'{"a": 1}\n' * 100_000
+    reader, writer = os.pipe()
+    with open(writer, "wb") as end:
+        thread = threading.Thread(target=lambda: (end.write(data), end.close()))
+        thread.start()
+        file = LinesFile(f"/dev/fd/{reader}")
+        thread.join()
+    os.close(reader)
+    assert sum(1 for _ in file.lines()) == sum(1 for _ in file.lines()) == 100_000
+    file.close()
 
 
 def test_a_line_that_is_too_long_is_passed_over_and_the_next_one_read(tmp_path: Path) -> None:
