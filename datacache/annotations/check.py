@@ -50,7 +50,8 @@ def check(
     for label, x1, y1, x2, y2, *_ in boxes:
         if (
             not (0.0 <= x1 < x2 - slack_x and x2 <= width and 0.0 <= y1 < y2 - slack_y and y2 <= height)
-            or not label == clean_label(label) != ""
+            or not label
+            or label != clean_label(label)
         ):
             kept = (_checked(box, width, height, draft.file, problems) for box in boxes)
             boxes = tuple(box for box in kept if box is not None)

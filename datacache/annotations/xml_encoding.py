@@ -76,11 +76,18 @@ def _decoded(data: bytes, codec: str) -> str | None:
 
 
 def _is_damaged_utf8(data: bytes) -> bool:
-    """Whether most of what is not ASCII is UTF-8. Damaged UTF-8 can often be read as GB18030, as other words."""
+    """Whether this looks like UTF-8 with some bytes gone wrong, which can often be read as GB18030, as other words.
+
+    Three bytes in a row that are a character of UTF-8 are rare in GB18030 (in two are not), and most of what is not
+    ASCII in damaged Chinese or Japanese UTF-8.
+    """
     text = data.decode("utf-8", "replace")
     bad = text.count("\ufffd")
-    return sum(char > "\x7f" for char in text) - bad > bad
+    return 3 * (sum(char > "\u07ff" for char in text) - bad) >= max(bad, 1)
+
+
+_HINT: Final = "Convert the file to UTF-8, or say its encoding in the XML declaration."
 
 
 def _refused(file: str, why: str) -> AnnotationError:
-    return AnnotationError(f"the encoding is not known: {why}", code="encoding", file=file)
+    return AnnotationError(f"the encoding is not known: {why}", code="encoding", file=file, hint=_HINT)

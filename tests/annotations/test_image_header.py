@@ -171,6 +171,11 @@ def test_a_damaged_exif_block_is_upright_and_the_image_is_read_on() -> None:
         assert header == ImageHeader("jpeg", 67, 45, 6 if cut >= 6 + 10 + 3 * 12 - 2 else 1)
 
 
+def test_a_webp_may_have_other_chunks_before_its_exif() -> None:
+    data = made("WEBP", icc_profile=b"x" * 99, exif=exif(6))
+    assert read_header(data) == ImageHeader("webp", 67, 45, 6)
+
+
 def test_a_png_may_have_its_exif_after_its_pixels() -> None:
     data = made("PNG", exif=exif(6))
     at = data.index(b"eXIf") - 4

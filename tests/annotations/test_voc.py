@@ -123,6 +123,8 @@ def test_attributes_of_tools_and_unknown_elements_are_kept() -> None:
         "<attributes><attribute><name>colour</name><value> red </value></attribute>"
         "<attribute><name>age</name><value>3</value></attribute></attributes>"
     )
+    half = cvat.replace("<value>3</value>", "")
+    assert boxes_of(document(an_object(BNDBOX + half)))[0].attributes == (("age", ""), ("colour", "red"))
     text = document(
         an_object(f"<pose>Left</pose><score>0.5</score>{BNDBOX}<actions><jumping>1</jumping></actions>{cvat}")
     )
@@ -212,6 +214,9 @@ def test_of_several_boxes_or_names_the_first_counts() -> None:
     text = document(an_object(twice + "<name>dog</name>"), an_object(bndbox() + "<difficult/><difficult>1</difficult>"))
     assert parsed(text)[0].boxes == (CAT, CAT)
     assert found(text) == [("element-repeated", "noted", 1)] * 3
+    flags = "<difficult>1</difficult><occluded>0</occluded><difficult>0</difficult>" + BNDBOX
+    assert parsed(document(an_object(flags)))[0].boxes == (CAT._replace(difficult=True),)
+    assert found(document(an_object(flags))) == [("element-repeated", "noted", 1)]
     inside = "<bndbox><xmin>1</xmin><xmin>7</xmin><ymin>2</ymin><xmax>30</xmax><ymax>40</ymax></bndbox>"
     assert parsed(document(an_object(inside)))[0].boxes == (CAT,)
     assert found(document(an_object(inside))) == [("element-repeated", "noted", 1)]
@@ -232,7 +237,8 @@ def test_part_boxes_are_not_the_objects_box() -> None:
 
 
 def test_polygons_are_passed_over_and_noted_once() -> None:
-    polygon = "<polygon><x1>1</x1><y1>1</y1><name>dog</name></polygon>"
+    pair = "<attribute><name>a</name><value>b</value></attribute>"
+    polygon = f"<polygon><x1>1</x1><y1>1</y1><name>dog</name>{pair}</polygon>"
     text = document(an_object(polygon + BNDBOX), an_object(BNDBOX + polygon))
     assert parsed(text)[0].boxes == (CAT, CAT)
     assert found(text) == [("element-ignored", "noted", 1)]
@@ -316,6 +322,8 @@ def test_utf8_that_declares_something_else_is_read_and_reported(declared: str) -
     "data",
     [
         MASK.replace("口罩", "口罩口罩").encode().replace("罩".encode(), "罩".encode()[:2], 1),
+        MASK.encode().replace("罩".encode(), b"\xe7\xbd\xc0"),
+        MASK.replace("口罩", "没有口罩").encode().replace("没".encode(), b"\xc0\xb2\xa1"),
         MASK.replace("口罩", "café").encode("latin-1"),
         b"\xef\xbb\xbf" + MASK.encode("gbk"),
         MASK.encode("utf-16")[:-1],
@@ -385,6 +393,12 @@ def test_xml_cut_short_anywhere_is_refused_whole() -> None:
 )
 def test_what_is_no_xml_is_refused(data: bytes) -> None:
     assert refused(data).code in ("xml-broken", "encoding")
+
+
+@pytest.mark.parametrize("text", ["\ufffe", "\uffff", "a]]>b", "\x01", "\x1f", "a&b", "a<b", "&#0;", "&#xd800;"])
+def test_text_that_xml_does_not_allow_is_refused(text: str) -> None:
+    for element in (f"<name>{text}</name>", f"<pose>{text}</pose>"):
+        assert refused(document(an_object(element + BNDBOX, name=""))).code == "xml-broken"
 
 
 def test_an_empty_file_is_said_to_be_empty() -> None:
@@ -634,6 +648,12 @@ def test_what_is_written_is_read_back_exactly(boxes: list[Box], name: str, origi
     assert [box._replace(line=0) for box in draft.boxes] == boxes
     assert (draft.name, draft.width, draft.height) == (name, 640, 480)
     assert voc.write(annotation, origin=origin, folder=name) == data
+
+
+def test_line_ends_in_attributes_are_read_back_as_they_are() -> None:
+    attributes = (("a\rb", "c\r\nd\te"),)
+    data = voc.write(Annotation("a.jpg", 640, 480, (CAT._replace(attributes=attributes),)))
+    assert boxes_of(data)[0].attributes == attributes
 
 
 def test_poses_are_written_where_every_tool_looks_for_them() -> None:
