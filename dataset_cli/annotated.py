@@ -1,4 +1,4 @@
-"""What the commands that look at annotations share: how annotations are to be read, and opening them.
+"""What the commands that look at annotations share: how they are to be read, opening them, writing a picture.
 
 A snapshot's annotations are read when they are first asked for, which shows a progress bar, and are in the catalog from
 then on.
@@ -6,8 +6,10 @@ then on.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -54,3 +56,16 @@ def open_annotations(app: App, ref: str, **how: Any) -> Iterator[tuple[Snapshot,
 
             found = opened.enter_context(api.open_annotations(ref, settings=app.settings, progress=show, **how))
         yield found
+
+
+def write_file(path: Path, data: bytes, option: str) -> None:
+    """Write a whole file or nothing. `UsageError` where it cannot be written."""
+    from datacache.core.errors import UsageError
+
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as exc:
+        partial.unlink(missing_ok=True)
+        raise UsageError(f"{option}: {path} cannot be written: {exc.strerror}") from exc

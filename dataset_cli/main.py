@@ -35,6 +35,8 @@ COMMANDS = {
     "snapshot": "dataset_cli.commands.snapshot:snapshot",
     "convert": "dataset_cli.commands.convert:convert",
     "query": "dataset_cli.commands.query:query",
+    "stats": "dataset_cli.commands.stats:stats",
+    "preview": "dataset_cli.commands.preview:preview",
     "mount": "dataset_cli.commands.mount:mount",
     "umount": "dataset_cli.commands.mount:umount",
     "export": "dataset_cli.commands.export:export",

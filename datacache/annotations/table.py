@@ -185,6 +185,11 @@ class Table:
         """All rows in the byte order of their paths, streamed."""
         return self._rows(range(self._root.ranges))
 
+    def rows_without(self, other: Table) -> Iterator[Row]:
+        """The rows of those ranges that another table does not have."""
+        shared = set(other._root.contents())
+        return self._rows([number for number, each in enumerate(self._root.contents()) if each not in shared])
+
     def row(self, path: str) -> Row | None:
         """The row of an image, or None if there is none of this path."""
         number = bisect_right(self._root.first_paths, _key(path)) - 1

@@ -181,6 +181,10 @@ class Root:
         """The blobs of a range's details."""
         return self.blobs[self._details_at[number] : self._details_at[number + 1]]
 
+    def contents(self) -> list[tuple[BlobId, ...]]:
+        """The blobs of each range: ranges that have the same are the same."""
+        return [(self.summary(number), *self.details(number)) for number in range(self.ranges)]
+
     def has_problems(self, number: int) -> bool:
         """Whether images of a range have any."""
         return self._codes_at[number] < self._codes_at[number + 1]
