@@ -578,6 +578,9 @@ def test_storage_that_fails_ends_the_import_with_its_own_error(
         api.import_jsonl("faces", file, settings=settings, objects="s3://nobody/x")
     with pytest.raises(UsageError, match="credentials"):
         api.import_jsonl("faces", file, settings=settings, objects="s3://k:s@nobody/x")
+    for thread in threading.enumerate():
+        if thread.name.startswith("import-"):
+            thread.join()  # those that were left behind end by themselves
 
 
 def test_a_file_without_lines_is_wrong_usage_and_one_of_failures_commits_nothing(
