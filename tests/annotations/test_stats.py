@@ -1,0 +1,134 @@
+"""Statistics count what a loop over the rows counts; their plot is a picture in any script."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from datacache.annotations import plot
+from datacache.annotations.model import Problem
+from datacache.annotations.stats import AREA_EDGES, ASPECT_EDGES, ClassCount, collect
+from datacache.annotations.table import ProblemCount
+from tests.annotations.tables import box, broken, build, image
+
+ROWS = [
+    image("1.jpg", box("mask"), box("mask", 0, 0, 320, 240, difficult=True), box("bare", truncated=True)),
+    image("2.jpg", box("mask", 0, 0, 640, 480, occluded=True)),
+    broken("3.jpg"),
+    image("4.jpg", size=(100, 50)),
+    image("5.jpg", labels=("street",)),
+]
+ROWS[3] = ROWS[3]._replace(annotation=ROWS[3].annotation._replace(source="4.xml"))
+
+
+def test_statistics_count_images_boxes_classes_and_problems():
+    found = collect(build(ROWS, [Problem("annotation-alone", "skipped", "9.xml", 0, "")]))
+    assert (found.images, found.with_objects, found.empty, found.unannotated, found.unusable) == (5, 2, 1, 1, 1)
+    assert (found.boxes, found.difficult, found.truncated, found.occluded) == (4, 1, 1, 1)
+    assert found.classes == [
+        ClassCount("mask", 2, 3, 0.75, 1),
+        ClassCount("bare", 1, 1, 0.25, 0),
+        ClassCount("street", 1, 0, 0.0, 0),
+    ]
+    assert found.boxes_per_image == {0: 2, 1: 1, 3: 1}
+    assert list(found.image_sizes.items()) == [((640, 480), 3), ((100, 50), 1)]
+    # 20x40 of 640x480 is 0.26 %; a quarter; all.
+    assert found.box_sizes == {"small": 2, "medium": 0, "large": 2}
+    assert found.coco_sizes == {"small": 2, "medium": 0, "large": 2}
+    assert found.problems == [
+        ProblemCount("annotation-alone", "skipped", 1),
+        ProblemCount("image-truncated", "skipped", 1),
+    ]
+
+
+def test_every_box_is_in_one_bin_of_each_histogram():
+    found = collect(
+        build(
+            [
+                image("1.jpg", box("a", 0, 0, 640, 480), box("a", 0, 0, 0.001, 0.001), box("a", 0, 0, 640, 0.5)),
+                image("2.jpg", box("a", 0, 0, 0.5, 480), box("a", 0, 0, 64, 48), box("a", 0, 0, 100, 100)),
+            ]
+        )
+    )
+    assert sum(found.box_areas) == sum(found.box_aspects) == 6
+    assert found.box_areas[0] == 1
+    assert found.box_areas[-1] == 1
+    assert found.box_aspects[0] == found.box_aspects[-1] == 1
+    assert found.box_areas[AREA_EDGES.index(0.1)] + found.box_areas[AREA_EDGES.index(0.1) - 1] == 0
+    assert found.box_areas[AREA_EDGES.index(0.01)] == 1  # exactly a hundredth: from there on it is medium
+    assert found.box_aspects[ASPECT_EDGES.index(1.0)] == 4
+
+
+def test_json_has_everything_and_nothing_that_json_cannot_hold():
+    import json
+
+    value = json.loads(json.dumps(collect(build(ROWS)).as_json()))
+    assert value["classes"][0] == {"label": "mask", "images": 2, "boxes": 3, "share": 0.75, "difficult": 1}
+    assert value["boxes_per_image"][0] == {"boxes": 0, "images": 2}
+    assert value["image_sizes"][0] == {"width": 640, "height": 480, "images": 3}
+    assert len(value["box_areas"]["edges"]) == len(value["box_areas"]["boxes"]) + 1
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), max_size=3), min_size=1, max_size=10))
+def test_statistics_agree_with_a_loop_over_the_rows(labels):
+    rows = [image(f"{n:02}.jpg", *map(box, each)) for n, each in enumerate(labels)]
+    found = collect(build(rows))
+    for each in found.classes:
+        assert each.images == sum(each.label in labels_of for labels_of in labels)
+        assert each.boxes == sum(labels_of.count(each.label) for labels_of in labels)
+    assert {each.label for each in found.classes} == {label for each in labels for label in each}
+    assert sum(found.boxes_per_image.values()) == len(rows)
+    assert sum(found.box_sizes.values()) == found.boxes == sum(map(len, labels))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        ROWS,
+        [image("1.jpg", box("戴口罩"), box("без маски"), box("price $x_2$ {a}"), box("قناع"), box("a\nb\udcff"))],
+        [image(f"{n:04}.jpg", *[box(f"class {n % 90}")] * (n % 70)) for n in range(300)],
+    ],
+    ids=["nothing", "few", "scripts", "many"],
+)
+def test_a_plot_is_a_picture_of_the_same_size_whatever_is_in_the_data(rows):
+    found = collect(build(rows))
+    drawn = plot.plot(found, "маски@v1 戴")
+    with Image.open(io.BytesIO(drawn)) as picture:
+        assert picture.size == (1560, 912)
+        assert len(picture.convert("RGB").getcolors(1_000_000)) > 20
+    assert plot.plot(found, "маски@v1 戴") == drawn
+
+
+@pytest.mark.parametrize(("format", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_a_plot_can_be_a_vector_graphic(format, begins):
+    assert plot.plot(collect(build(ROWS)), "mask@v1", format=format).startswith(begins)
+
+
+def test_classes_are_drawn_in_the_colours_that_previews_give_them():
+    from datacache.annotations.colours import colours_of
+
+    with Image.open(io.BytesIO(plot.plot(collect(build(ROWS)), "mask@v1"))) as picture:
+        colours = {colour for count, colour in picture.convert("RGB").getcolors(1_000_000) if count > 1_000}
+    wanted = colours_of(["mask", "bare", "street"])
+    assert {wanted["mask"], wanted["bare"]} <= colours
+
+
+def test_without_matplotlib_a_plot_is_an_error_that_says_what_to_install():
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from datacache.annotations import plot, stats\n"
+        "from datacache.core.errors import UsageError\n"
+        "from tests.annotations.tables import build\n"
+        "found = stats.collect(build([]))\n"
+        "try: plot.plot(found, 'mask@v1')\n"
+        "except UsageError as exc: print(exc, exc.hint)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "plots need matplotlib Install it: pip install 'datacache[plot]'\n"
