@@ -20,6 +20,11 @@ NAME: Final = b"metadata.jsonl"
 """What such a file is called, in any folder; its `file_name`s are relative to it."""
 
 
+def is_metadata(path: str) -> bool:
+    """Whether a file, by its name, holds labels of whole images."""
+    return path.rpartition("/")[2] == NAME.decode()
+
+
 def parse(data: bytes, file: str) -> DraftFile:
     """The labels of each image, in the order of their first lines; `name` of a draft is the `file_name`.
 

@@ -89,6 +89,11 @@ class Pairing:
         self._of_images: dict[bytes, tuple[bytes, ...]] = {}
         self._of_annotations: dict[bytes, tuple[bytes, ...]] = {}
 
+    def annotation_row(self, image: bytes) -> int | None:
+        """The manifest's row of an image's annotation file."""
+        path = self.annotation_of(image)
+        return None if path is None else self._manifest.find(path)
+
     def annotation_of(self, image: bytes) -> bytes | None:
         """The annotation file of an image. `a.jpg.xml` goes before `a.xml`."""
         folder, stem, extension = _split(image)

@@ -72,9 +72,10 @@ def count(table: Table, query: Query) -> int:
 
 def _images(found: _Found) -> Iterator[ImageSummary]:
     for summary, rows in found:
-        columns = summary.paths(), summary.widths(), summary.heights(), summary.objects(), summary.counts()
-        images = list(map(ImageSummary._make, zip(*columns, strict=True)))
-        yield from (images[row] for row in rows)
+        paths, widths, heights = summary.paths(), summary.widths(), summary.heights()
+        objects, labels = summary.objects(), summary.counts()
+        for row in rows:
+            yield ImageSummary(paths[row], widths[row], heights[row], objects[row], labels[row])
 
 
 def _paths(found: _Found) -> Iterator[str]:

@@ -84,8 +84,7 @@ def look(manifest: Manifest) -> Seen:
     """Go through all names."""
     seen = Seen()
     folder = None
-    for entry in manifest.entries():
-        path = entry.path
+    for path in manifest.paths():
         if is_image(path):
             seen.images += 1
             here = path[: path.rfind(b"/") + 1]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -69,6 +70,42 @@ class Reading:
         return {name: value for name, value in asdict(self).items() if value}
 
 
+class Annotations:
+    """The annotations of one snapshot: where they are is found out when it is first needed, and once. One thread."""
+
+    def __init__(self, snapshot: Snapshot, catalog: Catalog, reading: Reading) -> None:
+        self._snapshot, self._catalog, self._reading = snapshot, catalog, reading
+
+    @cached_property
+    def source(self) -> AnnotationSource:
+        """Which file belongs to which image. `UsageError` where it is not clear which format they are in."""
+        return AnnotationSource(self._snapshot, self._reading.format)
+
+    def splits(self) -> ListedSplits:
+        """The splits that the data set brings."""
+        return read_splits(self.source.read, self.source.layout)
+
+    def table(self, *, processes: int | None = None, progress: Progress = lambda _what, _done, _total: None) -> Table:
+        """All of them: from the catalog, or read now and kept there.
+
+        Idempotent; a making that was killed is begun again by the next who asks. The store's errors where files cannot
+        be read.
+        """
+        catalog, id, name = self._catalog, self._snapshot.record.id, self._reading.name
+        root = catalog.derived(id, name)
+        if root is None:
+            with TableBuilder(catalog.put_blobs) as builder:
+                earlier = _earlier(self._snapshot, catalog, self._reading)
+                meta = _build(
+                    builder, self._snapshot, self.source, self._reading, earlier, processes=processes, progress=progress
+                )
+                root = builder.finish(meta)
+            table = Table.open(root, catalog.get_blobs)
+            catalog.set_derived(id, name, root, needs=[root, *table.blobs()])
+            return table
+        return Table.open(root, catalog.get_blobs)
+
+
 def open_table(
     snapshot: Snapshot,
     catalog: Catalog,
@@ -77,26 +114,8 @@ def open_table(
     processes: int | None = None,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Table:
-    """The annotation table of a snapshot: from the catalog, or made now and kept there.
-
-    Idempotent; a making that was killed is begun again by the next who asks. `UsageError` where the snapshot has no
-    annotations or it is not clear which format they are in; the store's errors where files cannot be read.
-    """
-    reading = reading or Reading()
-    root = catalog.derived(snapshot.record.id, reading.name)
-    if root is None:
-        with TableBuilder(catalog.put_blobs) as builder:
-            earlier = _earlier(snapshot, catalog, reading)
-            meta = _build(builder, snapshot, reading, earlier, processes=processes, progress=progress)
-            root = builder.finish(meta)
-        catalog.set_derived(snapshot.record.id, reading.name, root)
-    return Table.open(root, catalog.get_blobs)
-
-
-def listed_splits(snapshot: Snapshot, reading: Reading) -> ListedSplits:
-    """The splits that a data set brings."""
-    source = AnnotationSource(snapshot, reading.format)
-    return read_splits(source.read, source.layout)
+    """The annotation table of a snapshot; see `Annotations`."""
+    return Annotations(snapshot, catalog, reading or Reading()).table(processes=processes, progress=progress)
 
 
 class _Item(NamedTuple):
@@ -122,6 +141,7 @@ class _Task(NamedTuple):
 def _build(
     builder: TableBuilder,
     snapshot: Snapshot,
+    source: AnnotationSource,
     reading: Reading,
     earlier: Mapping[bytes, RangeSummary],
     *,
@@ -129,7 +149,6 @@ def _build(
     progress: Progress,
 ) -> dict[str, Any]:
     """Fill a table; how it was made."""
-    source = AnnotationSource(snapshot, reading.format)
     total, done = source.layout.images, 0
     waiting: deque[EncodedRange | None] = (
         deque()
@@ -260,18 +279,25 @@ class _Reader:
     ) -> tuple[Draft | None, bool]:
         """What the annotation says, and whether its format knows the sizes of images. None without a problem: there is
         no annotation of this image."""
+        draft = None
+        if raw is not None:
+            draft = self._parsed(item, raw, header, problems)
+            if draft is None and problems:
+                return None, False
         if item.draft is not None:
-            draft, found = item.draft
+            listed, found = item.draft
             problems += found
-            return draft, self._format == "coco"
-        if raw is None:
-            return None, False
+            draft = listed if draft is None else draft._replace(labels=draft.labels + listed.labels)
+        return draft, self._format == "coco" or (self._format == "voc" and raw is not None)
+
+    def _parsed(self, item: _Item, raw: Data, header: ImageHeader | None, problems: list[Problem]) -> Draft | None:
+        """What the image's own file says."""
         try:
             if self._format == "voc":
-                draft, more = voc.parse(raw, item.file, origin=self._origin)
+                draft, found = voc.parse(raw, item.file, origin=self._origin)
             else:
                 assert header is not None
-                draft, more = yolo.parse(
+                draft, found = yolo.parse(
                     bytes(raw),
                     item.file,
                     width=header.displayed_width,
@@ -281,14 +307,14 @@ class _Reader:
                 )
         except AnnotationError as exc:
             problems.append(unusable_file(exc))
-            return None, False
+            return None
         if item.rivals:
             chosen, ambiguous = choose_image(draft.name, item.rivals, item.file)
             if text(chosen) != item.path:
-                return None, False
+                return None
             problems += ambiguous
-        problems += more
-        return draft, self._format == "voc"
+        problems += found
+        return draft
 
 
 _reader: _Reader

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from datacache.annotations.classes import class_order
+from datacache.annotations.metadata import is_metadata
 from datacache.annotations.model import Annotation, Problem
 from datacache.annotations.table import Row, Table
 from datacache.catalog.base import Catalog
-from datacache.catalog.commit import check_target, commit_manifest
+from datacache.catalog.commit import check_target, commit_manifest, known_blobs
 from datacache.catalog.new_files import NewFiles
 from datacache.catalog.objects import ObjectWriter
 from datacache.conversion.image import Image
-from datacache.conversion.index import Reading, listed_splits, open_table
+from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.operations import Operations
 from datacache.conversion.report import Report
 from datacache.conversion.splits import Splits, stem
@@ -84,12 +85,13 @@ def run(
         raise UsageError(f"{plan.to!r} is no format to convert to", hint=f"There are: {', '.join(FORMATS)}.")
     dataset = check_target(catalog, plan.name, plan.tags)
     previous = catalog.snapshot(plan.name, dataset.latest) if dataset else None
-    table = open_table(snapshot, catalog, plan.reading, processes=processes, progress=progress)
+    annotations = Annotations(snapshot, catalog, plan.reading)
+    table = annotations.table(processes=processes, progress=progress)
     report = Report(images=table.images)
     report.add(table.problems())
     splits = plan.splits
     if splits is None:
-        listed = listed_splits(snapshot, plan.reading)
+        listed = annotations.splits()
         splits = Splits(names=listed.names, listed=listed)
         report.add(listed.problems)
     found = [total.label for total in table.labels.values() if total.boxes]
@@ -97,7 +99,7 @@ def run(
     target = open_target(plan.to, order, splits.names, origin=plan.reading.origin)
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
-    builder = ManifestBuilder(sources, catalog.put_blobs)
+    builder = ManifestBuilder(sources, catalog.put_blobs, known=known_blobs(catalog, dataset))
     images: Iterable[Image] = _images(snapshot, table, plan, splits, classes=frozenset(order), report=report)
     if plan.operations:
         number = files.source(files.objects.source)
@@ -154,7 +156,7 @@ def _images(
             continue
         if plan.only is not None and annotation.path not in plan.only:
             continue
-        annotated = bool(annotation.source)
+        annotated = bool(annotation.source) and not is_metadata(annotation.source)
         if not annotated:
             report.add([_unannotated(annotation, kept=plan.keep_unannotated)])
             if not plan.keep_unannotated:

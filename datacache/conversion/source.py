@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from datacache.annotations import coco, keras_yolo
+from datacache.annotations import coco, keras_yolo, metadata
 from datacache.annotations.layout import Layout, detect, read_class_list, text
 from datacache.annotations.model import Draft, DraftFile, Problem
 from datacache.annotations.named_images import NamedImages
@@ -21,6 +21,7 @@ from datacache.core.errors import AnnotationError
 from datacache.manifest.model import Entry
 from datacache.reader.snapshot import Snapshot
 
+_Drafts = dict[bytes, tuple[Draft, tuple[Problem, ...]]]
 _NONE = -1
 _LEFTOVERS_LIMIT = 200_000
 """So many unpaired images or annotations are looked at again, by name alone; more are no export that lies elsewhere."""
@@ -35,6 +36,7 @@ class Found(NamedTuple):
     rivals: tuple[bytes, ...] = ()
     """The images that the annotation fits, where they are several."""
     draft: tuple[Draft, tuple[Problem, ...]] | None = None
+    """What a file of many says of it: all, or beside an annotation of its own the labels of the whole image."""
 
 
 class AnnotationSource:
@@ -57,33 +59,34 @@ class AnnotationSource:
     def images(self) -> Iterator[Found]:
         """All images in the order of their paths."""
         suffix = SUFFIXES.get(self.format)
-        return self._with_drafts() if suffix is None else self._with_files(suffix)
+        drafts = self._drafts()
+        return self._with_drafts(drafts) if suffix is None else self._with_files(suffix, drafts)
 
     # --- an annotation file an image -------------------------------------------------------------------------------
 
-    def _with_files(self, suffix: bytes) -> Iterator[Found]:
+    def _with_files(self, suffix: bytes, drafts: _Drafts) -> Iterator[Found]:
         manifest, pairing = self._manifest, Pairing(self._manifest, suffix)
         annotations = array("q")  # of each image, the row of its annotation
         claims = bytearray(manifest.rows)  # of each row, how many images it is the annotation of (2: or more)
-        for entry in manifest.entries():
-            if is_image(entry.path):
-                path = pairing.annotation_of(entry.path)
-                row = _NONE if path is None else manifest.find(path)
-                assert row is not None
-                annotations.append(row)
-                if row != _NONE:
+        for image in manifest.paths():
+            if is_image(image):
+                row = pairing.annotation_row(image)
+                annotations.append(_NONE if row is None else row)
+                if row is not None:
                     claims[row] = min(2, claims[row] + 1)
         self._pair_leftovers(annotations, claims)
         at = 0
         for row, entry in enumerate(manifest.entries()):
             if is_image(entry.path):
                 annotation, at = annotations[at], at + 1
+                draft = drafts.get(entry.path) if drafts else None
                 if annotation == _NONE:
-                    yield Found(row, entry)
+                    yield Found(row, entry, draft=draft)
                 elif claims[annotation] < 2:
-                    yield Found(row, entry, annotation)
+                    yield Found(row, entry, annotation, draft=draft)
                 else:
-                    yield Found(row, entry, annotation, pairing.images_of(manifest.path(annotation)))
+                    rivals = pairing.images_of(manifest.path(annotation))
+                    yield Found(row, entry, annotation, rivals, draft)
             elif not claims[row] and self.layout.is_annotation(entry.path):
                 message = "there is no image for this annotation; it is left out"
                 self.problems.append(Problem("annotation-without-image", "skipped", text(entry.path), 0, message))
@@ -95,13 +98,13 @@ class AnnotationSource:
         images: dict[bytes, int] = {}
         free: list[bytes] = []
         at = 0
-        for row, entry in enumerate(self._manifest.entries()):
-            if is_image(entry.path):
+        for row, path in enumerate(self._manifest.paths()):
+            if is_image(path):
                 if annotations[at] == _NONE:
-                    images[entry.path] = at
+                    images[path] = at
                 at += 1
-            elif not claims[row] and self.layout.is_annotation(entry.path):
-                free.append(entry.path)
+            elif not claims[row] and self.layout.is_annotation(path):
+                free.append(path)
             if len(images) > _LEFTOVERS_LIMIT or len(free) > _LEFTOVERS_LIMIT:
                 return
         for annotation, image in pair_leftovers(images, free).items() if free else ():
@@ -112,10 +115,18 @@ class AnnotationSource:
 
     # --- a file for many images ------------------------------------------------------------------------------------
 
-    def _with_drafts(self) -> Iterator[Found]:
-        drafts: dict[bytes, tuple[Draft, tuple[Problem, ...]]] = {}
+    def _with_drafts(self, drafts: _Drafts) -> Iterator[Found]:
+        for row, entry in enumerate(self._manifest.entries()):
+            if is_image(entry.path):
+                yield Found(row, entry, draft=drafts.pop(entry.path, None))
+
+    def _drafts(self) -> _Drafts:
+        """What the files that speak of many images say, by image."""
+        drafts: _Drafts = {}
         named = NamedImages(self._manifest, self.layout)
-        for file in self.layout.lists:
+        folders = dict.fromkeys((b"", *self.layout.image_folders))
+        labels = [folder + metadata.NAME for folder in folders]
+        for file in (*self.layout.lists, *(path for path in labels if self._manifest.find(path) is not None)):
             for draft, problems in self._parsed(file):
                 image = named.find(draft.name, file)
                 if image is None:
@@ -126,17 +137,16 @@ class AnnotationSource:
                     )
                 else:
                     drafts[image] = _merged(drafts.get(image), (draft, tuple(problems)))
-        for row, entry in enumerate(self._manifest.entries()):
-            if is_image(entry.path):
-                yield Found(row, entry, draft=drafts.pop(entry.path, None))
+        return drafts
 
     def _parsed(self, file: bytes) -> list[tuple[Draft, list[Problem]]]:
-        parsers: dict[str, Callable[[bytes, str], DraftFile]] = {
-            "coco": coco.parse,
-            "keras-yolo3": partial(keras_yolo.parse, classes=self.classes),
-        }
+        parse: Callable[[bytes, str], DraftFile] = coco.parse
+        if metadata.is_metadata(text(file)):
+            parse = metadata.parse
+        elif self.format == "keras-yolo3":
+            parse = partial(keras_yolo.parse, classes=self.classes)
         try:
-            found = parsers[self.format](self.read(file), text(file))
+            found = parse(self.read(file), text(file))
         except AnnotationError as exc:
             self.problems.append(unusable_file(exc))
             return []

@@ -13,7 +13,7 @@ from typing import Any
 from datacache.annotations.layout import text
 from datacache.annotations.pairing import is_image, without_extension
 from datacache.catalog.base import Catalog
-from datacache.catalog.commit import check_target, commit_manifest
+from datacache.catalog.commit import check_target, commit_manifest, known_blobs
 from datacache.catalog.new_files import NewFiles
 from datacache.catalog.objects import ObjectWriter
 from datacache.conversion.index import Reading
@@ -41,7 +41,7 @@ def subset(
 ) -> SnapshotRecord:
     """Commit the snapshot that has these images of `snapshot`, and what belongs to them. `parameters` say how they were
     chosen. Deterministic. `UsageError` where there are none."""
-    check_target(catalog, name, tags)
+    dataset = check_target(catalog, name, tags)
     if not images:
         raise UsageError("no image fits, and a snapshot without images is of no use", hint="Ask for less.")
     source = AnnotationSource(snapshot, reading.format)
@@ -61,7 +61,7 @@ def subset(
         return run(catalog, snapshot, plan, open_objects=open_objects).record
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
-    builder = ManifestBuilder(sources, catalog.put_blobs)
+    builder = ManifestBuilder(sources, catalog.put_blobs, known=known_blobs(catalog, dataset))
     kept = {path.encode("utf-8", "surrogateescape") for path in images}
     for entry in sorted_entries(_entries(source, snapshot, kept, files)):
         builder.add(entry)

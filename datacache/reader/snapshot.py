@@ -146,7 +146,7 @@ class Snapshot:
         return self._blocks.view_here(block_id(obj, number), start - first, stop - first)
 
     def view_object(self, obj: ObjectId, size_bytes: int) -> memoryview | None:
-        """All bytes of a small object of this snapshot by its id, as `read_local` gives them, for who has computed it."""
+        """All bytes of a small object of this snapshot, as `read_local` gives them, for who knows its id."""
         return self._blocks.view_here(block_id(obj, 0), 0, size_bytes) if size_bytes <= BLOCK_BYTES else None
 
     def read_row(self, row: int, start: int, stop: int) -> bytes | memoryview:

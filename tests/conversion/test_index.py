@@ -141,3 +141,27 @@ def test_large_images_are_known_by_their_ends(tmp_path: Path, make: Make, table:
 def test_a_format_that_is_not_there_is_refused(drawn: Path, make: Make, table: Callable[..., Table]) -> None:
     with pytest.raises(UsageError, match="coco"):
         table(make(drawn), format="coco")
+
+
+def test_labels_of_whole_images_come_from_metadata_beside_boxes_and_alone(
+    faces: Path, make: Make, table: Callable[..., Table]
+) -> None:
+    (faces / "Annotations" / "000002.xml").unlink()
+    lines = [
+        {"file_name": "JPEGImages/000001.jpg", "label": "indoors"},
+        {"file_name": "JPEGImages/000002.jpg", "label": ["outdoors", "rain"]},
+        {"file_name": "JPEGImages/gone.jpg", "label": "indoors"},
+    ]
+    (faces / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = table(make(faces))
+    first, second = found.row("JPEGImages/000001.jpg"), found.row("JPEGImages/000002.jpg")
+    assert first is not None
+    assert first.annotation is not None
+    assert first.annotation.labels == ("indoors",)
+    assert first.annotation.boxes
+    assert first.annotation.source == "Annotations/000001.xml"
+    assert second is not None
+    assert second.annotation is not None
+    assert second.annotation.labels == ("outdoors", "rain")
+    assert [(p.code, p.file, p.line) for p in found.problems()] == [("annotation-without-image", "metadata.jsonl", 3)]
+    assert found.labels["indoors"].images == 1
