@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
@@ -96,7 +97,13 @@ def cli(app: App, debug: bool) -> None:
 
 def main() -> NoReturn:
     """Run `dsctl` with the arguments of this process, and exit."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it: `run` has told
+            stream.flush()
+    # What a command opened it has closed. Not sys.exit(): pymongo would wait until its sleeping threads wake up, which
+    # makes each command with a MongoDB catalog half a second longer.
+    os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

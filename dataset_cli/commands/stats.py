@@ -34,7 +34,9 @@ _BAR, _CLASSES, _SIZES, _COUNTS = 24, 50, 8, 12
 @json_option
 @pass_app
 def stats(app: App, /, *, ref: str, picture: Path | None, **how: Any) -> None:
-    """Show classes, boxes per image, sizes of images and boxes, and problems of a data set.
+    """Show a data set's classes, sizes and problems.
+
+    Classes, boxes per image, sizes of images and boxes, and what is wrong in the annotations.
 
     \b
     dsctl stats mask@v3
