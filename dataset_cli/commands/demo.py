@@ -1,12 +1,13 @@
 """`dsctl demo`: the whole way from a bucket to a training epoch, on a data set it draws itself.
 
 It draws masked and bare faces into a bucket (a folder), snapshots it, mounts the snapshot, reads two epochs,
-and compares every byte with the bucket. It has a home of its own in the demo's folder, so nothing of the
-user's is touched, and cleans up whatever happens; with `--keep`, folder and snapshot stay and can be looked
-at.
+and compares every byte with the bucket; then it converts the annotations from VOC to YOLO and draws a picture
+of some images with their boxes. It has a home of its own in the demo's folder, so nothing of the user's is
+touched, and cleans up whatever happens but for the picture, `preview.png` where it was called (or in `--dir`);
+with `--keep`, folder and snapshots stay and can be looked at.
 
 With `--json`: `{"ok", "snapshot", "mounted", "epochs": [{"files", "bytes", "seconds", "files_per_s"}],
-"tiers", "compared_files", "home", "bucket", "kept"}`.
+"tiers", "compared_files", "converted", "preview", "home", "bucket", "kept"}`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from dataset_cli.commands.snapshot import as_json
 from dataset_cli.output import format_bytes
 
 if TYPE_CHECKING:
+    from datacache.manifest.model import SnapshotRecord
     from datacache.settings import Settings
 
 _NAME, _TAG = "mask", "v1"
+_YOLO = "mask-yolo"
+_SHOWN = 12
 _SSD_BYTES, _RAM_BYTES = 10**9, 64 * 2**20
 
 
@@ -58,7 +62,8 @@ class Epoch(NamedTuple):
 def demo(app: App, directory: Path | None, keep: bool, count: int) -> None:
     """Try everything on a small drawn dataset.
 
-    Snapshots it, mounts it, reads two epochs, compares every byte, and cleans up.
+    Snapshots it, mounts it, reads two epochs, compares every byte, converts it to YOLO, draws preview.png, and
+    cleans up.
     """
     from datacache import api
     from datacache.core.errors import MountError
@@ -88,8 +93,11 @@ def demo(app: App, directory: Path | None, keep: bool, count: int) -> None:
         cache = api.connect(settings).cache_status()
         for tier in cache["tiers"]:
             app.out.line(f"tier      {tier['name']}: {format_bytes(tier['used_bytes'])} in {tier['blocks']:,} blocks")
+        converted = _convert(app, record.ref, settings)
+        picture = _draw_preview(app, record.ref, _free_name(directory or (folder if keep else Path.cwd())), settings)
         with _catalog(settings) as catalog:
             shown = as_json(record, catalog.dataset(_NAME))
+            as_yolo = as_json(converted, catalog.dataset(converted.dataset))
     app.out.result(
         {
             "ok": True,
@@ -98,6 +106,8 @@ def demo(app: App, directory: Path | None, keep: bool, count: int) -> None:
             "epochs": [epoch._asdict() for epoch in epochs],
             "tiers": cache["tiers"],
             "compared_files": len(paths),
+            "converted": as_yolo,
+            "preview": str(picture) if picture else None,
             "home": str(settings.home),
             "bucket": str(bucket),
             "kept": keep,
@@ -118,7 +128,7 @@ def _folder(directory: Path | None, keep: bool, cleanup: ExitStack) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise UsageError(f"{folder} cannot be made: {exc.strerror}", hint="Choose another --dir.") from exc
-        if any(folder.iterdir()) and not (folder / "bucket" / "JPEGImages").is_dir():
+        if any(path.suffix != ".png" for path in folder.iterdir()) and not (folder / "bucket" / "JPEGImages").is_dir():
             raise UsageError(f"{folder} is not empty", hint="Choose an empty or a new --dir.")
     if not keep:
         for name in ("bucket", "home"):
@@ -204,6 +214,42 @@ def _epoch(app: App, number: int, paths: list[str], read: Callable[[str], bytes]
     return epoch
 
 
+def _convert(app: App, ref: str, settings: Settings) -> SnapshotRecord:
+    """From VOC to YOLO: labels are new, images are not."""
+    from datacache import api
+
+    done = api.convert(
+        ref, to="yolo", name=_YOLO, split="train=0.8,val=0.2", tags=[_TAG], move_tags=True, settings=settings
+    )
+    splits = " and ".join(f"{count:,} to {split}" for split, count in sorted(done.report.splits.items()))
+    app.out.line(f"convert   {_YOLO}@{_TAG} is {done.record.ref}: YOLO labels of {done.report.boxes:,} boxes, {splits}")
+    return done.record
+
+
+def _draw_preview(app: App, ref: str, path: Path, settings: Settings) -> Path | None:
+    """A picture of some images with their boxes. None where it cannot be written."""
+    from datacache import api
+    from datacache.annotations.preview import Picture, preview
+
+    with api.open_annotations(ref, settings=settings) as (snapshot, table):
+        rows = [row for _, row in zip(range(_SHOWN), table.rows(), strict=False)]
+        pictures = [Picture(row.path, snapshot.read(row.path), row.annotation) for row in rows]
+    data = preview(pictures, title=f"{_NAME}@{_TAG}", subtitle=f"{len(rows)} of {table.images:,} images")
+    try:
+        path.write_bytes(data)
+    except OSError as exc:
+        app.out.warning(f"{path} cannot be written: {exc.strerror}")
+        return None
+    app.out.line(f"preview   {path}: {len(rows)} images with their boxes")
+    return path
+
+
+def _free_name(folder: Path) -> Path:
+    """`preview.png`, or a name beside it if somebody else's is there."""
+    names = (folder / f"preview{number or ''}.png" for number in range(1000))
+    return next((path for path in names if not path.exists()), folder / "preview.png")
+
+
 def _stop_daemon(settings: Settings) -> None:
     from datacache import api
     from datacache.core.errors import DaemonError
@@ -236,9 +282,11 @@ def _say_what_next(app: App, folder: Path, settings: Settings, keep: bool) -> No
         if os.environ.get("DATACACHE_CATALOG"):
             app.out.line("  unset DATACACHE_CATALOG")
         app.out.line(f"  dsctl snapshot show {_NAME}@{_TAG} --files")
-        app.out.line(f"  mkdir -p /tmp/mask && dsctl mount {_NAME}@{_TAG} /tmp/mask && ls /tmp/mask")
+        app.out.line(f"  dsctl query {_NAME}@{_TAG} --label without_mask --min-objects 2")
+        app.out.line(f"  mkdir -p /tmp/mask && dsctl mount {_YOLO}@{_TAG} /tmp/mask && ls /tmp/mask")
         return
     app.out.line("Everything is cleaned up. Try next, with your own data:")
     app.out.line("  dsctl snapshot create faces --from s3://BUCKET/PREFIX --tag v1")
-    app.out.line("  dsctl mount faces@v1 DIR")
+    app.out.line("  dsctl convert faces@v1 --to yolo --as faces-yolo --split train=0.8,val=0.2")
+    app.out.line("  dsctl mount faces-yolo DIR")
     app.out.line("or keep the demo's to play with: dsctl demo --keep")

@@ -194,11 +194,13 @@ def list_(app: App, name: str | None) -> None:
 @snapshot.command()
 @click.argument("ref", type=SnapshotRef())
 @click.option("--files", "with_files", is_flag=True, help="List its files, too.")
+@click.option("--stats", "with_stats", is_flag=True, help="Count its classes, boxes and sizes, too (dsctl stats).")
 @json_option
 @pass_app
-def show(app: App, ref: str, with_files: bool) -> None:
+def show(app: App, ref: str, with_files: bool, with_stats: bool) -> None:
     """Show one snapshot."""
     from datacache.catalog.refs import resolve
+    from dataset_cli.commands.stats import collect, print_stats
 
     with app.catalog() as catalog:
         record = resolve(catalog, ref)
@@ -206,6 +208,8 @@ def show(app: App, ref: str, with_files: bool) -> None:
     value = as_json(record, dataset)
     if with_files and app.out.json:
         value["entries"] = list(_entries(app, record))
+    if with_stats and app.out.json:
+        value["stats"] = collect(app, f"{record.dataset}@{record.id}")[1].as_json()
     app.out.result(value)
     if app.out.json:
         return
@@ -225,6 +229,9 @@ def show(app: App, ref: str, with_files: bool) -> None:
             app.out.line(f"{label + ':':10}{printable(text)}")
     for warning in record.warnings:
         app.out.line(f"{'warning:':10}{printable(warning)}")
+    if with_stats:
+        app.out.line()
+        print_stats(app, f"{record.dataset}@{record.id}")
     if with_files:
         app.out.line()
         for entry in _entries(app, record):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from datacache.settings import Settings
 from datacache.testing.faces import draw_faces
@@ -155,7 +156,13 @@ def test_doctor_knows_kernels(settings: Settings) -> None:
     assert doctor.ram(replace(settings, ram_dir=Path("/nowhere"))).state == "fail"
 
 
-def test_the_demo_goes_all_the_way_and_leaves_nothing(dsctl: Dsctl, tmp_path: Path, home: Path) -> None:
+def test_the_demo_goes_all_the_way_and_leaves_a_picture_alone(
+    dsctl: Dsctl, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "preview.png").write_bytes(b"mine")
     result = dsctl("demo", "--count", "20", "--json", TMPDIR=str(tmp_path))
     assert result.code == 0, result.err
     shown = result.json
@@ -163,6 +170,12 @@ def test_the_demo_goes_all_the_way_and_leaves_nothing(dsctl: Dsctl, tmp_path: Pa
     assert shown["compared_files"] == 44
     assert [epoch["files"] for epoch in shown["epochs"]] == [44, 44]
     assert list(tmp_path.glob("datacache-demo-*")) == []
+    assert shown["converted"]["files"] == 20 + 20 + 1
+    assert sorted(path.name for path in here.iterdir()) == ["preview.png", "preview1.png"]
+    assert (here / "preview.png").read_bytes() == b"mine"
+    with Image.open(shown["preview"]) as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 600
     assert not any(Path(tier["folder"]).exists() for tier in shown["tiers"])
     assert dsctl("snapshot", "list", "--json").json == []
 
@@ -171,6 +184,8 @@ def test_a_demo_that_is_kept_can_be_looked_at(dsctl: Dsctl, tmp_path: Path) -> N
     folder = tmp_path / "demo"
     assert "Try next" in dsctl("demo", "--count", "5", "--dir", folder, "--keep").out
     assert dsctl("snapshot", "show", "mask@v1", DATACACHE_HOME=str(folder / "home")).code == 0
+    assert dsctl("snapshot", "show", "mask-yolo@v1", DATACACHE_HOME=str(folder / "home")).code == 0
+    assert (folder / "preview.png").stat().st_size > 10_000
     assert dsctl("demo", "--count", "3", "--dir", folder).code == 0
     (folder / "mine").touch()
     assert dsctl("demo", "--dir", folder).code == 2
@@ -178,8 +193,6 @@ def test_a_demo_that_is_kept_can_be_looked_at(dsctl: Dsctl, tmp_path: Path) -> N
 
 def test_the_drawn_faces_are_the_same_for_the_same_seed_and_well_formed(tmp_path: Path) -> None:
     from xml.etree import ElementTree as ET
-
-    from PIL import Image
 
     one, two = draw_faces(tmp_path / "1", count=12, seed=3), draw_faces(tmp_path / "2", count=12, seed=3)
     files = sorted(path.relative_to(one.folder) for path in one.folder.rglob("*") if path.is_file())
