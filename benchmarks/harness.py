@@ -83,7 +83,8 @@ class Home:
         self.ram_dir = Path(tempfile.mkdtemp(prefix=leftovers.SHARED_MEMORY_PREFIX, dir=leftovers.SHARED_MEMORY))
         chosen = {"DATACACHE_HOME": path, "DATACACHE_RAM_DIR": self.ram_dir}
         chosen |= {f"DATACACHE_{name.upper()}": value for name, value in settings.items()}
-        foreign = {name for name in os.environ if name.startswith(("DATACACHE_", "AWS_"))}
+        # PYTHONDONTWRITEBYTECODE: a program that compiles itself anew at every start is not what anybody uses.
+        foreign = {name for name in os.environ if name.startswith(("DATACACHE_", "AWS_", "PYTHON"))}
         kept = {name: value for name, value in os.environ.items() if name not in foreign}
         self.env = kept | env | {name: str(value) for name, value in chosen.items()}
 

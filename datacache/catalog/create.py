@@ -48,7 +48,7 @@ def create_snapshot(
         try:
             builder = ManifestBuilder([copied_to or Source(store.url, prefix)], catalog.put_blobs, known=known)
             _add_all(builder, store, prefix, progress, copied)
-            if not builder.files and not builder.markers:
+            if builder.empty:
                 raise ObjectNotFoundError(
                     f"there is nothing under {origin}", url=origin, hint="Check the bucket's name and the prefix."
                 )

@@ -14,6 +14,7 @@ from datacache.manifest.model import BlobId, Entry, RangeInfo, Root, Source
 
 PutBlobs = Callable[[Sequence[tuple[BlobId, bytes]]], None]
 _BLOBS_AT_A_TIME = 64
+_SLASH = ord("/")
 _MAX_PATH_BYTES = 65_535
 # A component that a directory cannot hold: empty, '.', '..', with a NUL, or longer than a name may be (NAME_MAX).
 _UNSHOWABLE = re.compile(rb"(?:^|/)\.{0,2}(?:/|$)|\0|[^/]{256}")
@@ -39,30 +40,29 @@ class ManifestBuilder:
         self._hidden: set[bytes] = set()
         self._above: list[bytes] = []  # earlier files whose path is a prefix of the current one, shortest first
         self._last = b""
-        self.files = self.markers = self.total_bytes = 0
+        self._files = self._markers = self._bytes = 0  # of the ranges that are ended
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was added."""
+        return not self._rows and not self._ranges
 
     def add(self, entry: Entry) -> None:
         """Append one entry. `CatalogError` if it is out of order or twice there, `UsageError` for an unusable path."""
         path = entry.path
-        if path <= self._last:
-            text = path.decode("utf-8", "backslashreplace")
-            if not path:
-                raise UsageError("an object has the prefix itself as its name and no path below it")
-            raise CatalogError(f"the listing gives {text!r} twice or out of order")
-        if len(path) > _MAX_PATH_BYTES:
-            raise UsageError(f"a path of {len(path):,} bytes is too long: {path[:80]!r}…")
+        if path <= self._last or len(path) > _MAX_PATH_BYTES:
+            raise _unusable(path)
         self._last = path
-        if path[-1:] == b"/":
-            self.markers += 1
-            path = path[:-1]
-        else:
-            self.files += 1
-        self.total_bytes += entry.size_bytes
-        if _UNSHOWABLE.search(path):
-            self._hidden.add(entry.path)
-        self._note_shadowed(entry.path)
-        self._rows.append(entry)
-        if codec.ends_range(entry.path, len(self._rows)):
+        above = self._above
+        while above and not path.startswith(above[-1]):
+            above.pop()
+        if above:
+            self._note_shadowed(path)
+        rows = self._rows
+        rows.append(entry)
+        if path[-1] != _SLASH:
+            above.append(path)
+        if len(rows) >= codec.MIN_ROWS and codec.ends_range(path, len(rows)):
             self._end_range()
 
     def finish(self, *, packs: Iterable[BlobId] = ()) -> tuple[str, Root]:
@@ -73,9 +73,9 @@ class ManifestBuilder:
         root = Root(
             sources=tuple(self._sources),
             ranges=tuple(self._ranges),
-            files=self.files,
-            markers=self.markers,
-            total_bytes=self.total_bytes,
+            files=self._files,
+            markers=self._markers,
+            total_bytes=self._bytes,
             hidden=frozenset(self._hidden),
             packs=tuple(sorted(set(packs))),
         )
@@ -87,19 +87,20 @@ class ManifestBuilder:
 
     def _note_shadowed(self, path: bytes) -> None:
         """A file `a` beside `a/b` cannot be shown: the folder can. Both sort apart (`a`, `a-b`, `a/b`)."""
-        above = self._above
-        while above and not path.startswith(above[-1]):
-            above.pop()
-        for earlier in above:
+        for earlier in self._above:
             if path[len(earlier) : len(earlier) + 1] == b"/":
                 self._hidden.add(earlier)
-        if path[-1:] != b"/":
-            above.append(path)
 
     def _end_range(self) -> None:
-        raw = codec.encode_range(self._rows)
-        self._ranges.append(RangeInfo(self._put(raw), self._rows[0].path, len(self._rows)))
-        self._rows = []
+        rows, self._rows = self._rows, []
+        paths = [entry.path for entry in rows]
+        markers = sum(path[-1] == _SLASH for path in paths)
+        self._markers += markers
+        self._files += len(rows) - markers
+        self._bytes += sum(entry.size_bytes for entry in rows)
+        if markers or _UNSHOWABLE.search(b"/".join(paths)):  # one search for all: nearly always there is none
+            self._hidden.update(path for path in paths if _UNSHOWABLE.search(path.removesuffix(b"/")))
+        self._ranges.append(RangeInfo(self._put(codec.encode_range(rows)), paths[0], len(rows)))
         if len(self._pending) >= _BLOBS_AT_A_TIME:
             self._put_blobs(self._pending)
             self._pending = []
@@ -109,3 +110,11 @@ class ManifestBuilder:
         if id not in self._known:
             self._pending.append((id, codec.compress(raw)))
         return id
+
+
+def _unusable(path: bytes) -> CatalogError | UsageError:
+    if not path:
+        return UsageError("an object has the prefix itself as its name and no path below it")
+    if len(path) > _MAX_PATH_BYTES:
+        return UsageError(f"a path of {len(path):,} bytes is too long: {path[:80]!r}…")
+    return CatalogError(f"the listing gives {path.decode('utf-8', 'backslashreplace')!r} twice or out of order")

@@ -23,6 +23,7 @@ from datacache.store.errors import changed, expect_same, from_oserror
 
 _log = logging.getLogger(__name__)
 _PAGE_KEYS = 1000
+_KIND, _REGULAR = 0o170000, stat.S_IFREG  # inode(7); S_ISREG is a call for each of millions
 _TEMPORARY = b".datacache-put-"
 """Start of the names of files that `put` has not finished; a listing passes them over."""
 
@@ -208,7 +209,11 @@ class _Walk:
         keys."""
         try:
             with os.scandir(b"/" + folder) as found:
-                entries = [(e.name + b"/" if _is_dir(e) else e.name, e) for e in found]
+                listed = list(found)
+            try:
+                entries = [(e.name + b"/" if e.is_dir() else e.name, e) for e in listed]
+            except OSError:  # a link that leads round in a circle is among them
+                entries = [(e.name + b"/" if _is_dir(e) else e.name, e) for e in listed]
         except FileNotFoundError as exc:
             if missing_ok:  # deleted while we walked
                 return None
@@ -226,7 +231,7 @@ class _Walk:
         except OSError:  # a dangling link, or deleted while we walked
             self.skipped += 1
             return None
-        if not stat.S_ISREG(found.st_mode):
+        if found.st_mode & _KIND != _REGULAR:
             self.skipped += 1
             return None
         if name.startswith(_TEMPORARY):
