@@ -8,6 +8,7 @@ processes as there are processors for reading annotations and for image operatio
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -213,7 +214,7 @@ def _count(report: Report, image: Image) -> None:
     report.written += 1
     report.boxes += len(boxes)
     report.empty += image.annotated and not boxes
-    report.classes.update(box.label for box in boxes)
+    report.classes.update([box.label for box in boxes])
     if image.split:
         report.splits[image.split] += 1
 
@@ -257,12 +258,23 @@ def _relative(path: str) -> str:
 def _with_entries(snapshot: Snapshot, rows: Iterable[Row]) -> Iterator[tuple[Row, int, Entry]]:
     """Each row with the manifest's row and entry of its image; both are in the order of paths. The entry names its
     object by key, so that it can stand under any path."""
-    prefixes = [source.prefix.encode("utf-8", "surrogateescape") for source in snapshot.manifest.root.sources]
-    entries = enumerate(snapshot.manifest.entries())
-    for row in rows:
-        path = row.path.encode("utf-8", "surrogateescape")
-        number, entry = next(found for found in entries if found[1].path == path)
-        yield row, number, entry if entry.key is not None else entry._replace(key=prefixes[entry.source] + path)
+    manifest = snapshot.manifest
+    prefixes = [source.prefix.encode("utf-8", "surrogateescape") for source in manifest.root.sources]
+    rows = iter(rows)
+    row = next(rows, None)
+    first = 0
+    for held in manifest.ranges(range(len(manifest.root.ranges))):
+        at = 0
+        while row is not None:
+            path = row.path.encode("utf-8", "surrogateescape")
+            at = bisect_left(held.paths, path, at)
+            if at == len(held.paths):
+                break  # in a later range
+            entry = held.entry(at)
+            assert entry.path == path
+            yield row, first + at, entry if entry.key is not None else entry._replace(key=prefixes[entry.source] + path)
+            row = next(rows, None)
+        first += len(held.paths)
 
 
 def _unannotated(annotation: Annotation, *, kept: bool) -> Problem:
