@@ -91,6 +91,7 @@ class _Worker:
             self._begin(bytes(data), image.annotation)
             for image, data in zip(batch, self._files.read(parts), strict=True)
         ]
+        self._files.done()
         return [done if storing is None else done._replace(stored=storing.result()) for done, storing in coming]
 
     def _begin(self, data: bytes, annotation: Annotation) -> tuple[_Done, Future[Stored] | None]:

@@ -232,7 +232,9 @@ class _Reader:
         """The rows of a range."""
         parts = [part for item in task.items for part in self._parts(item)]
         data = self._files.read(parts)
-        return encode_range([self._row(item, data) for item in task.items], task.key)
+        rows = [self._row(item, data) for item in task.items]
+        self._files.done()
+        return encode_range(rows, task.key)
 
     def _parts(self, item: _Item) -> Iterator[Part]:
         """What is read for an image, in the order in which `_row` takes it."""

@@ -52,6 +52,10 @@ class Files:
             data = coming.popleft()
             yield data.result() if isinstance(data, Future) else data
 
+    def done(self) -> None:
+        """What was read so far is not needed any more."""
+        self._snapshot.unmap_pages()
+
     def _here(self, part: Part) -> memoryview | None:
         if part.object is not None and part.size_bytes:
             return self._snapshot.view_object(part.object, part.size_bytes)

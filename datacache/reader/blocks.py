@@ -45,6 +45,10 @@ class BlockSource(Protocol):
         """Let go of what was evicted and is held open still."""
         ...
 
+    def unmap_pages(self) -> None:
+        """A hint that what was viewed is not needed soon: it should not count as this process's memory."""
+        ...
+
 
 class NodeBlocks:
     """The blocks of one data set's snapshot, as any process of a node reads them."""
@@ -119,6 +123,10 @@ class NodeBlocks:
     def sweep(self) -> None:
         """See `BlockSource`."""
         self._local.sweep()
+
+    def unmap_pages(self) -> None:
+        """See `BlockSource`."""
+        self._local.unmap_pages()
 
     def _read_direct(self, ref: ObjectRef, number: int, start: int, stop: int) -> bytes | memoryview:
         self._counters.count(DIRECT_READS)

@@ -173,6 +173,10 @@ class Snapshot:
         """Now and then, for who may not read for long: give the disk space of evicted blocks back."""
         self._blocks.sweep()
 
+    def unmap_pages(self) -> None:
+        """Now and then, for who goes through a large snapshot: memory then follows what is being read."""
+        self._blocks.unmap_pages()
+
     def close(self) -> None:
         """Give back what was opened. Reading afterwards is undefined."""
         self._on_close()

@@ -102,6 +102,11 @@ class LocalTier:
             self._maps.pop(container, None)
         return bool(gone)
 
+    def unmap_pages(self) -> None:
+        """Keep the mappings, but none of their pages (madvise(2), MADV_DONTNEED on a file's mapping)."""
+        for mapped in list(self._maps.values()):
+            mapped.map.madvise(mmap.MADV_DONTNEED)
+
     def forget(self, container: int) -> None:
         """Map a container anew at its next use."""
         self._maps.pop(container, None)
@@ -190,6 +195,12 @@ class LocalBlocks:
         closed = [tier.close_some() for tier in self.tiers]
         if any(closed):
             self._spots.clear()  # they hold the mappings
+
+    def unmap_pages(self) -> None:
+        """Give this process's view of what it has read back to the kernel, which keeps the pages: for who goes through
+        far more than fits into the memory a process should have. Reading it again maps it again."""
+        for tier in self.tiers:
+            tier.unmap_pages()
 
     def drop_pages(self, block: BlockId) -> None:
         """The kernel keeps a block's bytes elsewhere (as a mount's pages): let go of the SSD's own pages of it."""

@@ -107,6 +107,9 @@ class FolderSnapshot:
     def release_local(self, row: int, start: int, stop: int) -> None:
         pass
 
+    def unmap_pages(self) -> None:
+        """Nothing is mapped."""
+
     def sweep(self) -> None:
         pass
 
