@@ -58,8 +58,8 @@ def process_images(
             under_way.append(batch)
             yield batch
 
-    arguments = (_Worker(snapshot, operations, objects),)
-    for results in ordered_map(_process, tasks(), begin=_begin, arguments=arguments, processes=processes):
+    worker = _Worker(snapshot, operations, objects)
+    for results in ordered_map(worker, tasks(), processes=processes):
         for image, done in zip(under_way.popleft(), results, strict=True):
             report.add(done.problems)
             if done.annotation is None or done.stored is None:
@@ -84,7 +84,7 @@ class _Worker:
         # A store takes its time for each object (a folder waits for the disk): several are under way at once.
         self._threads = PerProcess(lambda: ThreadPoolExecutor(_WRITES, "store"))
 
-    def process(self, batch: list[Image]) -> list[_Done]:
+    def work(self, batch: list[Image]) -> list[_Done]:
         """What became of each."""
         parts = [Part(image.row, image.entry.size_bytes) for image in batch]
         coming = [
@@ -103,16 +103,3 @@ class _Worker:
             return _Done(None, (problem,), None, ""), None
         storing = self._threads.get().submit(self._objects.put, result.data)
         return _Done(result.annotation, tuple(result.problems), None, result.extension), storing
-
-
-_worker: _Worker
-"""Of this process: set by `_begin` before any task."""
-
-
-def _begin(worker: _Worker) -> None:
-    global _worker
-    _worker = worker
-
-
-def _process(batch: list[Image]) -> list[_Done]:
-    return _worker.process(batch)

@@ -168,7 +168,7 @@ def _build(
         progress("reading annotations of", done, total)
 
     reader = _Reader(snapshot, reading, source.format, source.classes, source.pose)
-    for made in ordered_map(_read_range, tasks(), begin=_begin, arguments=(reader,), processes=processes):
+    for made in ordered_map(reader, tasks(), processes=processes):
         while (known := waiting.popleft()) is not None:
             take(known)
         take(made)
@@ -228,7 +228,7 @@ class _Reader:
         self._format, self._classes, self._pose = format, classes, pose
         self._trust = reading.trust_sizes and format != "yolo"  # whose numbers mean nothing without the image's size
 
-    def read(self, task: _Task) -> EncodedRange:
+    def work(self, task: _Task) -> EncodedRange:
         """The rows of a range."""
         parts = [part for item in task.items for part in self._parts(item)]
         data = self._files.read(parts)
@@ -256,7 +256,10 @@ class _Reader:
         if draft is None:
             if problems:
                 return Row(None, item.path, tuple(problems))
-            assert header is not None
+            if header is None:  # sizes were to be trusted, and the annotation is of another image
+                header = self._header(next(self._files.read([item.image])), item, problems)
+                if header is None:
+                    return Row(None, item.path, tuple(problems))
             return Row(Annotation(item.path, header.displayed_width, header.displayed_height), item.path, ())
         annotation, more = check(draft, header, item.path, sized=sized)
         return Row(annotation, item.path, (*problems, *more))
@@ -317,16 +320,3 @@ class _Reader:
             problems += ambiguous
         problems += found
         return draft
-
-
-_reader: _Reader
-"""Of this process: set by `_begin` before any task."""
-
-
-def _begin(reader: _Reader) -> None:
-    global _reader
-    _reader = reader
-
-
-def _read_range(task: _Task) -> EncodedRange:
-    return _reader.read(task)

@@ -1,7 +1,7 @@
 """Work spread over processes, results in order: the same whatever the number of processes.
 
-Used by the annotation index and by image operations. Workers are made by `fork()`, so what `begin` is given reaches
-them without being copied, and whatever holds connections opens its own there (`core.concurrency.PerProcess`).
+Used by the annotation index and by image operations. Worker processes are made by `fork()`, so the worker reaches them
+without being copied, and whatever holds connections opens its own there (`core.concurrency.PerProcess`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from datacache.core.errors import DatacacheError
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
+_T_contra = TypeVar("_T_contra", contravariant=True)
+_R_co = TypeVar("_R_co", covariant=True)
 _AHEAD = 3
 """Tasks in flight for each process: enough that none waits, few enough that memory stays small."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -31,32 +31,35 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def ordered_map(
-    work: Callable[[_T], _R],
-    tasks: Iterable[_T],
-    *,
-    begin: Callable[..., None],
-    arguments: tuple[Any, ...] = (),
-    processes: int | None = None,
-) -> Iterator[_R]:
-    """`work(task)` for each task, in their order. `begin(*arguments)` is called once in each process before.
+class Worker(Protocol[_T_contra, _R_co]):
+    """What does the work: made in the parent, used where the work is done. It needs no pickling."""
 
-    With one task or one process everything happens here. Errors of `work` are raised here; then, and when the caller
-    stops early, what is in flight is abandoned. `DatacacheError` if a worker was killed.
+    def work(self, task: _T_contra, /) -> _R_co:
+        """The result of one task."""
+        ...
+
+
+def ordered_map(
+    worker: Worker[_T_contra, _R_co], tasks: Iterable[_T_contra], *, processes: int | None = None
+) -> Iterator[_R_co]:
+    """`worker.work(task)` for each task, in their order.
+
+    With one task, one processor, or in a process that may have no children, everything happens here. Errors of the work
+    are raised here; then, and when the caller stops early, what is in flight is abandoned. `DatacacheError` if a worker
+    process was killed. Any thread may call it.
     """
     count = processes or processors()
     ahead = list(islice(tasks := iter(tasks), 2))
     tasks = chain(ahead, tasks)
-    if count < 2 or len(ahead) < 2:
-        begin(*arguments)
-        yield from map(work, tasks)
+    if count < 2 or len(ahead) < 2 or multiprocessing.current_process().daemon:
+        yield from map(worker.work, tasks)
         return
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(count, context, _begin_worker, (os.getpid(), begin, arguments)) as pool:
-        waiting: deque[Future[_R]] = deque()
+    with ProcessPoolExecutor(count, context, _begin_process, (os.getpid(), worker)) as pool:
+        waiting: deque[Future[_R_co]] = deque()
         try:
             for task in tasks:
-                waiting.append(pool.submit(work, task))
+                waiting.append(pool.submit(_work, task))
                 if len(waiting) >= count * _AHEAD:
                     yield waiting.popleft().result()
             while waiting:
@@ -69,10 +72,19 @@ def ordered_map(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _begin_worker(parent: int, begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+_worker: Worker[Any, Any]
+"""The one worker of a worker process, which does nothing else; never set in a process that others use."""
+
+
+def _begin_process(parent: int, worker: Worker[Any, Any]) -> None:
+    global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     # A parent that is killed takes its workers with it: they would wait for tasks for ever.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
-    begin(*arguments)
+    _worker = worker
+
+
+def _work(task: Any) -> Any:
+    return _worker.work(task)
