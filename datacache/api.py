@@ -243,7 +243,8 @@ def convert(
     images. The result has `record` and `report`.
 
     Deterministic and idempotent: the same snapshot, options and earlier classes of `name` give the same id. Nothing is
-    visible before the end, and a conversion that was killed can be run again. Raises `ConversionError` (`strict`),
+    visible before the end, and a conversion that was killed can be run again. Any thread may call it. Annotations are
+    read in worker processes made by `fork()`; `processes=1` makes none. Raises `ConversionError` (`strict`),
     `UsageError`, and what stores and catalogs raise.
     """
     from datacache.catalog.objects import ObjectWriter
@@ -251,7 +252,10 @@ def convert(
     from datacache.conversion.operations import parse_operations
     from datacache.conversion.pipeline import Plan, run
     from datacache.conversion.splits import Splits, parse_splits
+    from datacache.core.errors import UsageError
 
+    if isinstance(classes, str):
+        raise UsageError(f"classes are a list of names, not the text {classes!r}")
     settings = settings or load_settings()
     plan = Plan(
         to=to,

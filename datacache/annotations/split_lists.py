@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from datacache.annotations.classes import read_data_yaml
@@ -129,17 +129,44 @@ def _split_of(file: bytes) -> str:
     return split_of_name(without_extension(file).rpartition(b"/")[2])
 
 
+def cut_down(data: bytes, images: Collection[bytes]) -> bytes:
+    """A list with those of its lines alone that name one of these images (their paths), as UTF-8."""
+    by_name: dict[bytes, list[bytes]] = {}
+    for image in images:
+        stem = without_extension(image)
+        by_name.setdefault(stem.rpartition(b"/")[2], []).append(stem)
+
+    def names_one(name: bytes) -> bool:
+        path = _UP.sub(b"", name)
+        stem = without_extension(path) if is_image(path) else path
+        return any(_fit(stem, image) for image in by_name.get(stem.rpartition(b"/")[2], ()))
+
+    lines = _lines(data)
+    return b"".join(lines[number - 1] + b"\n" for number, name in _names(data) if names_one(name))
+
+
 def _names(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The names in a list and their lines. A column of -1, 0 and 1, as lists of single classes have it, is no name."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        data = data.decode("utf-16", "replace").encode()
-    lines = [line.strip() for line in data.removeprefix(codecs.BOM_UTF8).replace(b"\\", b"/").splitlines()]
+    lines = _lines(data)
     columns = [_COLUMN.fullmatch(line) for line in lines if line]
     flagged = all(columns) and any(line.endswith(b"-1") for line in lines)
     for number, line in enumerate(lines, 1):
         match = _COLUMN.fullmatch(line) if flagged else None
         if line:
             yield number, match[1] if match else line
+
+
+def _lines(data: bytes) -> list[bytes]:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        data = data.decode("utf-16", "replace").encode()
+    return [line.strip() for line in data.removeprefix(codecs.BOM_UTF8).replace(b"\\", b"/").splitlines()]
+
+
+def _fit(listed: bytes, image: bytes) -> bool:
+    """Whether a path in a list is meant for an image (both without extension): a list's paths begin elsewhere than the
+    snapshot's, and two folders alike at the end are enough."""
+    common = _common_end(listed, image)
+    return common >= 3 or common == 1 + min(listed.count(b"/"), image.count(b"/"))
 
 
 def _common_end(one: bytes, other: bytes) -> int:

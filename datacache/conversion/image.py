@@ -11,6 +11,8 @@ from datacache.manifest.model import Entry
 class Image(NamedTuple):
     """An image on its way through a conversion."""
 
+    path: str
+    """In the source."""
     annotation: Annotation
     entry: Entry
     """Its entry in the source, or in the result once it was written anew."""

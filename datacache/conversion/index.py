@@ -36,7 +36,7 @@ from datacache.catalog.base import Catalog
 from datacache.conversion.parallel import ordered_map
 from datacache.conversion.reading import Data, Files, Part
 from datacache.conversion.source import AnnotationSource
-from datacache.core.errors import AnnotationError, BrokenImageError
+from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
 from datacache.core.objects import object_id
 from datacache.manifest.codec import ends_range
 from datacache.reader.snapshot import Snapshot
@@ -58,6 +58,10 @@ class Reading:
     """What the first pixel of Pascal VOC is called; see `voc`."""
     trust_sizes: bool = False
     """Take images' sizes from the annotations, where they give them, and open no image."""
+
+    def __post_init__(self) -> None:
+        if self.origin not in (0, 1):
+            raise UsageError(f"the origin of VOC pixels is 0 or 1, not {self.origin}")
 
     @property
     def name(self) -> str:

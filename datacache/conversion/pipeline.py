@@ -85,7 +85,6 @@ def run(
     if plan.to not in FORMATS:
         raise UsageError(f"{plan.to!r} is no format to convert to", hint=f"There are: {', '.join(FORMATS)}.")
     dataset = check_target(catalog, plan.name, plan.tags)
-    previous = catalog.snapshot(plan.name, dataset.latest) if dataset else None
     annotations = Annotations(snapshot, catalog, plan.reading)
     table = annotations.table(processes=processes, progress=progress)
     report = Report(images=table.images)
@@ -96,7 +95,9 @@ def run(
         splits = Splits(names=listed.names, listed=listed)
         report.add(listed.problems)
     found = [total.label for total in table.labels.values() if total.boxes]
-    order = class_order(found, given=plan.classes, previous=_classes_of(previous) or table.meta.get("classes"))
+    order = class_order(
+        found, given=plan.classes, previous=_earlier_classes(catalog, plan.name) or table.meta.get("classes")
+    )
     target = open_target(plan.to, order, splits.names, origin=plan.reading.origin)
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
@@ -167,7 +168,8 @@ def _images(
             message = f"{annotation.path} is in none of the lists of splits; it is left out"
             report.add([Problem("not-in-split", "skipped", annotation.path, 0, message)])
             continue
-        yield Image(_with_chosen_boxes(annotation, plan, classes, report), entry, number, split, annotated)
+        chosen = _with_chosen_boxes(annotation, plan, classes, report)
+        yield Image(row.path, chosen, entry, number, split, annotated)
 
 
 def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[str], report: Report) -> Annotation:
@@ -192,7 +194,7 @@ def _write(
     newest = 0
     for image in images:
         annotation, entry = image.annotation, image.entry
-        relative, problems = names.give(annotation.path)
+        relative, problems = names.give(annotation.path, image.path)
         path = target.image_path(relative, image.split)
         placed = annotation._replace(path=path)
         own, more = target.add(placed, image.split, annotated=image.annotated)
@@ -225,8 +227,8 @@ class _Names:
     def __init__(self) -> None:
         self._taken: set[int] = set()  # hashes: a million paths are a hundred megabytes
 
-    def give(self, path: str) -> tuple[str, list[Problem]]:
-        """The path below the folder of images."""
+    def give(self, path: str, source: str) -> tuple[str, list[Problem]]:
+        """The path below the folder of images, for one that is `source` in the snapshot it comes from."""
         relative = wanted = _relative(path)
         count = 1
         while (key := xxh3_64_intdigest(stem(relative).encode("utf-8", "surrogateescape"))) in self._taken:
@@ -236,8 +238,8 @@ class _Names:
         self._taken.add(key)
         if relative == wanted:
             return relative, []
-        message = f"another image is called like {path} but for its extension or folder; this one is now {relative}"
-        return relative, [Problem("image-renamed", "repaired", path, 0, message)]
+        message = f"another image is called like {source} but for its extension or folder; this one is now {relative}"
+        return relative, [Problem("image-renamed", "repaired", source, 0, message)]
 
 
 def _relative(path: str) -> str:
@@ -285,11 +287,12 @@ def _unannotated(annotation: Annotation, *, kept: bool) -> Problem:
     return Problem("image-unannotated", "skipped", annotation.path, 0, message)
 
 
-def _classes_of(record: SnapshotRecord | None) -> Sequence[str]:
-    """The class order of an earlier version, whose numbers must not change."""
-    if record is None or record.lineage is None:
-        return ()
-    return tuple(record.lineage.parameters.get("classes", ()))
+def _earlier_classes(catalog: Catalog, name: str) -> Sequence[str]:
+    """The class order of the newest version that has one: their numbers must not change."""
+    for record in reversed(catalog.snapshots(name)):
+        if record.lineage is not None and record.lineage.parameters.get("classes"):
+            return tuple(record.lineage.parameters["classes"])
+    return ()
 
 
 def _parameters(plan: Plan, splits: Splits, order: Sequence[str]) -> dict[str, Any]:

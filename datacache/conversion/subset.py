@@ -7,18 +7,24 @@ README) stay as they are.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from datacache.annotations.layout import text
-from datacache.annotations.pairing import is_image, without_extension
+from datacache.annotations.metadata import is_metadata
+from datacache.annotations.named_images import NamedImages
+from datacache.annotations.pairing import is_image
+from datacache.annotations.split_lists import ListedSplits, cut_down
+from datacache.annotations.table import Row
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest, known_blobs
 from datacache.catalog.new_files import NewFiles
 from datacache.catalog.objects import ObjectWriter
-from datacache.conversion.index import Reading
+from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.pipeline import Plan, run
 from datacache.conversion.source import AnnotationSource
+from datacache.conversion.splits import Splits
 from datacache.core.errors import UsageError
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
@@ -40,19 +46,25 @@ def subset(
     message: str = "",
 ) -> SnapshotRecord:
     """Commit the snapshot that has these images of `snapshot`, and what belongs to them. `parameters` say how they were
-    chosen. Deterministic. `UsageError` where there are none."""
+    chosen. Deterministic. `UsageError` where there are none, and for a path that is no usable image."""
     dataset = check_target(catalog, name, tags)
-    if not images:
+    wanted = frozenset(images)
+    if not wanted:
         raise UsageError("no image fits, and a snapshot without images is of no use", hint="Ask for less.")
-    source = AnnotationSource(snapshot, reading.format)
+    annotations = Annotations(snapshot, catalog, reading)
+    rows = [row for row in annotations.table().rows() if row.path in wanted]
+    _expect_all(wanted, rows, snapshot)
     lineage = Lineage("query", {**parameters, **reading.as_json()}, (snapshot.ref,))
+    source = annotations.source
     if source.layout.lists:
+        listed = annotations.splits()
         plan = Plan(
             to=source.format,
             name=name,
             reading=reading,
+            splits=None if all(_split(listed, row) for row in rows) else Splits(),
             keep_unannotated=True,
-            only=images,
+            only=wanted,
             lineage=lineage,
             tags=tags,
             move_tags=move_tags,
@@ -62,8 +74,7 @@ def subset(
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs, known=known_blobs(catalog, dataset))
-    kept = {path.encode("utf-8", "surrogateescape") for path in images}
-    for entry in sorted_entries(_entries(source, snapshot, kept, files)):
+    for entry in sorted_entries(_entries(source, snapshot, rows, files)):
         builder.add(entry)
     return commit_manifest(
         catalog,
@@ -78,32 +89,47 @@ def subset(
     )
 
 
-def _entries(source: AnnotationSource, snapshot: Snapshot, kept: Collection[bytes], files: NewFiles) -> Iterator[Entry]:
+def _expect_all(wanted: Collection[str], rows: Collection[Row], snapshot: Snapshot) -> None:
+    usable = {row.path for row in rows if row.annotation is not None}
+    missing = sorted(set(wanted) - usable)
+    if missing:
+        more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise UsageError(f"{missing[0]!r}{more}: no image of {snapshot.record.ref}, or one that cannot be used")
+
+
+def _split(listed: ListedSplits, row: Row) -> str:
+    assert row.annotation is not None
+    return listed.of(_encode(row.path), _encode(row.annotation.source))
+
+
+def _entries(source: AnnotationSource, snapshot: Snapshot, rows: Collection[Row], files: NewFiles) -> Iterator[Entry]:
     """The entries of the subset: those of the images and their annotations, the lists cut down, and the rest."""
-    layout = source.layout
-    annotations = {found.annotation for found in source.images() if found.entry.path in kept}
+    layout, manifest = source.layout, snapshot.manifest
+    images = {_encode(row.path) for row in rows}
+    annotations = {_encode(row.annotation.source) for row in rows if row.annotation is not None}
+    named = NamedImages(manifest, layout)
     lists = frozenset((*layout.image_sets, *layout.image_lists))
-    names = {without_extension(path.rpartition(b"/")[2]) for path in kept}
-    for row, entry in enumerate(snapshot.manifest.entries()):
-        if is_image(entry.path):
-            wanted = entry.path in kept
-        elif layout.is_annotation(entry.path):
-            wanted = row in annotations
-        elif entry.path in lists:
-            yield from files.add(text(entry.path), _cut_down(source.read(entry.path), names), entry.mtime_ns)
-            continue
-        else:
-            wanted = True
-        if wanted:
+    for entry in manifest.entries():
+        path = entry.path
+        if path in lists:
+            yield from files.add(text(path), cut_down(source.read(path), images), entry.mtime_ns)
+        elif is_metadata(text(path)):
+            lines = source.read(path).splitlines(keepends=True)
+            left = [line for line in lines if _named(line, path, named) in images]
+            yield from files.add(text(path), b"".join(left), entry.mtime_ns)
+        elif path in images or (path in annotations if layout.is_annotation(path) else not is_image(path)):
             yield files.refer(entry)
     yield from files.end_pack()
 
 
-def _cut_down(data: bytes, names: Collection[bytes]) -> bytes:
-    """The lines of a list that name an image of the subset."""
+def _named(line: bytes, file: bytes, named: NamedImages) -> bytes | None:
+    """The image that a line of `metadata.jsonl` is about."""
+    try:
+        name = json.loads(line)["file_name"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return named.find(name, file) if isinstance(name, str) else None
 
-    def name(line: bytes) -> bytes:
-        base = line.replace(b"\\", b"/").rpartition(b"/")[2].strip()
-        return without_extension(base) if is_image(base) else base.split()[0] if base else b""
 
-    return b"".join(line for line in data.splitlines(keepends=True) if name(line) in names)
+def _encode(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")

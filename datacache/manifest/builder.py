@@ -17,7 +17,7 @@ _BLOBS_AT_A_TIME = 64
 _SLASH = ord("/")
 _MAX_PATH_BYTES = 65_535
 # A component that a directory cannot hold: empty, '.', '..', with a NUL, or longer than a name may be (NAME_MAX).
-_UNSHOWABLE = re.compile(rb"(?:^|/)\.{0,2}(?:/|$)|\0|[^/]{256}")
+_UNSHOWABLE = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0|[^/]{256}")
 
 
 class ManifestBuilder:

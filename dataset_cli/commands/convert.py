@@ -39,7 +39,7 @@ _SHOWN = 20
 )
 @click.option("--skip-difficult", is_flag=True, help="Leave out objects marked difficult.")
 @click.option("--keep-unannotated", is_flag=True, help="Take images without annotation as background images.")
-@click.option("--strict", is_flag=True, help="Any problem is an error: make nothing.")
+@click.option("--strict", is_flag=True, help="What would be repaired or left out is an error: make nothing.")
 @click.option("--format", "format", metavar="FORMAT", help="What the annotations are in, where that cannot be told.")
 @click.option(
     "--voc-origin", type=click.IntRange(0, 1), default=0, show_default=True, help="1: VOC pixels count from 1."

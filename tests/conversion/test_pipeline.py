@@ -476,3 +476,14 @@ def test_a_conversion_that_is_killed_can_be_run_again(
     assert killed_in_time
     assert convert(ref, name="other", resize="300x200").record.id == done.record.id
     catalog.close()
+
+
+def test_the_numbers_of_classes_outlive_a_version_that_was_made_otherwise(
+    drawn: Path, make: Make, convert: Callable[..., Conversion], settings: Settings
+) -> None:
+    ref = make(drawn)
+    convert(ref, classes=["without_mask", "with_mask"])
+    datacache.subset(ref, ["JPEGImages/000001.jpg"], name="converted", settings=settings)
+    record = convert(ref).record
+    assert record.lineage is not None
+    assert record.lineage.parameters["classes"] == ["without_mask", "with_mask"]

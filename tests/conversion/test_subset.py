@@ -93,3 +93,60 @@ def test_the_subset_of_a_subset_still_has_its_packs_when_the_others_are_gone(
 def test_a_subset_of_nothing_is_refused(drawn: Path, make: Make, subset: Callable[..., str]) -> None:
     with pytest.raises(UsageError, match="no image fits"):
         subset(make(drawn), [])
+
+
+def test_names_with_spaces_marks_and_other_folders_of_the_same_name_keep_their_splits(
+    faces: Path, make: Make, subset: Callable[..., str], files: Files
+) -> None:
+    for old, new in (("000001", "my image 1"), ("000002", "my image 2")):
+        (faces / "JPEGImages" / f"{old}.jpg").rename(faces / "JPEGImages" / f"{new}.jpg")
+        (faces / "Annotations" / f"{old}.xml").rename(faces / "Annotations" / f"{new}.xml")
+    lists = faces / "ImageSets" / "Main"
+    (lists / "train.txt").write_text("\ufeffmy image 1\nmy image 2\n000003\n")
+    (lists / "val.txt").write_bytes("000004\n000005\n".encode("utf-16"))
+    (lists / "test.txt").write_text("")
+    (lists / "trainval.txt").unlink()
+    few = files(subset(make(faces), [f"JPEGImages/{n}.jpg" for n in ("my image 1", "000003", "000004")]))
+    assert few["ImageSets/Main/train.txt"] == b"my image 1\n000003\n"
+    assert few["ImageSets/Main/val.txt"] == b"000004\n"
+
+
+def test_an_annotation_goes_with_the_image_it_is_of_and_no_other(
+    faces: Path, make: Make, subset: Callable[..., str], files: Files
+) -> None:
+    from PIL import Image
+
+    with Image.open(faces / "JPEGImages" / "000001.jpg") as image:
+        image.save(faces / "JPEGImages" / "000001.png")
+    shutil.rmtree(faces / "ImageSets")
+    got = files(subset(make(faces), ["JPEGImages/000001.png"]))
+    assert set(got) == {"JPEGImages/000001.png"}
+
+
+def test_labels_of_whole_images_are_cut_down_too(
+    faces: Path, make: Make, subset: Callable[..., str], files: Files
+) -> None:
+    lines = [json.dumps({"file_name": f"JPEGImages/{n:06}.jpg", "label": "x"}) + "\n" for n in (1, 2, 3)]
+    (faces / "metadata.jsonl").write_text("".join(lines))
+    few = files(subset(make(faces), ["JPEGImages/000002.jpg"]))
+    assert few["metadata.jsonl"].decode() == lines[1]
+
+
+def test_a_path_that_is_no_image_is_refused_by_name(drawn: Path, make: Make, subset: Callable[..., str]) -> None:
+    with pytest.raises(UsageError, match=r"JPEGImages/none\.jpg"):
+        subset(make(drawn), ["JPEGImages/000001.jpg", "JPEGImages/none.jpg"])
+
+
+def test_coco_images_in_no_split_are_in_the_subset_all_the_same(
+    faces: Path, make: Make, subset: Callable[..., str], files: Files, settings: Settings
+) -> None:
+    coco = datacache.convert(make(faces), to="coco", name="coco", split="train=0.5,val=0.5", settings=settings).record
+    whole = files(coco.ref)
+    folder = faces.parent / "with-more"
+    for path, data in whole.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    shutil.copy(faces / "JPEGImages" / "000001.jpg", folder / "images" / "more.jpg")
+    listed = next(path for path in whole if path.endswith(".jpg"))
+    few = files(subset(make(folder, "more"), [listed, "images/more.jpg"]))
+    assert sum(path.endswith(".jpg") for path in few) == 2
