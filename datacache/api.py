@@ -192,14 +192,15 @@ def export_snapshot(
     settings: Settings | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
-    """Write a snapshot's files into a folder: one that is not there yet, is empty, or holds (a part of) this export.
+    """Write a snapshot's files into a folder: one that is not there yet, is empty, or holds (a part of) this export,
+    as the file `.datacache-exported` in it says.
 
     `link` says how files of this machine get there: `auto` clones them where the file system can
     (they share their blocks until one is changed), `hard` makes hard links, with which whoever changes the file changes
-    the bucket, `none` copies. The rest is copied out of the cache, which fetches what it does not have. Files have the
-    snapshot's times. `progress(files, bytes)` is called now and then. An export that failed or was killed goes on where
-    it was when it is run again. Raises `UsageError` for a folder that holds other things, `ExportError` where it cannot
-    be written (a full disk), and the errors of reading.
+    the bucket (never to what datacache itself stored, which snapshots share), `none` copies. The rest is copied out of
+    the cache, which fetches what it does not have. Files have the snapshot's times. `progress(files, bytes)` is called
+    now and then. An export that failed or was killed goes on where it was when it is run again. Raises `UsageError` for
+    a folder that holds other things, `ExportError` where it cannot be written (a full disk), and the errors of reading.
     """
     from datacache.reader.export import export
 

@@ -9,7 +9,7 @@ import re
 
 _DRIVE = re.compile(r"[A-Za-z]:")
 _MAX_PATH_BYTES, _MAX_PART_BYTES = 4096, 255
-_JUNK_NAMES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini", "ehthumbs.db"})
+_JUNK_NAMES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini", "ehthumbs.db", ".datacache-exported"})
 
 
 def unusable(path: str) -> str:
@@ -52,6 +52,7 @@ def from_archive(name: str) -> str:
 
 
 def is_junk(path: str) -> bool:
-    """Whether it is what a desktop leaves behind: `__MACOSX/`, `.DS_Store`, `Thumbs.db`, `._x` and the like."""
+    """Whether it is what a desktop leaves behind (`__MACOSX/`, `.DS_Store`, `Thumbs.db`, `._x` and the like), or the
+    note in a folder that a snapshot was exported into."""
     parts = path.split("/")
     return "__MACOSX" in parts or parts[-1] in _JUNK_NAMES or parts[-1].startswith("._")

@@ -2,7 +2,8 @@
 
 Used by `api.export_snapshot`. `export_folder` keeps the folder safe, `export_file` makes one file; here is the flow:
 the folder is looked at, threads make the files (and so overlap what is fetched), and it is left clean. An export
-that was killed can be run again: files have their names only when they are whole, and those that are there are kept.
+that was killed can be run again: files have their names only when they are whole, and those that are there are kept, if
+the folder says that they are of this snapshot.
 """
 
 from __future__ import annotations

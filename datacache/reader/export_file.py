@@ -2,11 +2,12 @@
 
 Used by `export`; one `FileMaker` for all of its threads. Where bytes come from, the first that can be had:
 
-1. a clone of the `file://` object (FICLONE, ioctl_ficlone(2)): its own file that shares the blocks on the disk;
-   with `hard`, a hard link instead, which *is* the bucket's file: who changes one changes both;
-2. what is on this node in one piece, verified by its checksum;
-3. the kernel's copy of the `file://` object;
-4. the cache, which fetches what it does not have.
+1. with `hard`, a hard link to the `file://` object, which *is* the bucket's file: who changes one changes both. Never
+   to one of content-addressed storage, which would change under every snapshot that has this content;
+2. a clone of the `file://` object (FICLONE, ioctl_ficlone(2)): its own file that shares the blocks on the disk;
+3. what is on this node in one piece, verified by its checksum;
+4. the kernel's copy of the `file://` object;
+5. the cache, which fetches what it does not have.
 
 The tiers' own files are never linked to: most objects lie in regions, at offsets no file system could share, and all
 are rewritten and evicted at will.
@@ -49,30 +50,19 @@ class FileMaker:
     def __init__(self, snapshot: Snapshot, link: Link) -> None:
         self._snapshot, self._link = snapshot, link
         self._store = LocalStore()
-        self._refused: set[int] = set()  # devices that clones or links cannot come from
+        self._refused: set[tuple[Made, int]] = set()  # devices that clones, or links, cannot come from
         self._lock = threading.Lock()  # of the two below
         self.made: Counter[Made] = Counter()
         self.bytes_done = 0
         self.stop = threading.Event()
 
-    def is_there(self, found: os.stat_result, entry: Entry) -> bool:
-        """Whether a file is an entry's: by size and time, as exactly as its file system keeps times, or because it is a
-        link to the object itself, whose time may be another."""
+    @staticmethod
+    def is_there(found: os.stat_result, entry: Entry) -> bool:
+        """Whether a file of an export of this snapshot is an entry's still: by size and time, as exactly as its file
+        system keeps times."""
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size_bytes:
             return False
-        if any(entry.mtime_ns // clock * clock == found.st_mtime_ns for clock in _CLOCKS_NS):
-            return True
-        ref = self._snapshot.manifest.object_ref(entry)
-        if found.st_nlink < 2 or ref.store != self._store.url:
-            return False
-        try:
-            fd = self._store.open_exact(ref)
-        except StoreError:
-            return False
-        try:
-            return os.path.samestat(os.fstat(fd), found)
-        finally:
-            os.close(fd)
+        return any(entry.mtime_ns // clock * clock == found.st_mtime_ns for clock in _CLOCKS_NS)
 
     def make(self, folder: Folder, directory: int, row: int, entry: Entry) -> None:
         """Make the file of a row in a directory of the folder, unless it is there. Raises the errors of reading,
@@ -111,11 +101,11 @@ class FileMaker:
         ref = self._snapshot.manifest.object_ref(entry)
         source = self._open_source(ref) if ref.store == self._store.url else None
         try:
-            if source is not None and self._link == "hard" and self._hard_link(source, ref, state, new):
+            if source is not None and self._may_link(entry) and self._hard_link(source, ref, state, new):
                 return "linked"
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=state)
             try:
-                cloned = source is not None and self._link == "auto" and self._clone(source, ref, fd)
+                cloned = source is not None and self._link != "none" and self._clone(source, ref, fd)
                 if not cloned:
                     self._copy(fd, source, ref, row)
                 os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
@@ -133,8 +123,11 @@ class FileMaker:
         except StoreError:
             return None
 
+    def _may_link(self, entry: Entry) -> bool:
+        return self._link == "hard" and not self._snapshot.manifest.root.sources[entry.source].content_addressed
+
     def _hard_link(self, source: int, ref: ObjectRef, state: int, new: bytes) -> bool:
-        device = os.fstat(source).st_dev
+        device: tuple[Made, int] = ("linked", os.fstat(source).st_dev)
         if device in self._refused:
             return False
         try:
@@ -150,7 +143,7 @@ class FileMaker:
         return True
 
     def _clone(self, source: int, ref: ObjectRef, fd: int) -> bool:
-        device = os.fstat(source).st_dev
+        device: tuple[Made, int] = ("cloned", os.fstat(source).st_dev)
         if device in self._refused:
             return False
         try:

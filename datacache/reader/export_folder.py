@@ -3,7 +3,9 @@
 Used by `export`. All below the folder is reached through descriptors of its directories, opened one component at a
 time and without following links (`openat` with O_NOFOLLOW), so neither a path of the snapshot nor a link that lies
 there leads out of it. While the export is unfinished, `.datacache-export` in the folder says of which snapshot it is
-and holds the files being written; it goes at the end. Safe from several threads, but for `open` and `finish`.
+and holds the files being written; at the end only a small file, `.datacache-exported`, is left of it. A folder that
+holds anything is taken only if one of both names this very snapshot: sizes and times do not tell two versions of a
+file apart. Safe from several threads, but for `open` and `finish`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from datacache.core.errors import DatacacheError, ExportError, UsageError
 from datacache.manifest.model import Entry
@@ -23,20 +26,36 @@ from datacache.manifest.view import Tree
 
 _STATE = b".datacache-export"
 _SNAPSHOT = b"snapshot"
+_DONE = b".datacache-exported"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 IsThere = Callable[[os.stat_result, Entry], bool]
 """Whether a file is what the export makes of an entry."""
 
 
+class _Names(NamedTuple):
+    """What the export calls its own in the folder."""
+
+    state: bytes
+    done: bytes
+
+    @classmethod
+    def free_in(cls, tree: Tree) -> _Names:
+        """Names that the snapshot does not have; it may, as somebody's snapshot of an export."""
+        more = b""
+        while any(tree.child(b"", name + more) is not None for name in (_STATE, _DONE)):
+            more += b"~"
+        return cls(_STATE + more, _DONE + more)
+
+
 class Folder:
     """An open folder that is being exported into."""
 
-    def __init__(self, path: Path, root: int, state: int, state_name: bytes, *, resumed: bool) -> None:
+    def __init__(self, path: Path, root: int, state: int, names: _Names, *, resumed: bool) -> None:
         self.path = path
         self.root = root
         self.resumed = resumed
         """Whether an unfinished export goes on: what differs from the snapshot is its own and may be replaced."""
-        self._state, self._state_name = state, state_name
+        self._state, self._names = state, names
         self._numbers = itertools.count()
 
     @classmethod
@@ -57,38 +76,46 @@ class Folder:
 
     @classmethod
     def _take(cls, path: Path, root: int, tree: Tree, ref: str, is_there: IsThere) -> Folder:
-        name = _STATE
-        while tree.child(b"", name) is not None:  # somebody made a snapshot of an unfinished export
-            name += b"~"
+        names = _Names.free_in(tree)
+        skip = {names.state, names.done, b"lost+found"}
         with local_errors(path, "the folder cannot be read"):
-            unfinished = _unfinished(root, name)
-            if unfinished is not None and unfinished.rpartition("@")[2] != ref.rpartition("@")[2]:
+            notes = unfinished, finished = _unfinished(root, names.state), _read_note(root, names.done)
+            of = unfinished or finished
+            if of is None:
+                for found in _names_in(root, skip):
+                    raise UsageError(
+                        f"{path} holds {os.fsdecode(found)!r} and is not an export of {ref}",
+                        hint="Export into a folder that is empty or not there yet, or into an export of this snapshot.",
+                    )
+            elif of.rpartition("@")[2] != ref.rpartition("@")[2]:
+                finish = f"finish this one (dsctl export {of} {path}), or " if unfinished else ""
                 raise UsageError(
-                    f"{path} holds an unfinished export of {unfinished}",
-                    hint=f"Finish it (dsctl export {unfinished} {path}), or export into another folder.",
+                    f"{path} holds an {'unfinished ' if unfinished else ''}export of {of}, not of {ref}",
+                    hint=f"Remove it, {finish}export into another folder.",
                 )
-            survey = _Survey(tree, is_there, {name, b"lost+found"}, resumed=unfinished is not None)
-            for problem in survey.differences(root, b""):
+            for problem in _Survey(tree, is_there, skip, resumed=unfinished is not None).differences(root, b""):
                 raise UsageError(
                     f"{path} holds {problem} that {ref} does not have",
-                    hint="Export into a folder that is empty or not there yet; one that holds the same export is fine.",
+                    hint="Remove it, or export into another folder.",
                 )
         with local_errors(path, "the folder cannot be written"):
             with suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=root)
-            state = os.open(name, _DIRECTORY, dir_fd=root)
+                os.mkdir(names.state, 0o700, dir_fd=root)
+            state = os.open(names.state, _DIRECTORY, dir_fd=root)
             try:
                 _lock(state, path)
+                if (_unfinished(root, names.state), _read_note(root, names.done)) != notes:
+                    raise ExportError(f"another export into {path} has just ended", hint="Run this one again.")
                 with os.scandir(state) as left_over:
                     for entry in left_over:
                         if os.fsencode(entry.name) != _SNAPSHOT:
                             os.unlink(entry.name, dir_fd=state)
                 if unfinished is None:
-                    _write_state(state, ref)
+                    _write_note(state, ref)
             except BaseException:
                 os.close(state)
                 raise
-        return cls(path, root, state, name, resumed=unfinished is not None)
+        return cls(path, root, state, names, resumed=unfinished is not None)
 
     def directory(self, path: bytes) -> int:
         """A descriptor of a directory ('' or ending with '/'), which is made if it is not there. Close it."""
@@ -128,11 +155,11 @@ class Folder:
         return self._state
 
     def finish(self, *, complete: bool) -> None:
-        """Close it; when complete, without a trace."""
+        """Close it; when complete, with nothing left but the files and the note of which snapshot they are."""
         if complete:
             with local_errors(self.path, "the folder cannot be written"):
-                os.unlink(_SNAPSHOT, dir_fd=self._state)
-                os.rmdir(self._state_name, dir_fd=self.root)
+                os.rename(_SNAPSHOT, self._names.done, src_dir_fd=self._state, dst_dir_fd=self.root)
+                os.rmdir(self._names.state, dir_fd=self.root)
         os.close(self._state)
         os.close(self.root)
 
@@ -170,20 +197,31 @@ def _unfinished(root: int, name: bytes) -> str | None:
     except FileNotFoundError:
         return None
     try:
-        fd = os.open(_SNAPSHOT, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=state)
-        with os.fdopen(fd, "rb") as file:
-            return str(json.loads(file.read())["ref"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # killed before it was written: nothing else was
-        return None
+        return _read_note(state, _SNAPSHOT)  # None: killed before it was written, and nothing else was
     finally:
         os.close(state)
 
 
-def _write_state(state: int, ref: str) -> None:
-    fd = os.open(b"new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=state)
-    with os.fdopen(fd, "wb") as file:
-        file.write(json.dumps({"ref": ref}).encode())
+def _read_note(directory: int, name: bytes) -> str | None:
+    """The snapshot that a note names."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        with os.fdopen(fd, "rb") as file:
+            return str(json.loads(file.read())["ref"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_note(state: int, ref: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(b"new", flags, 0o666, dir_fd=state), "wb") as file:
+        file.write(json.dumps({"ref": ref}).encode() + b"\n")
     os.rename(b"new", _SNAPSHOT, src_dir_fd=state, dst_dir_fd=state)
+
+
+def _names_in(directory: int, skip: set[bytes]) -> list[bytes]:
+    with os.scandir(directory) as found:
+        return sorted({os.fsencode(entry.name) for entry in found} - skip)
 
 
 def _lock(state: int, path: Path) -> None:

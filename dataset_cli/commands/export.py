@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     default="auto",
     show_default=True,
     help="How files of this machine get there. auto: as clones that share their blocks, where the file system can. "
-    "hard: as hard links; whoever changes one in DIR changes the bucket. none: as copies.",
+    "hard: as hard links; whoever changes one in DIR changes the bucket (what datacache stored is not linked). "
+    "none: as copies.",
 )
 @json_option
 @pass_app
@@ -34,7 +35,7 @@ def export(app: App, *, ref: str, directory: Path, link: str) -> None:
     """Write a snapshot's files into DIR, for tools that want a plain folder.
 
     DIR is not there yet, is empty, or holds an export of the same snapshot: what is there is kept, so that an
-    export that was killed can be run again.
+    export that was killed can be run again. The file .datacache-exported in it says which snapshot it is.
     """
     from datacache import api
     from datacache.catalog.refs import resolve

@@ -25,7 +25,9 @@ def ref(dsctl: Dsctl, bucket: Path) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Without the note of what it is."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".datacache-exported")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_an_export_is_a_plain_folder_and_says_how_the_files_were_made(dsctl: Dsctl, ref: str, tmp_path: Path) -> None:

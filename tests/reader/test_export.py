@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -16,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from datacache import create_snapshot, export_snapshot, open_snapshot
+from datacache import create_snapshot, export_snapshot, open_snapshot, verify_snapshot
 from datacache.core.errors import ExportError, ObjectChangedError, UsageError
 from datacache.core.objects import BLOCK_BYTES
+from datacache.reader import export_folder
 from datacache.reader.export_folder import Folder
 from datacache.testing.faults import Fault, FaultProxy
 
@@ -49,16 +51,20 @@ def fill(root: Path) -> None:
     (root / "hollow" / "inside").mkdir(parents=True)
 
 
+NOTE = ".datacache-exported"
+
+
 def contents(folder: Path) -> dict[str, bytes]:
+    """Without the note of what it is."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink()
+        if path.is_file() and not path.is_symlink() and path.name != NOTE
     }
 
 
 def inodes(folder: Path) -> dict[str, int]:
-    return {str(path): path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+    return {str(path): path.stat().st_ino for path in folder.rglob("*") if path.is_file() and path.name != NOTE}
 
 
 @contextmanager
@@ -75,7 +81,7 @@ def mounted(folder: Path, *options: str) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("link", ["auto", "hard", "none"])
-def test_the_folder_has_every_file_with_its_bytes_and_time_and_nothing_else(settings, bucket, tmp_path, link):
+def test_the_folder_has_every_file_with_its_bytes_and_time_and_a_note_of_what_it_is(settings, bucket, tmp_path, link):
     create_snapshot("mask", str(bucket))
     out = tmp_path / "a" / "out"
     done = export_snapshot("mask", out, link=link)
@@ -83,10 +89,11 @@ def test_the_folder_has_every_file_with_its_bytes_and_time_and_nothing_else(sett
     for name in FILES:
         assert (out / name).stat().st_mtime_ns == (bucket / name).stat().st_mtime_ns
     assert (out / "hollow" / "inside").is_dir()
-    assert sorted(path.name for path in out.iterdir()) == ["a.bin", "dir", "empty", "hollow", "large.bin"]
+    assert sorted(path.name for path in out.iterdir()) == [NOTE, "a.bin", "dir", "empty", "hollow", "large.bin"]
     assert (done.files, done.bytes, done.kept, done.left_out) == (len(FILES), sum(map(len, FILES.values())), 0, ())
     assert done.directory == out
     assert done.ref == f"mask@{create_snapshot('mask', str(bucket)).id}"
+    assert json.loads((out / NOTE).read_bytes()) == {"ref": done.ref}
 
 
 def test_files_and_folders_have_the_modes_of_new_ones(settings, bucket, tmp_path):
@@ -139,7 +146,7 @@ def test_a_cold_export_fetches_many_objects_at_a_time(settings, rclone_s3, tmp_p
         # None of the first four is answered before all four have been asked for.
         proxy.always(Fault(wait=enough, only=is_get))
         assert export_snapshot("mask", tmp_path / "out").copied == 64
-    assert len(list((tmp_path / "out").iterdir())) == 64
+    assert len(contents(tmp_path / "out")) == 64
 
 
 def test_what_is_cached_is_exported_when_the_bucket_has_lost_it(settings, bucket, tmp_path):
@@ -183,16 +190,17 @@ def test_hard_links_are_the_buckets_files_and_are_kept_when_it_is_run_again(sett
     assert export_snapshot("mask", tmp_path / "out", link="hard").kept == len(FILES)
 
 
-def test_pinned_objects_are_linked_too_and_are_known_again_without_their_time(settings, bucket, tmp_path):
+def test_stored_objects_are_never_hard_links_so_that_editing_the_folder_changes_no_snapshot(settings, bucket, tmp_path):
     create_snapshot("mask", str(bucket), pin=True, objects=str(tmp_path / "objects"))
     shutil.rmtree(bucket)
     done = export_snapshot("mask", tmp_path / "out", link="hard")
-    assert done.linked == len(FILES)
-    assert export_snapshot("mask", tmp_path / "out").kept == len(FILES)
+    assert (done.linked, done.cloned + done.copied) == (0, len(FILES))
     assert contents(tmp_path / "out") == FILES
-    copied = export_snapshot("mask", tmp_path / "copies", link="none")
-    assert copied.copied == len(FILES)
-    assert (tmp_path / "copies" / "a.bin").stat().st_mtime_ns == 1_600_000_000_123_456_789
+    assert (tmp_path / "out" / "a.bin").stat().st_mtime_ns == 1_600_000_000_123_456_789
+    assert export_snapshot("mask", tmp_path / "out").kept == len(FILES)
+    with (tmp_path / "out" / "a.bin").open("r+b") as file:
+        file.write(b"HELLO")
+    assert list(verify_snapshot("mask", read=True)) == []
 
 
 def test_hard_links_across_file_systems_become_copies_and_are_counted_as_such(settings, bucket, tmp_path):
@@ -329,6 +337,45 @@ def test_an_unfinished_export_of_another_snapshot_is_refused_naming_it(settings,
     assert export_snapshot(f"mask@{first.id}", tmp_path / "out").files == len(FILES)
 
 
+@pytest.mark.parametrize("pin", [False, True])
+def test_a_version_is_never_taken_for_another_however_alike_their_files_are(settings, tmp_path, pin):
+    bucket, out = tmp_path / "bucket", tmp_path / "out"
+    bucket.mkdir()
+    for label in (b"0 0.5 0.5 0.1 0.1", b"1 0.5 0.5 0.1 0.1"):
+        (bucket / "new").write_bytes(label)
+        os.utime(bucket / "new", ns=(0, 0))  # as what came from the web
+        os.replace(bucket / "new", bucket / "label.txt")
+        create_snapshot("mask", str(bucket), pin=pin)
+        if not out.exists():
+            first = export_snapshot("mask", out)
+    with pytest.raises(UsageError, match=f"export of {first.ref}, not of mask@"):
+        export_snapshot("mask", out)
+    assert contents(out) == {"label.txt": b"0 0.5 0.5 0.1 0.1"}
+    assert export_snapshot(first.ref, out).kept == 1
+    (out / NOTE).unlink()
+    for ref in (first.ref, "mask"):
+        with pytest.raises(UsageError, match=r"holds 'label\.txt' and is not an export"):
+            export_snapshot(ref, out)
+
+
+def test_an_export_that_ends_while_another_begins_is_not_mixed_with_it(settings, bucket, tmp_path, monkeypatch):
+    first = create_snapshot("mask", str(bucket))
+    (bucket / "new").write_bytes(b"new")
+    create_snapshot("mask", str(bucket))
+    lock, refs = export_folder._lock, [f"mask@{first.id}"]
+
+    def lock_late(state: int, path: Path) -> None:
+        if refs:
+            os.rmdir(path / ".datacache-export")
+            export_snapshot(refs.pop(), path)
+        lock(state, path)
+
+    monkeypatch.setattr(export_folder, "_lock", lock_late)
+    with pytest.raises(ExportError, match="has just ended"):
+        export_snapshot("mask", tmp_path / "out")
+    assert contents(tmp_path / "out") == FILES
+
+
 # --- folders that are not fit --------------------------------------------------------------------------------------
 
 
@@ -398,13 +445,27 @@ def test_a_file_in_the_place_of_the_folder_is_refused(settings, bucket, tmp_path
         export_snapshot("mask", "/proc/nowhere")
 
 
+def test_a_snapshot_of_an_export_is_exported_like_any_other(settings, bucket, tmp_path):
+    create_snapshot("mask", str(bucket))
+    first = export_snapshot("mask", tmp_path / "out")
+    create_snapshot("again", str(tmp_path / "out"))
+    export_snapshot("again", tmp_path / "second")
+    export_snapshot("again", tmp_path / "second")
+    assert json.loads((tmp_path / "second" / NOTE).read_bytes()) == {"ref": first.ref}
+    assert json.loads((tmp_path / "second" / f"{NOTE}~").read_bytes())["ref"].startswith("again@")
+    with pytest.raises(UsageError, match="not an export of again@"):
+        export_snapshot("again", tmp_path / "out")
+
+
 def test_a_snapshot_of_an_unfinished_export_is_exported_like_any_other(settings, bucket, tmp_path):
     fill(tmp_path / "again")
     (tmp_path / "again" / ".datacache-export").mkdir()
     (tmp_path / "again" / ".datacache-export" / "snapshot").write_text("{}")
     create_snapshot("mask", str(tmp_path / "again"))
     export_snapshot("mask", tmp_path / "out")
-    assert contents(tmp_path / "out") == FILES | {".datacache-export/snapshot": b"{}"}
+    found = contents(tmp_path / "out")
+    assert json.loads(found.pop(f"{NOTE}~"))["ref"].startswith("mask@")
+    assert found == FILES | {".datacache-export/snapshot": b"{}"}
 
 
 # --- nothing outside of it -----------------------------------------------------------------------------------------
