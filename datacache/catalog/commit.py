@@ -6,12 +6,12 @@ Used by `catalog.create` and by conversions, imports and subsets. Nothing is vis
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from datacache.catalog.base import Catalog, tag_exists
 from datacache.catalog.mark import blobs_of
 from datacache.catalog.refs import check_name, check_tag
-from datacache.core.errors import CatalogError, CorruptManifestError
+from datacache.core.errors import CatalogError, CorruptManifestError, TagExistsError
 from datacache.manifest import codec
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import PACKS, BlobId, DatasetRecord, Lineage, Root, SnapshotRecord
@@ -62,7 +62,7 @@ def commit_manifest(
 
     `TagExistsError` if a tag names another snapshot. `CorruptManifestError` if a blob of an earlier snapshot that this
     one needs is gone, `CatalogError` if one of the lineage's inputs was removed whose stored objects this one needs:
-    nothing is visible then.
+    nothing is visible then, and no tag was moved.
     """
     id, root = builder.finish(packs=packs)
     dataset = catalog.dataset(name)
@@ -83,27 +83,50 @@ def commit_manifest(
         lineage=lineage,
     )
     needs = blobs_of(BlobId(bytes.fromhex(id)), root)
-    is_new = catalog.snapshot(name, id) is None
-    committed = catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs)
-    gone = _removed_input(catalog, lineage, root)
-    if gone and is_new:
-        catalog.remove_snapshot(name, id)
-        raise CatalogError(
-            f"{gone} was removed while {name} was made of it; nothing was made",
-            hint="What it had stored may be gone with it. Start from a snapshot that there is.",
-        )
-    return committed
+    if _shares_objects(lineage, root) and catalog.snapshot(name, id) is None:
+        _make_visible(catalog, record, needs)
+        try:
+            return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs)
+        except TagExistsError:  # since it was asked above
+            _take_back(catalog, record)
+            raise
+    return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs)
 
 
-def _removed_input(catalog: Catalog, lineage: Lineage, root: Root) -> str | None:
-    """An input that is not listed any more, if that matters: garbage collection may have taken objects in between. One
-    that is still listed now was all the time until the snapshot made of it was, too."""
-    if any(source.content_addressed and source != PACKS for source in root.sources):
-        for ref in lineage.inputs:
-            dataset, _, id = ref.partition("@")
-            if catalog.snapshot(dataset, id) is None:
-                return ref
+def _shares_objects(lineage: Lineage, root: Root) -> bool:
+    """Whether a snapshot needs stored objects that may be its inputs'."""
+    return bool(lineage.inputs) and any(source.content_addressed and source != PACKS for source in root.sources)
+
+
+def _make_visible(catalog: Catalog, record: SnapshotRecord, needs: Collection[BlobId]) -> None:
+    """Commit a snapshot without its tags, if its inputs are all listed: garbage collection may have taken objects of
+    one that was removed. One that is listed after the commit was before it, too."""
+    gone = _removed_input(catalog, record)
+    if gone is None:
+        catalog.commit(record, tags=(), needs=needs)
+        gone = _removed_input(catalog, record)
+        if gone is None:
+            return
+        _take_back(catalog, record)
+    raise CatalogError(
+        f"{gone} was removed while {record.dataset} was made of it; nothing was made",
+        hint="What it had stored may be gone with it. Start from a snapshot that there is.",
+    )
+
+
+def _removed_input(catalog: Catalog, record: SnapshotRecord) -> str | None:
+    for ref in record.lineage.inputs if record.lineage is not None else ():
+        dataset, _, id = ref.partition("@")
+        if catalog.snapshot(dataset, id) is None:
+            return ref
     return None
+
+
+def _take_back(catalog: Catalog, record: SnapshotRecord) -> None:
+    """Forget what was just committed, unless somebody has given it a tag meanwhile: that would be lost."""
+    dataset = catalog.dataset(record.dataset)
+    if dataset is not None and record.id not in dataset.tags.values():
+        catalog.remove_snapshot(record.dataset, record.id)
 
 
 def _hidden_warning(root: Root) -> tuple[str, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from datacache.catalog.commit import commit_manifest
 from datacache.catalog.create import create_snapshot
 from datacache.catalog.mark import reachable
 from datacache.catalog.sqlite import SqliteCatalog
-from datacache.core.errors import CatalogError
+from datacache.core.errors import CatalogError, TagExistsError
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import BlobId, Entry, Lineage, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
@@ -133,3 +134,48 @@ def test_a_snapshot_whose_input_was_removed_meanwhile_is_made_only_if_it_needs_n
             assert len(catalog.snapshots("part")) == 1
         else:
             assert commit().lineage == Lineage("query", {}, (f"mask@{taken.id}",))
+
+
+class Interrupted(SqliteCatalog):
+    """A catalog in which somebody else does something right after the first commit of a data set."""
+
+    def commit(self, record: SnapshotRecord, **options: Any) -> SnapshotRecord:
+        committed = super().commit(record, **options)
+        if self.__dict__.get("dataset_at", "") == record.dataset:
+            self.__dict__.pop("dataset_at")
+            self.__dict__["then"]()
+        return committed
+
+    def after_commit_of(self, dataset: str, then: Callable[[], object]) -> None:
+        self.__dict__.update(dataset_at=dataset, then=then)
+
+
+@pytest.mark.parametrize("what", ["input removed", "tag taken"])
+def test_a_commit_that_is_taken_back_loses_no_tag(tmp_path: Path, store: MemoryStore, what: str) -> None:
+    catalog = Interrupted(tmp_path / "catalog.db")
+    taken = create(catalog, store)
+    lineage = Lineage("query", {}, (f"mask@{taken.id}",))
+
+    def commit(key: bytes, **tags: Any) -> SnapshotRecord:
+        builder = ManifestBuilder([Source("s3://o", "x/", content_addressed=True)], catalog.put_blobs)
+        builder.add(Entry(b"a", 1, 0, "", "", 0, key))
+        return commit_manifest(catalog, builder, name="part", origin="", lineage=lineage, **tags)
+
+    first = commit(b"1", tags=["prod"])
+    if what == "input removed":
+        catalog.after_commit_of("part", lambda: catalog.remove_snapshot("mask", taken.id))
+        with pytest.raises(CatalogError, match="was removed while part was made"):
+            commit(b"2", tags=["prod", "new"], move_tags=True)
+    else:
+        catalog.after_commit_of("part", lambda: catalog.set_tag("part", "new", first.id))
+        with pytest.raises(TagExistsError):
+            commit(b"2", tags=["new"])
+    dataset = catalog.dataset("part")
+    assert dataset is not None
+    assert dataset.tags == {"prod": first.id} | ({} if what == "input removed" else {"new": first.id})
+    assert (dataset.latest, len(catalog.snapshots("part"))) == (first.id, 1)
+    if what == "tag taken":
+        second = commit(b"2", tags=["prod", "new"], move_tags=True)
+        dataset = catalog.dataset("part")
+        assert dataset is not None
+        assert dataset.tags == {"prod": second.id, "new": second.id}
