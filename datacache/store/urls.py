@@ -40,6 +40,12 @@ def split_object_url(url: str) -> tuple[str, str]:
     if match is None or match[1].lower() == "file":
         return "file://", _local_key(url, url[match.end() :] if match else url)
     scheme = _ALIASES.get(match[1].lower(), match[1].lower())
+    if scheme == "datacache":
+        raise UsageError(
+            "a datacache:// URL names a snapshot, not a bucket or folder",
+            hint="From a snapshot others are made with: dsctl convert REF --as NAME, dsctl query REF --as NAME. "
+            "Another name for it is a tag: dsctl snapshot tag.",
+        )
     authority, _, key = url[match.end() :].partition("/")
     _refuse_credentials(scheme, authority, key)
     if not authority:

@@ -64,6 +64,13 @@ def test_what_is_no_place_is_refused(url: str) -> None:
         split_url(url)
 
 
+@pytest.mark.parametrize("url", ["datacache://faces", "datacache://faces@v1", "datacache://faces@v1/images/"])
+def test_a_snapshot_is_no_place_and_the_error_says_what_to_do_instead(url: str) -> None:
+    with pytest.raises(UsageError, match="a snapshot, not a bucket or folder") as caught:
+        split_url(url)
+    assert "dsctl convert" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     "url",
     [
