@@ -1,7 +1,7 @@
 """What an import has done so far, so that one that was killed goes on where it was.
 
-A file under `{home}/imports/`, one for each file, data set and set of options. `jsonl` adds a record when a line is
-done and removes the file after the commit; nobody else reads it. A record is one line, JSON and its checksum:
+A file under `{home}/imports/`, one for each file, data set and set of options. `jsonl` adds a record when a copy is
+made and removes the file after the commit; nobody else reads it. A record is one line, JSON and its checksum:
 
     ["path", "digest of where it came from", size, mtime_ns, "etag", "version", source, "key", "when"]	checksum
 

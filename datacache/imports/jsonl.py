@@ -8,7 +8,8 @@ Used by `api.import_jsonl`. Three passes, each in bounded memory for files of an
 3. If none failed, or those that did are to be left out, the manifest is built and committed.
 
 A copy that an earlier run made is taken as there while it is younger than the age up to which garbage collection spares
-what no snapshot names (`catalog.objects.REFRESH_AFTER_S`); an older one is read and stored again first.
+what no snapshot names (`catalog.objects.REFRESH_AFTER_S`); an older one is read and stored again first. References are
+looked up by every run: the object may have changed since.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class JsonlProgress(NamedTuple):
     failed: int
     """Those and the ones that could not even be tried."""
     resumed: int
-    """Lines that an earlier run had done."""
+    """Lines whose copies an earlier run had made."""
     total_bytes: int
 
 
@@ -226,21 +227,19 @@ class _Run:
 
     def _work(self, item: tuple[Line, Done | None], journal: Journal) -> tuple[Line, Entry | Failure, bool]:
         line, before = item
+        if before is not None and before.entry.source != self._copies_source:
+            before = None
         try:
-            if before is not None and self._is_fresh(before):
+            if before is not None and 0 <= time.time() - before.at_s < REFRESH_AFTER_S:
                 return line, before.entry, True
             resumed = before is not None and self._fetcher.renew(before.entry)
             entry = before.entry if before is not None and resumed else self._fetcher.fetch(line)
         except (StoreError, UsageError) as exc:
             code = "url" if isinstance(exc, UsageError) else code_of(exc)
             return line, Failure(line.number, line.shown, line.path.decode(), code, exc.message), False
-        journal.add(origin_of(line.origin), entry)
+        if entry.source == self._copies_source:
+            journal.add(origin_of(line.origin), entry)
         return line, entry, resumed
-
-    def _is_fresh(self, before: Done) -> bool:
-        """Whether what an earlier run did can be used as it is: a reference always (a change is noticed when it is
-        read), a copy while it is young."""
-        return before.entry.source != self._copies_source or 0 <= time.time() - before.at_s < REFRESH_AFTER_S
 
     def commit(self, *, name: str, origin: str, lineage: Lineage, **options: Any) -> SnapshotRecord:
         """Build the manifest and make it visible."""

@@ -442,15 +442,28 @@ def test_a_killed_import_goes_on_where_it_was(
 def test_after_a_failure_only_what_failed_is_tried_again(
     web: WebServer, tmp_path: Path, write_lines: WriteLines, settings: Settings
 ) -> None:
-    (tmp_path / "here").write_bytes(b"here")
+    (tmp_path / "here").write_bytes(b"here")  # a reference: it is looked up each time
     lines = [{"url": web.add(f"/{n}", b"%d" % n)} for n in range(20)]
     file = write_lines(*lines, {"url": f"{web.url}/late"}, {"url": "here"}, {"path": "x"})
     assert [failure.line for failure in failures_of(file, settings)] == [21, 23]
     web.add("/late", b"late")
     before = web.asked.copy()
     made = api.import_jsonl("faces", file, settings=settings, skip_failed=True)
-    assert (made.left_out, made.resumed) == (1, 21)
+    assert (made.left_out, made.resumed) == (1, 20)
     assert web.asked - before == {"/late": 1}
+
+
+def test_what_is_referenced_and_changed_after_a_failure_is_imported_as_it_is_now(
+    web: WebServer, tmp_path: Path, write_lines: WriteLines, settings: Settings
+) -> None:
+    (tmp_path / "a").write_bytes(b"one")
+    file = write_lines({"url": "a"}, {"url": "b"}, {"url": web.add("/c", b"copied")})
+    assert [failure.line for failure in failures_of(file, settings)] == [2]
+    (tmp_path / "a").write_bytes(b"two, changed")
+    (tmp_path / "b").write_bytes(b"new")
+    made = api.import_jsonl("faces", file, settings=settings)
+    assert made.resumed == 1
+    assert files_of(settings) == {"a": b"two, changed", "b": b"new", "c": b"copied"}
 
 
 def test_another_file_option_or_data_set_does_not_go_on_with_a_journal(
