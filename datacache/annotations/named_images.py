@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from datacache.annotations.layout import Layout
 from datacache.annotations.pairing import image_folders, is_image
@@ -17,6 +17,26 @@ from datacache.manifest.reader import Manifest
 
 _DRIVE: Final = re.compile(rb"^[A-Za-z]:")
 _IMAGES: Final = (b"images/", b"Images/", b"JPEGImages/", b"imgs/")
+_IMAGE_FOLDERS: Final = frozenset(folder[:-1] for folder in _IMAGES)
+_FOLDERS_KEPT: Final = 100_000
+
+
+WHOLE: Final = 2
+"""The image has the whole name, in a folder that the file's names may be relative to."""
+END: Final = 1
+"""It has the end of the name, with a folder at least: the name is a path on another machine."""
+BY_NAME: Final = 0
+"""It has the name's last part alone."""
+
+
+class Named(NamedTuple):
+    """The image that a name means."""
+
+    image: bytes
+    certainty: int
+    """`WHOLE`, `END` or `BY_NAME`."""
+    name: bytes
+    """The name in one spelling, to compare names."""
 
 
 class NamedImages:
@@ -26,13 +46,20 @@ class NamedImages:
         self._manifest = manifest
         self._folders = layout.image_folders
         self._places: dict[bytes, tuple[bytes, ...]] = {}
+        self._exist: dict[bytes, bool] = {}
 
     def find(self, name: str, file: bytes) -> bytes | None:
+        """The image that `named` finds."""
+        found = self.named(name, file)
+        return None if found is None else found.image
+
+    def named(self, name: str, file: bytes) -> Named | None:
         """The image that the file at `file` calls `name`; None where there is none, or no single one.
 
         Tried in this order, and each with the leading folders of the name dropped one by one: the folder of the file,
         folders of images beside it and above it (those of the file's own split first), and at last every folder of
-        images, where the name must be in one alone. An image in the folder of another split is never meant.
+        images, where the name must be in one alone. Where a folder of the name is there, the image is in it or is
+        missing. An image in the folder of another split is never meant.
         """
         try:
             raw = name.encode("utf-8", "surrogateescape")
@@ -40,29 +67,49 @@ class NamedImages:
             return None
         return self._find(raw, file) or (self._find(raw.replace(b"\\", b"/"), file) if b"\\" in raw else None)
 
-    def _find(self, name: bytes, file: bytes) -> bytes | None:
+    def _find(self, name: bytes, file: bytes) -> Named | None:
         parts = [part for part in _DRIVE.sub(b"", name).split(b"/") if part not in (b"", b".", b"..")]
+        if not parts:
+            return None
         places = self._places.get(file)
         if places is None:
             places = self._places[file] = tuple(dict.fromkeys(_places(file)))
+        whole = b"/".join(parts)
         for place in places:
-            path = place + b"/".join(parts)
-            if parts and self._is_there(path):
-                return path
-        split = folder_split(b"/".join(parts)) or file_split(file)
-        for at in range(1, len(parts)):
+            if self._is_there(place + whole):
+                return Named(place + whole, WHOLE, whole)
+        split = folder_split(whole) or file_split(file)
+        for at in range(len(parts) - 1):
             rest = b"/".join(parts[at:])
-            for place in places:
+            folder = rest[: rest.rfind(b"/") + 1]
+            for place in places if at else ():
                 if self._fits(place + rest, split):
-                    return place + rest
-        found = [folder + parts[-1] for folder in self._folders if parts and self._fits(folder + parts[-1], split)]
-        return found[0] if len(found) == 1 else None
+                    return Named(place + rest, END, whole)
+            if any(self._exists(place + folder) for place in places):
+                return None
+        for place in places:
+            path = place + parts[-1]
+            if self._fits(path, split):
+                same_kind = len(parts) > 1 and {parts[-2], place[:-1].rpartition(b"/")[2]} <= _IMAGE_FOLDERS
+                return Named(path, END if same_kind else BY_NAME, whole)
+        found = [folder + parts[-1] for folder in self._folders if self._fits(folder + parts[-1], split)]
+        return Named(found[0], BY_NAME, whole) if len(found) == 1 else None
 
     def _fits(self, path: bytes, split: str) -> bool:
         return (not split or folder_split(path) in ("", split)) and self._is_there(path)
 
     def _is_there(self, path: bytes) -> bool:
         return is_image(path) and self._manifest.find(path) is not None
+
+    def _exists(self, folder: bytes) -> bool:
+        known = self._exist.get(folder)
+        if known is None:
+            row = self._manifest.seek(folder)
+            known = row < self._manifest.rows and self._manifest.path(row).startswith(folder)
+            if len(self._exist) >= _FOLDERS_KEPT:
+                self._exist.clear()
+            self._exist[folder] = known
+        return known
 
 
 def _places(file: bytes) -> Iterator[bytes]:

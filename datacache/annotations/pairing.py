@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from datacache.annotations.model import Problem
 from datacache.annotations.problems import quote
+from datacache.annotations.split_names import folder_split
 from datacache.manifest.reader import Manifest
 
 # From heic on they are of formats that are not read: they are reported as such, not passed over in silence.
@@ -86,6 +87,7 @@ class Pairing:
         self._manifest = manifest
         self._suffix = suffix
         self._exist: dict[bytes, bool] = {}
+        self._with_images: dict[bytes, bool] = {}
         self._of_images: dict[bytes, tuple[bytes, ...]] = {}
         self._of_annotations: dict[bytes, tuple[bytes, ...]] = {}
 
@@ -129,20 +131,41 @@ class Pairing:
                 found.update(path for tail, path in tails if tail == dot + extension.lower())
         return tuple(sorted(path for path in found if is_data(path) and self.annotation_of(path) == annotation))
 
+    def may_lie_apart(self, annotation: bytes, image: bytes) -> bool:
+        """Whether an annotation may be of an image that only has the same name: not where there are images in a folder
+        that fits its own (but for the root, which has all sorts of things), nor where their splits differ."""
+        folder, _, _ = _split(annotation)
+        splits = {folder_split(annotation), folder_split(image)} - {""}
+        return len(splits) < 2 and not any(
+            place and self._has_images(place) for place in image_folders(folder, self._suffix)
+        )
+
+    def _has_images(self, folder: bytes) -> bool:
+        """Whether images lie in a folder itself."""
+        known = self._with_images.get(folder)
+        if known is None:
+            known = any(is_image(path) for path in self._files(folder))
+            _remember(self._with_images, folder, known)
+        return known
+
     def _beside(self, stem: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The files that go on with an extension (or two) after this stem: extension in lower case, and path."""
-        manifest, prefix = self._manifest, stem + b"."
-        start = len(stem)
+        for path in self._files(stem + b"."):
+            yield path[len(stem) :].lower(), path
+
+    def _files(self, prefix: bytes) -> Iterator[bytes]:
+        """The files that begin so, without those in folders."""
+        manifest = self._manifest
         row = manifest.seek(prefix)
         while row < manifest.rows:
             path = manifest.path(row)
             if not path.startswith(prefix):
                 return
-            slash = path.find(b"/", start)
+            slash = path.find(b"/", len(prefix))
             if slash >= 0:  # a folder: its contents may be many
                 row = manifest.seek(path[:slash] + _AFTER_SLASH)
                 continue
-            yield path[start:].lower(), path
+            yield path
             row += 1
 
     def _existing(self, folders: Iterable[bytes]) -> tuple[bytes, ...]:

@@ -51,7 +51,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "line-malformed": "A line has too few or too many columns",
     "image-unnamed": "An entry of an image has no usable name or id, or the id of another image",
     "image-unknown": "An object belongs to no image of its file",
-    "image-repeated": "A file has the same image several times",
+    "image-repeated": "An image is there several times, in one file or in several",
     "box-repeated": "A file has the same box several times",
     "polygon-boxed": "An object is a polygon",
     "keypoints-ignored": "An object has keypoints",
@@ -67,6 +67,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "path-unwritable": "A path has a line break, which a list of images cannot hold",
     # Which image belongs to which file and to which split.
     "image-ambiguous": "Several images fit one annotation, and it does not say which is meant",
+    "image-by-name": "An image has the name that an annotation gives, but lies in another folder",
     "annotation-without-image": "An annotation fits no image",
     "image-unannotated": "An image has no annotation",
     "image-renamed": "Two images would have the same name in the result: they differ in extension or folder only",

@@ -41,7 +41,7 @@ from datacache.core.objects import object_id
 from datacache.manifest.codec import ends_range
 from datacache.reader.snapshot import Snapshot
 
-VERSION = 1
+VERSION = 2
 """Of what is read out of files: a table that another version made is made anew."""
 _EARLIER_TABLES = 5
 

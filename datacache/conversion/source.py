@@ -16,12 +16,12 @@ from datacache.annotations.layout import Layout, detect, read_class_list, text
 from datacache.annotations.model import Draft, DraftFile, Problem
 from datacache.annotations.named_images import NamedImages
 from datacache.annotations.pairing import SUFFIXES, Pairing, is_image, pair_leftovers
-from datacache.annotations.problems import unusable_file
+from datacache.annotations.problems import quote, unusable_file
+from datacache.conversion.drafts import Drafts, Said
 from datacache.core.errors import AnnotationError
 from datacache.manifest.model import Entry
 from datacache.reader.snapshot import Snapshot
 
-_Drafts = dict[bytes, tuple[Draft, tuple[Problem, ...]]]
 _NONE = -1
 _LEFTOVERS_LIMIT = 200_000
 """So many unpaired images or annotations are looked at again, by name alone; more are no export that lies elsewhere."""
@@ -35,7 +35,7 @@ class Found(NamedTuple):
     annotation: int | None = None
     rivals: tuple[bytes, ...] = ()
     """The images that the annotation fits, where they are several."""
-    draft: tuple[Draft, tuple[Problem, ...]] | None = None
+    draft: Said | None = None
     """What a file of many says of it: all, or beside an annotation of its own the labels of the whole image."""
 
 
@@ -64,7 +64,7 @@ class AnnotationSource:
 
     # --- an annotation file an image -------------------------------------------------------------------------------
 
-    def _with_files(self, suffix: bytes, drafts: _Drafts) -> Iterator[Found]:
+    def _with_files(self, suffix: bytes, drafts: dict[bytes, Said]) -> Iterator[Found]:
         manifest, pairing = self._manifest, Pairing(self._manifest, suffix)
         annotations = array("q")  # of each image, the row of its annotation
         claims = bytearray(manifest.rows)  # of each row, how many images it is the annotation of (2: or more)
@@ -74,7 +74,7 @@ class AnnotationSource:
                 annotations.append(_NONE if row is None else row)
                 if row is not None:
                     claims[row] = min(2, claims[row] + 1)
-        self._pair_leftovers(annotations, claims)
+        self._pair_leftovers(pairing, annotations, claims)
         at = 0
         for row, entry in enumerate(manifest.entries()):
             if is_image(entry.path):
@@ -91,53 +91,53 @@ class AnnotationSource:
                 message = "there is no image for this annotation; it is left out"
                 self.problems.append(Problem("annotation-without-image", "skipped", text(entry.path), 0, message))
 
-    def _pair_leftovers(self, annotations: array[int], claims: bytearray) -> None:
-        """Bring together what only its name brings together: annotations exported from a tool lie anywhere."""
+    def _pair_leftovers(self, pairing: Pairing, annotations: array[int], claims: bytearray) -> None:
+        """Bring together what only its name brings together: annotations exported from a tool lie anywhere. Not those
+        that lie where their image would have its place: it is missing, and an image elsewhere is another."""
         if _NONE not in annotations:
             return
         images: dict[bytes, int] = {}
         free: list[bytes] = []
+        settled: set[bytes] = set()  # folders of annotations that have their images where they belong
         at = 0
         for row, path in enumerate(self._manifest.paths()):
             if is_image(path):
                 if annotations[at] == _NONE:
                     images[path] = at
                 at += 1
-            elif not claims[row] and self.layout.is_annotation(path):
+            elif claims[row]:
+                settled.add(path[: path.rfind(b"/") + 1])
+            elif self.layout.is_annotation(path):
                 free.append(path)
             if len(images) > _LEFTOVERS_LIMIT or len(free) > _LEFTOVERS_LIMIT:
                 return
         for annotation, image in pair_leftovers(images, free).items() if free else ():
+            if annotation[: annotation.rfind(b"/") + 1] in settled or not pairing.may_lie_apart(annotation, image):
+                continue
             found = self._manifest.find(annotation)
             assert found is not None
             annotations[images[image]] = found
             claims[found] = 1
+            message = f"{quote(text(image))} is taken for its image, the only one of this name"
+            self.problems.append(Problem("image-by-name", "noted", text(annotation), 0, message))
 
     # --- a file for many images ------------------------------------------------------------------------------------
 
-    def _with_drafts(self, drafts: _Drafts) -> Iterator[Found]:
+    def _with_drafts(self, drafts: dict[bytes, Said]) -> Iterator[Found]:
         for row, entry in enumerate(self._manifest.entries()):
             if is_image(entry.path):
                 yield Found(row, entry, draft=drafts.pop(entry.path, None))
 
-    def _drafts(self) -> _Drafts:
+    def _drafts(self) -> dict[bytes, Said]:
         """What the files that speak of many images say, by image."""
-        drafts: _Drafts = {}
-        named = NamedImages(self._manifest, self.layout)
+        drafts = Drafts(NamedImages(self._manifest, self.layout), split_files=not self.layout.image_sets)
         folders = dict.fromkeys((b"", *self.layout.image_folders))
         labels = [folder + metadata.NAME for folder in folders]
         for file in (*self.layout.lists, *(path for path in labels if self._manifest.find(path) is not None)):
-            for draft, problems in self._parsed(file):
-                image = named.find(draft.name, file)
-                if image is None:
-                    message = f"there is no image {draft.name!r} in the snapshot; what is said of it is left out"
-                    self.problems += problems
-                    self.problems.append(
-                        Problem("annotation-without-image", "skipped", draft.file, draft.line, message)
-                    )
-                else:
-                    drafts[image] = _merged(drafts.get(image), (draft, tuple(problems)))
-        return drafts
+            drafts.add(file, self._parsed(file))
+        found = drafts.finish()
+        self.problems += drafts.problems
+        return found
 
     def _parsed(self, file: bytes) -> list[tuple[Draft, list[Problem]]]:
         parse: Callable[[bytes, str], DraftFile] = coco.parse
@@ -158,19 +158,3 @@ class AnnotationSource:
     def read(self, path: bytes) -> bytes:
         """All bytes of a file."""
         return self._snapshot.read(text(path))
-
-
-def _merged(
-    one: tuple[Draft, tuple[Problem, ...]] | None, other: tuple[Draft, tuple[Problem, ...]]
-) -> tuple[Draft, tuple[Problem, ...]]:
-    """What two files, or two entries, say of one image."""
-    if one is None:
-        return other
-    (a, a_problems), (b, b_problems) = one, other
-    draft = a._replace(
-        boxes=a.boxes + b.boxes,
-        labels=tuple(dict.fromkeys(a.labels + b.labels)),
-        width=a.width or b.width,
-        height=a.height or b.height,
-    )
-    return draft, a_problems + b_problems

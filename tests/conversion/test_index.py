@@ -87,9 +87,11 @@ def test_sizes_can_be_trusted_and_then_no_image_is_opened(
 def test_annotations_that_lie_elsewhere_are_found_by_name(faces: Path, make: Make, table: Callable[..., Table]) -> None:
     (faces / "Annotations").rename(faces / "from_the_tool")
     (faces / "JPEGImages").rename(faces / "camera_7")
-    rows = list(table(make(faces)).rows())
-    assert [row.annotation.source for row in rows if row.annotation] == [
-        f"from_the_tool/{number:06}.xml" for number in range(1, 31)
+    found = table(make(faces))
+    files = [f"from_the_tool/{number:06}.xml" for number in range(1, 31)]
+    assert [row.annotation.source for row in found.rows() if row.annotation] == files
+    assert sorted((problem.code, problem.file) for problem in found.problems()) == [
+        ("image-by-name", file) for file in files
     ]
 
 
