@@ -216,12 +216,14 @@ class ZipExport:
             if not packed:
                 raise damaged(self._shown, name, "the archive ends in the middle of it")
             at, left = at + len(packed), left - len(packed)
-            while packed:
+            more = False  # a full part may not be all that the bytes so far unpack to
+            while packed or more:
                 try:
                     part = packed if stream is None else stream.decompress(packed, _PART)
                 except zlib.error as exc:
                     raise damaged(self._shown, name, f"it cannot be unpacked ({exc})") from exc
                 packed = b"" if stream is None else stream.unconsumed_tail
+                more = stream is not None and not stream.eof and len(part) == _PART
                 size += len(part)
                 if size > entry.size_bytes:
                     raise damaged(self._shown, name, "it unpacks to more than the directory says")

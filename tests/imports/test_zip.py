@@ -48,6 +48,12 @@ def test_a_large_member_is_read_in_parts(unpack: Unpack) -> None:
     assert unpack(make_zip(files)) == files
 
 
+def test_a_member_that_ends_shortly_after_a_part_is_whole(unpack: Unpack) -> None:
+    for size in [*range((1 << 18) - 2, (1 << 18) + 300, 7), (1 << 23) + 1]:
+        data = b"[" + b" " * (size - 1)
+        assert unpack(make_zip({"a.json": data})) == {"a.json": data}
+
+
 def test_zip64_and_something_before_the_archive_are_read(unpack: Unpack) -> None:
     entries = [Raw(name.encode(), data) for name, data in FILES.items()]
     assert unpack(raw_zip(*entries, zip64=True)) == FILES
