@@ -1,6 +1,7 @@
 """Files that a new snapshot brings with it: small ones go into packs, large ones to objects storage.
 
-Used by whatever makes snapshots with bytes of its own (conversions, imports, subsets). One thread. Where a pack ends
+Used by whatever makes snapshots with bytes of its own (conversions, imports, subsets). One thread. A file as large as a
+pack is one alone, so that only what is larger still needs a storage, which not every catalog has. Where a pack ends
 depends on the paths of its files, as with ranges of a manifest, so the same files in the same order give the same
 packs, and a version in which some files changed shares the packs of the others.
 """
@@ -11,12 +12,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from datacache.catalog.objects import ObjectWriter
-from datacache.catalog.packs import PackWriter, content_etag, pack_key, parse_pack_key
+from datacache.catalog.packs import MAX_FILE_BYTES, PACK_BYTES, PackWriter, content_etag, pack_key, parse_pack_key
+from datacache.core.errors import SettingsError
 from datacache.manifest.builder import PutBlobs
 from datacache.manifest.codec import ends_range
 from datacache.manifest.model import PACKS, BlobId, Entry, Source
 
-SMALL_BYTES = 1 * 2**20
+SMALL_BYTES = MAX_FILE_BYTES
 """A file up to this size is packed."""
 
 
@@ -54,16 +56,26 @@ class NewFiles:
         return self._sources.index(source)
 
     def add(self, path: str, data: bytes, mtime_ns: int) -> list[Entry]:
-        """Store a file under a path; the entries that are ready now: this file's, or those of the pack that ended."""
+        """Store a file under a path; the entries that are ready now: this file's, and those of the pack that ended.
+
+        `SettingsError` for a large one if it is not set where to."""
         raw = path.encode("utf-8", "surrogateescape")
         if len(data) > SMALL_BYTES:
-            stored = self.objects.put(data)
-            number = self.source(self.objects.source)
-            key = stored.key.encode("utf-8", "surrogateescape")
-            return [Entry(raw, len(data), mtime_ns, stored.hex, "", number, key)]
+            return [self._add_large(path, raw, data, mtime_ns)]
+        before = self.end_pack() if len(data) > PACK_BYTES else []
         offset = self._writer.add(data)
         self._waiting.append(_Packed(raw, len(data), mtime_ns, content_etag(data), offset))
-        return self.end_pack() if self._writer.full or ends_range(raw, len(self._waiting)) else []
+        return before + (self.end_pack() if self._writer.full or ends_range(raw, len(self._waiting)) else [])
+
+    def _add_large(self, path: str, raw: bytes, data: bytes, mtime_ns: int) -> Entry:
+        try:
+            objects = self.objects
+        except SettingsError as exc:
+            what = f"{path} has {len(data):,} bytes, and files above {SMALL_BYTES:,} do not go into the catalog"
+            raise SettingsError(f"{what}: {exc.message}", hint=exc.hint) from exc
+        stored = objects.put(data)
+        key = stored.key.encode("utf-8", "surrogateescape")
+        return Entry(raw, len(data), mtime_ns, stored.hex, "", self.source(objects.source), key)
 
     def refer(self, entry: Entry) -> Entry:
         """An entry of the snapshot that the new one is made from, taken over by reference: its pack must stay."""

@@ -34,6 +34,9 @@ from datacache.settings import Settings
 COMMAND = "import-export"
 TINY_IMAGE_BYTES = 16 * 2**10
 """An image up to this size is packed like a label; a catalog is no place for larger ones."""
+_OTHER_BYTES = 2**20
+"""The same for videos, point clouds and whatever else is no annotation: there may be many."""
+_ANNOTATIONS = (b".json", b".jsonl", b".xml", b".txt", b".csv", b".yaml", b".yml")
 _THREADS = 32
 _IN_FLIGHT_BYTES = 256 * 2**20
 _by_path = attrgetter("path")
@@ -148,7 +151,7 @@ class _Storing:
                 raw = member.path.encode("utf-8", "surrogateescape")
                 image = is_image(raw)
                 self.images += image
-                if len(data) > (TINY_IMAGE_BYTES if image else SMALL_BYTES):
+                if len(data) > _packed_bytes(raw):
                     self._files.source(self._files.objects.source)  # opened here, not in a thread
                     yield member, data
                     continue
@@ -223,6 +226,13 @@ class _Merged:
     def _taken(self, entry: Entry) -> Entry:
         self.referenced += 1
         return self._files.refer(entry._replace(source=self._numbers[entry.source]))
+
+
+def _packed_bytes(path: bytes) -> int:
+    """Up to which size a file is packed."""
+    if is_image(path):
+        return TINY_IMAGE_BYTES
+    return SMALL_BYTES if path.lower().endswith(_ANNOTATIONS) else _OTHER_BYTES
 
 
 def _content(place: Path) -> str:

@@ -158,7 +158,8 @@ class _Run:
         self._catalog, self._settings, self._plan, self._options = catalog, settings, plan, options
         self._stack = stack
         self._threads = min(options.concurrency or settings.concurrency, MAX_CONCURRENCY)
-        copies = options.pin or WEB in plan.stores or plan.fields_bytes > SMALL_BYTES
+        large = bool(plan.fields_bytes) and plan.metadata_bytes > SMALL_BYTES
+        copies = options.pin or WEB in plan.stores or large
         self._objects = self._open_objects() if copies else None
         stores = [] if options.pin else sorted(plan.stores - {WEB})
         self._sources = [Source(store, "") for store in stores]

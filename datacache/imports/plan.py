@@ -21,6 +21,7 @@ from datacache.manifest.sort import Sorter
 
 METADATA = "metadata.jsonl"
 """Where the lines' other fields go: the name that Hugging Face's `imagefolder` reads."""
+_METADATA_LINE = b'{"file_name": ""}\n'
 _LINES_IN_MEMORY = 50_000
 _MAX_STORES = 60_000
 
@@ -35,6 +36,8 @@ class Plan:
         self.lines = 0
         self.tried = 0
         self.fields_bytes = 0
+        self.metadata_bytes = 0
+        """How large the metadata will be at least, if every line can be had and there is any."""
         self.stores: set[str] = set()
         taken = 0
         for number, data in file.lines():
@@ -59,6 +62,7 @@ class Plan:
     def _add(self, line: Line) -> None:
         self.tried += 1
         self.stores.add(line.store)
+        self.metadata_bytes += len(_METADATA_LINE) + len(line.path) + len(line.fields)
         if line.fields:
             self._fields.write(line.fields)
             line = line._replace(fields=b"", aside=(self.fields_bytes, len(line.fields)))

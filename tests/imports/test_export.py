@@ -73,7 +73,8 @@ def test_every_kind_of_export_has_the_same_files(write: Write, settings: Setting
 
 
 def test_small_files_are_packed_and_images_are_objects(write: Write, settings: Settings) -> None:
-    files = VOC | {"instances.json": b'{"images": []}' + b" " * (2 << 20)}
+    coco = b'{"images": []}' + b" " * (2 << 20)
+    files = VOC | {"instances.json": coco, "huge.json": coco * 4, "video.mp4": b"v" * (2 << 20)}
     made = api.import_export("faces", write("a.zip", make_zip(files)), settings=settings)
     places = stored_in(settings)
     assert [path for path, store in places.items() if store == PACKS.store] == [
@@ -81,10 +82,12 @@ def test_small_files_are_packed_and_images_are_objects(write: Write, settings: S
         "Annotations/2.xml",
         "ImageSets/Main/train.txt",
         "JPEGImages/2.jpg",
+        "instances.json",
     ]
-    assert places["JPEGImages/1.jpg"] == places["instances.json"] == "file://"
+    assert places["JPEGImages/1.jpg"] == places["huge.json"] == places["video.mp4"] == "file://"
     objects = [path for path in (settings.home / "objects").rglob("*") if path.is_file()]
-    assert len(objects) == 2
+    assert len(objects) == 3
+    assert files_of(settings) == files
     assert made.record.lineage is not None
     assert made.record.lineage[0] == "import-export"
 
@@ -241,6 +244,11 @@ def test_on_mongodb_images_need_a_place_and_labels_do_not(
 ) -> None:
     shared = replace(settings, catalog=mongod.database_url(), objects="")
     labels = {name: data for name, data in VOC.items() if "JPEG" not in name}
+    labels["annotations.json"] = b"[" + b" " * (8 << 20)
+    with pytest.raises(SettingsError, match="new objects") as caught:
+        api.import_export("labels", write("labels.zip", make_zip(labels)), settings=shared)
+    assert "DATACACHE_OBJECTS" in caught.value.hint
+    labels["annotations.json"] = b"[" + b" " * ((8 << 20) - 2) + b"]"
     api.import_export("labels", write("labels.zip", make_zip(labels)), settings=shared)
     assert files_of(shared, "labels") == labels
     path = write("a.zip", make_zip(VOC))

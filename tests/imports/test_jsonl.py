@@ -144,14 +144,19 @@ def test_metadata_never_takes_the_place_of_a_file(web: WebServer, write_lines: W
 
 def test_large_metadata_is_stored_as_an_object(web: WebServer, write_lines: WriteLines, settings: Settings) -> None:
     url = web.add("/1.jpg", b"1")
-    file = write_lines(*({"url": url, "path": f"{n}", "text": "x" * 20_000} for n in range(100)))
+    file = write_lines(*({"url": url, "path": f"{n}", "text": "x" * 100_000} for n in range(100)))
     api.import_jsonl("faces", file, settings=settings)
     assert len(files_of(settings)["metadata.jsonl"].splitlines()) == 100
     shared = replace(settings, objects="", home=settings.home / "other")
-    (settings.home / "1.jpg").write_bytes(b"1")
-    named = write_lines(*({"url": str(settings.home / "1.jpg"), "path": f"{n}", "t": "x" * 20_000} for n in range(100)))
-    with pytest.raises(SettingsError, match="new objects"):
-        api.import_jsonl("faces", named, settings=shared)
+    image = settings.home / "1.jpg"
+    image.write_bytes(b"1")
+    for text, count in (("x" * 100_000, 100), ("", 180_000)):
+        named = write_lines(*({"url": str(image), "path": f"{n:030}", "t": text} for n in range(count)))
+        with pytest.raises(SettingsError, match="new objects"):
+            api.import_jsonl("faces", named, settings=shared, progress=lambda _: pytest.fail("it has begun"))
+    few = write_lines(*({"url": str(image), "path": f"{n}", "t": "x" * 100_000} for n in range(70)))
+    api.import_jsonl("faces", few, settings=shared)
+    assert len(files_of(shared)["metadata.jsonl"].splitlines()) == 70
 
 
 def test_the_same_lines_give_the_same_snapshot_in_any_order(
