@@ -261,7 +261,12 @@ def convert(
     plan = Plan(
         to=to,
         name=name,
-        reading=Reading(format=format, origin=voc_origin, trust_sizes=trust_sizes),
+        reading=Reading(
+            format=format,
+            origin=voc_origin,
+            trust_sizes=trust_sizes,
+            classes=None if classes is None else tuple(classes),
+        ),
         splits=None if split is None else Splits() if split == "none" else parse_splits(split, seed),
         classes=classes,
         skip_difficult=skip_difficult,

@@ -16,6 +16,7 @@ from datacache.annotations.problems import quote
 from datacache.core.errors import AnnotationError, UsageError
 
 _MAX_CLASSES = 100_000
+_UNLISTED = re.compile(r"class_(0|[1-9][0-9]*)")
 _ENCODINGS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -121,12 +122,18 @@ def _lines(names: Iterable[str]) -> bytes:
 
 
 def class_order(
-    found: Collection[str], given: Sequence[str] | None = None, previous: Sequence[str] | None = None
+    found: Collection[str],
+    given: Sequence[str] | None = None,
+    previous: Sequence[str] | None = None,
+    *,
+    numbered: bool = False,
 ) -> tuple[str, ...]:
     """The classes of a conversion in the order of their ids.
 
     `given`: exactly these, whatever was found. `previous` (the list of an earlier version, or of the data set itself):
     these, then what is new by name, so that no id changes from version to version. Neither: what was found, by name.
+    `numbered`: the data set's own labels are ids, so that what is called `class_7` for want of a name gets the id 7, if
+    that is free. `UsageError` for ids that no list could hold.
     """
     if given is not None:
         twice = _repeated(given)
@@ -134,6 +141,15 @@ def class_order(
             raise UsageError(f"--classes: {twice!r} is given twice")
         return tuple(given)
     kept = tuple(dict.fromkeys(previous or ()))
+    if numbered:
+        ids = [int(match[1]) for name in set(found) - set(kept) if (match := _UNLISTED.fullmatch(name))]
+        highest = max(ids, default=-1)
+        if highest >= _MAX_CLASSES:
+            raise UsageError(
+                f"there are labels of class {highest}, and no list has so many classes",
+                hint=f"Mend them: dsctl query --label {unlisted(highest)} says where they are",
+            )
+        kept = tuple(dict.fromkeys((*kept, *(unlisted(id) for id in range(len(kept), highest + 1)))))
     return kept + tuple(sorted(set(found) - set(kept)))
 
 

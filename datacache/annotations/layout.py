@@ -16,7 +16,7 @@ from datacache.annotations.model import Problem
 from datacache.annotations.pairing import SUFFIXES, Pairing, is_data, without_extension
 from datacache.annotations.seen import Seen, is_coco, is_notes, is_other_coco, is_voc, look, text_kind
 from datacache.annotations.split_names import split_of_name
-from datacache.core.errors import UsageError
+from datacache.core.errors import AnnotationError, UsageError
 from datacache.manifest.reader import Manifest
 
 Read = Callable[[bytes], bytes]
@@ -37,7 +37,7 @@ class Layout:
     lists: tuple[bytes, ...] = ()
     """The files that speak of many images: COCO's JSON, keras-yolo3's lines."""
     data_yamls: tuple[bytes, ...] = ()
-    """`data.yaml` and the like, the one nearest to the root first."""
+    """`data.yaml` and the like, the one nearest to the root first; deeper ones where labels lie below them."""
     class_lists: tuple[bytes, ...] = ()
     """`classes.txt`, `obj.names` and the like, the one nearest to the root first."""
     image_sets: tuple[bytes, ...] = ()
@@ -60,12 +60,14 @@ class Layout:
 
 
 class ClassList(NamedTuple):
-    """The classes that a data set itself numbers."""
+    """The names of the classes that a data set has ids of."""
 
     names: tuple[str, ...]
     pose: bool = False
     """Labels have keypoints after their boxes: see `yolo.parse`."""
     problems: tuple[Problem, ...] = ()
+    given: bool = False
+    """They are those that were given, since the data set's own do not serve."""
 
 
 def detect(manifest: Manifest, read: Read, *, format: str | None = None) -> Layout:
@@ -94,24 +96,41 @@ def detect(manifest: Manifest, read: Read, *, format: str | None = None) -> Layo
     return files.layout(format)
 
 
-def read_class_list(read: Read, layout: Layout) -> ClassList:
+def read_class_list(read: Read, layout: Layout, given: Sequence[str] | None = None) -> ClassList:
     """The names of the class ids of a YOLO or keras-yolo3 data set; nothing for formats whose annotations name classes.
 
-    `data.yaml` goes before lists. `UsageError` where several files say different things; `AnnotationError` where
-    `data.yaml` cannot be read. Without any there are no names, and a problem.
+    `data.yaml` goes before lists. Where there is none, or none that can be used, `given` are the names; without them
+    `UsageError` where several files say different things, `AnnotationError` where `data.yaml` cannot be read, and a
+    problem where there is nothing.
     """
     if layout.format not in ("yolo", "keras-yolo3"):
         return ClassList(())
+    try:
+        found = _own_classes(read, layout)
+    except (UsageError, AnnotationError):
+        if given is None:
+            raise
+        found = None
+    if found is not None:
+        return found
+    if given is not None:
+        pose = any(re.search(rb"^kpt_shape\s*:", read(path), re.MULTILINE) for path in layout.data_yamls)
+        return ClassList(tuple(given), pose, given=True)
+    message = (
+        "there is no data.yaml, obj.names or classes.txt; classes are called class_0, class_1 and so on, and --classes "
+        "names them"
+    )
+    return ClassList((), problems=(Problem("classes-missing", "noted", "", 0, message),))
+
+
+def _own_classes(read: Read, layout: Layout) -> ClassList | None:
     if layout.data_yamls:
-        depth = layout.data_yamls[0].count(b"/")
-        nearest = [path for path in layout.data_yamls if path.count(b"/") == depth]
-        yamls = [(path, read_data_yaml(read(path), text(path))) for path in nearest]
+        yamls = [(path, read_data_yaml(read(path), text(path))) for path in layout.data_yamls]
         names = _same([(path, content.classes) for path, content in yamls])
         return ClassList(names, any(content.pose for _, content in yamls))
     if layout.class_lists:
         return ClassList(_same([(path, read_classes(read(path), text(path))) for path in layout.class_lists]))
-    message = "there is no data.yaml, obj.names or classes.txt; classes are called class_0, class_1 and so on"
-    return ClassList((), problems=(Problem("classes-missing", "noted", "", 0, message),))
+    return None
 
 
 def text(path: bytes) -> str:
@@ -123,7 +142,7 @@ class _Files:
     """What the files of a snapshot are, found out as far as it is asked for."""
 
     def __init__(self, manifest: Manifest, read: Read, seen: Seen) -> None:
-        self._read, self._seen = read, seen
+        self._manifest, self._read, self._seen = manifest, read, seen
         self._pairs = {suffix: Pairing(manifest, suffix) for suffix in (b".xml", b".txt", b".json")}
         self._kinds: dict[bytes, str] = {}
         few = seen.texts.paths if seen.texts.count <= _FEW else []
@@ -182,7 +201,25 @@ class _Files:
         def has_names(path: bytes) -> bool:
             return re.search(rb"^(?:names|nc)\s*:", self._read(path), re.MULTILINE) is not None
 
-        return _nearest(path for path in self._seen.yamls if has_names(path))
+        found = _nearest(path for path in self._seen.yamls if has_names(path))
+        above = [path for path in found if path.count(b"/") == found[0].count(b"/")]
+        return (*above, *self._with_labels(found[len(above) :]))
+
+    def _with_labels(self, paths: Sequence[bytes]) -> list[bytes]:
+        """The files in whose folders, or below them, labels lie."""
+        if not paths:
+            return []
+        others = {*self._seen.class_lists, *self._image_lists}
+        waiting = {path[: path.rfind(b"/") + 1] for path in paths}
+        found: set[bytes] = set()
+        for path in self._manifest.paths():
+            if path[-4:].lower() == b".txt" and path not in others and is_data(path) and not is_notes(path):
+                reached = {folder for folder in waiting if path.startswith(folder)}
+                waiting -= reached
+                found |= reached
+                if not waiting:
+                    break
+        return [path for path in paths if path[: path.rfind(b"/") + 1] in found]
 
     def _images_of(self, path: bytes) -> tuple[bytes, ...]:
         return self._pairs[path[path.rfind(b".") :].lower()].images_of(path)
@@ -210,6 +247,7 @@ def _same(lists: Sequence[tuple[bytes, tuple[str, ...]]]) -> tuple[str, ...]:
     for path, other in others:
         if other != names:
             raise UsageError(
-                f"{text(first)} and {text(path)} list different classes", hint="Choose one with --classes FILE"
+                f"{text(first)} and {text(path)} list different classes",
+                hint="If all labels mean the same ids, name them with --classes FILE; else convert one part at a time",
             )
     return names

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -58,6 +58,8 @@ class Reading:
     """What the first pixel of Pascal VOC is called; see `voc`."""
     trust_sizes: bool = False
     """Take images' sizes from the annotations, where they give them, and open no image."""
+    classes: tuple[str, ...] | None = None
+    """Names of class ids, for data sets that have ids and no list of names that could be used."""
 
     def __post_init__(self) -> None:
         if self.origin not in (0, 1):
@@ -67,11 +69,15 @@ class Reading:
     def name(self) -> str:
         """Under which the table is kept beside its snapshot."""
         sizes = "trusted" if self.trust_sizes else "checked"
-        return f"annotations/{VERSION}/{self.format or 'auto'}/{self.origin}/{sizes}"
+        name = f"annotations/{VERSION}/{self.format or 'auto'}/{self.origin}/{sizes}"
+        if self.classes is None:
+            return name
+        classes = blake2b("\n".join(self.classes).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return f"{name}/{classes}"
 
     def as_json(self) -> dict[str, Any]:
-        """For lineage: what differs from the default."""
-        return {name: value for name, value in asdict(self).items() if value}
+        """For lineage: what differs from the default. Not the classes, which are in every lineage."""
+        return {name: value for name, value in asdict(self).items() if value and name != "classes"}
 
 
 class Annotations:
@@ -83,7 +89,14 @@ class Annotations:
     @cached_property
     def source(self) -> AnnotationSource:
         """Which file belongs to which image. `UsageError` where it is not clear which format they are in."""
-        return AnnotationSource(self._snapshot, self._reading.format)
+        return AnnotationSource(self._snapshot, self._reading.format, self._reading.classes)
+
+    @cached_property
+    def reading(self) -> Reading:
+        """How they are read: classes that are given count only where they are needed, and make no other table else."""
+        if self._reading.classes is None or self.source.classes_given:
+            return self._reading
+        return replace(self._reading, classes=None)
 
     def splits(self) -> ListedSplits:
         """The splits that the data set brings."""
@@ -95,13 +108,14 @@ class Annotations:
         Idempotent; a making that was killed is begun again by the next who asks. The store's errors where files cannot
         be read.
         """
-        catalog, id, name = self._catalog, self._snapshot.record.id, self._reading.name
+        reading = self.reading
+        catalog, id, name = self._catalog, self._snapshot.record.id, reading.name
         root = catalog.derived(id, name)
         if root is None:
             with TableBuilder(catalog.put_blobs) as builder:
-                earlier = _earlier(self._snapshot, catalog, self._reading)
+                earlier = _earlier(self._snapshot, catalog, reading)
                 meta = _build(
-                    builder, self._snapshot, self.source, self._reading, earlier, processes=processes, progress=progress
+                    builder, self._snapshot, self.source, reading, earlier, processes=processes, progress=progress
                 )
                 root = builder.finish(meta)
             table = Table.open(root, catalog.get_blobs)

@@ -37,6 +37,7 @@ from datacache.reader.snapshot import Snapshot
 
 Progress = Callable[[str, int, int], None]
 """What is being done, how many images of how many."""
+_SHOWN = 10
 _IMAGE_FOLDERS = frozenset({"jpegimages", "images", "obj_train_data"})
 
 
@@ -96,8 +97,17 @@ def run(
         report.add(listed.problems)
     found = [total.label for total in table.labels.values() if total.boxes]
     order = class_order(
-        found, given=plan.classes, previous=_earlier_classes(catalog, plan.name) or table.meta.get("classes")
+        found,
+        given=plan.classes,
+        previous=_earlier_classes(catalog, plan.name) or table.meta.get("classes"),
+        numbered=table.meta.get("format") in ("yolo", "keras-yolo3"),
     )
+    if found and not set(order) & set(found):
+        raise ConversionError(
+            f"{snapshot.record.ref} has none of the classes asked for, and no box would be left; nothing was made",
+            problems=report.problems,
+            hint=f"It has {', '.join(sorted(found)[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}.",
+        )
     target = open_target(plan.to, order, splits.names, origin=plan.reading.origin)
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)

@@ -7,7 +7,7 @@ Used by the index. One thread; the manifest is gone through twice, and what is k
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -40,16 +40,17 @@ class Found(NamedTuple):
 
 
 class AnnotationSource:
-    """The annotations of one snapshot, found but not yet read. Raises `UsageError` where they cannot be told."""
+    """The annotations of one snapshot, found but not yet read. `classes` are names for ids that have none. Raises
+    `UsageError` where they cannot be told."""
 
-    def __init__(self, snapshot: Snapshot, format: str | None) -> None:
+    def __init__(self, snapshot: Snapshot, format: str | None, classes: Sequence[str] | None = None) -> None:
         self._snapshot = snapshot
         self._manifest = snapshot.manifest
         self.layout: Layout = detect(self._manifest, self.read, format=format)
         self.format = self.layout.format
-        classes = read_class_list(self.read, self.layout)
-        self.classes, self.pose = classes.names, classes.pose
-        self.problems: list[Problem] = list(classes.problems)
+        listed = read_class_list(self.read, self.layout, classes)
+        self.classes, self.pose, self.classes_given = listed.names, listed.pose, listed.given
+        self.problems: list[Problem] = list(listed.problems)
         """Those of no image. Complete when `images` has come to its end."""
 
     def fingerprint(self) -> bytes:
