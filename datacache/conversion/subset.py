@@ -18,7 +18,7 @@ from datacache.annotations.pairing import is_image
 from datacache.annotations.split_lists import ListedSplits, cut_down
 from datacache.annotations.table import Row
 from datacache.catalog.base import Catalog
-from datacache.catalog.commit import check_target, commit_manifest, known_blobs
+from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.new_files import NewFiles
 from datacache.catalog.objects import ObjectWriter
 from datacache.conversion.index import Annotations, Reading
@@ -47,7 +47,7 @@ def subset(
 ) -> SnapshotRecord:
     """Commit the snapshot that has these images of `snapshot`, and what belongs to them. `parameters` say how they were
     chosen. Deterministic. `UsageError` where there are none, and for a path that is no usable image."""
-    dataset = check_target(catalog, name, tags)
+    check_target(catalog, name, tags)
     wanted = frozenset(images)
     if not wanted:
         raise UsageError("no image fits, and a snapshot without images is of no use", hint="Ask for less.")
@@ -73,7 +73,7 @@ def subset(
         return run(catalog, snapshot, plan, open_objects=open_objects).record
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
-    builder = ManifestBuilder(sources, catalog.put_blobs, known=known_blobs(catalog, dataset))
+    builder = ManifestBuilder(sources, catalog.put_blobs)
     for entry in sorted_entries(_entries(source, snapshot, rows, files)):
         builder.add(entry)
     return commit_manifest(
