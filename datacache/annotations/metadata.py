@@ -2,12 +2,13 @@
 
 The convention of Hugging Face's `imagefolder` (https://huggingface.co/docs/datasets/image_dataset); imports from JSON
 lines write it. A label is a string or a number; a list holds several. Other fields mean nothing here. Used by the
-annotation table. Pure functions, any thread.
+annotation table and by conversions. Pure functions, any thread.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from datacache.annotations.classes import decode
@@ -39,6 +40,12 @@ def parse(data: bytes, file: str) -> DraftFile:
         if line.strip():
             reader.line(line, number)
     return reader.finish()
+
+
+def write(images: Iterable[tuple[str, Sequence[str]]]) -> Iterator[bytes]:
+    """The lines of images, given by their paths beside the file, with their labels."""
+    for path, labels in images:
+        yield json.dumps({"file_name": path, "label": labels[0] if len(labels) == 1 else list(labels)}).encode() + b"\n"
 
 
 class _Lines:

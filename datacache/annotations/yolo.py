@@ -17,6 +17,8 @@ from datacache.annotations.problems import quote
 from datacache.core.errors import UsageError
 
 _BOM = b"\xef\xbb\xbf"
+_KEYS = frozenset(("path", "nc", "names", "download", "kpt_shape", "flip_idx", "channels", "yaml_file"))
+_PLAIN = frozenset(("train", "val", "test"))  # all others may be keywords: YAML 1.1 reads `no` as false
 _LINE = b"%d %.6f %.6f %.6f %.6f\n"
 
 
@@ -177,12 +179,12 @@ def data_yaml(folders: Mapping[str, str], classes: Sequence[str]) -> bytes:
     is no `path`: without it the folders are beside the file, while `path: .` means wherever training was started
     (`check_det_dataset` in ultralytics/data/utils.py).
     """
-    wrong = next((name for name in folders if name in ("path", "nc", "names", "download", "kpt_shape")), None)
+    wrong = next((name for name in folders if name in _KEYS), None)
     if wrong is not None:
         raise UsageError(f"a split cannot be called {wrong!r}: data.yaml has a key of that name")
     first = next(iter(folders.values()), ".")
     ordered = {"train": folders.get("train", first), "val": folders.get("val", first), **folders}
-    lines = [f"{_yaml(name) if not name.isalnum() else name}: {_yaml(folder)}\n" for name, folder in ordered.items()]
+    lines = [f"{name if name in _PLAIN else _yaml(name)}: {_yaml(folder)}\n" for name, folder in ordered.items()]
     lines.append(f"nc: {len(classes)}\n")
     lines.append("names:\n" if classes else "names: {}\n")
     lines += [f"  {id}: {_yaml(name)}\n" for id, name in enumerate(classes)]
@@ -190,9 +192,17 @@ def data_yaml(folders: Mapping[str, str], classes: Sequence[str]) -> bytes:
 
 
 def darknet_data(classes: int, lists: Mapping[str, str]) -> bytes:
-    """`obj.data`: the number of classes and the lists of images by split; Darknet calls `val` `valid`."""
+    """`obj.data`: the number of classes and the lists of images by split; Darknet calls `val` `valid`.
+
+    `UsageError` for a split that has the name of another key."""
+    taken = {"classes", "names", "backup"}
     lines = [f"classes = {classes}\n"]
-    lines += [f"{'valid' if split == 'val' else split} = {path}\n" for split, path in lists.items()]
+    for split, path in lists.items():
+        key = "valid" if split == "val" else split
+        if key in taken:
+            raise UsageError(f"a split cannot be called {split!r}: obj.data has {key!r} already")
+        taken.add(key)
+        lines.append(f"{key} = {path}\n")
     return "".join([*lines, "names = obj.names\n", "backup = backup/\n"]).encode("utf-8", "surrogateescape")
 
 

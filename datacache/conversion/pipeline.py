@@ -18,9 +18,10 @@ from xxhash import xxh3_64_intdigest
 from datacache.annotations.classes import class_order
 from datacache.annotations.metadata import is_metadata
 from datacache.annotations.model import Annotation, Problem
+from datacache.annotations.problems import quote
 from datacache.annotations.table import Row, Table
 from datacache.catalog.base import Catalog
-from datacache.catalog.commit import check_target, commit_manifest, known_blobs
+from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.new_files import NewFiles
 from datacache.catalog.objects import ObjectWriter
 from datacache.conversion.image import Image
@@ -85,7 +86,7 @@ def run(
     cannot be meant; the store's and the catalog's errors."""
     if plan.to not in FORMATS:
         raise UsageError(f"{plan.to!r} is no format to convert to", hint=f"There are: {', '.join(FORMATS)}.")
-    dataset = check_target(catalog, plan.name, plan.tags)
+    check_target(catalog, plan.name, plan.tags)
     annotations = Annotations(snapshot, catalog, plan.reading)
     table = annotations.table(processes=processes, progress=progress)
     report = Report(images=table.images)
@@ -111,8 +112,10 @@ def run(
     target = open_target(plan.to, order, splits.names, origin=plan.reading.origin)
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
-    builder = ManifestBuilder(sources, catalog.put_blobs, known=known_blobs(catalog, dataset))
-    images: Iterable[Image] = _images(snapshot, table, plan, splits, classes=frozenset(order), report=report)
+    builder = ManifestBuilder(sources, catalog.put_blobs)
+    images: Iterable[Image] = _images(
+        snapshot, table, plan, splits, classes=frozenset(order), lists_paths=target.lists_paths, report=report
+    )
     if plan.operations:
         number = files.source(files.objects.source)
         from datacache.conversion.images import process_images  # with numpy and Pillow, a fifth of a second
@@ -124,6 +127,7 @@ def run(
         _expect_none_wrong(snapshot, report)  # before any image is written anew
     for entry in sorted_entries(_write(images, target, files, report, progress)):
         builder.add(entry)
+    report.add(_empty_splits(splits.names, report, plan.to))
     if plan.strict:
         _expect_none_wrong(snapshot, report)
     report.problems.sort(key=lambda problem: (problem.file, problem.line))
@@ -159,7 +163,14 @@ def _expect_none_wrong(snapshot: Snapshot, report: Report) -> None:
 
 
 def _images(
-    snapshot: Snapshot, table: Table, plan: Plan, splits: Splits, *, classes: frozenset[str], report: Report
+    snapshot: Snapshot,
+    table: Table,
+    plan: Plan,
+    splits: Splits,
+    *,
+    classes: frozenset[str],
+    lists_paths: bool,
+    report: Report,
 ) -> Iterator[Image]:
     """The images that go into the result, with what is left of their boxes."""
     for row, number, entry in _with_entries(snapshot, table.rows()):
@@ -177,6 +188,10 @@ def _images(
         if split is None:
             message = f"{annotation.path} is in none of the lists of splits; it is left out"
             report.add([Problem("not-in-split", "skipped", annotation.path, 0, message)])
+            continue
+        if lists_paths and ("\n" in row.path or "\r" in row.path):
+            message = f"{quote(row.path)} has a line break, which no list of images can hold; it is left out"
+            report.add([Problem("path-unwritable", "skipped", row.path, 0, message)])
             continue
         chosen = _with_chosen_boxes(annotation, plan, classes, report)
         yield Image(row.path, chosen, entry, number, split, annotated)
@@ -229,6 +244,16 @@ def _count(report: Report, image: Image) -> None:
     report.classes.update([box.label for box in boxes])
     if image.split:
         report.splits[image.split] += 1
+
+
+def _empty_splits(names: Sequence[str], report: Report, to: str) -> Iterator[Problem]:
+    used = next((name for name in names if report.splits[name]), "")
+    for name in names:
+        if not report.splits[name]:
+            message = f"there is no image in the split {name}"
+            if to == "yolo" and name in ("train", "val"):
+                message += f"; data.yaml has the images of {used} for it"
+            yield Problem("split-empty", "noted", "", 0, message)
 
 
 class _Names:

@@ -8,6 +8,8 @@ Used by the pipeline. A target knows paths and bytes, nothing of snapshots or st
     keras-yolo3  images/x.jpg  SPLIT.txt  classes.txt
     voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
 
+Labels of whole images, which none of these can hold, are in a `metadata.jsonl` beside them.
+
 One thread. Everything is deterministic: the same annotations in the same order give the same bytes.
 """
 
@@ -18,10 +20,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Generic, Protocol, TypeVar
 
-from datacache.annotations import coco, keras_yolo, voc, yolo
+from datacache.annotations import coco, keras_yolo, metadata, voc, yolo
 from datacache.annotations.classes import write_classes
 from datacache.annotations.model import Annotation, Problem
 from datacache.conversion.splits import stem
+from datacache.core.errors import UsageError
 
 _AT_A_TIME = 200
 T = TypeVar("T")
@@ -30,6 +33,11 @@ File = tuple[str, bytes]
 
 class Target(Protocol):
     """One format being written. `annotation.path` is the image's path in the result, as `image_path` gave it."""
+
+    @property
+    def lists_paths(self) -> bool:
+        """Whether a file has a path a line, which no path with a line break can be in."""
+        ...
 
     def image_path(self, relative: str, split: str) -> str:
         """Where an image goes. `relative` is unique up to its extension."""
@@ -47,9 +55,13 @@ class Target(Protocol):
 class Yolo:
     """Ultralytics: `labels` beside `images`, and `data.yaml`."""
 
+    lists_paths = False
+
     def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
         self._classes, self._splits = classes, splits
         self._ids = {name: number for number, name in enumerate(classes)}
+        self._used: set[str] = set()
+        yolo.data_yaml(dict.fromkeys(splits, ""), ())  # before any work, it refuses what no split can be called
 
     def image_path(self, relative: str, split: str) -> str:
         """See `Target`."""
@@ -57,6 +69,7 @@ class Yolo:
 
     def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         """See `Target`."""
+        self._used.add(split)
         if not annotated:
             return (), ()
         label = f"labels{stem(annotation.path).removeprefix('images')}.txt"
@@ -64,14 +77,19 @@ class Yolo:
 
     def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
         """See `Target`."""
-        folders = {split: f"images/{split}" for split in self._splits} or {"train": "images", "val": "images"}
-        yield ("data.yaml", yolo.data_yaml(folders, self._classes)), ()
+        # A folder without images is none in a snapshot, and Ultralytics refuses to start without it.
+        folders = {split: f"images/{split}" for split in self._splits if split in self._used}
+        data = yolo.data_yaml(folders or {"train": "images", "val": "images"}, self._classes)
+        yield ("data.yaml", data), ()
 
 
 class Darknet:
     """Plain Darknet: labels beside the images, lists of images, `obj.names` and `obj.data`."""
 
+    lists_paths = True
+
     def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
+        yolo.darknet_data(0, dict.fromkeys(splits, ""))  # before any work, it refuses what no split can be called
         self._classes, self._splits = classes, splits
         self._ids = {name: number for number, name in enumerate(classes)}
         self._images = Spool[tuple[str, str]]()
@@ -99,6 +117,8 @@ class Darknet:
 class Coco:
     """COCO detection: one JSON file a split."""
 
+    lists_paths = False
+
     def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
         self._classes, self._splits = classes, splits
         self._annotations = Spool[tuple[str, Annotation]]()
@@ -125,7 +145,12 @@ class Coco:
 class KerasYolo:
     """keras-yolo3: one line an image, and the classes' names."""
 
+    lists_paths = True
+
     def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
+        wrong = next((split for split in splits if split.lower() == "classes"), None)
+        if wrong is not None:
+            raise UsageError(f"a split cannot be called {wrong!r}: classes.txt is the list of classes")
         self._classes, self._splits = classes, splits
         self._ids = {name: number for number, name in enumerate(classes)}
         self._lines = Spool[tuple[str, bytes]]()
@@ -152,6 +177,7 @@ class Voc:
 
     def __init__(self, splits: Sequence[str], *, origin: int) -> None:
         self._splits, self._origin = splits, origin
+        self.lists_paths = bool(splits)
         self._images = Spool[tuple[str, str]]()
 
     def image_path(self, relative: str, split: str) -> str:
@@ -173,17 +199,43 @@ class Voc:
             yield (f"ImageSets/Main/{split}.txt", _lines(names)), ()
 
 
+class _WithLabels:
+    """A target, and the labels of whole images beside it."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._labels = Spool[tuple[str, tuple[str, ...]]]()
+
+    @property
+    def lists_paths(self) -> bool:
+        return self._target.lists_paths
+
+    def image_path(self, relative: str, split: str) -> str:
+        return self._target.image_path(relative, split)
+
+    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
+        if annotation.labels:
+            self._labels.append((annotation.path, annotation.labels))
+        return self._target.add(annotation, split, annotated=annotated)
+
+    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
+        yield from self._target.finish()
+        data = b"".join(metadata.write(self._labels))
+        if data:
+            yield (metadata.NAME.decode(), data), ()
+
+
 def open_target(format: str, classes: Sequence[str], splits: Sequence[str], *, origin: int) -> Target:
-    """The target of a format named as in `--to`."""
+    """The target of a format named as in `--to`. `UsageError` for a split that would be called like something else."""
     if format == "voc":
-        return Voc(splits, origin=origin)
+        return _WithLabels(Voc(splits, origin=origin))
     kinds: dict[str, Callable[[Sequence[str], Sequence[str]], Target]] = {
         "yolo": Yolo,
         "darknet": Darknet,
         "coco": Coco,
         "keras-yolo3": KerasYolo,
     }
-    return kinds[format](classes, splits)
+    return _WithLabels(kinds[format](classes, splits))
 
 
 FORMATS = ("yolo", "darknet", "coco", "keras-yolo3", "voc")

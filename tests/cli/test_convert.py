@@ -35,7 +35,7 @@ def test_it_prints_the_snapshot_the_counts_and_every_problem_with_its_place(face
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("faces-yolo@")
     assert "images    9 of 10: train" in done.out
-    assert "problems  0 repaired, 2 left out, 0 noted" in done.out
+    assert "problems  0 repaired, 2 left out, 1 noted" in done.out
     assert "Annotations/000001.xml:" in done.out
     assert "JPEGImages/000002.jpg" in done.out
     shown = dsctl("snapshot", "show", "faces-yolo").out
