@@ -88,9 +88,10 @@ PROBLEMS: Final[dict[str, str]] = {
 """Code → what it is."""
 
 
-def unusable_file(error: AnnotationError) -> Problem:
-    """The line of a report for an annotation file that could not be used."""
-    return Problem(error.code, "skipped", error.file, error.line, f"{error.message}; the file is left out")
+def unusable_file(error: AnnotationError, image: str = "") -> Problem:
+    """The line of a report for an annotation file that could not be used, and with it the one image that it is of."""
+    left_out = f"the file and {quote(image)} are left out" if image else "the file is left out"
+    return Problem(error.code, "skipped", error.file, error.line, f"{error.message}; {left_out}")
 
 
 def broken_image(path: str, error: BrokenImageError) -> Problem:

@@ -9,13 +9,16 @@ conversions. Pure functions, any thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from datacache.annotations.classes import unlisted
 from datacache.annotations.model import Action, Annotation, Box, Draft, Problem
 from datacache.annotations.numbers import bounding_box, parse_number
 from datacache.annotations.problems import quote
-from datacache.core.errors import UsageError
+from datacache.core.errors import AnnotationError, UsageError
 
+MAX_BYTES: Final = 32 * 2**20
+MAX_LINES: Final = 100_000
 _BOM = b"\xef\xbb\xbf"
 _KEYS = frozenset(("path", "nc", "names", "download", "kpt_shape", "flip_idx", "channels", "yaml_file"))
 _PLAIN = frozenset(("train", "val", "test"))  # all others may be keywords: YAML 1.1 reads `no` as false
@@ -33,12 +36,20 @@ def parse(
     Besides boxes it knows boxes with a confidence (an attribute) and polygons `class x1 y1 x2 y2 x3 y3 …` (their
     bounding boxes); with `pose` all that follows a box is keypoints. An id that is not in `classes` becomes the label
     `class_7`, which is a problem only where there is a list. The draft has no size: the format knows none.
+    `AnnotationError` for a file that is larger than any of one image.
     """
     data = bytes(data)
+    if len(data) > MAX_BYTES:
+        message = f"the file has {len(data):,} bytes, more than {MAX_BYTES:,}"
+        raise AnnotationError(message, code="file-too-large", file=file)
+    lines = (data[3:] if data[:3] == _BOM else data).splitlines()
+    if len(lines) > MAX_LINES:
+        message = f"the file has {len(lines):,} lines, more than {MAX_LINES:,}"
+        raise AnnotationError(message, code="file-too-large", file=file)
     reader = _Lines(file, width, height, classes)
     listed = len(classes)
     boxes = reader.boxes
-    for number, line in enumerate((data[3:] if data[:3] == _BOM else data).splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         parts = line.split()
         # Nearly every line of nearly every file; what is odd about the others is found out in `_Lines.odd`.
         if len(parts) == 5 and b"_" not in line:
@@ -123,11 +134,11 @@ class _Lines:
             self._problem("keypoints-ignored", "noted", self._poses[0], message)
         if len({box[:5] for box in self.boxes}) != len(self.boxes):
             first: dict[tuple[object, ...], int] = {}
-            for box in self.boxes:
-                earlier = first.setdefault(box[:5], box.line)
-                if earlier != box.line:
-                    message = f"the same box as in line {earlier}; both are kept"
-                    self._problem("box-repeated", "noted", box.line, message)
+            again = [box for box in self.boxes if first.setdefault(box[:5], box.line) != box.line]
+            message = f"the same box as in line {first[again[0][:5]]}; both are kept"
+            if len(again) > 1:
+                message += f", and so are {len(again) - 1:,} more that are there several times"
+            self._problem("box-repeated", "noted", again[0].line, message)
 
     def _class_id(self, parts: Sequence[bytes], number: int) -> int | None:
         value = parse_number(parts[0])

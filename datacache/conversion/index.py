@@ -329,7 +329,7 @@ class _Reader:
                     pose=self._pose,
                 )
         except AnnotationError as exc:
-            problems.append(unusable_file(exc))
+            problems.append(unusable_file(exc, item.path))
             return None
         if item.rivals:
             chosen, ambiguous = choose_image(draft.name, item.rivals, item.file)

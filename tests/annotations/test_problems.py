@@ -67,6 +67,7 @@ def test_code_uses_every_problem_in_the_list_and_no_other() -> None:
 def test_lines_for_files_and_images_that_cannot_be_used() -> None:
     error = AnnotationError("the XML is broken", code="xml-broken", file="a.xml", line=3)
     assert unusable_file(error) == ("xml-broken", "skipped", "a.xml", 3, "the XML is broken; the file is left out")
+    assert unusable_file(error, "a.jpg").message == "the XML is broken; the file and 'a.jpg' are left out"
     assert broken_image("a.jpg", BrokenImageError("it is empty"))[:4] == ("image-broken", "skipped", "a.jpg", 0)
     assert truncated_image("a.jpg")[:4] == ("image-truncated", "skipped", "a.jpg", 0)
 

@@ -14,7 +14,7 @@ from datacache.annotations.classes import read_data_yaml
 from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.problems import PROBLEMS
-from datacache.core.errors import UsageError
+from datacache.core.errors import AnnotationError, UsageError
 
 CLASSES = ("mask", "no_mask")
 
@@ -124,6 +124,20 @@ def test_a_line_that_is_there_twice_is_kept_twice_and_noted():
     found, problems = boxes("0 .5 .5 .2 .1\n1 .5 .5 .2 .1\n0 0.5 0.50 .2 .1\n")
     assert len(found) == 3
     assert problems == [("box-repeated", "noted", 3)]
+
+
+def test_lines_that_are_there_several_times_are_noted_once_a_file():
+    draft, problems = yolo.parse(b"0 .5 .5 .2 .1\n" * 1000, "a.txt", width=100, height=80, classes=CLASSES)
+    assert len(draft.boxes) == 1000
+    assert [(problem.code, problem.line) for problem in problems] == [("box-repeated", 2)]
+    assert "998 more" in problems[0].message
+
+
+@pytest.mark.parametrize("data", [b"0 .5 .5 .2 .1\n" * (yolo.MAX_LINES + 1), b" " * (yolo.MAX_BYTES + 1)])
+def test_a_file_that_is_larger_than_any_of_one_image_is_refused(data):
+    with pytest.raises(AnnotationError) as caught:
+        yolo.parse(data, "a.txt", width=100, height=80, classes=CLASSES)
+    assert (caught.value.code, caught.value.file) == ("file-too-large", "a.txt")
 
 
 @pytest.mark.parametrize(

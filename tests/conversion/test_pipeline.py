@@ -272,6 +272,7 @@ def test_everything_that_is_wrong_is_mended_or_left_out_and_said(
         ("image-broken", "skipped", "000005.jpg"),
         ("image-unannotated", "skipped", "000011.png"),
     ]
+    assert "JPEGImages/000003.jpg" in done.report.problems[1].message
     assert labels["labels/000006.txt"] == b""
     assert "images/000010.JPG" in got
     assert "labels/000010.txt" in got
