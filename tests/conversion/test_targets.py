@@ -20,7 +20,6 @@ from datacache.settings import Settings
 Make = Callable[..., str]
 Convert = Callable[..., Conversion]
 Files = Callable[[str], dict[str, bytes]]
-IMAGE = "a\nb.jpg"
 
 
 @pytest.fixture
