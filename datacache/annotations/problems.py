@@ -69,6 +69,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "image-ambiguous": "Several images fit one annotation, and it does not say which is meant",
     "image-by-name": "An image has the name that an annotation gives, but lies in another folder",
     "annotation-without-image": "An annotation fits no image",
+    "objects-lost": "None of the objects of an image can be used",
     "image-unannotated": "An image has no annotation",
     "image-renamed": "Two images would have the same name in the result: they differ in extension or folder only",
     "split-repeated": "An image is listed in several splits",

@@ -20,3 +20,5 @@ class Image(NamedTuple):
     """Its row in the source."""
     split: str
     annotated: bool
+    objects: int
+    """Its boxes in the source."""

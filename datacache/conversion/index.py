@@ -41,7 +41,7 @@ from datacache.core.objects import object_id
 from datacache.manifest.codec import ends_range
 from datacache.reader.snapshot import Snapshot
 
-VERSION = 2
+VERSION = 3
 """Of what is read out of files: a table that another version made is made anew."""
 _EARLIER_TABLES = 5
 
@@ -280,7 +280,14 @@ class _Reader:
                     return Row(None, item.path, tuple(problems))
             return Row(Annotation(item.path, header.displayed_width, header.displayed_height), item.path, ())
         annotation, more = check(draft, header, item.path, sized=sized)
-        return Row(annotation, item.path, (*problems, *more))
+        problems += more
+        if annotation is not None and not annotation.boxes and any(p.action == "skipped" for p in problems):
+            message = (
+                "none of its objects can be used; the image is left out, as it would be taken for one without objects"
+            )
+            problems.append(Problem("objects-lost", "skipped", item.path, 0, message))
+            annotation = None
+        return Row(annotation, item.path, tuple(problems))
 
     def _header(self, data: Data, item: _Item, problems: list[Problem]) -> ImageHeader | None:
         size_bytes = item.image.size_bytes

@@ -194,7 +194,7 @@ def _images(
             report.add([Problem("path-unwritable", "skipped", row.path, 0, message)])
             continue
         chosen = _with_chosen_boxes(annotation, plan, classes, report)
-        yield Image(row.path, chosen, entry, number, split, annotated)
+        yield Image(row.path, chosen, entry, number, split, annotated, len(annotation.boxes))
 
 
 def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[str], report: Report) -> Annotation:
@@ -240,7 +240,9 @@ def _count(report: Report, image: Image) -> None:
     boxes = image.annotation.boxes
     report.written += 1
     report.boxes += len(boxes)
-    report.empty += image.annotated and not boxes
+    if image.annotated and not boxes:
+        report.emptied += bool(image.objects)
+        report.empty += not image.objects
     report.classes.update([box.label for box in boxes])
     if image.split:
         report.splits[image.split] += 1

@@ -26,6 +26,8 @@ class Report:
     """Boxes of the result."""
     empty: int = 0
     """Images of the result that have an annotation without a box."""
+    emptied: int = 0
+    """Images of the result that had boxes, of which the classes asked for or an operation left none."""
     difficult_left_out: int = 0
     """Boxes that `skip_difficult` left out."""
     classes: Counter[str] = field(default_factory=Counter)
@@ -50,6 +52,7 @@ class Report:
             "written": self.written,
             "boxes": self.boxes,
             "empty": self.empty,
+            "emptied": self.emptied,
             "difficult_left_out": self.difficult_left_out,
             "classes": dict(self.classes),
             "splits": dict(self.splits),

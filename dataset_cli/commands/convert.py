@@ -1,6 +1,6 @@
 """`dsctl convert`: the same images with their annotations in another format, as a snapshot of its own.
 
-With `--json`: `{"snapshot": {…as snapshot show…}, "report": {"images", "written", "boxes", "empty",
+With `--json`: `{"snapshot": {…as snapshot show…}, "report": {"images", "written", "boxes", "empty", "emptied",
 "difficult_left_out", "classes", "splits", "problem_counts", "problems": [{"code", "action", "file", "line",
 "message"}]}}`. Under `--strict` a failing conversion prints its report, too, and exits with 1.
 """
@@ -76,6 +76,8 @@ def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options:
     from datacache.core.errors import ConversionError
 
     options["classes"] = _classes(options["classes"])
+    if report is not None:
+        _expect_writable(report)
     with app.out.progress(f"converting {ref}") as bar:
         try:
             done = api.convert(
@@ -102,11 +104,17 @@ def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options:
     if app.out.json:
         return
     record, counts = done.record, done.report
-    app.out.line(f"{record.ref}  {record.files:,} files, {format_bytes(record.total_bytes)}")
+    tags = ", ".join(shown["snapshot"]["tags"])
+    size = f"{record.files:,} files, {format_bytes(record.total_bytes)}"
+    app.out.line(f"{record.ref}  {size}" + (f"  tags: {tags}" if tags else ""))
     app.out.line(f"images    {counts.written:,} of {counts.images:,}" + _listed(counts.splits))
     app.out.line(f"boxes     {counts.boxes:,}" + _listed(counts.classes))
     if counts.empty:
         app.out.line(f"empty     {counts.empty:,} images have an annotation without objects: an empty label file")
+    if counts.emptied:
+        app.out.line(
+            f"emptied   {counts.emptied:,} images had objects, and what was asked for left none: an empty label file"
+        )
     if counts.difficult_left_out:
         app.out.line(f"left out  {counts.difficult_left_out:,} difficult objects")
     show_problems(app, counts.problems, report)
@@ -142,6 +150,20 @@ def _classes(path: Path | None) -> Sequence[str] | None:
 def _listed(counts: dict[str, int]) -> str:
     listed = ", ".join(f"{printable(name)} {count:,}" for name, count in sorted(counts.items())[:_SHOWN])
     return f": {listed}" + (" …" if len(counts) > _SHOWN else "") if listed else ""
+
+
+def _expect_writable(path: Path) -> None:
+    """Before any work: a report that cannot be written would be lost, and the snapshot made all the same."""
+    from datacache.core.errors import UsageError
+
+    there = path.exists()
+    try:
+        with path.open("a"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as exc:
+        raise UsageError(f"--report: {path} cannot be written: {exc.strerror}") from exc
 
 
 def _write(path: Path, value: Any) -> None:

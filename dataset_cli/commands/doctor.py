@@ -197,10 +197,11 @@ def _catalog_and_stores(app: App) -> Iterator[Check]:
 
 
 def _latest_origins(catalog: Catalog, names: list[str]) -> Iterator[str]:
+    """The places that data sets were listed from: not those that were converted or imported."""
     for name in names:
         dataset = catalog.dataset(name)
         record = catalog.snapshot(name, dataset.latest) if dataset else None
-        if record is not None:
+        if record is not None and (record.lineage is None or record.lineage.command == "create"):
             yield record.origin
 
 

@@ -100,3 +100,18 @@ def test_an_unreachable_place_for_new_images_is_named(faces: Path, dsctl: Dsctl,
     )
     assert done.code == 1
     assert f"{tmp_path}/file/x" in done.err
+
+
+def test_a_report_that_cannot_be_written_stops_before_anything_is_made(
+    faces: Path, dsctl: Dsctl, tmp_path: Path
+) -> None:
+    done = dsctl("convert", "faces", "--to", "yolo", "--as", "y", "--report", tmp_path / "none" / "r.json")
+    assert done.code == 2
+    assert "--report" in done.err
+    assert dsctl("snapshot", "list", "y").code == 1
+
+
+def test_a_home_with_converted_snapshots_is_healthy(faces: Path, dsctl: Dsctl) -> None:
+    assert dsctl("convert", "faces", "--to", "yolo", "--as", "y", "--tag", "v1", "--split", "none").code == 0
+    stores = [check for check in dsctl("doctor", "--json").json["checks"] if check["name"] == "store"]
+    assert all(check["state"] != "fail" for check in stores), stores

@@ -270,6 +270,7 @@ def test_everything_that_is_wrong_is_mended_or_left_out_and_said(
         ("image-unannotated", "skipped", "000001.jpg"),
         ("image-truncated", "skipped", "000004.jpg"),
         ("image-broken", "skipped", "000005.jpg"),
+        ("objects-lost", "skipped", "000008.jpg"),
         ("image-unannotated", "skipped", "000011.png"),
     ]
     assert "JPEGImages/000003.jpg" in done.report.problems[1].message
@@ -277,9 +278,9 @@ def test_everything_that_is_wrong_is_mended_or_left_out_and_said(
     assert "images/000010.JPG" in got
     assert "labels/000010.txt" in got
     assert "labels/ein Gesicht 脸.txt" in got
-    gone = {"000001", "000002", "000003", "000004", "000005"}
+    gone = {"000001", "000002", "000003", "000004", "000005", "000008"}
     assert not gone & {Path(path).stem for path in got}
-    assert done.report.written == len(labels) == 25
+    assert done.report.written == len(labels) == 24
     for data in labels.values():
         for line in data.decode().splitlines():
             cx, cy, w, h = map(float, line.split()[1:])
@@ -327,6 +328,20 @@ def test_images_in_no_list_of_splits_are_left_out_and_said(
     done = convert(make(faces))
     assert codes(done.report.problems) == [("not-in-split", "skipped", "000007.jpg")]
     assert done.report.written == 29
+
+
+def test_an_image_that_lost_all_its_objects_is_no_background(
+    faces: Path, make: Make, convert: Callable[..., Conversion], files: Files
+) -> None:
+    path = faces / "Annotations" / "000001.xml"
+    path.write_text(re.sub(r"<xmin>\d+</xmin>", "<xmin>x</xmin>", path.read_text()))
+    done = convert(make(faces), split="none")
+    assert "images/000001.jpg" not in files(done.record.ref)
+    assert {code for code, _, _ in codes(done.report.problems)} == {"box-text", "objects-lost"}
+    assert done.report.empty == 0
+    few = convert(make(faces), name="few", split="none", classes=["with_mask"])
+    assert few.report.emptied > 0
+    assert few.report.empty == 0
 
 
 def test_unannotated_images_are_kept_as_background_when_asked_for(
