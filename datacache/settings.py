@@ -213,7 +213,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     used: Path | None = None
     values: dict[str, Any] = {"home": home}
     stores: tuple[StoreOptions, ...] = ()
-    if config or file.exists():
+    if config or _is_there(file):
         from_file, stores = _read_file(file)
         used = file
         values = from_file | values if environ.get("DATACACHE_HOME") else values | from_file
@@ -225,6 +225,15 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     values.setdefault("ram_bytes", min(256 * 2**20, _memory_bytes() // 16))
     values.setdefault("ssd_bytes", min(50 * 10**9, (_free_bytes(home) + _cached_bytes(home)) // 2))
     return Settings(**values, stores=stores, config=used)
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.exists()
+    except OSError as exc:
+        raise SettingsError(
+            f"{file.parent} cannot be looked into: {exc.strerror}", hint="Set DATACACHE_HOME to a folder of your own."
+        ) from exc
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
