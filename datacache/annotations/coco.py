@@ -14,7 +14,7 @@ from typing import Final
 
 from datacache.annotations.check import clean_label
 from datacache.annotations.classes import unlisted
-from datacache.annotations.json_values import JSON, kind, load, shown, to_id, to_number, to_text
+from datacache.annotations.json_values import JSON, displayed, kind, load, shown, to_id, to_number, to_text
 from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem
 from datacache.annotations.numbers import bounding_box
 from datacache.annotations.problems import quote
@@ -31,7 +31,9 @@ def parse(data: bytes | memoryview, file: str) -> DraftFile:
     """Every image of the file, also those without an object, in the order of `images`.
 
     Entries of one `file_name` are taken together. A category without a name becomes the label `class_7`. All of the
-    file is in memory, several times its size. `AnnotationError` if it is no JSON, or has no `images`.
+    file is in memory, several times its size. For boxes, and problems of objects, the line is the number of the
+    annotation, from 1, since no line says where in such a file an object is. `AnnotationError` if it is no JSON, or
+    has no `images`.
     """
     content = load(bytes(data), file)
     images = content.get("images") if isinstance(content, dict) else None
@@ -45,6 +47,7 @@ def parse(data: bytes | memoryview, file: str) -> DraftFile:
             reader.problem("list-missing", action, f"there is no list of `{name}`, but {kind(entries)}")
             continue
         for number, entry in enumerate(entries):
+            reader.number = number + 1 if name == "annotations" else 0
             if isinstance(entry, dict):
                 take(entry, f"{name}[{number}]")
             else:
@@ -97,12 +100,14 @@ class _Reader:
         self._images: dict[str, _Image] = {}
         self._by_name: dict[str, _Image] = {}
         self._lost_ids: dict[str, str] = {}
-        self._unlisted: dict[str, int] = {}
+        # Category → how many objects, the first one's number, and what it is called in messages.
+        self._unlisted: dict[str, tuple[int, int, str]] = {}
+        self.number = 0  # of the annotation that is being read, from 1
 
     def problem(self, code: str, action: Action, message: str, image: _Image | None = None) -> None:
         """Report; to the image where it is known."""
         problems = self._problems if image is None else image.problems
-        problems.append(Problem(code, action, self._file, 0, message))
+        problems.append(Problem(code, action, self._file, self.number, message))
 
     def category(self, entry: dict[str, JSON], where: str) -> None:
         """One of `categories`."""
@@ -150,13 +155,16 @@ class _Reader:
 
     def object(self, entry: dict[str, JSON], where: str) -> None:
         """One of `annotations`."""
-        image_id = to_id(entry.get("image_id"))
+        image_id, own_id = to_id(entry.get("image_id")), to_id(entry.get("id"))
+        if own_id is not None:
+            where += f", id {own_id if len(own_id) <= 60 else quote(own_id)}"
         image = self._images.get(image_id) if image_id is not None else None
         if image is None:
             reason = self._lost_ids.get(image_id or "", "which is no image's")
             message = f"{where} has {shown(entry, 'image_id')}, {reason}; it is left out"
             self.problem("image-unknown", "skipped", message)
             return
+        where += f", of {quote(image.name)}"
         label = self._label(entry, where, image)
         edges = self._edges(entry, where, image) if label else None
         if label is None or edges is None:
@@ -168,12 +176,14 @@ class _Reader:
             self.problem("crowd", "noted", message, image)
         difficult, truncated, occluded = flags
         texts = tuple(sorted(attributes.items()))
-        image.boxes.append(Box(label, *edges, difficult, truncated, occluded, texts))
+        image.boxes.append(Box(label, *edges, difficult, truncated, occluded, texts, self.number))
 
     def finish(self) -> DraftFile:
         """All of it."""
-        for id, count in self._unlisted.items():
-            message = f"{count:,} objects are of category {id}, which is not in the file; labelled {unlisted(id)!r}"
+        for id, (count, number, first) in self._unlisted.items():
+            self.number = number
+            objects = f"{first} is" if count == 1 else f"{first}, and {count - 1:,} more are"
+            message = f"{objects} of category {id}, which is not in the file; labelled {unlisted(id)!r}"
             self.problem("class-unlisted", "noted", message)
         images = [
             (Draft(self._file, image.name, image.width, image.height, tuple(image.boxes)), image.problems)
@@ -192,7 +202,7 @@ class _Reader:
         if value is None or number == 0:
             return 0
         if number is None or number != number // 1 or not 0 < number < 2**31:
-            message = f"the {name} of {quote(image.name)} is {quote(to_text(value))}, which is no size; it is not taken"
+            message = f"the {name} of {quote(image.name)} is {displayed(value)}, which is no size; it is not taken"
             self.problem("size-text", "noted", message, image)
             return 0
         return int(number)
@@ -205,7 +215,8 @@ class _Reader:
             return None
         label = self._labels.get(id)
         if label is None:
-            self._unlisted[id] = self._unlisted.get(id, 0) + 1
+            count, number, first = self._unlisted.get(id, (0, self.number, where))
+            self._unlisted[id] = count + 1, number, first
             label = unlisted(id)
         return label
 
@@ -215,12 +226,12 @@ class _Reader:
             numbers = [to_number(value) for value in bbox]
             if None not in numbers:
                 if any(isinstance(value, str) for value in bbox):
-                    message = f"the bbox of {where} has numbers written as texts, which were read as numbers"
+                    message = f"{where} has a bbox with numbers written as texts, which were read as numbers"
                     self.problem("box-text", "repaired", message, image)
                 x, y, width, height = (number for number in numbers if number is not None)
                 return x, y, x + width, y + height
             wrong = next(value for value, number in zip(bbox, numbers, strict=True) if number is None)
-            message = f"{quote(to_text(wrong))} in the bbox of {where} is not a number; it is left out"
+            message = f"{where} has {displayed(wrong)} in its bbox, which is not a number; it is left out"
             self.problem("box-text", "skipped", message, image)
             return None
         around = _polygons_box(entry.get("segmentation"))

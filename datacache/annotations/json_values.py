@@ -65,6 +65,17 @@ def kind(value: JSON) -> str:
     return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a single value"
 
 
+def displayed(value: JSON) -> str:
+    """A value for a message: lists and objects as JSON, all others quoted, and not longer than 60 characters."""
+    if not isinstance(value, list | dict):
+        return quote(to_text(value))
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return kind(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
 def shown(entry: dict[str, JSON], key: str) -> str:
     """A member for a message: `no bbox` or `the bbox 'x'`."""
-    return f"the {key} {quote(to_text(entry[key]))}" if entry.get(key) is not None else f"no {key}"
+    return f"the {key} {displayed(entry[key])}" if entry.get(key) is not None else f"no {key}"
