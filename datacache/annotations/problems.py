@@ -74,6 +74,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "image-renamed": "Two images would have the same name in the result: they differ in extension or folder only",
     "split-repeated": "An image is listed in several splits",
     "not-in-split": "An image is in none of the lists of splits",
+    "split-line": "A line in a list of a split names no image of the snapshot, or is a comment",
     "split-empty": "A split has no images",
     # Images.
     "image-broken": "The image is empty, of no known format, or its header is damaged",

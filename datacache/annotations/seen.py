@@ -150,8 +150,8 @@ def is_voc(data: bytes) -> bool:
 
 
 def text_kind(data: bytes) -> str:
-    """What a text file is: `keras` (lines with boxes), `yolo` (lines of numbers), `images` (lines that end like an
-    image's name), `empty`, or '' for anything else."""
+    """What a text file is: `keras` (lines with boxes), `yolo` (lines of numbers), `images` (most lines end like an
+    image's name, those apart that begin with `#`), `empty`, or '' for anything else."""
     if _KERAS.search(data):
         return "keras"
     lines = data[:_HEAD_BYTES].removeprefix(b"\xef\xbb\xbf").splitlines()
@@ -160,7 +160,9 @@ def text_kind(data: bytes) -> str:
     lines = [line for line in lines if line.strip()]
     if not lines:
         return "empty"
-    if all(is_image(line.rstrip().replace(b"\\", b"/")) for line in lines):
+    entries = [line.strip().replace(b"\\", b"/") for line in lines if not line.lstrip().startswith(b"#")]
+    # One odd line must not undo a list: its images would be in no split.
+    if 2 * sum(map(is_image, entries)) > len(entries):
         return "images"
     return "yolo" if any(_is_numbers(line.split()) for line in lines[:20]) else ""
 

@@ -33,6 +33,8 @@ class ListedSplits:
         self._lists = {file: file_split(file) for file in layout.lists}
         # Base name without extension → the listed paths that end so (without extension), and their splits.
         self._listed: dict[bytes, list[tuple[bytes, str]]] = {}
+        # Of these, those that no image of the snapshot was found for yet, and where they are.
+        self._unmatched: dict[bytes, tuple[str, int]] = {}
         self._yaml_folders: list[tuple[bytes, str]] = []
 
     @property
@@ -56,6 +58,24 @@ class ListedSplits:
                 return split
         return folder_split(image) if self._folders else ""
 
+    def found(self, image: bytes) -> None:
+        """The snapshot has this image: whatever lists it is no entry without an image."""
+        path = without_extension(image)
+        for listed, _ in self._listed.get(path.rpartition(b"/")[2], ()) if self._unmatched else ():
+            if _fit(listed, path):
+                self._unmatched.pop(listed, None)
+
+    def unmatched(self) -> Iterator[Problem]:
+        """One problem for each list with entries that fit none of the images that were `found`."""
+        files: dict[str, list[tuple[int, bytes]]] = {}
+        for path, (file, line) in self._unmatched.items():
+            files.setdefault(file, []).append((line, path))
+        for file, entries in files.items():
+            line, path = entries[0]
+            more = f", nor do {len(entries) - 1:,} more lines" if len(entries) > 1 else ""
+            message = f"{quote(text(path))} names no image of the snapshot{more}; passed over"
+            yield Problem("split-line", "noted", file, line, message)
+
     def has(self, path: bytes) -> bool:
         """Whether a list names exactly this."""
         return any(same == path for same, _ in self._listed.get(path.rpartition(b"/")[2], ()))
@@ -66,6 +86,7 @@ class ListedSplits:
         earlier = next((other for same, other in listed if same == path), None)
         if earlier is None:
             listed.append((path, split))
+            self._unmatched[path] = file, line
         elif earlier != split:
             message = f"{quote(text(path))} is listed for {split}, but it is in {earlier} already, and stays there"
             self.problems.append(Problem("split-repeated", "repaired", file, line, message))
@@ -113,7 +134,13 @@ def read_splits(read: Read, layout: Layout) -> ListedSplits:
         for of, file in files:
             if of != split or (split == "trainval" and {"train", "val"} <= found):
                 continue
+            paths = file in layout.image_lists
             for number, name in _names(read(file)):
+                if _is_comment(name) or (paths and not is_image(name)):
+                    what = "a comment" if name.startswith(b"#") else "no path of an image"
+                    message = f"{quote(text(name))} is {what}; the line is passed over"
+                    splits.problems.append(Problem("split-line", "noted", text(file), number, message))
+                    continue
                 path = _UP.sub(b"", name)
                 stem = without_extension(path) if is_image(path) else path
                 if split != "trainval":
@@ -146,14 +173,21 @@ def cut_down(data: bytes, images: Collection[bytes]) -> bytes:
 
 
 def _names(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The names in a list and their lines. A column of -1, 0 and 1, as lists of single classes have it, is no name."""
+    """The names in a list, comments too, and their lines. A column of -1, 0 and 1 in all lines is no name: lists of
+    single classes have it."""
     lines = _lines(data)
-    columns = [_COLUMN.fullmatch(line) for line in lines if line]
-    flagged = all(columns) and any(line.endswith(b"-1") for line in lines)
+    columns = [_COLUMN.fullmatch(line) for line in lines if line and not _is_comment(line)]
+    # Where names would be the same without it, the number is a part of them.
+    flagged = all(columns) and len({match[1] for match in columns if match}) == len(columns)
+    flagged |= all(columns) and any(line.endswith(b"-1") for line in lines)
     for number, line in enumerate(lines, 1):
         match = _COLUMN.fullmatch(line) if flagged else None
         if line:
-            yield number, match[1] if match else line
+            yield number, match[1] if match and not _is_comment(line) else line
+
+
+def _is_comment(line: bytes) -> bool:
+    return re.match(rb"#+(?:\s|$)", line) is not None  # a name may begin with #
 
 
 def _lines(data: bytes) -> list[bytes]:

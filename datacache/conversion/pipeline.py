@@ -127,6 +127,7 @@ def run(
         _expect_none_wrong(snapshot, report)  # before any image is written anew
     for entry in sorted_entries(_write(images, target, files, report, progress)):
         builder.add(entry)
+    report.add(splits.unmatched())
     report.add(_empty_splits(splits.names, report, plan.to))
     if plan.strict:
         _expect_none_wrong(snapshot, report)
@@ -174,6 +175,7 @@ def _images(
 ) -> Iterator[Image]:
     """The images that go into the result, with what is left of their boxes."""
     for row, number, entry in _with_entries(snapshot, table.rows()):
+        splits.found(row.path)
         annotation = row.annotation
         if annotation is None:
             continue

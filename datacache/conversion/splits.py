@@ -7,12 +7,13 @@ of a data set has the same image in the same split. Pure functions, any thread.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from xxhash import xxh3_64_intdigest
 
-from datacache.annotations.model import Annotation
+from datacache.annotations.model import Annotation, Problem
 from datacache.annotations.split_lists import ListedSplits
 from datacache.catalog.refs import check_tag
 from datacache.core.errors import UsageError
@@ -44,6 +45,15 @@ class Splits:
         return next(
             (name for name, bound in zip(self.names[:-1], bounds, strict=False) if place < bound), self.names[-1]
         )
+
+    def found(self, path: str) -> None:
+        """The snapshot has this image; lists are told, so that they know what they name in vain."""
+        if self.listed is not None:
+            self.listed.found(_encode(path))
+
+    def unmatched(self) -> Iterable[Problem]:
+        """What lists name in vain, once all images were `found`."""
+        return () if self.listed is None else self.listed.unmatched()
 
 
 def stem(path: str) -> str:

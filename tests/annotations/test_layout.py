@@ -237,6 +237,31 @@ def test_lists_of_single_classes_and_of_other_tasks_are_no_splits():
     assert splits({"Annotations/a.xml": XML, "ImageSets/train.txt": "a"}, VOC)[0] == ["train", "", "", ""]
 
 
+def test_a_column_of_ones_and_zeros_is_no_part_of_the_names():
+    assert voc({"train.txt": "a 1\n# more\nb 0\n"})[0][:2] == ["train", "train"]
+    assert voc({"train.txt": "d 0\nd 1\n"}, ["JPEGImages/d 0.jpg", "JPEGImages/d 1.jpg"])[0] == ["train", "train"]
+
+
+def test_an_odd_line_in_a_list_is_passed_over_and_reported():
+    files = {"a.txt": LABEL, "train.txt": "data/a.jpg\n", "val.txt": "# made by a tool\ndata/b.jpg\ndata/c.jpg\n?\n"}
+    folder = Folder({**files, "a.jpg": "", "b.jpg": "", "c.jpg": ""})
+    found = read_splits(folder.read, detect(folder.manifest, folder.read))
+    assert [found.of(path) for path in (b"a.jpg", b"b.jpg", b"c.jpg")] == ["train", "val", "val"]
+    assert [(problem.code, problem.action, problem.file, problem.line) for problem in found.problems] == [
+        ("split-line", "noted", "val.txt", 1),
+        ("split-line", "noted", "val.txt", 4),
+    ]
+
+
+def test_entries_that_name_no_image_are_reported_once_for_each_list():
+    folder = Folder({"Annotations/a.xml": XML, "a.jpg": "", "ImageSets/Main/train.txt": "x\na\ny\nz 1\n"})
+    found = read_splits(folder.read, detect(folder.manifest, folder.read))
+    found.found(b"a.jpg")
+    assert [(problem.code, problem.line, problem.message) for problem in found.unmatched()] == [
+        ("split-line", 1, "'x' names no image of the snapshot, nor do 2 more lines; passed over")
+    ]
+
+
 def test_an_image_in_two_splits_is_in_the_first_and_reported():
     found, problems, _ = voc({"val.txt": "b\na\n", "train.txt": "a\n", "test.txt": "b\n"})
     assert found == ["train", "val", "", ""]
