@@ -128,10 +128,6 @@ class Summary:
         """How many boxes of a label are difficult."""
         return sum(self._columns.numbers(15, self._label_rows[-1])[self._slice(label)])
 
-    def images_labelled(self, label: str) -> int:
-        """How many images have a label as a label of the whole image."""
-        return sum(self._columns.numbers(16, self._label_rows[-1])[self._slice(label)])
-
     def counts(self) -> list[dict[str, int]]:
         """For each image its labels and how many boxes have them, as in `of_label`."""
         found: list[dict[str, int]] = [{} for _ in range(self.rows)]
