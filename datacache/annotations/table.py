@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from datacache.annotations import table_details, table_summary
 from datacache.annotations.model import Problem
 from datacache.annotations.table_root import LabelCount, ProblemCount, RangeSummary, Root, RootWriter
-from datacache.annotations.table_summary import UNUSABLE, Row, Summary
+from datacache.annotations.table_summary import Row, Summary
 from datacache.core.errors import CatalogError, CorruptManifestError
 from datacache.manifest import codec
 from datacache.manifest.model import BlobId
@@ -208,14 +208,6 @@ class Table:
             yield from table_details.decode_problems(_fetch(self._load, [id])[id])
         for row in self._rows([n for n in range(root.ranges) if root.has_problems(n)]):
             yield from row.problems
-
-    def images_with(self, label: str | None = None) -> Iterator[ImageSummary]:
-        """The usable images, or those that have a label, without decoding boxes: 100,000 in well under a second."""
-        for _, columns in self.summaries([label] if label is not None else []):
-            parts = columns.paths(), columns.widths(), columns.heights(), columns.objects(), columns.counts()
-            for state, image in zip(columns.states(), map(ImageSummary._make, zip(*parts, strict=True)), strict=True):
-                if state != UNUSABLE and (label is None or label in image.labels):
-                    yield image
 
     def summaries(self, labels: Sequence[str] = (), *, any_label: bool = False) -> Iterator[tuple[int, Summary]]:
         """The number and the summary of each range that has all of `labels`, or with `any_label` one of them."""
