@@ -146,6 +146,31 @@ class ImportFailedError(DatacacheError):
         self.failures = failures
 
 
+# --- shards and task queues ------------------------------------------------------------------------------------------
+
+
+class ShardError(DatacacheError):
+    """A shard is missing, cut short, damaged, or not the one its index is of. `shard` and `sample` (a key, '' where it is
+    the whole shard) say where."""
+
+    def __init__(self, message: str, *, shard: str = "", sample: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.shard = shard
+        self.sample = sample
+
+
+class TasksError(DatacacheError):
+    """A queue of training tasks cannot do what was asked: it is not there, or it is another one's."""
+
+
+class LeaseLostError(TasksError):
+    """The task was leased to another worker since: what this one reports counts for nothing. `task` is its number."""
+
+    def __init__(self, message: str, *, task: int = -1, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.task = task
+
+
 # --- the node: tiers, daemon, mounts -------------------------------------------------------------------------------
 
 
