@@ -150,8 +150,8 @@ class ImportFailedError(DatacacheError):
 
 
 class ShardError(DatacacheError):
-    """A shard is missing, cut short, damaged, or not the one its index is of. `shard` and `sample` (a key, '' where it is
-    the whole shard) say where."""
+    """A shard is missing, cut short, damaged, or not the one its index is of. `shard` and `sample` (a key, '' where it
+    is the whole shard) say where."""
 
     def __init__(self, message: str, *, shard: str = "", sample: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)

@@ -1,4 +1,4 @@
-"""Shards: the samples of a snapshot packed into ordinary WebDataset tars or TFRecords, each with an index of its samples.
+"""Shards: the samples of a snapshot packed into ordinary WebDataset tars or TFRecords, with an index of the samples.
 
 Formats, the index, building and reading. Nothing here knows of PyTorch or TensorFlow.
 """
