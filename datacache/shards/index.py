@@ -1,0 +1,272 @@
+"""A shard's sidecar: where each sample and each of its members lies, and what their bytes hash to.
+
+Written by the builder, read by whoever takes samples out of a shard without going through all of it. A sidecar is of
+one shard file: it names it and knows its size and hash. It is one blob, read at once and used in place: columns of
+numbers behind a JSON header, so that a million samples are there in the time their bytes take to be hashed. The layout
+is in docs/SHARDS.md. An index is immutable; any thread, and after `fork()`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128_digest
+
+from datacache.core.errors import ShardError
+
+MAGIC: Final = b"DCSHARD1"
+SUFFIX: Final = ".index"
+NO_CLASS: Final = -1
+FORMATS: Final = ("webdataset", "tfrecord")
+_HEAD = struct.Struct("<8sQI")
+"""Magic, length of the whole sidecar, length of the header."""
+_DIGEST_BYTES = 16
+_ALIGN = 8
+_COLUMNS: Final = {
+    "offset": "Q",
+    "size": "IQ",
+    "digest": "Q",
+    "extension": "BH",
+    "class": "i",
+    "key_end": "I",
+    "keys": "B",
+    "more_end": "I",
+    "more_offset": "IQ",
+    "more_size": "IQ",
+    "more_digest": "Q",
+    "more_extension": "BH",
+}
+"""The columns in their order, each with the types it may have; the first in which its values fit is taken. Those before
+`key_end` have one value a sample and are of its first member."""
+_DTYPES: Final = {"B": "<u1", "H": "<u2", "I": "<u4", "Q": "<u8", "i": "<i4"}
+_Column = NDArray[Any]
+
+
+def index_name(shard: str) -> str:
+    """The name of a shard's sidecar: `shard-000000.index` for `shard-000000.tar`."""
+    return shard.rpartition(".")[0] + SUFFIX
+
+
+class Member(NamedTuple):
+    """One file of a sample."""
+
+    extension: str
+    """Without the dot in front: `jpg`, `seg.png`."""
+    offset: int
+    """Of its first byte in the shard."""
+    size_bytes: int
+    digest: int
+    """xxh3-64 of its bytes."""
+
+
+class ShardIndex:
+    """One shard's samples, numbered in the order in which they lie in it."""
+
+    def __init__(self, header: Mapping[str, Any], columns: Mapping[str, _Column]) -> None:
+        self._columns = columns
+        self.shard: str = header["shard"]
+        """The shard's file name."""
+        self.size_bytes: int = header["size_bytes"]
+        self.digest: str = header["digest"]
+        """xxh3-128 of the whole file, in hex."""
+        self.format: str = header["format"]
+        self.plan: str = header["plan"]
+        """A hash of what was to go into the shard; by it a builder that was stopped finds what is done."""
+        self.extensions: tuple[str, ...] = tuple(header["extensions"])
+        """All that there are in the shard, sorted."""
+        self.offsets: NDArray[np.uint64] = columns["offset"]
+        """Of each sample's first member (the image)."""
+        self.sizes: NDArray[np.uint32 | np.uint64] = columns["size"]
+        self.digests: NDArray[np.uint64] = columns["digest"]
+        self.classes: NDArray[np.int32] = columns["class"]
+        """The sample's class id, `NO_CLASS` for none."""
+        self._key_ends, self._keys = columns["key_end"], columns["keys"]
+        self._more_ends = columns["more_end"]
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return len(self.offsets)
+
+    def __repr__(self) -> str:
+        return f"<ShardIndex of {self.shard}: {len(self):,} samples, {self.size_bytes:,} bytes>"
+
+    def key(self, sample: int) -> str:
+        """What a sample is called; unique in its shard set."""
+        sample = self._number(sample)
+        first = int(self._key_ends[sample - 1]) if sample else 0
+        return str(self._keys[first : int(self._key_ends[sample])].tobytes(), "utf-8", "replace")
+
+    def members(self, sample: int) -> list[Member]:
+        """A sample's files in the order in which they lie in the shard."""
+        sample = self._number(sample)
+        first = int(self._more_ends[sample - 1]) if sample else 0
+        found = [self._member("", sample)]
+        found += [self._member("more_", at) for at in range(first, int(self._more_ends[sample]))]
+        return found
+
+    def find(self, sample: int, extension: str) -> Member | None:
+        """A sample's file of this extension."""
+        return next((member for member in self.members(sample) if member.extension == extension), None)
+
+    def encode(self) -> bytes:
+        """The sidecar. The same index gives the same bytes."""
+        header = {
+            "shard": self.shard,
+            "size_bytes": self.size_bytes,
+            "digest": self.digest,
+            "format": self.format,
+            "plan": self.plan,
+            "extensions": list(self.extensions),
+            "columns": {name: [column.dtype.str, len(column)] for name, column in self._columns.items()},
+        }
+        raw = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
+        parts = [raw, _padding(_HEAD.size + len(raw))]
+        for column in self._columns.values():
+            parts += [column.tobytes(), _padding(column.nbytes)]
+        length = _HEAD.size + sum(map(len, parts)) + _DIGEST_BYTES
+        body = b"".join([_HEAD.pack(MAGIC, length, len(raw)), *parts])
+        return body + xxh3_128_digest(body)
+
+    @classmethod
+    def decode(cls, raw: bytes | memoryview, name: str) -> ShardIndex:
+        """The sidecar of the shard with this file name. `ShardError`, which names the shard, if it is damaged, cut
+        short, another shard's, or none at all. The index holds on to `raw` and copies nothing."""
+        raw = memoryview(raw)
+        if len(raw) < _HEAD.size + _DIGEST_BYTES or bytes(raw[: len(MAGIC)]) != MAGIC:
+            raise _wrong(name, "is no sidecar of a shard")
+        _, length, header_bytes = _HEAD.unpack_from(raw)
+        if length != len(raw):
+            raise _wrong(name, f"has {len(raw):,} bytes and should have {length:,}")
+        if xxh3_128_digest(raw[:-_DIGEST_BYTES]) != bytes(raw[-_DIGEST_BYTES:]):
+            raise _wrong(name, "is damaged: its bytes are not those that were written")
+        try:
+            header, columns = _parse(raw[:-_DIGEST_BYTES], header_bytes)
+            index = cls(header, columns)
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            raise _wrong(name, f"cannot be understood ({exc})") from exc
+        if index.shard != name:
+            raise _wrong(name, f"is the one of {index.shard}")
+        return index
+
+    def _number(self, sample: int) -> int:
+        if not 0 <= sample < len(self):
+            raise IndexError(f"{self.shard} has {len(self):,} samples, and no sample {sample}")
+        return sample
+
+    def _member(self, kind: str, at: int) -> Member:
+        columns = self._columns
+        return Member(
+            self.extensions[int(columns[kind + "extension"][at])],
+            int(columns[kind + "offset"][at]),
+            int(columns[kind + "size"][at]),
+            int(columns[kind + "digest"][at]),
+        )
+
+
+class IndexWriter:
+    """Takes a shard's samples in their order; `finish` gives the index. One thread."""
+
+    def __init__(self) -> None:
+        self._extensions: dict[str, int] = {}
+        self._columns = {name: array("i" if name == "class" else "Q") for name in _COLUMNS if name != "keys"}
+        self._keys = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._columns["offset"])
+
+    def add(self, key: str, members: Sequence[Member], class_id: int = NO_CLASS) -> None:
+        """The next sample, which has at least one member."""
+        columns = self._columns
+        for kind, member in zip(["", *["more_"] * (len(members) - 1)], members, strict=True):
+            columns[kind + "offset"].append(member.offset)
+            columns[kind + "size"].append(member.size_bytes)
+            columns[kind + "digest"].append(member.digest)
+            columns[kind + "extension"].append(self._extensions.setdefault(member.extension, len(self._extensions)))
+        columns["class"].append(class_id)
+        self._keys += key.encode()
+        columns["key_end"].append(len(self._keys))
+        columns["more_end"].append(len(columns["more_offset"]))
+
+    def finish(self, shard: str, *, size_bytes: int, digest: str, format: str, plan: str = "") -> ShardIndex:
+        """The index of the shard file with this name, size and hash."""
+        extensions = sorted(self._extensions)
+        renumbered = np.zeros(len(extensions), np.uint64)
+        for at, extension in enumerate(extensions):
+            renumbered[self._extensions[extension]] = at
+        columns: dict[str, _Column] = {}
+        for name, types in _COLUMNS.items():
+            values = np.frombuffer(self._keys, np.uint8) if name == "keys" else np.array(self._columns[name])
+            if name.endswith("extension") and len(values):
+                values = renumbered[values]
+            columns[name] = values.astype(_narrowest(types, int(values.max(initial=0))))
+        header = {"shard": shard, "size_bytes": size_bytes, "digest": digest, "format": format, "plan": plan}
+        return ShardIndex(header | {"extensions": extensions}, columns)
+
+
+def _narrowest(types: str, largest: int) -> str:
+    return next((_DTYPES[type] for type in types if largest <= np.iinfo(_DTYPES[type]).max), _DTYPES[types[-1]])
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _ALIGN)
+
+
+def _wrong(shard: str, what: str) -> ShardError:
+    return ShardError(
+        f"the sidecar {index_name(shard)} of {shard} {what}",
+        shard=shard,
+        hint="Build the shards again with --overwrite, or copy the file again from where it came.",
+    )
+
+
+def _parse(body: memoryview, header_bytes: int) -> tuple[dict[str, Any], dict[str, _Column]]:
+    """Header and columns of a body whose hash is right. `ValueError`, `KeyError` or `TypeError` where another program
+    wrote something else into it."""
+    at = _HEAD.size + header_bytes
+    if at > len(body):
+        raise ValueError("its header is longer than it")
+    header = json.loads(bytes(body[_HEAD.size : at]))
+    if header["format"] not in FORMATS:
+        raise ValueError(f"it knows a format {header['format']!r}")
+    if set(header["columns"]) != set(_COLUMNS):
+        raise ValueError("it has other columns")
+    at += -at % _ALIGN
+    columns: dict[str, _Column] = {}
+    for name, types in _COLUMNS.items():
+        dtype, count = header["columns"][name]
+        if dtype.replace("|", "<") not in [_DTYPES[type] for type in types]:
+            raise ValueError(f"its column {name} has the type {dtype}")
+        columns[name] = np.frombuffer(body, dtype, count, at)
+        at += columns[name].nbytes
+        at += -at % _ALIGN
+    if at != len(body):
+        raise ValueError("there is more in it than columns")
+    _check(header, columns)
+    return header, columns
+
+
+def _check(header: Mapping[str, Any], columns: Mapping[str, _Column]) -> None:
+    samples, more = len(columns["offset"]), len(columns["more_offset"])
+    for name, column in columns.items():
+        if name != "keys" and len(column) != (more if name.startswith("more_") and name != "more_end" else samples):
+            raise ValueError(f"its column {name} has another length")
+    for ends, last in (("key_end", len(columns["keys"])), ("more_end", more)):
+        column = columns[ends]
+        if (int(column[-1]) if samples else 0) != last or bool(np.any(column[1:] < column[:-1])):
+            raise ValueError(f"its column {ends} is not in order")
+    size_bytes = header["size_bytes"]
+    if not isinstance(size_bytes, int) or not 0 <= size_bytes < 2**63:
+        raise ValueError(f"its shard has {size_bytes!r} bytes")
+    for kind in ("", "more_"):
+        offsets, sizes = columns[kind + "offset"], columns[kind + "size"]
+        # Sums of numbers near 2**64 would wrap around.
+        if len(offsets) and (int(offsets.max()) > size_bytes or bool(np.any(sizes > size_bytes - offsets))):
+            raise ValueError("a sample lies behind the shard's end")
+        if int(columns[kind + "extension"].max(initial=0)) >= max(1, len(header["extensions"])):
+            raise ValueError("a member has an extension that is not listed")
