@@ -149,6 +149,11 @@ class Snapshot:
         """All bytes of a small object of this snapshot, as `read_local` gives them, for who knows its id."""
         return self._blocks.view_here(block_id(obj, 0), 0, size_bytes) if size_bytes <= BLOCK_BYTES else None
 
+    def peek_block(self, block: BlockId, start: int, stop: int) -> memoryview | None:
+        """Bytes of a block of one of this snapshot's objects, if it is on this node: perhaps not verified, so for who
+        has a checksum of his own (`BlockSource.peek_here`)."""
+        return self._blocks.peek_here(block, start, stop)
+
     def read_row(self, row: int, start: int, stop: int) -> bytes | memoryview:
         """Bytes of a row, wherever they are, cut at the file's end."""
         entry = self.manifest.entry(row)
