@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import http.client
+import itertools
 import json
 import logging
 import os
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from datacache.core.concurrency import PerProcess
 from datacache.core.errors import DaemonError, DaemonUnavailableError, DatacacheError, StoreError
 from datacache.core.objects import ObjectRef
 from datacache.daemon import paths, wire
+from datacache.daemon.plan_file import PlanHeader
 from datacache.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -103,6 +106,17 @@ class DaemonClient:
         """Drop a data set's blocks, or all that is not pinned."""
         return self._json("POST", "/v1/evict", {"ref": ref})
 
+    def lookahead(self, header: PlanHeader, items: Callable[[], Iterable[bytes]]) -> dict[str, Any]:
+        """Publish an order (`loaders.lookahead`). `items()` gives its items from the beginning."""
+
+        def send(connection: _Connection) -> None:
+            head = header.encode()
+            more = {"Content-Type": "application/octet-stream", "Content-Length": str(len(head) + header.body_bytes)}
+            connection.request("POST", "/v1/lookahead", itertools.chain([head], items()), more)
+
+        answer: dict[str, Any] = json.loads(self._retried(send))
+        return answer
+
     def metrics(self) -> str:
         """Prometheus text."""
         return self._ask("GET", "/metrics").decode()
@@ -119,7 +133,7 @@ class DaemonClient:
     def alive(self) -> bool:
         """Whether a daemon answers now; none is started."""
         try:
-            self._once("GET", "/healthz", None)
+            self._once(functools.partial(_request, "GET", "/healthz", None))
         except (OSError, http.client.HTTPException):
             return False
         return True
@@ -230,12 +244,15 @@ class DaemonClient:
         return answer
 
     def _ask(self, method: str, path: str, body: object = None, *, start: bool = True) -> bytes:
+        return self._retried(functools.partial(_request, method, path, body), start=start)
+
+    def _retried(self, send: Callable[[_Connection], None], *, start: bool = True) -> bytes:
         """One request, asked again (and the daemon started again) while the daemon is away."""
         end = time.monotonic() + self._timeout_s
         delay = 0.01
         while True:
             try:
-                return self._once(method, path, body)
+                return self._once(send)
             except (OSError, http.client.HTTPException) as exc:
                 if isinstance(exc, DatacacheError):
                     raise
@@ -247,15 +264,14 @@ class DaemonClient:
             delay = min(2 * delay, 0.5)
             self.ensure()
 
-    def _once(self, method: str, path: str, body: object) -> bytes:
+    def _once(self, send: Callable[[_Connection], None]) -> bytes:
         local = self._local.get()
         connection: _Connection | None = getattr(local, "connection", None)
         if connection is None:
             connection = _Connection(paths.socket_path(self._settings.home), self._timeout_s)
             local.connection = connection
         try:
-            data = None if body is None else json.dumps(body)
-            connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
+            send(connection)
             response = connection.getresponse()
             answer = response.read()
         except BaseException:
@@ -276,6 +292,11 @@ class DaemonClient:
                 "The daemon runs with other AWS_* (or GOOGLE_*, AZURE_*) variables than this process: "
                 "dsctl daemon stop, then try again. " + exc.hint
             )
+
+
+def _request(method: str, path: str, body: object, connection: _Connection) -> None:
+    data = None if body is None else json.dumps(body)
+    connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
 
 
 def _is_zombie(pid: int) -> bool:

@@ -28,3 +28,8 @@ def log_path(home: Path) -> Path:
 def counters_dir(home: Path) -> Path:
     """The readers' counters."""
     return home / "run" / "counters"
+
+
+def lookahead_dir(home: Path) -> Path:
+    """The mapped files of published orders."""
+    return home / "run" / "lookahead"
