@@ -1,8 +1,8 @@
-"""Keeps the C library from giving a freed sample's memory back to the kernel, and from having it faulted in again.
+"""Keeps the C library from giving a freed sample's memory back to the kernel, only to have it faulted in again.
 
-glibc takes each block above 128 KiB from the kernel by a mapping of its own and unmaps it when it is freed, and it trims
-the top of its heap: an image that is read and dropped costs a page fault for every 4 KiB, which the kernel fills with
-zeros first. Datasets call this in the process that reads: the training's own, or a DataLoader's worker.
+glibc takes each block above 128 KiB from the kernel by a mapping of its own and unmaps it when it is freed, and it
+trims the top of its heap: an image that is read and dropped costs a page fault for every 4 KiB, which the kernel fills
+with zeros first. Datasets call this in the process that reads: the training's own, or a DataLoader's worker.
 
 See mallopt(3). glibc refuses a mapping threshold above HEAP_MAX_SIZE / 2, which is 32 MiB on 64 bits. Any thread.
 """
