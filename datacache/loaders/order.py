@@ -1,8 +1,8 @@
 """The order of an epoch, and each rank's share of it.
 
 `EpochOrder` is the order of all samples in one epoch: a function of size, seed, epoch and shuffle alone, so it is the
-same for any number of ranks and workers. `RankOrder` is what one rank takes: its place k is place k*world + rank of what
-is left of the epoch. With the same global batch (ranks x batch size), the global batches are the same, too.
+same for any number of ranks and workers. `RankOrder` is what one rank takes: its place k is place k*world + rank of
+what is left of the epoch. With the same global batch (ranks x batch size), the global batches are the same, too.
 
 Both are computed where they are asked for: memory is that of the slice asked for (and, for "blocks", of the groups).
 Used by `sampler.py`, `shard_dataset.py` and `lookahead.py`. Pure NumPy; immutable, so any thread may use them.
@@ -37,10 +37,10 @@ _WINDOW_SAMPLES: Final = 4096
 class EpochOrder:
     """The order of `size` samples in an epoch.
 
-    `shuffle`: "global" (one order of all samples), "none" (as they are numbered), or "blocks": `groups`, the sizes of runs
-    of samples that are stored together (shards, say), come in random order, `window` of them at a time, and the samples of
-    a window in random order. It needs fewer bytes at hand than "global", and reads each group in one go. The default
-    `window` is 16 groups, or more, so that there are about 4,096 samples in it.
+    `shuffle`: "global" (one order of all samples), "none" (as they are numbered), or "blocks": `groups`, the sizes of
+    runs of samples that are stored together (shards, say), come in random order, `window` of them at a time, and the
+    samples of a window in random order. It needs fewer bytes at hand than "global", and reads each group in one go.
+    The default `window` is 16 groups, or more, so that there are about 4,096 samples in it.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class EpochOrder:
 class RankOrder:
     """What one rank takes of what `stages` have left of an epoch.
 
-    `even` says what is done where the samples cannot be divided by the number of ranks: "pad": the last ranks repeat the
-    first samples of what is left, so that all have the same number (as PyTorch's DistributedSampler does it); "drop":
-    the last samples are left out in this epoch; "uneven": the first ranks have one more.
+    `even` says what is done where the samples cannot be divided by the number of ranks: "pad": the last ranks repeat
+    the first samples of what is left, so that all have the same number (as PyTorch's DistributedSampler does it);
+    "drop": the last samples are left out in this epoch; "uneven": the first ranks have one more.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """What is left of an epoch when a training stops in the middle of it, and the states that say so.
 
 An epoch's order has places 0 … size-1. A *stage* is a stretch of training with one number of ranks: place k of rank r
-is place k*world + r of what the stages before left over. What a stage leaves is given by how many places each rank took,
-so a state is a few numbers per rank, however large the dataset. Where ranks stopped at different points, what is left is
-a list of single places (those between the slowest and the fastest rank), then all the rest.
+is place k*world + r of what the stages before left over. What a stage leaves is given by how many places each rank
+took, so a state is a few numbers per rank, however large the dataset. Where ranks stopped at different points, what is
+left is a list of single places (those between the slowest and the fastest rank), then all the rest.
 
 Used by `order.py` and `sampler.py`. Pure NumPy; immutable, so any thread may use it.
 """
@@ -22,7 +22,8 @@ from datacache.core.errors import UsageError
 STATE_VERSION: Final = 1
 
 State: TypeAlias = dict[str, Any]
-"""JSON: version; size, seed, shuffle (for blocks window and groups, too): of which order; epoch; world, rank, taken; stages."""
+"""JSON: version; size, seed, shuffle (for blocks window and groups, too): of which order; epoch, world, rank, taken,
+stages: what is behind the rank that saved it."""
 
 
 @dataclass(frozen=True, slots=True)
