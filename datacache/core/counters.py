@@ -25,11 +25,18 @@ NAMES = (
     "miss_bytes",
     "direct_reads",
     "broken_blocks",
+    "loader_steps",
+    "loader_samples",
+    "loader_bytes",
+    "loader_data_ns",
+    "loader_step_ns",
 )
 """Block reads answered from RAM and SSD, those that went to the daemon, those that went past it to the store, and
-blocks found broken."""
+blocks found broken. Of trainings: steps, their samples, the bytes read for them, and how long they waited for data and
+took in all. New names come last: files of the version before are shorter, and count."""
 
-MISSES, MISS_BYTES, DIRECT_READS, BROKEN_BLOCKS = range(4, len(NAMES))  # hits are counted by the tier's number
+MISSES, MISS_BYTES, DIRECT_READS, BROKEN_BLOCKS, LOADER_STEPS = range(4, 9)  # hits are counted by the tier's number
+LOADER = NAMES[LOADER_STEPS:]
 _FILE_BYTES = 8 * len(NAMES)
 _FOLDED = "past"
 
@@ -61,6 +68,13 @@ class Counters:
         values, lock = self._state.get()
         with lock:
             values[name] += 1
+
+    def step(self, samples: int, size_bytes: int, data_ns: int, step_ns: int) -> None:
+        """Count one step of a training."""
+        values, lock = self._state.get()
+        with lock:
+            for at, value in enumerate((1, samples, size_bytes, data_ns, step_ns), LOADER_STEPS):
+                values[at] += value
 
     def _open(self) -> tuple[memoryview, threading.Lock]:
         try:
@@ -114,6 +128,7 @@ def _map(path: Path) -> memoryview:
 def _add_file(sums: list[int], path: Path) -> None:
     with contextlib.suppress(OSError):
         data = path.read_bytes()
-        values: Iterable[int] = memoryview(data).cast("Q") if len(data) == _FILE_BYTES else ()
+        known = len(data) <= _FILE_BYTES and len(data) % 8 == 0
+        values: Iterable[int] = memoryview(data).cast("Q") if known else ()
         for at, value in enumerate(values):
             sums[at] += value

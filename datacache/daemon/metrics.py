@@ -43,6 +43,13 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
         "Blocks whose checksum did not hold.",
         [("", reads["broken_blocks"])],
     )
+    loader = state["loader"]
+    metric("loader_steps_total", "counter", "Steps of trainings.", [("", loader["loader_steps"])])
+    metric("loader_samples_total", "counter", "Samples given to trainings.", [("", loader["loader_samples"])])
+    metric("loader_bytes_total", "counter", "Bytes read for trainings.", [("", loader["loader_bytes"])])
+    waited, took = loader["loader_data_ns"] / 1e9, loader["loader_step_ns"] / 1e9
+    metric("loader_data_seconds_total", "counter", "Time trainings waited for data.", [("", waited)])
+    metric("loader_step_seconds_total", "counter", "Time of whole steps, waiting counted.", [("", took)])
     metric("fetched_total", "counter", "Blocks fetched from stores.", [("", fetched["fetched"])])
     metric("fetched_bytes_total", "counter", "Bytes fetched from stores.", [("", fetched["fetched_bytes"])])
     metric("fetch_failures_total", "counter", "Fetches that failed.", [("", fetched["failed"])])

@@ -144,6 +144,7 @@ class Daemon:
 
     def _cache_state(self) -> dict[str, Any]:
         counted = counters.totals(paths.counters_dir(self._settings.home))
+        loader = {name: counted.pop(name) for name in counters.LOADER}
         hits = counted["ram_hits"] + counted["ssd_hits"]
         reads = hits + counted["misses"]
         datasets: dict[str, int] = {}
@@ -167,6 +168,7 @@ class Daemon:
             "datasets": [{"name": name, "ssd_bytes": size} for name, size in sorted(datasets.items())],
             "pins": sorted(self._writer.pins()),
             "reads": counted | {"hits": hits, "hit_rate": hits / reads if reads else None},
+            "loader": loader,
             "fetched": vars(self._fetcher.stats) | {"under_way": self._fetcher.under_way},
             "jobs": [job.as_dict() for job in self._warmer.jobs()],
         }
