@@ -1,0 +1,217 @@
+"""The sampler of a DataLoader: each rank's share of an epoch's order, which can be saved and gone on with anywhere.
+
+Used in the training process, by users and by `datacache.torch.loader`. It gives plain integers and imports no PyTorch,
+though it is what `DataLoader(dataset, sampler=…)` and Lightning (`use_distributed_sampler=False`) want. While it is
+iterated, the node's daemon knows the order (`lookahead.py`). One thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from operator import length_hint
+from typing import Any, Final, cast
+
+from numpy.typing import ArrayLike
+
+from datacache.core.errors import UsageError
+from datacache.loaders.lookahead import Lookahead, publish
+from datacache.loaders.order import EpochOrder, Even, RankOrder, Shuffle
+from datacache.loaders.remaining import Remaining, Stage, State, stages_of
+from datacache.settings import Settings, load_settings
+
+log = logging.getLogger(__name__)
+
+_CHUNK: Final = 16384  # samples whose order is computed at a time
+_ADVANCE: Final = 64  # samples between two notes of the position to the lookahead
+
+
+class EpochSampler:
+    """Sample numbers of this rank, epoch by epoch: `for epoch in …: sampler.set_epoch(epoch)`, as for PyTorch's
+    DistributedSampler; without `set_epoch` each epoch has the same order.
+
+    `dataset` is a dataset or the number of its samples. `shuffle` is "global" (True), "none" (False) or "blocks", which
+    takes `groups` (by default `dataset.groups()`) and `window`; see `EpochOrder`, and `RankOrder` for `even`. `rank`
+    and `world` are, if not given, torch.distributed's once it is initialised, else the variables RANK and WORLD_SIZE,
+    else 0 of 1. With `lookahead` the order is published to the daemon, where the dataset reads through one.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        seed: int = 0,
+        shuffle: Shuffle | bool = "global",
+        rank: int | None = None,
+        world: int | None = None,
+        even: Even = "pad",
+        lookahead: bool = True,
+        groups: ArrayLike | None = None,
+        window: int | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self._lookahead: Lookahead | None = None
+        if (rank is None) != (world is None):
+            raise UsageError("Give both `rank` and `world`, or neither.")
+        if isinstance(shuffle, bool):
+            shuffle = "global" if shuffle else "none"
+        if shuffle == "blocks" and groups is None and hasattr(dataset, "groups"):
+            groups = dataset.groups()
+        size = dataset if isinstance(dataset, int) else len(dataset)
+        self._order = EpochOrder(size, seed=seed, shuffle=shuffle, groups=groups, window=window)
+        self._rank_world = None if rank is None or world is None else (rank, world)
+        self._even: Even = even
+        self._settings = settings
+        self._dataset = dataset if lookahead and hasattr(dataset, "plan_source") else None
+        self._stages: tuple[Stage, ...] = ()
+        self._iteration: _Iteration | None = None
+        self._next: RankOrder | None = None
+        self._next_order()  # whatever is wrong is said here
+
+    @property
+    def epoch(self) -> int:
+        return self._order.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration is. The epoch that a loaded state is of goes on where the state says; every
+        other one is whole."""
+        if epoch != self.epoch:
+            self._go_to(epoch, ())
+
+    def __len__(self) -> int:
+        """The samples of the iteration under way; if there is none, of the next one."""
+        if self._iteration is not None and not self._iteration.finished:
+            return len(self._iteration.order)
+        return len(self._next_order())
+
+    def __iter__(self) -> Iterator[int]:
+        """This rank's samples: the epoch, or after `load_state_dict` what is left of it. That rest is iterated once:
+        if it came to its end, the next iteration is a whole epoch."""
+        iteration = _Iteration(self._next_order())
+        self._iteration = iteration
+        return self._run(iteration)
+
+    def state_dict(self, consumed: int | None = None) -> State:
+        """What has to be saved to go on from here: JSON, a few hundred bytes.
+
+        `consumed` is how many samples of the iteration the training has used on this rank. Without it, those that were
+        handed out count as used. That is right where the sampler is read directly, and WRONG behind a DataLoader with
+        workers: it fetches `num_workers * prefetch_factor` batches ahead, which would be skipped. Give
+        `consumed=steps * batch_size` there; the loader of `datacache.torch.loader` counts by itself.
+        """
+        if self._iteration is None:
+            return self._next_order().state_dict(consumed or 0)
+        return self._iteration.order.state_dict(self._iteration.yielded if consumed is None else consumed)
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Go on where a training stopped, with any number of ranks: all of them are given the same.
+
+        `state` is one rank's, which is enough if all ranks had taken the same number of samples, or the list of all
+        ranks' states. `UsageError` says in what a state differs from what is expected.
+        """
+        epoch, stages = stages_of(state, self._order.identity())
+        Remaining(self._order.size, stages)  # raises if they cannot be
+        self._go_to(epoch, tuple(stages))
+
+    def close(self) -> None:
+        """Tell the daemon that the published order is not read any more. The sampler can still be used."""
+        lookahead, self._lookahead = self._lookahead, None
+        if lookahead is not None:
+            lookahead.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lookahead"):
+            self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_lookahead": None}
+
+    def _go_to(self, epoch: int, stages: tuple[Stage, ...]) -> None:
+        self._order = self._order.of_epoch(epoch)
+        self._stages = stages
+        self._iteration = None
+        self._next = None
+
+    def _next_order(self) -> RankOrder:
+        """What the next iteration goes through."""
+        if self._iteration is not None and self._iteration.finished and self._stages:
+            self._stages = ()
+            self._next = None
+        rank, world = self._rank_world or _rank_and_world()
+        if self._next is None or (self._next.rank, self._next.world) != (rank, world):
+            self._next = RankOrder(self._order, rank=rank, world=world, even=self._even, stages=self._stages)
+        return self._next
+
+    def _run(self, iteration: _Iteration) -> Iterator[int]:
+        # Not before the first sample is asked for: by then a DataLoader has forked its workers, and a thread may start.
+        lookahead = self._publish(iteration.order)
+        step = _CHUNK if lookahead is None else _ADVANCE
+        try:
+            for start in range(0, len(iteration.order), _CHUNK):
+                chunk = iteration.order.take(start, start + _CHUNK).tolist()
+                for first in range(0, len(chunk), step):
+                    if lookahead is not None:
+                        lookahead.advance(start + first)
+                    yield from iteration.hand_out(chunk[first : first + step])
+            iteration.finished = True
+            if lookahead is not None:
+                lookahead.advance(len(iteration.order))
+        finally:
+            # At the end it stays until the next epoch is published: the last batches are still being read.
+            if not iteration.finished and lookahead is not None and lookahead is self._lookahead:
+                self.close()
+
+    def _publish(self, order: RankOrder) -> Lookahead | None:
+        if self._dataset is None:
+            return None
+        before, self._lookahead = self._lookahead, None
+        try:
+            if self._dataset.plan_source() is not None:
+                after = RankOrder(
+                    self._order.of_epoch(self.epoch + 1), rank=order.rank, world=order.world, even=self._even
+                )
+                settings = self._settings or getattr(self._dataset, "settings", None) or load_settings()
+                self._lookahead = publish(settings, self._dataset, order, next_order=after)
+        except Exception:  # whatever it is, a training goes on without
+            log.warning("the order of samples is not published; they are read as they are asked for", exc_info=True)
+            self._dataset = None
+        if before is not None:
+            before.close()
+        return self._lookahead
+
+
+class _Iteration:
+    """One pass over a rank's order, and how far it has come."""
+
+    def __init__(self, order: RankOrder) -> None:
+        self.order = order
+        self.finished = False
+        self._taken = 0
+        self._chunk: Iterator[int] = iter(())
+
+    @property
+    def yielded(self) -> int:
+        return self._taken - length_hint(self._chunk)
+
+    def hand_out(self, samples: list[int]) -> Iterator[int]:
+        """The list's own iterator knows how many are left, so that handing one out costs nothing here."""
+        self._taken += len(samples)
+        self._chunk = iter(samples)
+        return self._chunk
+
+
+def _rank_and_world() -> tuple[int, int]:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return cast(int, distributed.get_rank()), cast(int, distributed.get_world_size())
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not rank and not world:
+        return 0, 1
+    if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
+        raise UsageError(
+            f"The variables RANK={rank} and WORLD_SIZE={world} do not say which rank this is.",
+            hint="torchrun sets both; or give `rank` and `world`.",
+        )
+    return int(rank), int(world)
