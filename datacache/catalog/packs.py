@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import NoReturn
 
 from xxhash import xxh3_128_hexdigest
@@ -158,6 +159,10 @@ class PackStore:
         raise _not_found(key)
 
     def put(self, key: str, data: bytes) -> NoReturn:
+        """Not offered."""
+        raise _read_only()
+
+    def put_file(self, key: str, path: Path) -> NoReturn:
         """Not offered."""
         raise _read_only()
 

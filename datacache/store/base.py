@@ -8,6 +8,7 @@ from several threads.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from datacache.core.objects import ObjectRef
@@ -69,6 +70,11 @@ class ObjectStore(Protocol):
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """Store one whole object (small: labels, indexes, demo data)."""
+        ...
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        """Store a whole file of any size as one object (shards). The file is read some MiB at a time and must not
+        change meanwhile. Nothing can be seen under the key before all of it is there."""
         ...
 
     def delete(self, key: str) -> None:

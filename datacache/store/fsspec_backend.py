@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -119,6 +120,17 @@ class FsspecStore:
             fs = self._fs.get()
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             fs.pipe_file(path, data)
+        except Exception as exc:
+            raise self._translated(exc, f"{self.url}/{key}") from exc
+        return self.head(key)
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        """See `ObjectStore`, as far as the file system keeps what is not finished out of sight."""
+        target = self._path(key)
+        try:
+            fs = self._fs.get()
+            fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            fs.put_file(str(path), target)
         except Exception as exc:
             raise self._translated(exc, f"{self.url}/{key}") from exc
         return self.head(key)

@@ -13,8 +13,11 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
+from shutil import copyfileobj
+from typing import BinaryIO
 
 from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.objects import ObjectRef
@@ -24,8 +27,10 @@ from datacache.store.errors import changed, expect_same, from_oserror
 _log = logging.getLogger(__name__)
 _PAGE_KEYS = 1000
 _KIND, _REGULAR = 0o170000, stat.S_IFREG  # inode(7); S_ISREG is a call for each of millions
-_TEMPORARY = b".datacache-put-"
-"""Start of the names of files that `put` has not finished; a listing passes them over."""
+_COPY_BYTES = 4 * 2**20
+TEMPORARY = ".datacache-put-"
+"""Start of the names of files that are not finished; a listing passes them over."""
+_TEMPORARY = TEMPORARY.encode()
 
 
 class LocalStore:
@@ -112,19 +117,48 @@ class LocalStore:
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`. Atomic and durable: written beside, `fsync`ed, renamed. Folders are made as
         needed."""
+        if not key.endswith("/"):
+            return self._put(key, lambda file: file.write(data))
+        try:
+            if data:
+                raise StoreError(f"{self.url}/{key} is a folder and holds no bytes", url=f"{self.url}/{key}")
+            os.makedirs(self._path(key), exist_ok=True)
+        except StoreError:
+            raise
+        except OSError as exc:
+            raise from_oserror(exc, f"{self.url}/{key}") from exc
+        return self.head(key)
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        """See `ObjectStore`. Atomic and durable like `put`."""
+
+        try:
+            source = path.open("rb")
+        except OSError as exc:
+            raise from_oserror(exc, str(path)) from exc
+        with source:
+            return self._put(key, lambda file: copyfileobj(source, file, _COPY_BYTES))
+
+    def take_file(self, key: str, path: Path) -> ObjectInfo:
+        """Make a file that lies in the same folder the object of this key: like `put_file`, without a copy."""
+        try:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                found = os.fstat(file.fileno())
+            os.replace(path, self._path(key))
+        except OSError as exc:
+            raise from_oserror(exc, f"{self.url}/{key}") from exc
+        return ObjectInfo(key, found.st_size, found.st_mtime_ns, _etag(found))
+
+    def _put(self, key: str, fill: Callable[[BinaryIO], object]) -> ObjectInfo:
         path = self._path(key)
         try:
-            if key.endswith("/"):
-                if data:
-                    raise StoreError(f"{self.url}/{key} is a folder and holds no bytes", url=f"{self.url}/{key}")
-                os.makedirs(path, exist_ok=True)
-                return self.head(key)
             folder = os.path.dirname(path)
             os.makedirs(folder, exist_ok=True)
             beside = os.path.join(folder, _TEMPORARY + secrets.token_hex(8).encode())
             try:
                 with open(beside, "xb") as file:
-                    file.write(data)
+                    fill(file)
                     file.flush()
                     os.fsync(file.fileno())
                     found = os.fstat(file.fileno())
@@ -137,7 +171,7 @@ class LocalStore:
             raise
         except OSError as exc:
             raise from_oserror(exc, f"{self.url}/{key}") from exc
-        return ObjectInfo(key, len(data), found.st_mtime_ns, _etag(found))
+        return ObjectInfo(key, found.st_size, found.st_mtime_ns, _etag(found))
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`. A key with a trailing slash deletes an empty folder."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from hashlib import blake2b
+from pathlib import Path
 
 from datacache.core.errors import ObjectNotFoundError
 from datacache.core.objects import ObjectRef
@@ -59,6 +60,10 @@ class MemoryStore:
         info = ObjectInfo(key, len(data), time.time_ns(), blake2b(data, digest_size=16).hexdigest())
         self._objects[key] = (info, data)
         return info
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        """See `ObjectStore`."""
+        return self.put(key, path.read_bytes())
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""

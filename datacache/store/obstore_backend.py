@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import obstore
@@ -25,6 +26,9 @@ from datacache.store.obstore_get import ERRORS, Getter, addressable, usable_here
 if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore as Driver
+
+
+_PART_BYTES, _PARTS_AT_A_TIME = 16 * 2**20, 4
 
 
 class ObstoreStore:
@@ -79,6 +83,15 @@ class ObstoreStore:
         self._expect_exact(key)
         try:
             obstore.put(self._driver.get(), key, data, use_multipart=False)
+        except ERRORS as exc:
+            raise from_obstore(exc, f"{self.url}/{key}", store=self.url) from exc
+        return self.head(key)
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        """See `ObjectStore`: in parts, some at a time."""
+        self._expect_exact(key)
+        try:
+            obstore.put(self._driver.get(), key, path, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_A_TIME)
         except ERRORS as exc:
             raise from_obstore(exc, f"{self.url}/{key}", store=self.url) from exc
         return self.head(key)

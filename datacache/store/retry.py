@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from datacache.core.errors import StoreUnavailableError
@@ -123,6 +124,10 @@ class RetryingStore:
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""
         return self._retry(lambda: self.inner.put(key, data))
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        """See `ObjectStore`."""
+        return self._retry(lambda: self.inner.put_file(key, path))
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datacache.core.concurrency import PerProcess
@@ -20,6 +21,7 @@ from datacache.store.obstore_get import Getter, RangeIgnoredError, addressable, 
 from datacache.store.s3_access import S3Access
 from datacache.store.s3_list import list_pages
 from datacache.store.s3_requests import S3Requests
+from datacache.store.s3_upload import put_file
 
 if TYPE_CHECKING:
     from obstore.store import S3Store as Driver
@@ -64,6 +66,10 @@ class S3Store:
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""
         return self._requests.get().put(key, data)
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        """See `ObjectStore`."""
+        return put_file(self._requests.get(), self.url, key, path)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""

@@ -9,6 +9,7 @@ botocore's. Any thread; a pool belongs to the process that made it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote, urlsplit
@@ -136,6 +137,15 @@ class S3Requests:
         self._body(answer, key)
         info = self._info(key, len(data), answer)
         return info if info.etag else self.head(key)
+
+    def call(
+        self, method: str, key: str, good: tuple[int, ...], *, query: dict[str, str], body: bytes = b""
+    ) -> tuple[Mapping[str, str], bytes]:
+        """Headers and body of an answer whose status is one of `good`."""
+        headers = {"Content-Length": str(len(body))} if method in ("PUT", "POST") else {}
+        answer = self.send(method, key, query=query, headers=headers, body=body)
+        self._expect(answer, key, good)
+        return answer.headers, self._body(answer, key)
 
     def delete(self, key: str) -> None:
         """DELETE; nothing there is fine."""

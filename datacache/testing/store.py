@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -163,6 +164,28 @@ class StoreConformance:
         store.put(ref.key, b"other")
         if not ref.version:
             self._expect(ObjectChangedError, store, ref)
+
+    @pytest.mark.parametrize("size_bytes", [0, 5, 40 * 2**20 + 3])
+    def test_a_file_is_put_whole(self, store: ObjectStore, tmp_path: Path, size_bytes: int) -> None:
+        data = (bytes(range(251)) * (size_bytes // 251 + 1))[:size_bytes]
+        file = tmp_path / "file.put"
+        file.write_bytes(data)
+        info = store.put_file(f"{self.base}a.tar", file)
+        head = store.head(info.key)
+        assert (head.size_bytes, head.etag) == (size_bytes, info.etag)
+        ref = info.ref(store.url)
+        parts = [(at, min(at + 2**24, size_bytes)) for at in range(0, size_bytes, 2**24)]
+        assert b"".join(store.read(ref, *part) for part in parts) == data
+        assert file.read_bytes() == data
+        file.write_bytes(b"other")
+        assert store.put_file(f"{self.base}a.tar", file).size_bytes == 5
+        assert store.read(store.head(info.key).ref(store.url), 0, 5) == b"other"
+
+    def test_a_file_that_is_not_there_puts_nothing(self, store: ObjectStore, tmp_path: Path) -> None:
+        with pytest.raises(OSError, match=r"."):
+            store.put_file(f"{self.base}a.tar", tmp_path / "missing")
+        with pytest.raises(ObjectNotFoundError):
+            store.head(f"{self.base}a.tar")
 
     def test_a_wrong_size_or_etag_is_never_read_around(self, store: ObjectStore) -> None:
         ref = self._put(store, "a", b"0123456789")

@@ -424,3 +424,57 @@ def test_rclones_answers_to_ranges_are_read(
     for start, stop in ((0, 10), (0, len(DATA))):
         with pytest.raises(ObjectChangedError):
             store.read(ref, start, stop)
+
+
+# --- uploads in parts ---
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    file = tmp_path / "large.tar"
+    file.write_bytes(os.urandom(2**20) * 40)
+    return file
+
+
+def uploads(bucket: Bucket) -> list[Any]:
+    client = bucket.server.client()
+    return list(client.list_multipart_uploads(Bucket=bucket.url.removeprefix("s3://")).get("Uploads", []))
+
+
+@pytest.mark.parametrize("part", [1, 3])
+def test_an_upload_whose_part_fails_is_taken_back_and_nothing_can_be_seen(
+    bucket: Bucket, large: Path, part: int
+) -> None:
+    bucket.proxy.always(Fault(status=503, code="SlowDown", only=lambda _, path: f"partNumber={part}&" in path))
+    with pytest.raises(StoreUnavailableError):
+        bucket.store.put_file("big/a.tar", large)
+    with pytest.raises(ObjectNotFoundError):
+        bucket.store.head("big/a.tar")
+    assert uploads(bucket) == []
+    bucket.proxy.heal()
+    assert bucket.store.put_file("big/a.tar", large).size_bytes == large.stat().st_size
+
+
+def test_an_upload_that_fails_at_its_end_with_a_status_of_200_has_failed(bucket: Bucket, large: Path) -> None:
+    def spoil(answer: Answer) -> None:
+        answer.body = b"<Error><Code>InternalError</Code></Error>"
+
+    bucket.proxy.add(
+        Fault(change=spoil, only=lambda method, path: method == "POST" and "uploadId" in path),
+    )
+    with pytest.raises(StoreUnavailableError):
+        bucket.store.put_file("a.tar", large)
+
+
+def test_a_forked_child_uploads_in_parts(bucket: Bucket, large: Path) -> None:
+    assert bucket.read("plain key") == DATA
+    pid = os.fork()
+    if pid == 0:
+        done = 1
+        with suppress(BaseException):
+            bucket.store.put_file("child/a.tar", large)
+            done = 0
+        os._exit(done)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    ref = bucket.store.head("child/a.tar").ref(bucket.url)
+    assert bucket.store.read(ref, 0, 100) == large.read_bytes()[:100]
