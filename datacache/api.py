@@ -5,8 +5,10 @@ Everything takes `settings`; without them they are loaded from the environment (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from datacache.catalog.base import Catalog
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from datacache.imports.jsonl import ImportedLines, JsonlProgress
     from datacache.manifest.diff import Change
     from datacache.reader.export import Exported
+    from datacache.shards.reader import Shards
 
 
 def open_catalog(settings: Settings | None = None) -> Catalog:
@@ -54,6 +57,65 @@ def open_snapshot(ref: str, settings: Settings | None = None) -> Snapshot:
     blocks = NodeBlocks(settings, client, catalog.get_blobs, dataset=record.dataset, snapshot=record.id)
     reopen = (open_snapshot, (f"{record.dataset}@{record.id}", settings))
     return Snapshot(record, manifest, blocks, reopen=reopen, on_close=catalog.close)
+
+
+def open_url(url: str, settings: Settings | None = None) -> Snapshot:
+    """What lies under a URL right now, for reading through the cache as a snapshot is: listed, and not committed. What
+    changes there later is an error when it is read. The store's errors; `ObjectNotFoundError` where nothing is."""
+    from datacache.catalog.create import list_into
+    from datacache.core.errors import ObjectNotFoundError
+    from datacache.manifest.builder import ManifestBuilder
+    from datacache.manifest.model import BlobId, Source
+    from datacache.store.open import open_store
+    from datacache.store.urls import split_url
+
+    settings = settings or load_settings()
+    store_url, prefix = split_url(url)
+    blobs: dict[BlobId, bytes] = {}
+
+    def load(ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
+        return {id: blobs[id] for id in ids if id in blobs}
+
+    with closing(open_store(store_url, settings)) as store:
+        builder = ManifestBuilder([Source(store.url, prefix)], blobs.update)
+        list_into(builder, store, prefix)
+    origin = f"{store_url}/{prefix}".rstrip("/")
+    if builder.empty:
+        raise ObjectNotFoundError(f"there is nothing under {origin}", url=origin, hint="Check the URL.")
+    id, root = builder.finish()
+    record = SnapshotRecord(
+        dataset=origin, id=id, created_at="", origin=origin, files=root.files, total_bytes=root.total_bytes
+    )
+    blocks = NodeBlocks(settings, DaemonClient(settings), load, dataset=origin, snapshot="")
+    return Snapshot(record, Manifest.open(id, load), blocks, reopen=(open_url, (url, settings)))
+
+
+def open_shards(where: str | PathLike[str], settings: Settings | None = None, *, lenient: bool = False) -> Shards:
+    """A shard set: in a folder (`./shards`, `file://…`), which is mapped; under a URL, or in a snapshot (`NAME@REF`),
+    both of which are read through the cache.
+
+    A bare name is a snapshot's. Every sidecar is read, and every shard's size is looked at. `ShardError` for what is
+    missing, cut short or damaged; with `lenient` its samples raise it when they are read.
+    """
+    from pathlib import Path
+
+    from datacache.core.errors import SnapshotNotFoundError
+    from datacache.shards.reader import Shards
+    from datacache.shards.source import FolderFiles, SnapshotFiles
+    from datacache.store.urls import split_url
+
+    settings = settings or load_settings()
+    text = os.fspath(where)
+    if "://" in text and not text.lower().startswith("file:"):
+        return Shards(SnapshotFiles(open_url(text, settings), listed=False), lenient=lenient)
+    if not isinstance(where, str) or "/" in text or text in (".", ".."):
+        return Shards(FolderFiles(Path("/", split_url(text)[1])), lenient=lenient)
+    try:
+        return Shards(SnapshotFiles(open_snapshot(text, settings)), lenient=lenient)
+    except SnapshotNotFoundError as exc:
+        if Path(text).is_dir():
+            exc.hint = f"For the folder of that name write ./{text}. {exc.hint}"
+        raise
 
 
 def create_snapshot(

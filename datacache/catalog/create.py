@@ -47,7 +47,7 @@ def create_snapshot(
     while True:
         try:
             builder = ManifestBuilder([copied_to or Source(store.url, prefix)], catalog.put_blobs, known=known)
-            _add_all(builder, store, prefix, progress, copied)
+            list_into(builder, store, prefix, progress, copied)
             if builder.empty:
                 raise ObjectNotFoundError(
                     f"there is nothing under {origin}", url=origin, hint="Check the bucket's name and the prefix."
@@ -69,14 +69,14 @@ def create_snapshot(
             known = frozenset()
 
 
-def _add_all(
+def list_into(
     builder: ManifestBuilder,
     store: ObjectStore,
     prefix: str,
-    progress: Progress | None,
-    copied: Callable[[Iterable[Entry]], Generator[Entry, None, None]] | None,
+    progress: Progress | None = None,
+    copied: Callable[[Iterable[Entry]], Generator[Entry, None, None]] | None = None,
 ) -> None:
-    """All that lies under the prefix, in path order."""
+    """Add all that lies under the prefix, in path order."""
     entries: Iterable[Entry] = _entries(store, prefix, progress)
     if not store.sorted_listing:
         entries = sorted_entries(entries)

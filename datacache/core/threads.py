@@ -1,21 +1,43 @@
 """Calls spread over threads, results in order, bounded in number and in bytes.
 
-For work that waits for other machines: requests to stores. Used by whatever makes many of them for one result.
+For work that waits for other machines: requests to stores. Used by whatever makes many of them for one result: a long
+row of them (`map_in_threads`), or a handful again and again (`gather`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from datacache.core.budget import ByteBudget
+from datacache.core.concurrency import PerProcess
+from datacache.core.errors import DatacacheError
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _AHEAD = 64
 """Calls for each thread that are begun or wait to be, or whose results wait for an earlier one."""
+
+
+_GATHER_THREADS = 32
+_gathering = PerProcess(lambda: ThreadPoolExecutor(_GATHER_THREADS, thread_name_prefix="gather"))
+
+
+def gather(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R | DatacacheError]:
+    """`call(item)` for each of a few items, all at once, in threads that the process keeps. The errors that a caller
+    can act on are among the results; others are raised."""
+
+    def run(item: _T) -> _R | DatacacheError:
+        try:
+            return call(item)
+        except DatacacheError as exc:
+            return exc
+
+    if len(items) < 2:
+        return [run(item) for item in items]
+    return list(_gathering.get().map(run, items))
 
 
 def map_in_threads(

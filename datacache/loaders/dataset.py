@@ -1,0 +1,234 @@
+"""What `SnapshotDataset` and `ShardDataset` have in common: samples by number, one or a whole batch, decoded or raw.
+
+Needs PyTorch. A dataset is read-only but for its count of skipped samples: any thread, workers made by `fork` or
+`spawn`, and pickled. It keeps nothing of what it has read, and what it gives is the caller's own: no view of cached
+bytes leaves it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset, get_worker_info
+
+from datacache.core.errors import AnnotationError, DatacacheError, ShardError, StoreError, UsageError
+from datacache.loaders import timing
+from datacache.loaders.decode import Size, decode_rgb
+from datacache.loaders.packed import PackedBatch, empty_bytes, pack_targets
+from datacache.loaders.targets import scaled
+from datacache.settings import Settings
+
+log = logging.getLogger("datacache.loader")
+_SKIPPERS = 128
+"""Slots in which workers count what they skipped, each its own."""
+SKIPPABLE = (AnnotationError, ShardError, StoreError)
+"""What is wrong with a sample, not with the way it was asked for."""
+Read = bytes | memoryview | DatacacheError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How samples are given; the arguments of the datasets."""
+
+    decode: str = "bytes"
+    """`bytes`: as they are stored. `rgb`: a uint8 tensor of height x width x 3."""
+    size: Size | None = None
+    """Height and width that images are resized to."""
+    transform: Callable[..., Any] | None = None
+    """Called with `(image, target)`, or with `image` where there are no targets; gives the sample."""
+    packed: bool = False
+    """Batches are `PackedBatch`es of stored bytes."""
+    on_error: str = "raise"
+    """`skip`: a batch goes on without the samples that cannot be read, and they are counted."""
+
+    def __post_init__(self) -> None:
+        if self.decode not in ("bytes", "rgb"):
+            raise UsageError(f"decode={self.decode!r}: there is no such way", hint="decode='bytes' or decode='rgb'.")
+        if self.on_error not in ("raise", "skip"):
+            raise UsageError(f"on_error={self.on_error!r}", hint="on_error='raise' or on_error='skip'.")
+        if self.size is not None and min(self.size) < 1:
+            raise UsageError(f"size={self.size!r}", hint="Height and width in pixels: size=(224, 224).")
+        if self.size is not None and self.decode != "rgb":
+            raise UsageError("size= is of decoded images", hint="Add decode='rgb'.")
+        if self.packed and (self.decode != "bytes" or self.transform is not None):
+            raise UsageError(
+                "packed=True gives stored bytes", hint="Without decode='rgb' and transform, or not packed."
+            )
+
+
+class SampleDataset(Dataset):
+    """A map-style dataset. `ds[i]` is `(image, target)`, or the image alone where there are no targets."""
+
+    def __init__(self, sizes: NDArray[np.int64], kind: str | None, options: Options, settings: Settings) -> None:
+        self.kind = kind
+        """What targets are: `detection`, `classification`, `path`, or None for none."""
+        self.options, self.settings = options, settings
+        self._sizes = sizes
+        self._skipped = torch.zeros(_SKIPPERS, dtype=torch.int64).share_memory_()
+
+    # --- what the two differ in ------------------------------------------------------------------------------------
+
+    def path(self, sample: int) -> str:
+        """What a sample is called: its path, or its key in a shard."""
+        raise NotImplementedError
+
+    def target(self, sample: int) -> Any:
+        """A sample's target, before any transform."""
+        raise NotImplementedError
+
+    def _copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
+        """Copy those samples that are on this node to `starts` in `out`; the positions of the others."""
+        raise NotImplementedError
+
+    def _view_here(self, sample: int) -> memoryview | None:
+        """A sample's verified bytes without waiting, if they are on this node."""
+        raise NotImplementedError
+
+    def _fetch(self, samples: Sequence[int]) -> list[Read]:
+        """Samples' bytes, or errors in their places, wherever they are: all at once."""
+        raise NotImplementedError
+
+    # --- what users and DataLoaders call ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return len(self._sizes)
+
+    @property
+    def skipped(self) -> int:
+        """How many samples were left out of batches so far (`on_error="skip"`), in all processes."""
+        return int(self._skipped.sum())
+
+    def __getitem__(self, sample: int) -> Any:
+        sample = self._number(sample)
+        found = self._read([sample])[0]
+        return self._sample(sample, self._expect(found))
+
+    def __getitems__(self, samples: Sequence[int]) -> Any:
+        """A whole batch: what is not on this node is fetched at once. A list of samples, or a `PackedBatch`."""
+        numbers = [self._number(sample) for sample in samples]
+        return self._pack(numbers) if self.options.packed else self._batch(numbers)
+
+    def read(self, sample: int) -> bytes:
+        """A sample's stored bytes."""
+        sample = self._number(sample)
+        return bytes(self._expect(self._read([sample])[0]))
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _number(self, sample: int) -> int:
+        sample = int(sample)
+        if sample < 0:
+            sample += len(self)
+        if not 0 <= sample < len(self):
+            raise IndexError(f"there is no sample {sample} of {len(self):,}")
+        return sample
+
+    def _read(self, samples: Sequence[int]) -> list[Read]:
+        clock = timing.clock()
+        began = clock.start()
+        found: list[Read | None] = [self._view_here(sample) for sample in samples]
+        began = clock.lap(timing.READ, began)
+        left = [at for at, data in enumerate(found) if data is None]
+        if left:
+            for at, data in zip(left, self._fetch([samples[at] for at in left]), strict=True):
+                found[at] = data
+            clock.lap(timing.MISS, began)
+        clock.count(len(samples), sum(int(self._sizes[sample]) for sample in samples), len(left))
+        return [data for data in found if data is not None]
+
+    def _batch(self, samples: Sequence[int]) -> list[Any]:
+        made = []
+        for sample, found in zip(samples, self._read(samples), strict=True):
+            try:
+                made.append(self._sample(sample, self._expect(found)))
+            except SKIPPABLE as exc:
+                self._unless_skipped(exc)
+        return made
+
+    def _pack(self, samples: Sequence[int]) -> PackedBatch:
+        clock = timing.clock()
+        began = clock.start()
+        numbers = np.array(samples, np.int64)
+        offsets = np.zeros(len(numbers) + 1, np.int64)
+        np.cumsum(self._sizes[numbers], out=offsets[1:])
+        total = int(offsets[-1])
+        data = empty_bytes(total)
+        starts = offsets[:-1].tolist()
+        out = memoryview(data.numpy())
+        left = self._copy_here(numbers, out, starts)
+        began = clock.lap(timing.READ, began)
+        lost: list[int] = []
+        if left:
+            for at, found in zip(left, self._fetch([samples[at] for at in left]), strict=True):
+                if isinstance(found, DatacacheError):
+                    self._unless_skipped(found)
+                    lost.append(at)
+                else:
+                    out[starts[at] : starts[at] + len(found)] = found
+            clock.lap(timing.MISS, began)
+        clock.count(len(samples), total, len(left))
+        targets: Any = None
+        if lost:
+            data, offsets = _without(data, offsets, lost)
+            samples = [sample for at, sample in enumerate(samples) if at not in lost]
+        if self.kind is not None:
+            targets = pack_targets([self.target(sample) for sample in samples])
+        return PackedBatch(data, torch.from_numpy(offsets), targets)
+
+    def _sample(self, sample: int, data: bytes | memoryview) -> Any:
+        options = self.options
+        clock = timing.clock()
+        began = clock.start()
+        target = None if self.kind is None else self.target(sample)
+        image: Any
+        if options.decode == "rgb":
+            pixels, own = decode_rgb(data, self.path(sample), options.size)
+            image = torch.from_numpy(pixels)
+            if options.size is not None:
+                target = scaled(target, own, options.size)
+        else:
+            image = bytes(data)
+        began = clock.lap(timing.DECODE, began)
+        if options.transform is None:
+            return image if self.kind is None else (image, target)
+        given = options.transform(image) if self.kind is None else options.transform(image, target)
+        clock.lap(timing.TRANSFORM, began)
+        return given
+
+    @staticmethod
+    def _expect(found: Read) -> bytes | memoryview:
+        if isinstance(found, DatacacheError):
+            raise found
+        return found
+
+    def _unless_skipped(self, error: DatacacheError) -> None:
+        """Raise what is wrong with a sample, or count it."""
+        if self.options.on_error == "raise" or not isinstance(error, SKIPPABLE):
+            raise error
+        self._skip(error)
+
+    def _skip(self, error: DatacacheError) -> None:
+        worker = get_worker_info()
+        number = 0 if worker is None else 1 + worker.id % (_SKIPPERS - 1)
+        if not int(self._skipped[number]):
+            log.warning("a sample is left out, and so will be others like it: %s", error)
+        self._skipped[number] += 1
+
+
+def _without(data: Any, offsets: NDArray[np.int64], lost: Sequence[int]) -> tuple[Any, NDArray[np.int64]]:
+    """A packed batch's bytes and offsets without some samples."""
+    bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+    kept = [bound for at, bound in enumerate(bounds) if at not in lost]
+    ends = [0, *accumulate(stop - start for start, stop in kept)]
+    out = empty_bytes(ends[-1])
+    for at, (start, stop) in enumerate(kept):
+        out[ends[at] : ends[at + 1]] = data[start:stop]
+    return out, np.array(ends, np.int64)

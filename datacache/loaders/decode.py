@@ -1,0 +1,81 @@
+"""Pixels for training: 8-bit RGB as displayed, resized on the way where that is asked for.
+
+Used by the datasets and by whoever wants the same pixels elsewhere. JPEGs go through libjpeg-turbo, the rest through
+`conversion.image_codec`. Pure functions, any thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from datacache.annotations.image_header import read_header
+from datacache.conversion import image_codec
+from datacache.core.errors import AnnotationError, BrokenImageError
+
+Size = tuple[int, int]
+"""Height and width."""
+
+
+def decode_rgb(data: bytes | memoryview, path: str, size: Size | None = None) -> tuple[NDArray[np.uint8], Size]:
+    """The image's pixels, (height, width, 3) uint8, contiguous, and the height and width it has by itself.
+
+    With `size` they are resized to exactly that, whatever the image's own proportions (bilinear with antialiasing; a
+    JPEG that is more than twice as large is reduced while it is decoded). EXIF orientation is applied.
+    `AnnotationError` naming `path` where the image is broken, truncated or of no known format.
+    """
+    try:
+        header = read_header(data)
+    except BrokenImageError as exc:
+        raise AnnotationError(f"{path}: {exc}", code="image-broken", file=path, hint=exc.hint) from exc
+    own = header.displayed_height, header.displayed_width
+    pixels = _jpeg(data, header.orientation, size, own) if header.format == "jpeg" and header.complete else None
+    if pixels is None:
+        pixels = _rgb(image_codec.decode(bytes(data), path).pixels)
+        own = pixels.shape[0], pixels.shape[1]
+    if size is not None and pixels.shape[:2] != size:
+        pixels = _resized(pixels, size)
+    pixels = np.ascontiguousarray(pixels)
+    return pixels if pixels.flags.writeable else pixels.copy(), own
+
+
+def _jpeg(data: bytes | memoryview, orientation: int, size: Size | None, own: Size) -> NDArray[np.uint8] | None:
+    """The common case; None for a JPEG that libjpeg-turbo has something to say about."""
+    least: dict[str, int] = {}
+    if size is not None and orientation <= 1 and own[0] >= 2 * size[0] and own[1] >= 2 * size[1]:
+        least = {"min_height": size[0], "min_width": size[1]}
+    try:
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", strict=True, **least)
+    except ValueError:
+        return None
+    return _turned(pixels, orientation) if orientation > 1 else pixels
+
+
+def _turned(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels
+
+
+def _rgb(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Grey becomes RGB, 16 bits 8; transparency goes."""
+    if pixels.dtype == np.uint16:
+        pixels = (pixels >> 8).astype(np.uint8)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, np.newaxis]
+    channels = pixels.shape[2]
+    return np.repeat(pixels[:, :, :1], 3, axis=2) if channels <= 2 else pixels[:, :, :3]
+
+
+def _resized(pixels: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(pixels)).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.array(image)  # writable, as PyTorch wants it

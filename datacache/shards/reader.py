@@ -1,0 +1,224 @@
+"""`Shards`: the samples of a shard set by number, each verified by the checksum its index has of it.
+
+Used by the datasets, TensorFlow included, and by the task queue. Knows nothing of PyTorch. Any thread, after `fork()`,
+and picklable. In memory: the sidecars, some 30 bytes a sample and its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
+
+from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, ShardError
+from datacache.core.threads import gather, map_in_threads
+from datacache.shards.index import Member, ShardIndex, index_name
+from datacache.shards.listing import SHARDS_JSON, ShardInfo, ShardSet
+from datacache.shards.source import ShardFiles, cut_short, missing
+
+_OPEN_THREADS = 16
+
+
+class Shards:
+    """A shard set, open. Samples are numbered over the whole set.
+
+    Opening looks at every shard's size and at every sidecar, and raises `ShardError` for the first that is missing, cut
+    short or another's; with `lenient` those shards' samples raise it when they are read.
+    """
+
+    def __init__(self, files: ShardFiles, *, lenient: bool = False) -> None:
+        self.files = files
+        raw = files.small(SHARDS_JSON)
+        if raw is None:
+            raise ShardError(
+                f"{files.where} is no shard set: it has no {SHARDS_JSON}",
+                shard=SHARDS_JSON,
+                hint="Make one: dsctl shard REF --to URL. One that was interrupted is finished by the same command.",
+            )
+        self.set = ShardSet.decode(raw, files.where)
+        names = [shard.name for shard in self.set.shards]
+        files.use(names)
+        opened = list(map_in_threads(self._open, range(len(names)), threads=_OPEN_THREADS))
+        self.broken: dict[int, ShardError] = {}
+        """Shards that cannot be used, by number."""
+        indexes: list[ShardIndex | None] = []
+        for number, found in enumerate(opened):
+            if isinstance(found, ShardError):
+                if not lenient:
+                    raise found
+                self.broken[number] = found
+            indexes.append(found if isinstance(found, ShardIndex) else None)
+        self._indexes = indexes
+        counts = [shard.samples for shard in self.set.shards]
+        self.starts: NDArray[np.int64] = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        """The number of each shard's first sample, and of all samples."""
+        self.offsets = self._column("offsets", np.int64)
+        self.sizes = self._column("sizes", np.int64)
+        self.digests = self._column("digests", np.uint64)
+        self.classes = self._column("classes", np.int32)
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return int(self.starts[-1])
+
+    def __repr__(self) -> str:
+        return f"<Shards of {self.files.where}: {len(self):,} samples in {len(self.set.shards):,} shards>"
+
+    def indexes(self) -> list[ShardIndex]:
+        """The sidecars of the shards that can be used."""
+        return [index for index in self._indexes if index is not None]
+
+    def shards_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers of the shards these samples lie in."""
+        return np.searchsorted(self.starts, samples, side="right").astype(np.int64) - 1
+
+    def name(self, sample: int) -> tuple[str, str]:
+        """The shard's name and the sample's key ('' where the sidecar is lost)."""
+        shard, local = self._locate(sample)
+        index = self._indexes[shard]
+        return self.set.shards[shard].name, "" if index is None else index.key(local)
+
+    def members(self, sample: int) -> list[Member]:
+        """The files of a sample, the image (or what else comes first) first."""
+        shard, local = self._locate(sample)
+        return self._index(shard).members(local)
+
+    def copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
+        """Copy the first members of these samples, as far as they are on this node, to `starts` in `out`, and verify
+        the copies. The positions (in `samples`) of those that were not here or not right: ask `read_first` for them."""
+        here, left = self.files.here, []
+        shards, offsets = self.shards_of(samples).tolist(), self.offsets[samples].tolist()
+        sizes, digests = self.sizes[samples].tolist(), self.digests[samples].tolist()
+        for at, (shard, offset, size, digest, start) in enumerate(
+            zip(shards, offsets, sizes, digests, starts, strict=True)
+        ):
+            if not size:
+                if self.broken:
+                    left.append(at)
+                continue
+            parts = here(shard, offset, offset + size)
+            if parts is None:
+                left.append(at)
+                continue
+            copy = out[start : start + size]
+            if len(parts) == 1:
+                copy[:] = parts[0]
+            else:
+                end = 0
+                for part in parts:
+                    copy[end : end + len(part)] = part
+                    end += len(part)
+            if xxh3_64_intdigest(copy) != digest:
+                left.append(at)
+        return left
+
+    def read_first(self, samples: Sequence[int]) -> list[bytes | memoryview | DatacacheError]:
+        """The first members of these samples, wherever they are, fetched at once. Errors take the place of what cannot
+        be had: `ShardError` naming shard and sample, or the store's."""
+        return gather(self._read_first, samples)
+
+    def first_here(self, sample: int) -> memoryview | None:
+        """The first member without a copy and verified, if it is on this node in one piece. Not to be kept for long."""
+        size = int(self.sizes[sample])
+        if not size:
+            return None
+        offset = int(self.offsets[sample])
+        parts = self.files.here(self._locate(sample)[0], offset, offset + size)
+        if parts is None or len(parts) > 1 or xxh3_64_intdigest(parts[0]) != int(self.digests[sample]):
+            return None
+        return parts[0]
+
+    def read(self, sample: int, member: Member) -> bytes | memoryview:
+        """The bytes of a member, verified."""
+        shard, _ = self._locate(sample)
+        if not member.size_bytes:
+            return b""
+        start, stop = member.offset, member.offset + member.size_bytes
+        parts = self.files.here(shard, start, stop)
+        if parts is not None:
+            data = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+            if xxh3_64_intdigest(data) == member.digest:
+                return data
+        try:
+            found = self.files.read(shard, start, stop)
+        except ShardError as exc:
+            raise self._of_sample(sample, exc.message, exc.hint) from exc
+        except (ObjectNotFoundError, ObjectChangedError) as exc:
+            raise self._of_sample(sample, str(exc), exc.hint) from exc
+        if xxh3_64_intdigest(found) != member.digest:
+            raise self._of_sample(
+                sample,
+                f"the bytes of {self.set.shards[shard].name} in {self.files.where} are not those that were written",
+                "The shard was damaged, or replaced by another one: copy it again, or see dsctl shard --check.",
+            )
+        return found
+
+    def _read_first(self, sample: int) -> bytes | memoryview:
+        shard, local = self._locate(sample)
+        index = self._index(shard)
+        return self.read(sample, index.members(local)[0])
+
+    def _of_sample(self, sample: int, message: str, hint: str) -> ShardError:
+        shard, key = self.name(sample)
+        return ShardError(f"sample {key!r} of {shard} cannot be read: {message}", shard=shard, sample=key, hint=hint)
+
+    def _locate(self, sample: int) -> tuple[int, int]:
+        if not 0 <= sample < len(self):
+            raise IndexError(f"{self.files.where} has {len(self):,} samples, and no sample {sample}")
+        shard = int(np.searchsorted(self.starts, sample, side="right")) - 1
+        return shard, sample - int(self.starts[shard])
+
+    def _index(self, shard: int) -> ShardIndex:
+        index = self._indexes[shard]
+        if index is None:
+            raise self.broken[shard]
+        return index
+
+    def _open(self, number: int) -> ShardIndex | ShardError:
+        info = self.set.shards[number]
+        try:
+            return self._checked(info)
+        except ShardError as exc:
+            return exc
+
+    def _checked(self, info: ShardInfo) -> ShardIndex:
+        where = self.files.where
+        raw = self.files.small(index_name(info.name))
+        if raw is None:
+            raise missing(where, index_name(info.name))
+        index = ShardIndex.decode(raw, info.name)
+        if xxh3_128_hexdigest(raw) != info.index_digest or len(index) != info.samples or index.digest != info.digest:
+            raise ShardError(
+                f"the sidecar {index_name(info.name)} in {where} is of another set",
+                shard=info.name,
+                hint="Copy the whole set again.",
+            )
+        size = self.files.size(info.name)
+        if size is None:
+            raise missing(where, info.name)
+        if size < info.size_bytes:
+            error = cut_short(where, info.name, size, info.size_bytes)
+            ends = index.offsets.astype(np.int64) + index.sizes.astype(np.int64)
+            lost = np.flatnonzero(ends > size)
+            if len(lost):
+                error.sample = index.key(int(lost[0]))
+                error.message += f"; sample {error.sample!r} is the first that is lost, of {len(lost):,}"
+            raise error
+        if size != info.size_bytes:
+            raise ShardError(
+                f"the shard {info.name} in {where} is another file: it has {size:,} bytes instead of "
+                f"{info.size_bytes:,}",
+                shard=info.name,
+                hint="Copy it there again.",
+            )
+        return index
+
+    def _column(self, name: str, dtype: Any) -> NDArray[Any]:
+        parts = [
+            np.zeros(info.samples, dtype) if index is None else getattr(index, name).astype(dtype)
+            for info, index in zip(self.set.shards, self._indexes, strict=True)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype)

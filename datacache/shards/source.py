@@ -1,0 +1,259 @@
+"""The files of a shard set, wherever they are: a local folder that is mapped, or a snapshot that is read through the
+cache.
+
+Used by `reader` and by nobody else. Both kinds give bytes without copying where they are on this node. What they give
+is not verified by them but by the reader, which has a checksum of each sample. Any thread, and after `fork()`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+from collections.abc import Sequence
+from os import SEEK_END, lseek
+from pathlib import Path
+from typing import Protocol
+
+from datacache.core.errors import ObjectNotFoundError, PathNotFoundError, ShardError
+from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, object_id
+from datacache.reader.snapshot import Snapshot
+
+_MAX_MAPS = 512
+
+
+class ShardFiles(Protocol):
+    """The files beside one `shards.json`."""
+
+    where: str
+    """For messages: the folder, URL or snapshot."""
+
+    def small(self, name: str) -> bytes | memoryview | None:
+        """All of a small file; None if it is not there."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """A file's size in bytes; None if it is not there."""
+        ...
+
+    def use(self, names: Sequence[str]) -> None:
+        """Give the shards their numbers."""
+        ...
+
+    def here(self, shard: int, start: int, stop: int) -> tuple[memoryview, ...] | None:
+        """Bytes `start:stop` (at least one) of a shard, in one or more parts, without a copy and without waiting; None
+        where they cannot be had so. Not to be kept for long."""
+        ...
+
+    def read(self, shard: int, start: int, stop: int) -> bytes | memoryview:
+        """The same bytes, wherever they are. `ShardError` if the shard is missing or ends before; the
+        store's errors."""
+        ...
+
+    def refs(self) -> tuple[ObjectRef, ...]:
+        """The shards' objects, for lookahead; empty where there is nothing to fetch."""
+        ...
+
+
+class FolderFiles:
+    """A folder of this machine. Shards are mapped when they are first read, so many at a time as there may be."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.where = str(folder)
+        self._names: Sequence[str] = ()
+        self._maps: dict[int, _Mapped] = {}
+        self._max_maps = max(16, min(_MAX_MAPS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+
+    def small(self, name: str) -> bytes | None:
+        """See `ShardFiles`."""
+        try:
+            return (self._folder / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as exc:
+            raise ShardError(f"{self._folder / name} cannot be read: {exc.strerror}", shard=name) from exc
+
+    def size(self, name: str) -> int | None:
+        """See `ShardFiles`."""
+        try:
+            return (self._folder / name).stat().st_size
+        except OSError:
+            return None
+
+    def use(self, names: Sequence[str]) -> None:
+        """See `ShardFiles`."""
+        self._names = names
+
+    def here(self, shard: int, start: int, stop: int) -> tuple[memoryview, ...] | None:
+        """See `ShardFiles`."""
+        mapped = self._maps.get(shard)
+        if mapped is None:
+            mapped = self._map(shard)
+            if mapped is None:
+                return None
+        # Touching a mapping behind the end of its file is fatal (SIGBUS), so its size is looked at every time.
+        if lseek(mapped.fd, 0, SEEK_END) < stop:
+            return None
+        return (mapped.view[start:stop],)
+
+    def read(self, shard: int, start: int, stop: int) -> bytes:
+        """See `ShardFiles`."""
+        name = self._names[shard]
+        self._maps.pop(shard, None)  # it may have been put in its place anew
+        try:
+            with open(self._folder / name, "rb") as file:
+                data = os.pread(file.fileno(), stop - start, start)
+                size = os.fstat(file.fileno()).st_size
+        except FileNotFoundError as exc:
+            raise missing(self.where, name) from exc
+        except OSError as exc:
+            raise ShardError(f"{self._folder / name} cannot be read: {exc.strerror}", shard=name) from exc
+        if len(data) != stop - start:
+            raise cut_short(self.where, name, size, stop)
+        return data
+
+    def refs(self) -> tuple[ObjectRef, ...]:
+        """See `ShardFiles`: nothing has to be fetched."""
+        return ()
+
+    def _map(self, shard: int) -> _Mapped | None:
+        if len(self._maps) >= self._max_maps:
+            for old in list(self._maps)[: self._max_maps // 4]:
+                self._maps.pop(old, None)
+        try:
+            return self._maps.setdefault(shard, _Mapped(self._folder / self._names[shard]))
+        except (OSError, ValueError):  # missing, or empty
+            return None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_folder_files, (self._folder, self._names))
+
+
+class SnapshotFiles:
+    """A snapshot with a shard set in its root, read through the node's cache."""
+
+    def __init__(self, snapshot: Snapshot, *, listed: bool = True) -> None:
+        self._snapshot = snapshot
+        self.listed = listed
+        """Whether the catalog has the snapshot; false for one that was made of a URL just now."""
+        self.where = snapshot.record.ref if listed else snapshot.record.origin
+        self._names: Sequence[str] = ()
+        self._rows: list[int | None] = []
+        self._sizes: list[int] = []
+        self._objects: list[ObjectId] = []
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What is read."""
+        return self._snapshot
+
+    @property
+    def rows(self) -> Sequence[int | None]:
+        """The shards' rows in the manifest; None for one that is not there."""
+        return self._rows
+
+    def small(self, name: str) -> bytes | None:
+        """See `ShardFiles`."""
+        try:
+            return self._snapshot.read(name)
+        except (PathNotFoundError, ObjectNotFoundError):
+            return None
+
+    def size(self, name: str) -> int | None:
+        """See `ShardFiles`."""
+        row = self._snapshot.manifest.find(name.encode())
+        return None if row is None else self._snapshot.manifest.entry(row).size_bytes
+
+    def use(self, names: Sequence[str]) -> None:
+        """See `ShardFiles`."""
+        manifest = self._snapshot.manifest
+        self._names = names
+        self._rows = [manifest.find(name.encode()) for name in names]
+        entries = [None if row is None else manifest.entry(row) for row in self._rows]
+        self._sizes = [0 if entry is None else entry.size_bytes for entry in entries]
+        self._objects = [ObjectId(b"") if entry is None else object_id(manifest.object_ref(entry)) for entry in entries]
+
+    def here(self, shard: int, start: int, stop: int) -> tuple[memoryview, ...] | None:
+        """See `ShardFiles`."""
+        if stop > self._sizes[shard]:
+            return None
+        number, last = start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
+        obj, first, peek = self._objects[shard], number * BLOCK_BYTES, self._snapshot.peek_block
+        if number == last:
+            found = peek(BlockId(obj + number.to_bytes(4, "big")), start - first, stop - first)
+            return None if found is None else (found,)
+        parts = []
+        while number <= last:
+            first = number * BLOCK_BYTES
+            id = BlockId(obj + number.to_bytes(4, "big"))
+            part = peek(id, max(start - first, 0), min(stop - first, BLOCK_BYTES))
+            if part is None:
+                return None
+            parts.append(part)
+            number += 1
+        return tuple(parts)
+
+    def read(self, shard: int, start: int, stop: int) -> bytes | memoryview:
+        """See `ShardFiles`."""
+        row, name = self._rows[shard], self._names[shard]
+        if row is None:
+            raise missing(self.where, name)
+        if stop > self._sizes[shard]:
+            raise cut_short(self.where, name, self._sizes[shard], stop)
+        return self._snapshot.read_row(row, start, stop)
+
+    def refs(self) -> tuple[ObjectRef, ...]:
+        """See `ShardFiles`. A missing shard stands as an empty object."""
+        manifest = self._snapshot.manifest
+        nothing = ObjectRef("memory://nothing", "", 0)
+        return tuple(nothing if row is None else manifest.object_ref(manifest.entry(row)) for row in self._rows)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_snapshot_files, (self._snapshot, self.listed, self._names))
+
+
+def missing(where: str, name: str) -> ShardError:
+    """The error for a shard that is not there."""
+    return ShardError(
+        f"the shard {name} is missing from {where}",
+        shard=name,
+        hint="Copy it there again, or build the set again: dsctl shard makes only what is missing.",
+    )
+
+
+def cut_short(where: str, name: str, size_bytes: int, wanted: int) -> ShardError:
+    """The error for a shard that ends too early."""
+    return ShardError(
+        f"the shard {name} of {where} is cut short: it has {size_bytes:,} bytes and should have at least {wanted:,}",
+        shard=name,
+        hint="Copy it there again, or build the set again: dsctl shard makes only what is not whole.",
+    )
+
+
+class _Mapped:
+    """A shard's file, open and mapped."""
+
+    __slots__ = ("_map", "fd", "view")
+
+    def __init__(self, path: Path) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._map = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
+        self.view = memoryview(self._map)
+
+    def __del__(self) -> None:
+        # The mapping goes when the last view of it goes; the descriptor can go now.
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+def _folder_files(folder: Path, names: Sequence[str]) -> FolderFiles:
+    files = FolderFiles(folder)
+    files.use(names)
+    return files
+
+
+def _snapshot_files(snapshot: Snapshot, listed: bool, names: Sequence[str]) -> SnapshotFiles:
+    files = SnapshotFiles(snapshot, listed=listed)
+    files.use(names)
+    return files
