@@ -135,6 +135,11 @@ class RankOrder:
     def __repr__(self) -> str:
         return f"RankOrder({self.order!r}, rank={self.rank}, world={self.world}, even={self.even!r})"
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What is behind this rank's share."""
+        return self._left.stages
+
     def take(self, start: int, stop: int) -> NDArray[np.int64]:
         """The samples at this rank's places start … stop-1, cut off at the end as a slice is."""
         positions = _places(start, stop, self._length) * self.world + self.rank
@@ -154,7 +159,7 @@ class RankOrder:
             "world": self.world,
             "rank": self.rank,
             "taken": taken,
-            "stages": as_json(self._left.stages),
+            "stages": as_json(self.stages),
         }
 
 

@@ -88,7 +88,7 @@ def stages_of(
     """The epoch, and the stages that lie behind trainings which saved these states: one rank's (all ranks took the same
     number), or the list of all ranks'. `order` is the order they have to be of, as `EpochOrder.identity()` gives it."""
     one = isinstance(states, Mapping)
-    every: list[Mapping[str, Any]] = [states] if isinstance(states, Mapping) else list(states)
+    every: list[Any] = list(states) if isinstance(states, list | tuple) else [states]
     if not every:
         raise UsageError(
             "There is no state in this list.", hint="Give one rank's state, or a list of all ranks' states."
@@ -142,6 +142,8 @@ def _check_state(state: Any, order: Mapping[str, Any]) -> None:
     numbers = [state.get(name) for name in ("epoch", "world", "rank", "taken")]
     if not all(_is_count(number) for number in numbers) or not state["rank"] < state["world"]:
         raise UsageError("This is not the state of a sampler: its epoch, world, rank and taken cannot be.")
+    if not isinstance(state["stages"], list | tuple):
+        raise UsageError("This is not the state of a sampler: its stages are no list.")
 
 
 def _stage(raw: Any) -> Stage:
