@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, get_worker_info
 from datacache.core.errors import AnnotationError, DatacacheError, ShardError, StoreError, UsageError
 from datacache.loaders import timing
 from datacache.loaders.decode import Size, decode_rgb
-from datacache.loaders.packed import PackedBatch, empty_bytes, pack_targets
+from datacache.loaders.packed import PackedBatch, empty, pack_targets
 from datacache.loaders.targets import scaled
 from datacache.settings import Settings
 
@@ -160,7 +160,7 @@ class SampleDataset(Dataset):
         offsets = np.zeros(len(numbers) + 1, np.int64)
         np.cumsum(self._sizes[numbers], out=offsets[1:])
         total = int(offsets[-1])
-        data = empty_bytes(total)
+        data = empty((total,))
         starts = offsets[:-1].tolist()
         out = memoryview(data.numpy())
         left = self._copy_here(numbers, out, starts)
@@ -228,7 +228,7 @@ def _without(data: Any, offsets: NDArray[np.int64], lost: Sequence[int]) -> tupl
     bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
     kept = [bound for at, bound in enumerate(bounds) if at not in lost]
     ends = [0, *accumulate(stop - start for start, stop in kept)]
-    out = empty_bytes(ends[-1])
+    out = empty((ends[-1],))
     for at, (start, stop) in enumerate(kept):
         out[ends[at] : ends[at + 1]] = data[start:stop]
     return out, np.array(ends, np.int64)

@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from datacache.loaders.allocator import keep_freed_memory
+from datacache.loaders.segments import empty_shared, hand_over_segments
 
 
 class PackedSample(NamedTuple):
@@ -72,14 +73,12 @@ class PackedBatch:
         return PackedBatch(change(self.data), change(self.offsets), targets)
 
 
-def empty_bytes(count: int) -> Any:
-    """A uint8 tensor of this many bytes: in a DataLoader's worker, in shared memory, where it would have to go
-    anyway."""
+def empty(shape: tuple[int, ...], dtype: Any = torch.uint8) -> Any:
+    """An empty tensor for a batch: in a DataLoader's worker, in shared memory, where it would have to go anyway."""
     if get_worker_info() is None:
         keep_freed_memory()
-        return torch.empty(count, dtype=torch.uint8)
-    storage = torch.UntypedStorage._new_shared(max(1, count))  # noqa: SLF001 - as torch's own default_collate does
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (count,))
+        return torch.empty(shape, dtype=dtype)
+    return empty_shared(shape, dtype)
 
 
 def pack_targets(targets: Sequence[Any]) -> Any:
@@ -96,6 +95,8 @@ def collate(batch: Any) -> Any:
     tensors of one shape are stacked, numbers become a tensor, and what differs in shape or kind (images of several
     sizes, boxes, bytes, paths) stays a list.
     """
+    if get_worker_info() is not None:
+        hand_over_segments()
     if isinstance(batch, PackedBatch):
         return batch
     if batch and isinstance(batch[0], tuple) and len(batch[0]) == 2:
@@ -118,13 +119,8 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 
 def _stack(tensors: Sequence[Any]) -> Any:
-    if get_worker_info() is None:
-        keep_freed_memory()
-        return torch.stack(list(tensors))
     first = tensors[0]
-    storage = torch.UntypedStorage._new_shared(max(1, len(tensors) * first.nbytes))  # noqa: SLF001 - as above
-    out = torch.empty(0, dtype=first.dtype).set_(storage, 0, (len(tensors), *first.shape))
-    return torch.stack(list(tensors), out=out)
+    return torch.stack(list(tensors), out=empty((len(tensors), *first.shape), first.dtype))
 
 
 def _keep(batch: Any, *, collate_fn_map: Any = None) -> Any:
