@@ -8,17 +8,15 @@ iterated, the node's daemon knows the order (`lookahead.py`). One thread at a ti
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from operator import length_hint
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from numpy.typing import ArrayLike
 
-from datacache.core.errors import UsageError
 from datacache.loaders.lookahead import Lookahead, publish
 from datacache.loaders.order import EpochOrder, Even, RankOrder, Shuffle
+from datacache.loaders.ranks import rank_and_world
 from datacache.loaders.remaining import Remaining, Stage, State, stages_of
 from datacache.settings import Settings, load_settings
 
@@ -53,15 +51,13 @@ class EpochSampler:
         settings: Settings | None = None,
     ) -> None:
         self._lookahead: Lookahead | None = None
-        if (rank is None) != (world is None):
-            raise UsageError("Give both `rank` and `world`, or neither.")
         if isinstance(shuffle, bool):
             shuffle = "global" if shuffle else "none"
         if shuffle == "blocks" and groups is None and hasattr(dataset, "groups"):
             groups = dataset.groups()
         size = dataset if isinstance(dataset, int) else len(dataset)
         self._order = EpochOrder(size, seed=seed, shuffle=shuffle, groups=groups, window=window)
-        self._rank_world = None if rank is None or world is None else (rank, world)
+        self._given = (rank, world)
         self._even: Even = even
         self._settings = settings
         self._dataset = dataset if lookahead and hasattr(dataset, "plan_source") else None
@@ -81,7 +77,14 @@ class EpochSampler:
             self._go_to(epoch, ())
 
     def __len__(self) -> int:
-        """The samples of the iteration under way; if there is none, of the next one."""
+        """This rank's samples in a whole epoch, also while the rest of one is iterated: learning-rate schedules and
+        Lightning, which adds what it had done before, count on that. What there is to come is `remaining`."""
+        rank, world = rank_and_world(*self._given)
+        return len(RankOrder(self._order, rank=rank, world=world, even=self._even))
+
+    @property
+    def remaining(self) -> int:
+        """This rank's samples in the iteration under way, from its beginning; if there is none, in the next one."""
         if self._iteration is not None and not self._iteration.finished:
             return len(self._iteration.order)
         return len(self._next_order())
@@ -139,7 +142,7 @@ class EpochSampler:
         if self._iteration is not None and self._iteration.finished and self._stages:
             self._stages = ()
             self._next = None
-        rank, world = self._rank_world or _rank_and_world()
+        rank, world = rank_and_world(*self._given)  # asked again each time: ranks are often known later than loaders
         if self._next is None or (self._next.rank, self._next.world) != (rank, world):
             self._next = RankOrder(self._order, rank=rank, world=world, even=self._even, stages=self._stages)
         return self._next
@@ -200,18 +203,3 @@ class _Iteration:
         self._taken += len(samples)
         self._chunk = iter(samples)
         return self._chunk
-
-
-def _rank_and_world() -> tuple[int, int]:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return cast(int, distributed.get_rank()), cast(int, distributed.get_world_size())
-    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if not rank and not world:
-        return 0, 1
-    if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
-        raise UsageError(
-            f"The variables RANK={rank} and WORLD_SIZE={world} do not say which rank this is.",
-            hint="torchrun sets both; or give `rank` and `world`.",
-        )
-    return int(rank), int(world)
