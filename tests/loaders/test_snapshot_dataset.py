@@ -1,0 +1,255 @@
+"""`SnapshotDataset` in real DataLoaders: what samples are, targets, batches, errors, workers of both kinds."""
+
+from __future__ import annotations
+
+import pickle
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from datacache import api
+from datacache.core.errors import AnnotationError, ObjectNotFoundError, StoreError, UsageError
+from datacache.settings import Settings
+from datacache.torch import PackedBatch, SnapshotDataset, collate
+from tests.loaders.conftest import COUNT
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted((folder / "JPEGImages").iterdir())
+
+
+def _boxes(folder: Path, image: Path) -> list[tuple[str, list[float]]]:
+    root = ET.parse(folder / "Annotations" / f"{image.stem}.xml").getroot()
+    found = []
+    for thing in root.iter("object"):
+        box = thing.find("bndbox")
+        assert box is not None
+        found.append(
+            (thing.findtext("name", ""), [float(box.findtext(side, "")) for side in ("xmin", "ymin", "xmax", "ymax")])
+        )
+    return found
+
+
+class _Flip:
+    """A transform that can be pickled."""
+
+    def __call__(self, image: torch.Tensor, target: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return image.flip(1), target["labels"]
+
+
+def test_samples_are_the_images_with_their_boxes_in_path_order(faces_ref: str, drawn_faces: Path) -> None:
+    dataset = SnapshotDataset(faces_ref)
+    assert len(dataset) == COUNT
+    assert dataset.kind == "detection"
+    assert dataset.classes == ("with_mask", "without_mask")
+    for number, file in enumerate(_images(drawn_faces)):
+        image, target = dataset[number]
+        assert image == file.read_bytes()
+        assert isinstance(image, bytes)
+        expected = _boxes(drawn_faces, file)
+        assert [dataset.classes[label] for label in target["labels"].tolist()] == [label for label, _ in expected]
+        assert target["boxes"].tolist() == [box for _, box in expected]
+        assert dataset.path(number) == f"JPEGImages/{file.name}"
+
+
+def test_numbers_count_from_the_end_and_end(faces_ref: str) -> None:
+    dataset = SnapshotDataset(faces_ref, target=None)
+    assert dataset[-1] == dataset[COUNT - 1]
+    with pytest.raises(IndexError):
+        dataset[COUNT]
+    with pytest.raises(IndexError):
+        dataset[-COUNT - 1]
+
+
+def test_decoded_images_are_resized_and_their_boxes_with_them(faces_ref: str) -> None:
+    whole = SnapshotDataset(faces_ref, decode="rgb")
+    small = SnapshotDataset(faces_ref, decode="rgb", size=(60, 160))
+    image, target = whole[3]
+    assert image.shape == (240, 320, 3)
+    assert image.dtype == torch.uint8
+    reduced, scaled = small[3]
+    assert reduced.shape == (60, 160, 3)
+    assert torch.allclose(scaled["boxes"], target["boxes"] * torch.tensor([0.5, 0.25, 0.5, 0.25]))
+    assert abs(float(reduced.float().mean()) - float(image.float().mean())) < 3
+
+
+def test_a_target_changed_by_one_reader_is_whole_for_the_next(faces_ref: str) -> None:
+    dataset = SnapshotDataset(faces_ref)
+    before = dataset[0][1]["boxes"].clone()
+    dataset[0][1]["boxes"].zero_()
+    assert torch.equal(dataset[0][1]["boxes"], before)
+
+
+@pytest.mark.parametrize("workers", [("", 0), ("fork", 2), ("spawn", 2)], ids=lambda kind: kind[0] or "none")
+def test_dataloader_gives_every_sample_once(faces_ref: str, drawn_faces: Path, workers: tuple[str, int]) -> None:
+    context, count = workers
+    dataset = SnapshotDataset(faces_ref, target="path")
+    loader = DataLoader(
+        dataset,
+        batch_size=7,
+        shuffle=True,
+        num_workers=count,
+        multiprocessing_context=context or None,
+        persistent_workers=bool(count),
+        collate_fn=collate,
+    )
+    expected = {f"JPEGImages/{file.name}": file.read_bytes() for file in _images(drawn_faces)}
+    for _ in range(2):
+        seen = dict(pair for images, paths in loader for pair in zip(paths, images, strict=True))
+        assert seen == expected
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_detection_batches_and_transforms_go_through_workers(faces_ref: str, context: str) -> None:
+    dataset = SnapshotDataset(faces_ref, decode="rgb", size=(24, 32), transform=_Flip())
+    loader = DataLoader(dataset, batch_size=8, num_workers=1, multiprocessing_context=context, collate_fn=collate)
+    numbers = iter(range(COUNT))
+    for images, labels in loader:
+        assert images.shape == (8, 24, 32, 3)
+        for image, label in zip(images, labels, strict=True):
+            flipped, expected = dataset[next(numbers)]
+            assert torch.equal(image, flipped)
+            assert torch.equal(label, expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_packed_batches_hold_the_bytes_and_pass_a_dataloader_as_it_is(
+    faces_ref: str, drawn_faces: Path, workers: int
+) -> None:
+    dataset = SnapshotDataset(faces_ref, packed=True, target=None)
+    expected = [file.read_bytes() for file in _images(drawn_faces)]
+    got = []
+    for batch in DataLoader(dataset, batch_size=9, num_workers=workers):
+        assert isinstance(batch, PackedBatch)
+        assert batch.data.dtype == torch.uint8
+        assert batch.offsets[0] == 0
+        assert batch.offsets[-1] == len(batch.data)
+        got += [bytes(sample.image.numpy()) for sample in batch]
+    assert got == expected
+
+
+def test_packed_targets_of_classes_are_a_tensor(settings: Settings, tmp_path: Path) -> None:
+    for number, kind in enumerate(("cat", "dog", "cat")):
+        (tmp_path / kind).mkdir(exist_ok=True)
+        (tmp_path / kind / f"{number}.bin").write_bytes(bytes([number]) * 10)
+    api.create_snapshot("pets", tmp_path.as_uri(), settings=settings)
+    dataset = SnapshotDataset("pets", target="folder", packed=True)
+    (batch,) = DataLoader(dataset, batch_size=3)
+    assert dataset.classes == ("cat", "dog")
+    assert batch.targets.tolist() == [0, 0, 1]
+    assert dataset[2][1] == 1
+
+
+def test_queries_and_splits_choose_images(faces_ref: str, drawn_faces: Path) -> None:
+    masked = [
+        f"JPEGImages/{file.name}"
+        for file in _images(drawn_faces)
+        if any(label == "with_mask" for label, _ in _boxes(drawn_faces, file))
+    ]
+    dataset = SnapshotDataset(faces_ref, labels=["with_mask"], target="path")
+    assert [path for _, path in (dataset[number] for number in range(len(dataset)))] == masked
+    listed = (drawn_faces / "ImageSets/Main/val.txt").read_text().split()
+    val = SnapshotDataset(faces_ref, split="val", target="path")
+    assert [Path(val.path(number)).stem for number in range(len(val))] == sorted(listed)
+    with pytest.raises(UsageError, match="no split 'dev'"):
+        SnapshotDataset(faces_ref, split="dev")
+    with pytest.raises(UsageError):
+        SnapshotDataset(faces_ref, where="objects > 1000")
+
+
+def test_files_without_annotations_come_with_their_paths(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"sound")
+    (tmp_path / "empty.wav").write_bytes(b"")
+    api.create_snapshot("sounds", tmp_path.as_uri(), settings=settings)
+    dataset = SnapshotDataset("sounds")
+    assert [dataset[number] for number in range(2)] == [(b"sound", "a.wav"), (b"", "empty.wav")]
+    assert dataset.__getitems__([1, 0]) == [(b"", "empty.wav"), (b"sound", "a.wav")]
+
+
+def test_distributed_samplers_share_the_samples_out(faces_ref: str) -> None:
+    dataset = SnapshotDataset(faces_ref, target="path")
+    seen: list[str] = []
+    for rank in range(2):
+        sampler = DistributedSampler(dataset, num_replicas=2, rank=rank, shuffle=True)
+        for _, paths in DataLoader(dataset, batch_size=4, sampler=sampler, collate_fn=collate):
+            seen += paths
+    assert len(seen) == len(set(seen)) == COUNT
+
+
+def test_a_pickled_dataset_reads_the_same(faces_ref: str) -> None:
+    dataset = SnapshotDataset(faces_ref, decode="rgb", size=(10, 10))
+    again = pickle.loads(pickle.dumps(dataset))
+    assert torch.equal(again[5][0], dataset[5][0])
+    assert again.classes == dataset.classes
+
+
+def test_what_a_dataset_gives_keeps_no_view_of_the_cache(faces_ref: str) -> None:
+    image, _ = SnapshotDataset(faces_ref)[0]
+    assert type(image) is bytes
+    pixels, _ = SnapshotDataset(faces_ref, decode="rgb")[0]
+    pixels[:] = 0  # its own memory: writable
+    assert int(SnapshotDataset(faces_ref, decode="rgb")[0][0].sum()) > 0
+
+
+@pytest.fixture
+def with_a_broken_image(settings: Settings, tmp_path: Path, drawn_faces: Path) -> str:
+    for number, file in enumerate(_images(drawn_faces)[:6]):
+        data = file.read_bytes()
+        (tmp_path / file.name).write_bytes(data[: len(data) // 2] if number == 2 else data)
+    return api.create_snapshot("broken", tmp_path.as_uri(), settings=settings).ref
+
+
+def test_an_image_that_is_cut_short_is_an_error_that_names_it(with_a_broken_image: str) -> None:
+    dataset = SnapshotDataset(with_a_broken_image, decode="rgb", target="path", size=(8, 8))
+    with pytest.raises(AnnotationError, match=r"000003\.jpg"):
+        dataset[2]
+    with pytest.raises(AnnotationError, match=r"000003\.jpg"):
+        dataset.__getitems__([0, 1, 2])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_cannot_be_read_is_skipped_and_counted_if_the_user_asks(with_a_broken_image: str, workers: int) -> None:
+    dataset = SnapshotDataset(with_a_broken_image, decode="rgb", target="path", size=(8, 8), on_error="skip")
+    batches = list(DataLoader(dataset, batch_size=3, num_workers=workers, collate_fn=collate))
+    assert [len(paths) for _, paths in batches] == [2, 3]
+    assert dataset.skipped == 1
+
+
+def test_a_file_that_is_gone_is_an_error_or_skipped_in_packed_batches(settings: Settings, tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.bin").write_bytes(np.random.default_rng(number).bytes(1000 + number))
+    api.create_snapshot("files", tmp_path.as_uri(), settings=settings)
+    (tmp_path / "1.bin").unlink()
+    dataset = SnapshotDataset("files", packed=True, target="path")
+    with pytest.raises(ObjectNotFoundError, match=r"1\.bin"):
+        dataset.__getitems__([0, 1, 2, 3])
+    lenient = SnapshotDataset("files", packed=True, target="path", on_error="skip")
+    batch = lenient.__getitems__([0, 1, 2, 3])
+    assert batch.targets == ["0.bin", "2.bin", "3.bin"]
+    for sample in batch:
+        assert bytes(sample.image.numpy()) == (tmp_path / sample.target).read_bytes()
+    assert lenient.skipped == 1
+    with pytest.raises(StoreError):
+        lenient[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"decode": "jpeg"},
+        {"on_error": "ignore"},
+        {"size": (10, 10)},
+        {"packed": True, "decode": "rgb"},
+        {"target": "captions"},
+        {"decode": "rgb", "size": (0, 10)},
+        {"labels": "with_mask"},
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_meant_are_refused(faces_ref: str, arguments: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        SnapshotDataset(faces_ref, **arguments)
