@@ -26,7 +26,9 @@ if TYPE_CHECKING:
         open_annotations,
         open_catalog,
         open_snapshot,
+        shard,
         subset,
+        verify_shards,
         verify_snapshot,
     )
     from datacache.core.errors import DatacacheError
@@ -49,7 +51,9 @@ __all__ = [
     "open_annotations",
     "open_catalog",
     "open_snapshot",
+    "shard",
     "subset",
+    "verify_shards",
     "verify_snapshot",
 ]
 
@@ -68,7 +72,9 @@ _HOME = {
     "open_catalog": "datacache.api",
     "open_annotations": "datacache.api",
     "open_snapshot": "datacache.api",
+    "shard": "datacache.api",
     "subset": "datacache.api",
+    "verify_shards": "datacache.api",
     "verify_snapshot": "datacache.api",
 }
 

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from datacache.imports.jsonl import ImportedLines, JsonlProgress
     from datacache.manifest.diff import Change
     from datacache.reader.export import Exported
+    from datacache.shards.build import Sharded
+    from datacache.shards.listing import ShardSet
     from datacache.shards.reader import Shards
+    from datacache.shards.verify import ShardProblem
 
 
 def open_catalog(settings: Settings | None = None) -> Catalog:
@@ -356,6 +359,94 @@ def convert(
             processes=processes,
             progress=progress,
         )
+
+
+def shard(
+    ref: str,
+    *,
+    to: str,
+    format: str = "webdataset",
+    max_size_bytes: int = 256 * 10**6,
+    shuffle: bool = False,
+    seed: int = 0,
+    name: str | None = None,
+    classes: Sequence[str] | None = None,
+    classes_from_folders: bool = False,
+    annotations: str | None = None,
+    voc_origin: int = 0,
+    trust_sizes: bool = False,
+    overwrite: bool = False,
+    tags: Sequence[str] = (),
+    move_tags: bool = False,
+    message: str = "",
+    processes: int | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int, int], None] = lambda _what, _done, _total, _bytes: None,
+) -> Sharded:
+    """Write the samples of `ref` as shards to the URL or folder `to`: WebDataset tars or TFRecords, each with a sidecar
+    that says where its samples are, and `shards.json`. With `name`, a snapshot of dataset `name` is made of them.
+
+    The arguments are the options of `dsctl shard`; `annotations` is the format of the snapshot's. `progress(what, done,
+    total, bytes)` counts samples, and bytes of shards. The result has `built` (its `set` is what `shards.json` says)
+    and `record`, None without a `name`.
+
+    Deterministic: the same snapshot and options give the same bytes, whatever the number of processes. Idempotent: a
+    set that is there is not made again, and one that was killed goes on where it was. Shards are made in worker
+    processes (`fork()`); `processes=1` makes none. `UsageError` where something else is at the URL (unless
+    `overwrite`), `ShardError` that names the file that cannot be read, and what stores and catalogs raise.
+    """
+    from datacache.catalog.commit import check_target
+    from datacache.conversion.index import Reading
+    from datacache.core.errors import UsageError
+    from datacache.shards.build import Options, Sharded, build
+    from datacache.shards.commit import commit_set
+    from datacache.shards.place import Place
+
+    if isinstance(classes, str):
+        raise UsageError(f"classes are a list of names, not the text {classes!r}")
+    if name is None and (tags or message):
+        raise UsageError("tags and messages are of snapshots, and none is asked for", hint="Name it: --as NAME.")
+    settings = settings or load_settings()
+    listed = None if classes is None else tuple(classes)
+    options = Options(
+        format=format,
+        max_size_bytes=max_size_bytes,
+        shuffle=shuffle,
+        seed=seed,
+        classes=listed,
+        classes_from_folders=classes_from_folders,
+        reading=Reading(format=annotations, origin=voc_origin, trust_sizes=trust_sizes, classes=listed),
+    )
+    with (
+        closing(open_catalog(settings)) as catalog,
+        open_snapshot(ref, settings) as snapshot,
+        closing(Place(to, settings)) as place,
+    ):
+        if name is not None:
+            check_target(catalog, name, tags)
+        built = build(catalog, snapshot, place, options, overwrite=overwrite, processes=processes, progress=progress)
+        if name is None:
+            return Sharded(built, place.url, None)
+        record = commit_set(catalog, place, built.set, name=name, tags=tags, move_tags=move_tags, message=message)
+        return Sharded(built, place.url, record)
+
+
+def verify_shards(
+    url: str,
+    *,
+    settings: Settings | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> tuple[ShardSet, list[ShardProblem]]:
+    """Read every byte of the shard set at a URL or folder: what `shards.json` says, and all that is not as it says.
+
+    `progress(done, total)` counts shards. `ShardError` if there is no finished set; the store's errors.
+    """
+    from datacache.shards.place import Place
+    from datacache.shards.verify import read_set, verify
+
+    with closing(Place(url, settings or load_settings())) as place:
+        found = read_set(place)
+        return found, list(verify(place, found, progress=progress))
 
 
 def import_export(

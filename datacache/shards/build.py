@@ -1,0 +1,335 @@
+"""Build a shard set: a snapshot's samples in shards at a URL, in parallel, restartable, the same bytes every time.
+
+Used by `api.shard`. What is in a set follows from the snapshot and the options alone, which its plan is a hash of.
+While a set is being written, `shards.unfinished` says of which plan, and there is no `shards.json`, which comes last.
+So a build that was killed goes on where it was: a shard whose sidecar is there and is of the plan is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from xxhash import xxh3_128_hexdigest
+
+from datacache.annotations.classes import class_order
+from datacache.annotations.table import ProblemCount, Table
+from datacache.catalog.base import Catalog
+from datacache.conversion.index import VERSION as READER_VERSION
+from datacache.conversion.index import Annotations, Reading
+from datacache.conversion.parallel import ordered_map
+from datacache.core.errors import ShardError, UsageError
+from datacache.core.threads import map_in_threads
+from datacache.manifest.model import SnapshotRecord
+from datacache.reader.snapshot import Snapshot
+from datacache.shards import samples
+from datacache.shards.index import FORMATS, ShardIndex, index_name
+from datacache.shards.labels import Labels, TfRecordLabels, WebDatasetLabels
+from datacache.shards.listing import SHARDS_JSON, ShardInfo, ShardSet
+from datacache.shards.place import Place
+from datacache.shards.plan import Plan
+from datacache.shards.samples import Counts, Sample
+from datacache.shards.writer import ShardWriter, shard_name, shard_plan
+from datacache.store.base import ObjectInfo
+
+VERSION = 1
+"""Of what is written: sets of another version are other sets."""
+UNFINISHED = "shards.unfinished"
+MAX_SIZE_BYTES = 256 * 10**6
+OURS = re.compile(r"shard-[0-9]{6,}\.(?:tar|tfrecord|index)")
+"""The files of a shard set but its list."""
+_THREADS = 16
+
+Progress = Callable[[str, int, int, int], None]
+"""What is being done, how many samples (images, while annotations are read) of how many, and how many bytes of shards
+there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a shard set is to be."""
+
+    format: str = "webdataset"
+    max_size_bytes: int = MAX_SIZE_BYTES
+    """Of a shard; a sample that is larger has one to itself."""
+    shuffle: bool = False
+    seed: int = 0
+    classes: tuple[str, ...] | None = None
+    """Their order, and no others."""
+    classes_from_folders: bool = False
+    """Where there are no annotations: the folder that an image is in is its class."""
+    reading: Reading = field(default_factory=Reading)
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise UsageError(f"{self.format!r} is no format of shards", hint=f"There are: {', '.join(FORMATS)}.")
+        if self.max_size_bytes < 1:
+            raise UsageError(f"a shard cannot have {self.max_size_bytes} bytes")
+        if not 0 <= self.seed < 2**64:
+            raise UsageError(f"the seed {self.seed} is not between 0 and 2**64")
+
+    def as_json(self) -> dict[str, Any]:
+        """For `shards.json` and the lineage."""
+        said: dict[str, Any] = {"max_size": self.max_size_bytes, **self.reading.as_json()}
+        if self.shuffle:
+            said |= {"shuffle": True, "seed": self.seed}
+        if self.classes is not None:
+            said["classes"] = list(self.classes)
+        if self.classes_from_folders:
+            said["classes_from_folders"] = True
+        return said
+
+
+class Built(NamedTuple):
+    """The result."""
+
+    set: ShardSet
+    made: int
+    """How many shards were made now; the others were there."""
+    counts: Counts | None
+    """None where the set was complete and nothing was looked at."""
+    problems: Sequence[ProblemCount] = ()
+    """Of the annotations, by kind."""
+    left_out: dict[str, int] = {}  # noqa: RUF012 - never changed
+    """Boxes by class, where classes were asked for that they are not of."""
+
+
+class Sharded(NamedTuple):
+    """What `api.shard` gives."""
+
+    built: Built
+    url: str
+    """Where the set is."""
+    record: SnapshotRecord | None
+    """The snapshot that was made of it."""
+
+
+def build(
+    catalog: Catalog,
+    snapshot: Snapshot,
+    place: Place,
+    options: Options,
+    *,
+    overwrite: bool = False,
+    processes: int | None = None,
+    progress: Progress = lambda _what, _done, _total, _bytes: None,
+) -> Built:
+    """Make a set, finish one, or find that it is there. `UsageError` where another set is at the URL (unless
+    `overwrite`), where there is nothing to put into shards, and for what cannot be meant; `ShardError` that names the
+    file that cannot be read; the stores' errors."""
+    identity = _identity(snapshot, options)
+    place.begin()
+    there = place.files()
+    found = _found_set(place, there, identity, overwrite=overwrite)
+    if found is not None and _is_whole(found, there):
+        if UNFINISHED in there:
+            _clear(place, found, there)
+        return Built(found, 0, None)
+    content = _content(catalog, snapshot, options, processes, progress)
+    plan = Plan(
+        content.samples,
+        options.format,
+        max_size_bytes=options.max_size_bytes,
+        seed=options.seed if options.shuffle else None,
+        scratch=place.scratch,
+    )
+    try:
+        if not plan.samples:
+            raise UsageError(f"{snapshot.record.ref} has no sample to put into shards", hint=content.hint)
+        content.counts.samples = plan.samples
+        done = _done_shards(place, there, plan, options.format, identity)
+        place.put(UNFINISHED, json.dumps({"plan": identity, "source": snapshot.ref}).encode() + b"\n")
+        place.delete(SHARDS_JSON)
+        writer = ShardWriter(snapshot, plan, place, format=options.format, identity=identity)
+        if not place.forks:
+            processes = 1
+        shards = list(_made(writer, plan, done, processes, progress))
+    finally:
+        plan.close()
+    made = ShardSet(options.format, content.classes, snapshot.ref, options.as_json(), tuple(shards), plan=identity)
+    place.put(SHARDS_JSON, made.encode())
+    _clear(place, made, there)
+    labels = content.labels
+    left_out = dict(labels.left_out) if labels is not None else {}
+    return Built(made, plan.shards - len(done), content.counts, content.problems, left_out)
+
+
+def set_files(found: ShardSet) -> list[str]:
+    """The names of all files of a set."""
+    return [SHARDS_JSON, *(name for shard in found.shards for name in (shard.name, index_name(shard.name)))]
+
+
+def _identity(snapshot: Snapshot, options: Options) -> str:
+    said = {
+        "version": [VERSION, READER_VERSION],
+        "source": snapshot.ref,
+        "format": options.format,
+        "parameters": options.as_json(),
+    }
+    return xxh3_128_hexdigest(json.dumps(said, sort_keys=True).encode())
+
+
+# --- what is there ---------------------------------------------------------------------------------------------------
+
+
+def _found_set(place: Place, there: dict[str, ObjectInfo], identity: str, *, overwrite: bool) -> ShardSet | None:
+    """The finished set of this plan. `UsageError` where something else is at the URL that must stay."""
+    if SHARDS_JSON in there:
+        try:
+            found = ShardSet.decode(place.read(there[SHARDS_JSON]), place.url)
+        except ShardError as exc:
+            if overwrite:
+                return None
+            raise UsageError(f"{place.url} holds a shard set already, and {exc.message}", hint=_ELSEWHERE) from exc
+        if found.plan == identity:
+            return found
+        if not overwrite:
+            raise UsageError(
+                f"{place.url} holds another shard set already: {len(found.shards):,} {found.format} shards of "
+                f"{found.source}, made with {json.dumps(dict(found.parameters))}",
+                hint=_ELSEWHERE,
+            )
+        return None
+    if overwrite or not any(map(OURS.fullmatch, there)):
+        return None
+    if UNFINISHED not in there:
+        raise UsageError(f"{place.url} holds shards already, and nothing says of what", hint=_ELSEWHERE)
+    try:
+        unfinished = json.loads(place.read(there[UNFINISHED]))
+        plan, source = unfinished["plan"], unfinished["source"]
+    except (KeyError, TypeError, ValueError):
+        plan, source = "", "an unknown snapshot"
+    if plan != identity:
+        raise UsageError(
+            f"{place.url} holds an unfinished shard set of {source}, made with other options", hint=_ELSEWHERE
+        )
+    return None
+
+
+_ELSEWHERE = "Choose another URL, or --overwrite what is there."
+
+
+def _is_whole(found: ShardSet, there: dict[str, ObjectInfo]) -> bool:
+    return all(
+        shard.name in there and there[shard.name].size_bytes == shard.size_bytes and index_name(shard.name) in there
+        for shard in found.shards
+    )
+
+
+def _clear(place: Place, made: ShardSet, there: dict[str, ObjectInfo]) -> None:
+    """The last step: remove what is left of another set that was here, and say that this one is finished."""
+    for name in there.keys() - set(set_files(made)):
+        if OURS.fullmatch(name):
+            place.delete(name)
+    place.delete(UNFINISHED)
+
+
+def _done_shards(
+    place: Place, there: dict[str, ObjectInfo], plan: Plan, format: str, identity: str
+) -> dict[int, ShardInfo]:
+    """The shards of the plan that are there already."""
+
+    def look(number: int) -> ShardInfo | None:
+        name = shard_name(number, format)
+        raw = place.read(there[index_name(name)])
+        try:
+            index = ShardIndex.decode(raw, name)
+        except ShardError:
+            return None
+        if index.plan != shard_plan(identity, number) or index.size_bytes != there[name].size_bytes:
+            return None
+        return ShardInfo(name, index.size_bytes, index.digest, len(index), xxh3_128_hexdigest(raw))
+
+    names = (shard_name(number, format) for number in range(plan.shards))
+    numbers = [number for number, name in enumerate(names) if name in there and index_name(name) in there]
+    looked = map_in_threads(look, numbers, threads=_THREADS)
+    return {number: info for number, info in zip(numbers, looked, strict=True) if info is not None}
+
+
+def _made(
+    writer: ShardWriter, plan: Plan, done: dict[int, ShardInfo], processes: int | None, progress: Progress
+) -> Iterator[ShardInfo]:
+    """All shards in their order."""
+    count = size_bytes = 0
+    making = ordered_map(writer, (n for n in range(plan.shards) if n not in done), processes=processes)
+    for number in range(plan.shards):
+        info = done[number] if number in done else next(making)
+        count += info.samples
+        size_bytes += info.size_bytes
+        progress("writing", count, plan.samples, size_bytes)
+        yield info
+
+
+# --- what goes in ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Content:
+    samples: Iterator[Sample]
+    classes: tuple[str, ...]
+    counts: Counts
+    labels: Labels | None = None
+    problems: Sequence[ProblemCount] = ()
+    hint: str = ""
+
+
+def _content(
+    catalog: Catalog, snapshot: Snapshot, options: Options, processes: int | None, progress: Progress
+) -> _Content:
+    manifest, counts = snapshot.manifest, Counts()
+    seen = samples.survey(manifest)
+    if not seen.images:
+        if options.format == "tfrecord":
+            raise UsageError(
+                f"{snapshot.record.ref} has no images, and records of TensorFlow are made of images",
+                hint="Other files go into WebDataset shards: --format webdataset",
+            )
+        if options.classes_from_folders:
+            raise UsageError(f"--classes-from-folders: {snapshot.record.ref} has no images")
+        return _Content(samples.groups(manifest, counts), (), counts)
+    annotations = Annotations(snapshot, catalog, options.reading)
+    if annotations.source.layout.format == "none" and not seen.metadata:
+        found = samples.folder_classes(seen) if options.classes_from_folders else ()
+        classes = class_order(found, given=options.classes) if found else ()
+        labels = _labels(options.format, classes, detection=False)
+        made = samples.images(manifest, labels, counts, classes_from_folders=options.classes_from_folders)
+        return _Content(made, classes, counts, labels)
+    if options.classes_from_folders:
+        raise UsageError(f"--classes-from-folders: {snapshot.record.ref} has annotations, which say the classes")
+    table = annotations.table(processes=processes, progress=lambda what, done, total: progress(what, done, total, 0))
+    classes = _classes(snapshot, table, options)
+    labels = _labels(options.format, classes, detection=bool(table.boxes))
+    return _Content(
+        samples.annotated(manifest, table, labels, counts),
+        classes,
+        counts,
+        labels,
+        table.problem_counts,
+        hint=f"None of its {table.images:,} images can be used. See: dsctl stats {snapshot.record.ref}",
+    )
+
+
+def _labels(format: str, classes: Sequence[str], *, detection: bool) -> Labels:
+    return TfRecordLabels(classes) if format == "tfrecord" else WebDatasetLabels(classes, detection=detection)
+
+
+def _classes(snapshot: Snapshot, table: Table, options: Options) -> tuple[str, ...]:
+    """Those of boxes in the order that a conversion gives them, then those that are of whole images alone."""
+    boxed = [total.label for total in table.labels.values() if total.boxes]
+    order = class_order(
+        boxed,
+        given=options.classes,
+        previous=table.meta.get("classes"),
+        numbered=table.meta.get("format") in ("yolo", "keras-yolo3"),
+    )
+    if options.classes is None:
+        return order + tuple(label for label in table.labels if label not in set(order))
+    if table.labels and not set(order) & set(table.labels):
+        raise UsageError(
+            f"{snapshot.record.ref} has none of the classes asked for",
+            hint=f"It has {', '.join(sorted(table.labels)[:10])}{' and more' if len(table.labels) > 10 else ''}.",
+        )
+    return order

@@ -1,0 +1,130 @@
+"""The URL that shards are written to: whole files only, and one builder of a home at a time.
+
+Used by the builder and its forked workers. In a folder a shard is written beside its place and renamed; elsewhere it
+is written to `<home>/shards/…` and uploaded. What a killed builder left is removed when the next one begins. A lock is
+held until the last process of a build is gone; workers die with the builder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from datacache.core.errors import CacheError, ObjectNotFoundError, UsageError
+from datacache.settings import Settings
+from datacache.store.base import ObjectInfo, ObjectStore
+from datacache.store.local import TEMPORARY, LocalStore
+from datacache.store.open import open_store
+from datacache.store.urls import split_url
+
+_LOCK_WAIT_S = 5.0
+"""A builder that was killed holds its lock until the kernel has ended its workers."""
+_NO_FORK = ("gs://", "az://", "abfs://", "abfss://")
+
+
+class Place:
+    """Where a shard set is, or is to be. Close it."""
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        store_url, self.prefix = split_url(url)
+        self.store: ObjectStore = open_store(store_url, settings)
+        self.url = f"{store_url}/{self.prefix}".rstrip("/")
+        name = blake2b(self.url.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        self.scratch = settings.home / "shards" / name
+        """A folder for temporary files; `begin` makes it."""
+        self._folder = Path("/" + os.fsdecode(self.prefix)) if store_url == "file://" else None
+        home = f"{socket.gethostname()}\0{settings.home}"
+        self._temporary = TEMPORARY + blake2b(home.encode(errors="replace"), digest_size=6).hexdigest() + "-"
+        self._lock: int | None = None
+
+    @property
+    def forks(self) -> bool:
+        """Whether forked workers can write here."""
+        return self.store.node_wide and not self.store.url.startswith(_NO_FORK)
+
+    def begin(self) -> None:
+        """Take the lock and remove what is left of builders that were killed. `UsageError` if one is at work."""
+        try:
+            self.scratch.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            deadline = time.monotonic() + _LOCK_WAIT_S
+            while not self._locked():
+                if time.monotonic() > deadline:
+                    raise UsageError(f"shards are being written to {self.url} already", hint="Wait for it to end.")
+                time.sleep(0.02)
+            for left in self.scratch.iterdir():
+                if left.name != "lock":
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if self._folder is not None and self._folder.is_dir():
+                for left in self._folder.glob(f"{self._temporary}*"):
+                    left.unlink()
+        except OSError as exc:
+            raise CacheError(f"{self.scratch} cannot be used: {exc.strerror}") from exc
+
+    def files(self) -> dict[str, ObjectInfo]:
+        """What lies directly under the URL, by name; nothing where there is no such folder."""
+        found: dict[str, ObjectInfo] = {}
+        skip = len(self.prefix)
+        try:
+            for page in self.store.list(self.prefix):
+                found |= {info.key[skip:]: info for info in page if "/" not in info.key[skip:]}
+        except ObjectNotFoundError:
+            if self.store.url.startswith(("s3://", *_NO_FORK)):
+                raise  # the bucket is missing
+        found.pop("", None)
+        return found
+
+    @contextmanager
+    def new_file(self) -> Iterator[Path]:
+        """A path to write a shard to, which `put_file` then takes; removed afterwards if it is still there. The store's
+        errors where the folder cannot be made."""
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        path = (self._folder or self.scratch) / f"{self._temporary}{secrets.token_hex(8)}"
+        try:
+            yield path
+        finally:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def put_file(self, name: str, path: Path) -> None:
+        """Make a file of `new_file` the object of this name, all at once."""
+        if self._folder is not None:
+            LocalStore().take_file(self.prefix + name, path)
+        else:
+            self.store.put_file(self.prefix + name, path)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a small file, all at once."""
+        self.store.put(self.prefix + name, data)
+
+    def read(self, info: ObjectInfo) -> bytes:
+        """All of a file."""
+        return bytes(self.store.read(info.ref(self.store.url), 0, info.size_bytes))
+
+    def delete(self, name: str) -> None:
+        """Delete a file; a missing one is fine."""
+        self.store.delete(self.prefix + name)
+
+    def close(self) -> None:
+        """Give back the lock and connections."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        self.store.close()
+
+    def _locked(self) -> bool:
+        assert self._lock is not None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
