@@ -209,6 +209,18 @@ class SqliteCatalog:
         with self._errors():
             return sqlite_collect.collect(self._file, live, cutoff_s, dry_run=dry_run)
 
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection for what else lies in the file, such as task queues (`tasks_sqlite`); errors as ours."""
+        with self._errors(), self._file.use() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
+        """A write transaction, likewise; see `SqliteFile.write`."""
+        with self._errors(), self._file.write(durable=durable) as connection:
+            yield connection
+
     def close(self) -> None:
         """Close the connections of this process. A later call opens new ones."""
         self._file.close()

@@ -10,6 +10,7 @@ in the middle, it has not happened.
                          blob that is put again read and write none of them
     derived              what a snapshot has besides its manifest: name → root blob
     meta                 `identity`
+    task_queues, tasks   see `tasks_sqlite`; the plan comes last, so that what reads the rest does not read its pages
 """
 
 from __future__ import annotations
@@ -25,13 +26,24 @@ from datacache.catalog.sqlite_file import is_read_only
 from datacache.core.errors import CatalogError, CatalogUnavailableError
 
 APPLICATION_ID = 0x64636174  # "dcat"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _ADDED_IN_2 = (
     "CREATE TABLE puts (id BLOB PRIMARY KEY, size_bytes INTEGER NOT NULL, put_s INTEGER NOT NULL) WITHOUT ROWID",
     """CREATE TABLE derived (snapshot TEXT NOT NULL, name TEXT NOT NULL, root BLOB NOT NULL, set_s INTEGER NOT NULL,
         PRIMARY KEY (snapshot, name)) WITHOUT ROWID""",
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+)
+_ADDED_IN_3 = (
+    """CREATE TABLE task_queues (name TEXT PRIMARY KEY, generation INTEGER NOT NULL, parameters TEXT NOT NULL,
+        epoch INTEGER NOT NULL, made INTEGER NOT NULL, checkpoint BLOB NOT NULL, plan BLOB NOT NULL)""",
+    """CREATE TABLE tasks (generation INTEGER NOT NULL, epoch INTEGER NOT NULL, number INTEGER NOT NULL,
+        place INTEGER NOT NULL, name TEXT NOT NULL, start INTEGER NOT NULL, records INTEGER NOT NULL,
+        position INTEGER NOT NULL, state TEXT NOT NULL, errors TEXT NOT NULL, token INTEGER NOT NULL DEFAULT 0,
+        claim TEXT NOT NULL DEFAULT '', owner TEXT NOT NULL DEFAULT '', since_s REAL NOT NULL DEFAULT 0,
+        until_s REAL NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0, lost INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (generation, epoch, number)) WITHOUT ROWID""",
+    "CREATE INDEX tasks_by_state ON tasks (generation, state, epoch, place)",
 )
 _SCHEMA = (
     "CREATE TABLE datasets (name TEXT PRIMARY KEY, latest TEXT NOT NULL) WITHOUT ROWID",
@@ -41,7 +53,9 @@ _SCHEMA = (
         PRIMARY KEY (dataset, tag)) WITHOUT ROWID""",
     "CREATE TABLE blobs (id BLOB PRIMARY KEY, data BLOB NOT NULL)",
     *_ADDED_IN_2,
+    *_ADDED_IN_3,
 )
+_ADDED_SINCE = {0: _SCHEMA, 1: _ADDED_IN_2 + _ADDED_IN_3, 2: _ADDED_IN_3}
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -61,16 +75,18 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
             raise
         # What cannot be written can be read all the same: this connection sees the new tables, empty.
         connection.execute("PRAGMA temp_store=MEMORY")
-        for statement in _ADDED_IN_2:
-            connection.execute(statement.replace("CREATE TABLE", "CREATE TEMP TABLE", 1))
+        for statement in _ADDED_SINCE[version]:
+            if statement.startswith("CREATE TABLE"):
+                connection.execute(statement.replace("CREATE TABLE", "CREATE TEMP TABLE", 1))
 
 
 def _bring_up_to_date(connection: sqlite3.Connection, version: int) -> None:
-    for statement in _ADDED_IN_2 if version == 1 else _SCHEMA:
+    for statement in _ADDED_SINCE[version]:
         connection.execute(statement)
     if version == 1:  # when its blobs were put is not known: the time they are kept at least begins now
         connection.execute("INSERT INTO puts SELECT id, length(data), ? FROM blobs", (int(time.time()),))
-    connection.execute("INSERT INTO meta VALUES ('identity', ?)", (secrets.token_hex(8),))
+    if version < 2:
+        connection.execute("INSERT INTO meta VALUES ('identity', ?)", (secrets.token_hex(8),))
     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
