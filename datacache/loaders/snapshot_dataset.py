@@ -76,13 +76,11 @@ class SnapshotSamples(SampleDataset):
         return self.snapshot.view_object(self._object(sample), size)
 
     def _copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
-        left = []
-        for at, (sample, start) in enumerate(zip(samples.tolist(), starts, strict=True)):
-            view = self._view_here(sample)
-            if view is None:
+        left, copy = [], self.snapshot.copy_object
+        sizes = self._sizes[samples].tolist()
+        for at, (sample, size, start) in enumerate(zip(samples.tolist(), sizes, starts, strict=True)):
+            if size and not copy(self._object(sample), out[start : start + size]):
                 left.append(at)
-            else:
-                out[start : start + len(view)] = view
         return left
 
     def _fetch(self, samples: Sequence[int]) -> list[Read]:

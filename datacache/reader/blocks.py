@@ -29,6 +29,10 @@ class BlockSource(Protocol):
         """All bytes of a block if they can be had without waiting for anybody."""
         ...
 
+    def copy_into_here(self, block: BlockId, out: memoryview) -> bool:
+        """The same to where the caller wants them; of false, `out` may hold anything."""
+        ...
+
     def view_here(self, block: BlockId, start: int, stop: int) -> memoryview | None:
         """The same for a part of it, without a copy. Not to be kept for long."""
         ...
@@ -78,6 +82,14 @@ class NodeBlocks:
         data, tier = found
         self._counters.hit(tier, len(data))
         return data
+
+    def copy_into_here(self, block: BlockId, out: memoryview) -> bool:
+        """See `BlockSource`: verified by its checksum."""
+        tier = None if self._bypass else self._local.copy_into(block, out)
+        if tier is None:
+            return False
+        self._counters.hit(tier, len(out))
+        return True
 
     def view_here(self, block: BlockId, start: int, stop: int) -> memoryview | None:
         """See `BlockSource`: verified by its checksum, straight from a tier."""

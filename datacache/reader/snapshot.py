@@ -149,6 +149,10 @@ class Snapshot:
         """All bytes of a small object of this snapshot, as `read_local` gives them, for who knows its id."""
         return self._blocks.view_here(block_id(obj, 0), 0, size_bytes) if size_bytes <= BLOCK_BYTES else None
 
+    def copy_object(self, obj: ObjectId, out: memoryview) -> bool:
+        """Copy all bytes of a small object of this snapshot to `out`, which is as long, if it is on this node."""
+        return len(out) <= BLOCK_BYTES and self._blocks.copy_into_here(block_id(obj, 0), out)
+
     def peek_block(self, block: BlockId, start: int, stop: int) -> memoryview | None:
         """Bytes of a block of one of this snapshot's objects, if it is on this node: perhaps not verified, so for who
         has a checksum of his own (`BlockSource.peek_here`)."""

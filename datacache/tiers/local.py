@@ -150,6 +150,25 @@ class LocalBlocks:
         found = self.view(block, 0, None)
         return None if found is None else (bytes(found[0]), found[1])
 
+    def copy_into(self, block: BlockId, out: memoryview) -> int | None:
+        """Copy a whole block of exactly this length to `out` and verify the copy, which is in the processor's cache
+        then: the number of the tier that had it; None for a miss, after which `out` may hold anything."""
+        spot = self._spots.get(block)
+        if spot is not None:
+            mapped, start, end, digest, sums, tier = spot
+            if end - start == len(out) and lseek(mapped.fd, 0, SEEK_END) >= end:  # as in `copy`
+                out[:] = mapped.view[start:end]
+                if xxh3_64_intdigest(out) == digest if digest >= 0 else intact(out, sums, 0, len(out)):
+                    now_s = monotonic()
+                    if now_s > mapped.touched_s:
+                        self._touch(mapped, now_s)
+                    return tier
+        found = self.view(block, 0, None)
+        if found is None or len(found[0]) != len(out):
+            return None
+        out[:] = found[0]
+        return found[1]
+
     def view(self, block: BlockId, start: int, stop: int | None) -> tuple[memoryview, int] | None:
         """Verified bytes `start:stop` of a block (to its end for None), without a copy, and the number of the tier
         that had them; None for a miss.
@@ -172,8 +191,8 @@ class LocalBlocks:
         return None
 
     def peek(self, block: BlockId, start: int, stop: int) -> tuple[memoryview, int] | None:
-        """As `view`, but where the block was found before, its bytes are NOT verified: for who has a checksum of his own
-        and compares the copy he takes, while it is in the processor's cache."""
+        """As `view`, but where the block was found before, its bytes are NOT verified: for who has a checksum of his
+        own and compares the copy he takes, while it is in the processor's cache."""
         spot = self._spots.get(block)
         if spot is None:
             return self.view(block, start, stop)
