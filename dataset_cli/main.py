@@ -35,6 +35,7 @@ PIPE_CLOSED = 141
 COMMANDS = {
     "snapshot": "dataset_cli.commands.snapshot:snapshot",
     "convert": "dataset_cli.commands.convert:convert",
+    "shard": "dataset_cli.commands.shard:shard",
     "query": "dataset_cli.commands.query:query",
     "stats": "dataset_cli.commands.stats:stats",
     "preview": "dataset_cli.commands.preview:preview",

@@ -26,7 +26,7 @@ from datacache.core.threads import map_in_threads
 from datacache.manifest.model import SnapshotRecord
 from datacache.reader.snapshot import Snapshot
 from datacache.shards import samples
-from datacache.shards.index import FORMATS, ShardIndex, index_name
+from datacache.shards.index import FORMATS, SUFFIX, ShardIndex, index_name
 from datacache.shards.labels import Labels, TfRecordLabels, WebDatasetLabels
 from datacache.shards.listing import SHARDS_JSON, ShardInfo, ShardSet
 from datacache.shards.place import Place
@@ -117,14 +117,14 @@ def build(
     processes: int | None = None,
     progress: Progress = lambda _what, _done, _total, _bytes: None,
 ) -> Built:
-    """Make a set, finish one, or find that it is there. `UsageError` where another set is at the URL (unless
-    `overwrite`), where there is nothing to put into shards, and for what cannot be meant; `ShardError` that names the
-    file that cannot be read; the stores' errors."""
+    """Make a set, finish one, or find that it is there. With `overwrite` all of it is written anew, whatever is there.
+    `UsageError` where another set is at the URL, where there is nothing to put into shards, and for what cannot be
+    meant; `ShardError` that names the file that cannot be read; the stores' errors."""
     identity = _identity(snapshot, options)
     place.begin()
     there = place.files()
     found = _found_set(place, there, identity, overwrite=overwrite)
-    if found is not None and _is_whole(found, there):
+    if found is not None and _is_whole(found, there) and not overwrite:
         if UNFINISHED in there:
             _clear(place, found, there)
         return Built(found, 0, None)
@@ -140,9 +140,10 @@ def build(
         if not plan.samples:
             raise UsageError(f"{snapshot.record.ref} has no sample to put into shards", hint=content.hint)
         content.counts.samples = plan.samples
+        if overwrite and _unfinished(place, there)[0] != identity:
+            _forget_shards(place, there, snapshot.ref)
         done = _done_shards(place, there, plan, options.format, identity)
-        place.put(UNFINISHED, json.dumps({"plan": identity, "source": snapshot.ref}).encode() + b"\n")
-        place.delete(SHARDS_JSON)
+        _begin(place, identity, snapshot.ref)
         writer = ShardWriter(snapshot, plan, place, format=options.format, identity=identity)
         if not place.forks:
             processes = 1
@@ -197,11 +198,7 @@ def _found_set(place: Place, there: dict[str, ObjectInfo], identity: str, *, ove
         return None
     if UNFINISHED not in there:
         raise UsageError(f"{place.url} holds shards already, and nothing says of what", hint=_ELSEWHERE)
-    try:
-        unfinished = json.loads(place.read(there[UNFINISHED]))
-        plan, source = unfinished["plan"], unfinished["source"]
-    except (KeyError, TypeError, ValueError):
-        plan, source = "", "an unknown snapshot"
+    plan, source = _unfinished(place, there)
     if plan != identity:
         raise UsageError(
             f"{place.url} holds an unfinished shard set of {source}, made with other options", hint=_ELSEWHERE
@@ -210,6 +207,31 @@ def _found_set(place: Place, there: dict[str, ObjectInfo], identity: str, *, ove
 
 
 _ELSEWHERE = "Choose another URL, or --overwrite what is there."
+
+
+def _unfinished(place: Place, there: dict[str, ObjectInfo]) -> tuple[str, str]:
+    """Plan and source of the set that is being written, or was when its builder was killed."""
+    if UNFINISHED not in there:
+        return "", ""
+    try:
+        said = json.loads(place.read(there[UNFINISHED]))
+        return str(said["plan"]), str(said["source"])
+    except (KeyError, TypeError, ValueError):
+        return "", "an unknown snapshot"
+
+
+def _begin(place: Place, identity: str, source: str) -> None:
+    """From now on the set is not finished."""
+    place.put(UNFINISHED, json.dumps({"plan": identity, "source": source}).encode() + b"\n")
+    place.delete(SHARDS_JSON)
+
+
+def _forget_shards(place: Place, there: dict[str, ObjectInfo], source: str) -> None:
+    """Before all is written anew: without sidecars no shard counts as done, now and if this is broken off."""
+    _begin(place, "", source)  # of no plan yet: were it broken off here, some sidecars would be those of before
+    sidecars = [name for name in there if OURS.fullmatch(name) and name.endswith(SUFFIX)]
+    for name, _ in zip(sidecars, map_in_threads(place.delete, sidecars, threads=_THREADS), strict=True):
+        del there[name]
 
 
 def _is_whole(found: ShardSet, there: dict[str, ObjectInfo]) -> bool:

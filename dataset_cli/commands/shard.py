@@ -1,0 +1,229 @@
+"""`dsctl shard`: a snapshot's samples as WebDataset tars or TFRecords at a URL; and checking what lies there.
+
+With `--json`: `{"url", "format", "source", "samples", "bytes", "classes", "made", "shards": [{"name", "size_bytes",
+"digest", "samples", "index_digest"}], "snapshot": {…as snapshot show…} or null, "report": {"unusable", "unannotated",
+"boxes", "renamed", "left_out": {class: boxes}, "problems": [{"code", "action", "times"}]} or null}`; `made` is how many
+shards were written now, and the report is null where the set was complete. `--check` prints `{"url", "ok", "samples",
+"bytes", "shards", "problems": [{"shard", "message"}]}` and exits with 1 if there is a problem.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
+from dataset_cli.commands.snapshot import as_json
+from dataset_cli.output import format_bytes, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from datacache.shards.build import Sharded
+    from datacache.shards.verify import ShardProblem
+
+FORMATS = ("webdataset", "tfrecord")
+_SHOWN = 20
+
+
+@click.command()
+@click.argument("ref", type=SnapshotRef(), required=False)
+@click.option("--to", "to", metavar="URL", help="Where they go: s3://bucket/prefix, a folder, any fsspec URL.")
+@click.option("--format", "format", type=click.Choice(FORMATS), default=FORMATS[0], show_default=True)
+@click.option("--max-size", metavar="SIZE", default="256MB", show_default=True, help="No shard is larger than this.")
+@click.option("--shuffle", is_flag=True, help="Put the samples in a random order.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Another seed, another order.")
+@click.option("--as", "name", type=DatasetName(), help="Make a snapshot of the shards, so that they are cached.")
+@click.option("--tag", "tags", multiple=True, help="With --as: tag it; may be given several times.")
+@click.option("--move-tags", is_flag=True, help="With --as: move tags that name another snapshot.")
+@click.option("--message", "-m", default="", help="With --as: a line on why it was made.")
+@click.option("--overwrite", is_flag=True, help="Write all shards anew, whatever is at the URL.")
+@click.option(
+    "--classes", type=click.Path(dir_okay=False, path_type=Path), help="These classes in this order: a name a line."
+)
+@click.option("--classes-from-folders", is_flag=True, help="An image's class is the folder that it is in.")
+@click.option("--annotations", metavar="FORMAT", help="What the annotations are in, where that cannot be told.")
+@click.option(
+    "--voc-origin", type=click.IntRange(0, 1), default=0, show_default=True, help="1: VOC pixels count from 1."
+)
+@click.option("--trust-sizes", is_flag=True, help="Take images' sizes from the annotations: no image is opened.")
+@click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor).")
+@click.option("--check", "check", metavar="URL", help="Instead: read every byte of the shards there and check it.")
+@json_option
+@pass_app
+def shard(app: App, /, *, ref: str | None, to: str | None, check: str | None, **options: Any) -> int:
+    """Write a snapshot's samples as shards, or check shards.
+
+    The same snapshot and options give the same bytes. Interrupted, it goes on where it was when it is run again.
+
+    \b
+    dsctl shard mask@v1 --to s3://faces/mask-shards --as mask-shards
+    dsctl shard --check s3://faces/mask-shards
+    """
+    if check is not None:
+        if ref is not None or to is not None:
+            raise click.UsageError("--check URL is alone: it checks what lies there")
+        return _check(app, check)
+    if ref is None:
+        raise click.UsageError("Missing argument 'REF'")
+    if to is None:
+        raise click.UsageError("Missing option '--to'")
+    _make(app, ref, to, **options)
+    return 0
+
+
+def _make(app: App, ref: str, to: str, *, max_size: str, classes: Path | None, **options: Any) -> None:
+    from datacache import api
+
+    size_bytes, listed = _size(max_size), _classes(classes)
+    with app.out.progress(f"sharding {ref}") as bar:
+
+        def show(what: str, done: int, total: int, written: int) -> None:
+            bar.update(f"{what} {done:,} samples" + (f", {format_bytes(written)}" if written else ""), done, total)
+
+        done = api.shard(
+            ref, to=to, max_size_bytes=size_bytes, classes=listed, settings=app.settings, progress=show, **options
+        )
+    built, record = done.built, done.record
+    snapshot = None
+    if record is not None:
+        with app.catalog() as catalog:
+            snapshot = as_json(record, catalog.dataset(record.dataset))
+    app.out.result(_as_json(done, snapshot))
+    if app.out.json:
+        return
+    found = built.set
+    sizes = (
+        f"{found.samples:,} samples in {len(found.shards):,} {found.format} shards, {format_bytes(found.size_bytes)}"
+    )
+    app.out.line(f"{printable(done.url)}  {sizes}")
+    if not built.made:
+        app.out.line("It was there already, from the same snapshot and options: no shard was written.")
+    elif built.made < len(found.shards):
+        app.out.line(f"{len(found.shards) - built.made:,} shards were there already; {built.made:,} were written.")
+    if found.classes:
+        shown = ", ".join(map(printable, found.classes[:_SHOWN])) + (" …" if len(found.classes) > _SHOWN else "")
+        app.out.line(f"classes   {len(found.classes):,}: {shown}")
+    app.out.lines(_report(done, ref))
+    if record is not None and snapshot is not None:
+        tags = ", ".join(snapshot["tags"])
+        app.out.line(f"snapshot  {record.ref}" + (f"  tags: {tags}" if tags else ""))
+    app.out.lines(_next(done))
+
+
+def _report(done: Sharded, ref: str) -> list[str]:
+    """What is to be known of the samples."""
+    built = done.built
+    counts = built.counts
+    if counts is None:
+        return []
+    lines = []
+    if counts.unannotated:
+        lines.append(f"noted     {counts.unannotated:,} images have no annotation; they are in, without boxes")
+    if counts.unusable:
+        lines.append(f"left out  {counts.unusable:,} images that cannot be used")
+    if built.left_out:
+        boxes = sum(built.left_out.values())
+        lines.append(f"left out  {boxes:,} boxes of classes that are not among those asked for")
+    if counts.renamed:
+        lines.append(f"renamed   {counts.renamed:,} samples: another file is called so but for its extension or dots")
+    actions: Counter[str] = Counter()
+    for problem in built.problems:
+        actions[problem.action] += problem.times
+    if actions:
+        said = f"{actions['repaired']:,} repaired, {actions['skipped']:,} left out, {actions['noted']:,} noted"
+        lines.append(f"problems  {said}; see: dsctl stats {printable(ref)}")
+    return lines
+
+
+def _next(done: Sharded) -> list[str]:
+    """What to type now."""
+    found, url = done.built.set, printable(done.url)
+    where = done.record.ref if done.record is not None else url.removeprefix("file://")
+    first, last = found.shards[0].name, found.shards[-1].name
+    number = slice(len("shard-"), first.index("."))
+    names = f"shard-{{{first[number]}..{last[number]}}}{first[number.stop :]}" if len(found.shards) > 1 else first
+    folder = url.removeprefix("file://")
+    return [
+        f'python    datacache.torch.ShardDataset("{where}")',
+        f"shards    {folder}/{names}",
+        f"check     dsctl shard --check {folder}",
+    ]
+
+
+def _as_json(done: Sharded, snapshot: dict[str, Any] | None) -> dict[str, Any]:
+    built = done.built
+    report = None
+    if built.counts is not None:
+        report = {name: value for name, value in asdict(built.counts).items() if name != "samples"}
+        report |= {"left_out": built.left_out, "problems": [problem._asdict() for problem in built.problems]}
+    return {
+        "url": done.url,
+        "format": built.set.format,
+        "source": built.set.source,
+        "samples": built.set.samples,
+        "bytes": built.set.size_bytes,
+        "classes": list(built.set.classes),
+        "made": built.made,
+        "shards": [shard._asdict() for shard in built.set.shards],
+        "snapshot": snapshot,
+        "report": report,
+    }
+
+
+def _check(app: App, url: str) -> int:
+    from datacache import api
+
+    with app.out.progress(f"checking {url}") as bar:
+        found, problems = api.verify_shards(
+            url,
+            settings=app.settings,
+            progress=lambda done, total: bar.update(f"checking {url}  {done:,} of {total:,} shards", done, total),
+        )
+    value = {"url": url, "ok": not problems, "samples": found.samples, "bytes": found.size_bytes}
+    value |= {"shards": len(found.shards), "problems": [problem._asdict() for problem in problems]}
+    app.out.result(value)
+    if problems:
+        app.out.lines(_described(problems))
+        app.out.line(f"{printable(url)} is not whole: {len(problems):,} problem(s)")
+        app.out.line(
+            f"Make it again: dsctl shard {found.source} --to {printable(url)} --overwrite, with the options that are "
+            "in its shards.json"
+        )
+        return 1
+    whole = f"{found.samples:,} samples in {len(found.shards):,} shards, {format_bytes(found.size_bytes)}"
+    app.out.line(f"{printable(url)} is whole: {whole}; every byte was read")
+    return 0
+
+
+def _described(problems: Sequence[ShardProblem]) -> list[str]:
+    lines = [printable(f"{problem.shard} {problem.message}") for problem in problems[:_SHOWN]]
+    if len(problems) > _SHOWN:
+        lines.append(f"… and {len(problems) - _SHOWN:,} more: --json lists all")
+    return lines
+
+
+def _size(text: str) -> int:
+    from datacache.core.errors import UsageError
+    from datacache.settings import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as exc:
+        raise UsageError(f"--max-size: {exc}") from exc
+
+
+def _classes(path: Path | None) -> Sequence[str] | None:
+    if path is None:
+        return None
+    from datacache.annotations.classes import read_classes
+    from datacache.core.errors import UsageError
+
+    try:
+        return read_classes(path.read_bytes(), str(path))
+    except OSError as exc:
+        raise UsageError(f"--classes: {path} cannot be read: {exc.strerror}") from exc
