@@ -30,7 +30,7 @@ READ, MISS, DECODE, TRANSFORM, COLLATE = range(5)
 """Stages: reading what is cached; waiting for what was not; making pixels; the user's transform; making a batch."""
 
 _STAGES = 5
-_SAMPLES, _BYTES, _MISSES, _BATCHES, _FETCH, _FETCH_CPU, _FETCH_QUEUED, _WIDTH = range(_STAGES, _STAGES + 8)
+_SAMPLES, _BYTES, _MISSES, _BATCHES, _FETCH, _FETCH_CPU, _FETCH_QUEUED, _CPU, _WIDTH = range(_STAGES, _STAGES + 9)
 _ROW = 16  # doubles: two cache lines, so that no two processes write to one
 
 
@@ -53,6 +53,8 @@ class Usage(NamedTuple):
     """Of that, the time on a processor,"""
     fetch_queued_s: float = 0.0
     """and the time ready to run while others had the processors. The rest was spent waiting."""
+    cpu_s: float = 0.0
+    """All time of workers on processors."""
 
     def minus(self, earlier: Usage) -> Usage:
         """What was done since `earlier`."""
@@ -62,11 +64,12 @@ class Usage(NamedTuple):
 class Clock:
     """One process's row. See the module."""
 
-    __slots__ = ("_schedstat", "_schedstat_of", "_values")
+    __slots__ = ("_cpu_s", "_schedstat", "_schedstat_of", "_values")
 
     def __init__(self, values: memoryview[float]) -> None:
         self._values = values  # doubles
         self._schedstat, self._schedstat_of = -1, 0
+        self._cpu_s = 0.0
 
     def start(self) -> float:
         """Now: what the first `lap` is measured from."""
@@ -88,11 +91,15 @@ class Clock:
     def fetched(self, began: Began) -> None:
         """Count one batch's way through the dataset, from `begin` to now."""
         wall = time.perf_counter() - began.wall_s
+        cpu = _cpu_s()
         values = self._values
         values[_BATCHES] += 1
         values[_FETCH] += wall
-        values[_FETCH_CPU] += min(wall, _cpu_s() - began.cpu_s)
+        values[_FETCH_CPU] += min(wall, cpu - began.cpu_s)
         values[_FETCH_QUEUED] += min(wall, self._queued_s() - began.queued_s)
+        if _in_worker:
+            values[_CPU] += cpu - self._cpu_s
+            self._cpu_s = cpu
 
     def begin(self) -> Began:
         """What `fetched` is measured from."""

@@ -1,0 +1,347 @@
+"""`datacache.torch.loader`: a DataLoader that is set up by measuring, can be resumed, and says what holds it up.
+
+Used in the training's process. The parts: `sampler.py` (order and states), `autotune.py` (number of workers),
+`timing.py`, `report.py` and `bottleneck.py` (where the time goes), `allocator.py`, `device.py`. PyTorch is imported
+when a loader is made. One thread, one iteration at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from datacache.core.counters import Counters, counters_of
+from datacache.core.errors import UsageError
+from datacache.daemon import paths
+from datacache.loaders.allocator import keep_freed_memory
+from datacache.loaders.autotune import Choice, choose, shut_down
+from datacache.loaders.bottleneck import diagnose
+from datacache.loaders.order import Even, Shuffle
+from datacache.loaders.processors import processors
+from datacache.loaders.remaining import Remaining, State, stages_of
+from datacache.loaders.report import Report, Step, Stretch
+from datacache.loaders.sampler import EpochSampler
+from datacache.loaders.timing import Clocks, Measured, MeasuredCollate, enter_worker
+from datacache.loaders.watch import Watch
+from datacache.settings import Settings, load_settings
+
+log = logging.getLogger("datacache.loader")
+
+_END = object()
+
+
+class Loader:
+    """Batches of a map-style dataset, epoch after epoch: `for batch in loader`.
+
+    `num_workers` and `prefetch_factor`: measured for about two seconds when they are first needed, unless given
+    (`choice` says what was found; 0 workers is best where nothing has to be decoded). `shuffle`, `seed`, `rank`,
+    `world`, `even`, `lookahead`: see `EpochSampler`. With `device`, batches are on that device, copied while the one
+    before is computed on. `collate_fn` is `datacache.torch.collate` for our datasets and PyTorch's for others.
+
+    Each iteration is the next epoch, or the one that `set_epoch` names; after `load_state_dict` it is what is left of
+    the epoch of the state. `state_dict` counts the batches that the training got, not those that workers have ready.
+
+    `last` is the latest `Step`, also given to `on_step`; `report()` says what the epoch waits for. The report is logged
+    (`datacache.loader`) every `report_every` seconds and at the end of an epoch; each step at level DEBUG.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: Shuffle | bool = True,
+        seed: int = 0,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+        drop_last: bool = False,
+        collate_fn: Callable[[Any], Any] | None = None,
+        device: Any = None,
+        rank: int | None = None,
+        world: int | None = None,
+        even: Even = "pad",
+        lookahead: bool = True,
+        pin_memory: bool | None = None,
+        persistent_workers: bool = True,
+        multiprocessing_context: Any = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        timeout: float = 0,
+        report_every: float = 60.0,
+        on_step: Callable[[Step], Any] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        _check(dataset, batch_size, num_workers, prefetch_factor)
+        self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
+        self.device = device
+        settings = settings or getattr(dataset, "settings", None) or load_settings()
+        self._sampler = EpochSampler(
+            dataset,
+            seed=seed,
+            shuffle=shuffle,
+            rank=rank,
+            world=world,
+            even=even,
+            lookahead=lookahead,
+            settings=settings,
+        )
+        self._seed, self._even = seed, even
+        self._collate = collate_fn or default_collate(dataset)
+        self._asked = (num_workers, prefetch_factor)
+        self._pin_memory = _is_cuda(device) if pin_memory is None else pin_memory
+        self._persistent, self._context = persistent_workers, multiprocessing_context
+        self._worker_init, self._timeout = worker_init_fn, timeout
+        self._report_every, self._on_step = report_every, on_step
+        self._counters: Counters = counters_of(paths.counters_dir(settings.home))
+        self._choice: Choice | None = None
+        self._batches: _Batches | None = None
+        self._generator: Any = None
+        self._epoch = 0
+        self._fixed = False  # whether the user has said which epoch is next
+        self._under_way = False  # whether that epoch's iteration was begun
+        self._samples = self._given = self._before = (
+            0  # of this iteration on this rank: all, handed out; steps before it
+        )
+        self._watch: Watch | None = None
+        keep_freed_memory()
+
+    # --- epochs -----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the next epoch, or of what is left of one."""
+        batches, watch = self._ready()
+        self._next_epoch()
+        return self._run(batches, watch)
+
+    def __len__(self) -> int:
+        """The batches of a whole epoch, also while the rest of one is iterated: learning-rate schedules and Lightning,
+        which adds what it had done before, count on that."""
+        return self._count(len(self._sampler))
+
+    @property
+    def remaining(self) -> int:
+        """The batches that are left of the iteration under way; if there is none, those of the next one."""
+        return self._count(self._samples - self._given) if self._under_way else self._count(self._sampler.remaining)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration under way or ended; before the first one, the one to come."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration is. A state that was loaded goes on if it is of that epoch."""
+        if epoch != self._epoch or self._under_way:
+            self._sampler.set_epoch(epoch)
+            self._epoch, self._under_way, self._before = epoch, False, 0
+        self._fixed = True
+
+    def state_dict(self) -> State:
+        """What is to be saved for going on behind the batch that the training got last: JSON, a few hundred bytes.
+        Ranks in lockstep need that of one of them."""
+        return self._sampler.state_dict(consumed=self._given if self._under_way else 0)
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Go on with the samples that a training had not seen, with any number of ranks and workers and any batch size.
+        `state` is one rank's, or a list of all ranks'. See `EpochSampler.load_state_dict`."""
+        self._sampler.load_state_dict(state)
+        self._epoch, self._under_way, self._fixed = self._sampler.epoch, False, False
+        here = self._sampler.state_dict(consumed=0)
+        self._before = (here["size"] - _left(here)) // (self.batch_size * here["world"])
+
+    # --- what was measured --------------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> Step | None:
+        """The latest step; None before the first."""
+        return None if self._watch is None else self._watch.last
+
+    @property
+    def choice(self) -> Choice:
+        """The number of workers, how far they read ahead, and why. Measures if that was not done yet."""
+        if self._choice is None:
+            workers, prefetch = self._asked
+            if workers is None:
+                self._choice = choose(
+                    self.dataset, self.batch_size, self._collate, context=self._context, prefetch_factor=prefetch
+                )
+                log.info("%s", self._choice.text)
+            else:
+                self._choice = Choice(workers, (prefetch or 2) if workers else None, "as it was asked for")
+        return self._choice
+
+    @property
+    def num_workers(self) -> int:
+        """How many worker processes there are."""
+        return self.choice.num_workers
+
+    def report(self) -> Report:
+        """What the steps of this epoch waited for. The first batch is left out: it has to start the workers."""
+        return diagnose(Stretch(0, processors())) if self._watch is None else self._watch.report()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the workers, and tell the daemon that the order is not read any more. Iterating starts them again."""
+        self._end_workers()
+        self._sampler.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        workers = "not measured yet" if self._choice is None else self._choice.num_workers
+        return f"<Loader: {len(self.dataset):,} samples by {self.batch_size}, workers: {workers}>"
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _end_workers(self) -> None:
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            shut_down(batches.iterator)
+
+    def _ready(self) -> tuple[_Batches, Watch]:
+        import torch
+        from torch.utils.data import DataLoader
+
+        if self._batches is None or self._watch is None:
+            workers = self.choice.num_workers
+            clocks = Clocks(workers)
+            self._watch = Watch(
+                clocks, self._counters, workers=workers, report_every=self._report_every, on_step=self._on_step
+            )
+            self._generator = torch.Generator()  # not the user's: his random numbers stay what they are
+            dataloader = DataLoader(
+                Measured(self.dataset, clocks),
+                batch_size=self.batch_size,
+                sampler=self._sampler,
+                num_workers=workers,
+                prefetch_factor=self.choice.prefetch_factor,
+                drop_last=self.drop_last,
+                collate_fn=MeasuredCollate(self._collate, clocks),
+                pin_memory=self._pin_memory,
+                persistent_workers=self._persistent and workers > 0,
+                multiprocessing_context=self._context if workers else None,
+                worker_init_fn=partial(_init_worker, clocks, self._worker_init),
+                timeout=self._timeout if workers else 0,
+                generator=self._generator,
+            )
+            self._batches = _Batches(dataloader)
+        return self._batches, self._watch
+
+    def _next_epoch(self) -> None:
+        if self._under_way:
+            self._epoch += 1
+            self._sampler.set_epoch(self._epoch)
+            self._before = 0
+        elif not self._fixed and not self._batches_left():
+            self._epoch += 1  # the state was saved at the end of its epoch
+            self._sampler.set_epoch(self._epoch)
+            self._before = 0
+        self._fixed, self._under_way = False, True
+        self._samples, self._given = self._sampler.remaining, 0
+        # What workers that start now draw follows from the seed, the epoch and the rank.
+        rank = self._sampler.state_dict(consumed=0)["rank"]
+        self._generator.manual_seed(hash((self._seed, self._epoch, rank)) & (2**63 - 1))
+
+    def _run(self, batches: _Batches, watch: Watch) -> Iterator[Any]:
+        watch.begin(self._epoch, self._before)
+        try:
+            iterator = iter(batches if self.device is None else self._on_device(batches))
+            while True:
+                watch.asked()
+                batch = next(iterator, _END)
+                if batch is _END:
+                    break
+                samples = min(self.batch_size, self._samples - self._given)
+                self._given += samples
+                watch.handed_out(samples)
+                yield batch
+        except Exception:
+            self._end_workers()  # one of them may be gone; the next iteration starts others
+            raise
+        finally:
+            watch.end()
+
+    def _on_device(self, batches: _Batches) -> Any:
+        from datacache.loaders.device import DevicePrefetcher
+
+        return DevicePrefetcher(batches, self.device)
+
+    def _count(self, samples: int) -> int:
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+
+    def _batches_left(self) -> int:
+        """The batches that are left to any rank: all ranks have to agree on which epoch is next."""
+        if self._even != "uneven":
+            return self._count(self._sampler.remaining)
+        here = self._sampler.state_dict(consumed=0)
+        return self._count(-(-_left(here) // here["world"]))
+
+
+class _Batches:
+    """A DataLoader whose iterator, and with it the workers, can be got at."""
+
+    def __init__(self, dataloader: Any) -> None:
+        self._dataloader = dataloader
+        self.iterator: Any = None
+
+    def __len__(self) -> int:
+        return len(self._dataloader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.iterator = iter(self._dataloader)
+        return cast("Iterator[Any]", self.iterator)
+
+
+def default_collate(dataset: Any) -> Callable[[Any], Any]:
+    """What makes a batch of a dataset's samples where the user does not say."""
+    inner = dataset
+    while not hasattr(inner, "plan_source") and hasattr(inner, "dataset"):  # torch.utils.data.Subset
+        inner = inner.dataset
+    if hasattr(inner, "plan_source"):
+        from datacache.loaders.packed import collate
+
+        return collate
+    from torch.utils.data import default_collate as collate_of_torch
+
+    return cast("Callable[[Any], Any]", collate_of_torch)
+
+
+def _init_worker(clocks: Clocks, then: Callable[[int], Any] | None, worker: int) -> None:
+    enter_worker(clocks, worker)
+    keep_freed_memory()
+    if then is not None:
+        then(worker)
+
+
+def _left(state: State) -> int:
+    """The samples of the epoch that no rank has taken."""
+    _, stages = stages_of(state, {})
+    return len(Remaining(state["size"], stages))
+
+
+def _is_cuda(device: Any) -> bool:
+    return device is not None and str(device).startswith("cuda")
+
+
+def _check(dataset: Any, batch_size: int, num_workers: int | None, prefetch_factor: int | None) -> None:
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise UsageError(
+            f"a loader needs samples by number, and {type(dataset).__name__} has no __len__ and __getitem__",
+            hint="Give an iterable dataset to torch.utils.data.DataLoader.",
+        )
+    for name, value, least in (
+        ("batch_size", batch_size, 1),
+        ("num_workers", num_workers, 0),
+        ("prefetch_factor", prefetch_factor, 1),
+    ):
+        if value is not None and value < least:
+            raise UsageError(f"{name}={value!r}: it is a number from {least} on")
+
+
+loader = Loader
+"""As it is called in training scripts: `loader(dataset, batch_size=64)`."""
