@@ -266,7 +266,7 @@ def _check(header: Mapping[str, Any], columns: Mapping[str, _Column]) -> None:
     for kind in ("", "more_"):
         offsets, sizes = columns[kind + "offset"], columns[kind + "size"]
         # Sums of numbers near 2**64 would wrap around.
-        if len(offsets) and (int(offsets.max()) > size_bytes or bool(np.any(sizes > size_bytes - offsets))):
+        if len(offsets) and (int(offsets.max()) > size_bytes or bool(np.any(sizes > np.uint64(size_bytes) - offsets))):
             raise ValueError("a sample lies behind the shard's end")
         if int(columns[kind + "extension"].max(initial=0)) >= max(1, len(header["extensions"])):
             raise ValueError("a member has an extension that is not listed")
