@@ -161,7 +161,7 @@ class Lookahead:
     def _send(self) -> None:
         try:
             self._send_now()
-        except (DatacacheError, _ClosedMeanwhile) as exc:
+        except (DatacacheError, _ClosedError) as exc:
             log.debug("the order is not published: %s", exc)
             self._sent(_RETRY_S)
         except Exception:  # whatever it is, reading goes on without
@@ -198,12 +198,12 @@ class Lookahead:
         for order in (self._order, self._next_order):
             for start in range(0, len(order), _CHUNK_SAMPLES):
                 if self._file.peek() is not file:
-                    raise _ClosedMeanwhile
+                    raise _ClosedError
                 samples = _take(order, start, min(start + _CHUNK_SAMPLES, len(order)))
                 yield np.ascontiguousarray(self._dataset.plan_items(samples), dtype="<u4").tobytes()
 
 
-class _ClosedMeanwhile(Exception):
+class _ClosedError(Exception):
     """Ends the sending of a plan that nobody needs any more."""
 
 

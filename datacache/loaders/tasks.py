@@ -235,6 +235,10 @@ class TaskQueue:
         """Forget the queue; whether it was there. All leases that were given are void."""
         return self._tried(self._store.remove, self.name)
 
+    def impatient(self) -> TaskQueue:
+        """The same queue, for calls that do not wait for a database that is away."""
+        return TaskQueue(self._store, self.name, patience_s=0.0)
+
     def close(self) -> None:
         """Close this process's connections. A later call opens them again."""
         self._store.close()

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import time
+from multiprocessing import resource_tracker
 
 import numpy as np
 import pytest
@@ -52,6 +53,12 @@ class Pids(Numbers):
 class Draws(Numbers):
     def __getitem__(self, sample: int) -> torch.Tensor:
         return torch.randint(0, 2**40, ())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tracker():
+    """Python's helper of spawned workers outlives them; it is no process of a test's home."""
+    resource_tracker.ensure_running()
 
 
 @pytest.fixture(autouse=True)
