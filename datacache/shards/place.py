@@ -18,9 +18,10 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from datacache.core.errors import CacheError, ObjectNotFoundError, UsageError
+from datacache.core.errors import CacheError, DatacacheError, ObjectNotFoundError, UsageError
 from datacache.settings import Settings
 from datacache.store.base import ObjectInfo, ObjectStore
+from datacache.store.errors import from_oserror
 from datacache.store.local import TEMPORARY, LocalStore
 from datacache.store.open import open_store
 from datacache.store.urls import split_url
@@ -84,7 +85,7 @@ class Place:
 
     @contextmanager
     def new_file(self) -> Iterator[Path]:
-        """A path to write a shard to, which `put_file` then takes; removed afterwards if it is still there. The store's
+        """A path to write a file to, which `put_file` then takes; removed afterwards if it is still there. The store's
         errors where the folder cannot be made."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +105,15 @@ class Place:
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small file, all at once."""
-        self.store.put(self.prefix + name, data)
+        if self._folder is None:
+            self.store.put(self.prefix + name, data)
+            return
+        try:
+            with self.new_file() as path:
+                path.write_bytes(data)
+                self.put_file(name, path)
+        except OSError as exc:
+            raise exc if isinstance(exc, DatacacheError) else from_oserror(exc, f"{self.url}/{name}") from exc
 
     def read(self, info: ObjectInfo) -> bytes:
         """All of a file."""
