@@ -135,6 +135,23 @@ def measure(
         shut_down(iterator)
 
 
+def candidates(processors: int) -> list[int]:
+    """The numbers of workers that are worth a try."""
+    counts = [0, 1]
+    while 2 * counts[-1] <= processors:
+        counts.append(2 * counts[-1])
+    return counts if counts[-1] == processors else [*counts, processors]
+
+
+def best(tried: Sequence[Report]) -> Report:
+    """The fewest workers that are not clearly slower than more. `tried`: by number of workers, ascending."""
+    found = tried[0]
+    for report in tried[1:]:
+        if report.samples_per_s >= _GAIN * found.samples_per_s:
+            found = report
+    return found
+
+
 def shut_down(iterator: Any) -> None:
     """End the workers of a DataLoader's iterator now, not when it is collected."""
     end = getattr(iterator, "_shutdown_workers", None)
@@ -172,18 +189,14 @@ class _Trial:
             # A spawned worker imports everything anew, which takes longer than all of this may.
             why = f"one for each processor, an estimate (workers are started by {self._start_method()})"
             return self._chosen(self._processors, prefetch_factor, tried, why)
-        best = here
-        for workers in self._candidates():
+        for workers in candidates(self._processors)[1:]:
             if time.perf_counter() > self._deadline:
                 break
-            found = self._measure(workers)
-            tried.append(found)
-            if found.samples_per_s >= _GAIN * best.samples_per_s:
-                best = found
-            elif workers > 1:
+            tried.append(self._measure(workers))
+            if workers > 1 and best(tried) is not tried[-1]:
                 break
         rates = ", ".join(f"{report.stretch.workers}: {report.samples_per_s:,.0f}/s" for report in tried)
-        return self._chosen(best.stretch.workers, prefetch_factor, tried, f"samples by workers: {rates}")
+        return self._chosen(best(tried).stretch.workers, prefetch_factor, tried, f"samples by workers: {rates}")
 
     def _touch(self) -> None:
         """Read some random batches, so that what is measured then is not the cache's misses. Batches are smaller than
@@ -246,12 +259,6 @@ class _Trial:
         if self._processors == 1 and _waits(usage) < 0.5:
             return "there is one processor"
         return ""
-
-    def _candidates(self) -> list[int]:
-        counts = [1]
-        while 2 * counts[-1] <= self._processors:
-            counts.append(2 * counts[-1])
-        return counts if counts[-1] == self._processors else [*counts, self._processors]
 
     def _start_method(self) -> str:
         if self._context is None:

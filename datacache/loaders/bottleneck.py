@@ -21,13 +21,12 @@ def diagnose(stretch: Stretch) -> Report:
     if not stretch.steps or not stretch.step_s:
         return Report(stretch, "unknown", "No whole step was measured yet.")
     part = share(stretch.data_s, stretch.step_s)
-    waiting = f"data: {_percent(part)} of each step is spent waiting for data."
     if part < _READY:
         ready = f"The training itself is what takes time: data is ready {_percent(1 - part)} of the time."
-        return Report(stretch, "training", f"{waiting} {ready}")
+        return Report(stretch, "training", ready)
     scores = _scores(stretch)
     bottleneck = max(scores, key=lambda name: scores[name])
-    return Report(stretch, bottleneck, f"{waiting} {_WORDS[bottleneck](stretch)}")
+    return Report(stretch, bottleneck, _WORDS[bottleneck](stretch))
 
 
 def _scores(stretch: Stretch) -> dict[Bottleneck, float]:

@@ -49,10 +49,17 @@ class Stretch(NamedTuple):
 
 
 class Report:
-    """What a stretch shows. `str()` of it is the words; nothing in it changes."""
+    """What a stretch shows. `str()` of it is the text; nothing in it changes."""
 
-    def __init__(self, stretch: Stretch, bottleneck: Bottleneck, text: str) -> None:
-        self.stretch, self.bottleneck, self.text = stretch, bottleneck, text
+    def __init__(self, stretch: Stretch, bottleneck: Bottleneck, words: str) -> None:
+        self.stretch, self.bottleneck, self.words = stretch, bottleneck, words
+
+    @property
+    def text(self) -> str:
+        """The share of waiting, and what it is that is waited for."""
+        if not self.stretch.steps:
+            return self.words
+        return f"data: {100 * self.data_share:.0f} % of each step is spent waiting for data. {self.words}"
 
     def __str__(self) -> str:
         return self.text

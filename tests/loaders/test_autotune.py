@@ -14,6 +14,7 @@ import torch
 from datacache.loaders import autotune
 from datacache.loaders.autotune import choose
 from datacache.loaders.processors import processors, quota
+from datacache.loaders.report import Report, Stretch
 
 
 class Raw:
@@ -108,16 +109,33 @@ def test_of_no_samples_nothing_is_measured():
     assert choose(Empty(), 8, _as_it_is).measurements == ()
 
 
-def test_a_read_ahead_quota_bounds_what_is_prefetched(monkeypatch):
+def test_a_read_ahead_quota_bounds_what_is_prefetched():
     class Huge(Waits):
         def __getitem__(self, sample: int) -> torch.Tensor:
             time.sleep(0.004)
             return torch.zeros(1, dtype=torch.uint8).expand(2**30)  # claims a gigabyte, and takes none
 
-    monkeypatch.setattr(autotune._Trial, "_candidates", lambda _self: [])
     trial = autotune._Trial(Huge(), 8, _as_it_is, None, 0.2)
     trial._touch()
     assert trial._prefetch(2) == 1
+
+
+def test_numbers_of_workers_double_up_to_the_processors():
+    assert [autotune.candidates(count) for count in (1, 2, 6, 8)] == [
+        [0, 1],
+        [0, 1, 2],
+        [0, 1, 2, 4, 6],
+        [0, 1, 2, 4, 8],
+    ]
+
+
+def test_more_workers_have_to_be_clearly_faster():
+    def report(workers: int, samples: int) -> Report:
+        return Report(Stretch(workers, 4, steps=1, samples=samples, step_s=1.0), "decoding", "")
+
+    tried = [report(0, 100), report(1, 105), report(2, 190), report(4, 200)]
+    assert autotune.best(tried).stretch.workers == 2
+    assert autotune.best(tried[:2]).stretch.workers == 0
 
 
 def test_a_daemonic_process_tries_no_workers():

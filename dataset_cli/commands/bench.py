@@ -1,0 +1,183 @@
+"""`dsctl bench loader`: how fast a training would get its samples on this machine, and what holds that up.
+
+With `--json`: `{"dataset", "samples", "batch_size", "decode", "size", "processors", "rows": [{"workers",
+"samples_per_s", "bytes_per_s", "cpu_s_per_sample", "miss_share", "bottleneck", "text", …}], "choice": {"num_workers",
+"text"}}`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dataset_cli.app import App, json_option, pass_app
+from dataset_cli.output import format_bytes, printable
+
+if TYPE_CHECKING:
+    from datacache.loaders.report import Report
+    from dataset_cli.output import Progress
+
+_TARGETS = ("auto", "detection", "classification", "folder", "path", "none")
+
+
+@click.group()
+def bench() -> None:
+    """Measure what this machine does with your data."""
+
+
+@bench.command()
+@click.argument("dataset")
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples in a batch.")
+@click.option("--decode", type=click.Choice(["rgb", "bytes"]), default="rgb", show_default=True, help="Pixels, or not.")
+@click.option("--size", metavar="HxW", help="Resize images to this height and width.")
+@click.option("--packed", is_flag=True, help="With --decode bytes: a batch is one tensor.")
+@click.option("--target", type=click.Choice(_TARGETS), default="auto", show_default=True, help="What is learned.")
+@click.option("--workers", metavar="LIST", help="Numbers to try, as 0,1,4 (default: 0, 1, 2, 4, … processors).")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="For each.")
+@json_option
+@pass_app
+def loader(app: App, /, *, dataset: str, workers: str | None, seconds: float, **how: Any) -> None:
+    """Measure loading a data set with PyTorch.
+
+    DATASET is a snapshot (NAME@REF), of shards or not, or a shard set's URL or folder. Samples are drawn at random,
+    as a training does it. Needs PyTorch.
+
+    \b
+    dsctl bench loader mask@v1 --size 224x224
+    dsctl bench loader ./mask-shards --decode bytes --packed
+    """
+    try:
+        import torch as _torch  # noqa: F401 - asked for before anything is opened
+    except ModuleNotFoundError as exc:
+        from datacache.core.errors import UsageError
+
+        raise UsageError("this measures PyTorch's DataLoader, and PyTorch is not installed", hint=_HOW_TO_GET) from exc
+    from datacache.loaders.autotune import best
+    from datacache.loaders.processors import processors
+
+    counts, size = _counts(workers, processors()), _size(how["size"])
+    with app.out.progress(f"opening {dataset}") as bar:
+        samples = _open(app, dataset, size, how)
+        rows = [_measure(samples, count, how["batch_size"], seconds, bar) for count in counts]
+    chosen = best(rows)
+    text = _choice(rows, chosen)
+    app.out.result(
+        {
+            "dataset": dataset,
+            "samples": len(samples),
+            "batch_size": how["batch_size"],
+            "decode": how["decode"],
+            "size": size,
+            "processors": processors(),
+            "rows": [row.as_dict() for row in rows],
+            "choice": {"num_workers": chosen.stretch.workers, "text": text},
+        }
+    )
+    if not app.out.json:
+        count = f"{processors()} processors" if processors() > 1 else "1 processor"
+        app.out.line(f"{printable(dataset)}  {len(samples):,} samples, batches of {how['batch_size']}, {count}")
+        app.out.table(
+            ["WORKERS", "SAMPLES/S", "READ", "CPU A SAMPLE", "MISSES", "HELD UP BY"],
+            [_row(row) for row in rows],
+            right=(0, 1, 2, 3, 4),
+        )
+        app.out.line()
+        app.out.line(text)
+
+
+_HOW_TO_GET = "pip install 'datacache[torch]'"
+
+
+def _open(app: App, where: str, size: tuple[int, int] | None, how: dict[str, Any]) -> Any:
+    """The data set, as a training would open it."""
+    from datacache.api import open_snapshot
+    from datacache.shards.listing import SHARDS_JSON
+    from datacache.torch import ShardDataset, SnapshotDataset
+
+    options: dict[str, Any] = {
+        "decode": how["decode"],
+        "size": size,
+        "packed": how["packed"],
+        "target": None if how["target"] == "none" else how["target"],
+        "settings": app.settings,
+    }
+    if "/" in where or where in (".", ".."):
+        return ShardDataset(where, **options)
+    with open_snapshot(where, app.settings) as snapshot:
+        of_shards = SHARDS_JSON in snapshot
+    return ShardDataset(where, **options) if of_shards else SnapshotDataset(where, **options)
+
+
+def _measure(samples: Any, workers: int, batch_size: int, seconds: float, bar: Progress) -> Report:
+    from datacache.loaders.autotune import measure
+    from datacache.loaders.loader import default_collate
+
+    began, done = time.monotonic(), 0
+
+    def show() -> None:
+        nonlocal done
+        done += 1
+        bar.update(f"{workers} workers, {done:,} batches", min(seconds, time.monotonic() - began), seconds)
+
+    bar.update(f"{workers} workers", 0, seconds)
+    return measure(
+        samples,
+        _batches(len(samples), batch_size, workers),
+        default_collate(samples),
+        batch_size=batch_size,
+        workers=workers,
+        seconds=seconds,
+        on_batch=show,
+    )
+
+
+def _batches(size: int, batch_size: int, seed: int) -> Iterator[list[int]]:
+    """Others for each number of workers, so that one does not warm the cache for the next."""
+    import numpy as np
+
+    draw = np.random.default_rng(seed)
+    while True:
+        yield draw.integers(0, size, batch_size).tolist()
+
+
+def _row(row: Report) -> list[str]:
+    return [
+        str(row.stretch.workers),
+        f"{row.samples_per_s:,.0f}",
+        f"{format_bytes(row.bytes_per_s)}/s",
+        f"{1000 * row.cpu_s_per_sample:.2f} ms",
+        f"{100 * row.miss_share:.0f} %",
+        row.bottleneck,
+    ]
+
+
+def _choice(rows: list[Report], chosen: Report) -> str:
+    workers = chosen.stretch.workers
+    why = "" if len(rows) == 1 else ": more are not clearly faster" if chosen is not rows[-1] else ": the most tried"
+    return f"Best: num_workers={workers}{why}. {chosen.words}"
+
+
+def _counts(text: str | None, processors: int) -> list[int]:
+    from datacache.core.errors import UsageError
+    from datacache.loaders.autotune import candidates
+
+    if text is None:
+        return candidates(processors)
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(number.isdecimal() and int(number) <= 1024 for number in numbers):
+        raise UsageError(f"--workers {text}: not numbers of workers", hint="For example --workers 0,2,4")
+    return sorted({int(number) for number in numbers})
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    from datacache.core.errors import UsageError
+
+    if text is None:
+        return None
+    height, _, width = text.lower().partition("x")
+    if not (height.isdecimal() and width.isdecimal()):
+        raise UsageError(f"--size {text}: not a height and a width", hint="For example --size 224x224")
+    return int(height), int(width)
