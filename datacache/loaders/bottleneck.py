@@ -42,10 +42,12 @@ def _scores(stretch: Stretch) -> dict[Bottleneck, float]:
     seconds: dict[Bottleneck, float] = {
         "store": usage.miss_s + waited_s,
         "reading": usage.read_s,
-        "decoding": usage.decode_s + unsaid_s - waited_s,
+        "decoding": usage.decode_s,
         "transform": usage.transform_s,
         "collate": usage.collate_s,
     }
+    # Around a dataset that has a clock it is the user's own code; one that has none most likely decodes.
+    seconds["transform" if said_s else "decoding"] += unsaid_s - waited_s
     scores = {name: share(value, lanes_s) for name, value in seconds.items()}
     if stretch.workers:
         # Batches are written by a thread of the worker and read by this one; idle workers alone prove nothing, as one
@@ -76,9 +78,8 @@ def _store(stretch: Stretch) -> str:
 def _reading(stretch: Stretch) -> str:
     rate = stretch.usage.size_bytes / max(stretch.usage.read_s, 1e-9) / 1e6
     return (
-        f"Reading what is cached, at {rate:,.0f} MB/s in each process. Shards (dsctl shard) cost less for each sample"
-        " than files, and RAM (DATACACHE_RAM_BYTES) less than a slow disk."
-        f" {_more_workers(stretch, 'they read side by side')}"
+        f"Reading what is cached, at {rate:,.0f} MB/s in each process. Packed batches (packed=True) and shards (dsctl"
+        " shard) cost less for each sample, and RAM (DATACACHE_RAM_BYTES) is faster than a slow disk."
     )
 
 
@@ -110,7 +111,7 @@ def _computing(stretch: Stretch) -> str:
     if used >= _FULL:
         return f"{head}, and all of {count} is in use: more of them would help."
     if not workers:
-        return f"{head}. With num_workers it is done beside the training."
+        return f"{head}; with num_workers=1 or more it is done beside the training."
     if workers < processors:
         return f"{head}, and {_percent(used)} of {count} is in use: num_workers can be larger."
     return f"{head}; there are {count}."

@@ -142,7 +142,7 @@ def _stretch(workers: int = 2, *, data_s: float = 9.0, cpu_s: float = 0.0, recei
         ),
         (_stretch(miss_s=15, fetch_s=18, misses=970.0, decode_s=3), "store", "at 97 MB/s"),
         (_stretch(fetch_s=19, fetch_cpu_s=1), "store", "95 % of the dataset's time"),
-        (_stretch(0, fetch_s=8, read_s=7, fetch_cpu_s=2), "reading", "num_workers=2"),
+        (_stretch(0, fetch_s=8, read_s=7, fetch_cpu_s=2), "reading", "packed=True"),
         (
             _stretch(fetch_s=19.6, decode_s=19, fetch_cpu_s=19, cpu_s=19.5),
             "decoding",
@@ -151,7 +151,8 @@ def _stretch(workers: int = 2, *, data_s: float = 9.0, cpu_s: float = 0.0, recei
         (_stretch(fetch_s=19.6, decode_s=19, fetch_cpu_s=19, cpu_s=19.5), "decoding", "all of 2 processors is in use"),
         (_stretch(fetch_s=19, decode_s=19, fetch_cpu_s=9, fetch_queued_s=9), "decoding", "waits for a processor"),
         (_stretch(1, fetch_s=9.8, decode_s=9, fetch_cpu_s=9, cpu_s=9), "decoding", "num_workers can be larger"),
-        (_stretch(0, fetch_s=8.8, fetch_cpu_s=8.8, cpu_s=9), "decoding", "With num_workers"),
+        (_stretch(0, fetch_s=8.8, fetch_cpu_s=8.8, cpu_s=9), "decoding", "num_workers=1 or more"),
+        (_stretch(fetch_s=19, decode_s=4, read_s=2, fetch_cpu_s=19, cpu_s=19), "transform", "The transform"),
         (_stretch(fetch_s=19, decode_s=4, transform_s=15, fetch_cpu_s=19, cpu_s=19), "transform", "The transform"),
         (_stretch(fetch_s=5, read_s=5, collate_s=14, cpu_s=19), "collate", "74 % of the loading time"),
         (_stretch(fetch_s=2, read_s=2, receive_cpu_s=8), "handing", "only 10 % of the time"),
