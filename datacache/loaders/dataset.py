@@ -18,19 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, get_worker_info
 
-from datacache.core.errors import AnnotationError, DatacacheError, ShardError, StoreError, UsageError
+from datacache.core.errors import DatacacheError, UsageError
 from datacache.loaders import timing
 from datacache.loaders.decode import Size, decode_rgb
 from datacache.loaders.packed import PackedBatch, empty, pack_targets
+from datacache.loaders.source import SKIPPABLE, Read, SampleSource
 from datacache.loaders.targets import scaled
 from datacache.settings import Settings
 
 log = logging.getLogger("datacache.loader")
 _SKIPPERS = 128
 """Slots in which workers count what they skipped, each its own."""
-SKIPPABLE = (AnnotationError, ShardError, StoreError)
-"""What is wrong with a sample, not with the way it was asked for."""
-Read = bytes | memoryview | DatacacheError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,43 +61,14 @@ class Options:
             )
 
 
-class SampleDataset(Dataset):
+class SampleDataset(SampleSource, Dataset):
     """A map-style dataset. `ds[i]` is `(image, target)`, or the image alone where there are no targets."""
 
-    def __init__(self, sizes: NDArray[np.int64], kind: str | None, options: Options, settings: Settings) -> None:
-        self.kind = kind
-        """What targets are: `detection`, `classification`, `path`, or None for none."""
+    def __init__(self, options: Options, settings: Settings) -> None:
         self.options, self.settings = options, settings
-        self._sizes = sizes
         self._skipped = torch.zeros(_SKIPPERS, dtype=torch.int64).share_memory_()
 
-    # --- what the two differ in ------------------------------------------------------------------------------------
-
-    def path(self, sample: int) -> str:
-        """What a sample is called: its path, or its key in a shard."""
-        raise NotImplementedError
-
-    def target(self, sample: int) -> Any:
-        """A sample's target, before any transform."""
-        raise NotImplementedError
-
-    def _copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
-        """Copy those samples that are on this node to `starts` in `out`; the positions of the others."""
-        raise NotImplementedError
-
-    def _view_here(self, sample: int) -> memoryview | None:
-        """A sample's verified bytes without waiting, if they are on this node."""
-        raise NotImplementedError
-
-    def _fetch(self, samples: Sequence[int]) -> list[Read]:
-        """Samples' bytes, or errors in their places, wherever they are: all at once."""
-        raise NotImplementedError
-
     # --- what users and DataLoaders call ------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """How many samples there are."""
-        return len(self._sizes)
 
     @property
     def skipped(self) -> int:
@@ -108,7 +77,7 @@ class SampleDataset(Dataset):
 
     def __getitem__(self, sample: int) -> Any:
         sample = self._number(sample)
-        found = self._read([sample])[0]
+        found = self.read_each([sample])[0]
         return self._sample(sample, self._expect(found))
 
     def __getitems__(self, samples: Sequence[int]) -> Any:
@@ -119,7 +88,7 @@ class SampleDataset(Dataset):
     def read(self, sample: int) -> bytes:
         """A sample's stored bytes."""
         sample = self._number(sample)
-        return bytes(self._expect(self._read([sample])[0]))
+        return bytes(self._expect(self.read_each([sample])[0]))
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -131,22 +100,9 @@ class SampleDataset(Dataset):
             raise IndexError(f"there is no sample {sample} of {len(self):,}")
         return sample
 
-    def _read(self, samples: Sequence[int]) -> list[Read]:
-        clock = timing.clock()
-        began = clock.start()
-        found: list[Read | None] = [self._view_here(sample) for sample in samples]
-        began = clock.lap(timing.READ, began)
-        left = [at for at, data in enumerate(found) if data is None]
-        if left:
-            for at, data in zip(left, self._fetch([samples[at] for at in left]), strict=True):
-                found[at] = data
-            clock.lap(timing.MISS, began)
-        clock.count(len(samples), sum(int(self._sizes[sample]) for sample in samples), len(left))
-        return [data for data in found if data is not None]
-
     def _batch(self, samples: Sequence[int]) -> list[Any]:
         made = []
-        for sample, found in zip(samples, self._read(samples), strict=True):
+        for sample, found in zip(samples, self.read_each(samples), strict=True):
             try:
                 made.append(self._sample(sample, self._expect(found)))
             except SKIPPABLE as exc:

@@ -21,7 +21,7 @@ from datacache.annotations.table import Table
 from datacache.catalog.base import Catalog
 from datacache.conversion.index import Annotations, Reading
 from datacache.core.errors import UsageError
-from datacache.loaders.targets import NO_CLASS, BoxTargets, ClassTargets, check_kind
+from datacache.loaders.columns import NO_CLASS, BoxColumns, ClassColumn, check_kind
 from datacache.reader.snapshot import Snapshot
 
 
@@ -35,7 +35,7 @@ class Selection:
     """In bytes."""
     kind: str | None
     """What targets are: `detection`, `classification`, `path`, or None for none."""
-    targets: BoxTargets | ClassTargets | None = None
+    targets: BoxColumns | ClassColumn | None = None
     classes: tuple[str, ...] = ()
     """The names of class ids."""
 
@@ -102,13 +102,13 @@ def _of_annotations(
     ids = {name: number for number, name in enumerate(classes)}
     if target == "path":
         return Selection(rows=rows, sizes=sizes, kind="path")
-    targets: BoxTargets | ClassTargets
+    targets: BoxColumns | ClassColumn
     if target == "detection":
         if not table.boxes:
             raise UsageError(f"{snapshot.record.ref} has no boxes", hint="See what it has: dsctl stats")
-        targets = BoxTargets(kept, ids)
+        targets = BoxColumns(kept, ids)
     else:
-        targets = ClassTargets([_class_of(each, ids) for each in kept])
+        targets = ClassColumn([_class_of(each, ids) for each in kept])
     return Selection(rows=rows, sizes=sizes, kind=target, targets=targets, classes=classes)
 
 
@@ -185,7 +185,7 @@ def _of_folders(
             hint="target='path', or None, needs none.",
         )
     ids = {name: number for number, name in enumerate(classes)}
-    targets = ClassTargets([ids[folder] for folder in folders])
+    targets = ClassColumn([ids[folder] for folder in folders])
     return Selection(rows=rows, sizes=sizes, kind="classification", targets=targets, classes=classes)
 
 

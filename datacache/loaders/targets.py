@@ -1,78 +1,17 @@
-"""What a sample's target is: boxes, a class, a path. Kept as columns, so that a million of them are a few arrays.
-
-Used by the datasets; needs PyTorch. Read-only after they are made: any thread, forked and pickled.
-"""
+"""Targets as PyTorch has them: boxes in tensors. Used by the datasets; the columns behind them are `columns`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-
-from datacache.annotations.model import Annotation
-from datacache.core.errors import UsageError
-
-KINDS = ("auto", "detection", "classification", "folder", "path")
-NO_CLASS = -1
 
 
-class BoxTargets:
-    """`{"boxes": float32 (n, 4) as x1, y1, x2, y2 in pixels, "labels": int64 (n,)}` of each sample."""
-
-    kind = "detection"
-
-    def __init__(self, annotations: Iterable[Annotation], class_ids: Mapping[str, int]) -> None:
-        counts, boxes, labels = [0], [], []
-        for annotation in annotations:
-            counts.append(len(annotation.boxes))
-            boxes += [(box.x1, box.y1, box.x2, box.y2) for box in annotation.boxes]
-            labels += [class_ids[box.label] for box in annotation.boxes]
-        self._ends: NDArray[np.int64] = np.cumsum(counts, dtype=np.int64)
-        self._boxes = np.array(boxes, np.float32).reshape(-1, 4)
-        self._labels = np.array(labels, np.int64)
-
-    def get(self, sample: int) -> dict[str, Any]:
-        """A sample's own copy."""
-        first, last = int(self._ends[sample]), int(self._ends[sample + 1])
-        return {
-            "boxes": torch.from_numpy(self._boxes[first:last].copy()),
-            "labels": torch.from_numpy(self._labels[first:last].copy()),
-        }
-
-
-class ClassTargets:
-    """The class id of each sample, an int; `NO_CLASS` where it has none."""
-
-    kind = "classification"
-
-    def __init__(self, values: Sequence[int] | NDArray[np.int32]) -> None:
-        self._values = np.asarray(values, np.int32)
-
-    def get(self, sample: int) -> int:
-        """A sample's."""
-        return int(self._values[sample])
-
-
-def boxes_of_json(raw: bytes | memoryview, class_ids: Mapping[str, int], sample: str) -> dict[str, Any]:
-    """The detection target in a shard's `.json` member. `UsageError` if it has none."""
-    try:
-        value = json.loads(bytes(raw))
-        found = value["boxes"]
-        boxes = [(box["x1"], box["y1"], box["x2"], box["y2"]) for box in found]
-        labels = [box["class"] if "class" in box else class_ids[box["label"]] for box in found]
-    except (KeyError, TypeError, ValueError) as exc:
-        raise UsageError(
-            f"{sample}: its .json says nothing of boxes ({type(exc).__name__}: {exc})",
-            hint="Shards with boxes are made of a snapshot with annotations. For none: target=None.",
-        ) from exc
-    return {
-        "boxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
-        "labels": torch.tensor(labels, dtype=torch.int64),
-    }
+def tensors(target: Any) -> Any:
+    """A target whose arrays are tensors; they share the arrays' memory. Other targets as they are."""
+    if isinstance(target, dict):
+        return {name: torch.from_numpy(values) for name, values in target.items()}
+    return target
 
 
 def scaled(target: Any, own: tuple[int, int], size: tuple[int, int]) -> Any:
@@ -81,9 +20,3 @@ def scaled(target: Any, own: tuple[int, int], size: tuple[int, int]) -> Any:
         height, width = size[0] / own[0], size[1] / own[1]
         target["boxes"] *= torch.tensor([width, height, width, height])
     return target
-
-
-def check_kind(target: str | None) -> None:
-    """`UsageError` for a target that there is not."""
-    if target is not None and target not in KINDS:
-        raise UsageError(f"target={target!r}: there is no such target", hint=f"One of {', '.join(KINDS)}, or None.")

@@ -1,0 +1,116 @@
+"""The samples of a shard set, in the order in which they lie in its shards. See `source`.
+
+Used by `ShardDataset` and by `datacache.tf`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datacache.core.errors import ShardError, UsageError
+from datacache.core.objects import BLOCK_BYTES
+from datacache.loaders.columns import NO_CLASS, boxes_of_json, check_kind
+from datacache.loaders.lookahead import PlanSource
+from datacache.loaders.source import Read, SampleSource
+from datacache.loaders.tasks import Span
+from datacache.shards.reader import Shards
+from datacache.shards.source import SnapshotFiles
+
+
+class ShardSource(SampleSource):
+    """All samples of a set of WebDataset shards."""
+
+    def __init__(self, shards: Shards, target: str | None) -> None:
+        SampleSource.__init__(self, shards.sizes, _kind(shards, target), shards.set.classes)
+        self.shards = shards
+        self._class_ids = {name: number for number, name in enumerate(self.classes)}
+
+    def path(self, sample: int) -> str:
+        """A sample's shard and key."""
+        shard, key = self.shards.name(sample)
+        return f"{shard}/{key}"
+
+    def target(self, sample: int) -> Any:
+        """See `SampleSource`. Boxes are read from the shard's `.json` members."""
+        if self.kind == "classification":
+            return int(self.shards.classes[sample])
+        if self.kind == "path":
+            return self.shards.name(sample)[1]
+        member = next((each for each in self.shards.members(sample) if each.extension == "json"), None)
+        if member is None:
+            shard, key = self.shards.name(sample)
+            raise ShardError(
+                f"sample {key!r} of {shard} has no .json, so no boxes", shard=shard, sample=key, hint="target=None."
+            )
+        return boxes_of_json(self.shards.read(sample, member), self._class_ids, self.path(sample))
+
+    def groups(self) -> NDArray[np.int64]:
+        """The sizes of the runs of samples that lie in one block of one shard, which is fetched as a whole."""
+        shards = self.shards.shards_of(np.arange(len(self), dtype=np.int64))
+        blocks = shards * 2**32 + self.shards.offsets // BLOCK_BYTES
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(blocks)) + 1, [len(self)]))
+        return np.diff(starts).astype(np.int64) if len(self) else np.zeros(0, np.int64)
+
+    def spans(self) -> list[Span]:
+        """The shards, for tasks."""
+        starts = self.shards.starts.tolist()
+        return [
+            Span(info.name, start, info.samples)
+            for info, start in zip(self.shards.set.shards, starts, strict=False)
+            if info.samples
+        ]
+
+    def plan_source(self) -> PlanSource | None:
+        """For lookahead: rows of the manifest, or shards by number. None for a folder of this machine."""
+        files = self.shards.files
+        if not isinstance(files, SnapshotFiles):
+            return None
+        record = files.snapshot.record
+        if files.listed:
+            return PlanSource(record.dataset, record.id)
+        return PlanSource(record.dataset, "", files.refs())
+
+    def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """For lookahead: shard, first block and number of blocks of each sample."""
+        files = self.shards.files
+        assert isinstance(files, SnapshotFiles)
+        shards = self.shards.shards_of(samples)
+        items = np.zeros((len(samples), 3), np.uint32)
+        items[:, 0] = shards
+        if files.listed:
+            items[:, 0] = np.array([0 if row is None else row for row in files.rows], np.uint32)[shards]
+        offsets, sizes = self.shards.offsets[samples], self.shards.sizes[samples]
+        items[:, 1] = offsets // BLOCK_BYTES
+        items[:, 2] = -(-(offsets + sizes) // BLOCK_BYTES) - offsets // BLOCK_BYTES
+        return items
+
+    def _view_here(self, sample: int) -> memoryview | None:
+        if not self._sizes[sample]:
+            return None if self.shards.broken else memoryview(b"")
+        return self.shards.first_here(sample)
+
+    def _copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
+        return self.shards.copy_here(samples, out, starts)
+
+    def _fetch(self, samples: Sequence[int]) -> list[Read]:
+        return self.shards.read_first(samples)
+
+
+def _kind(shards: Shards, target: str | None) -> str | None:
+    check_kind(target)
+    extensions = {name for index in shards.indexes() for name in index.extensions}
+    if target == "auto":
+        if bool(np.any(shards.classes != NO_CLASS)):
+            return "classification"
+        return "detection" if "txt" in extensions and "json" in extensions else "path"
+    if target == "folder":
+        target = "classification"
+    if target == "classification" and not bool(np.any(shards.classes != NO_CLASS)):
+        raise UsageError(f"the shards of {shards.files.where} have no classes (.cls)", hint="target='path', or None.")
+    if target == "detection" and "json" not in extensions:
+        raise UsageError(f"the shards of {shards.files.where} have no boxes (.json)", hint="target='path', or None.")
+    return target
