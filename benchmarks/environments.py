@@ -20,6 +20,8 @@ class Peer(NamedTuple):
     version: str
     also: tuple[str, ...] = ()
     """What else it needs to work as it is meant to."""
+    first: tuple[str, ...] = ()
+    """What is installed before it, in a version that it must leave alone."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -29,6 +31,14 @@ DATUMARO = Peer("datumaro", "1.13.12")
 SUPERVISION = Peer("supervision", "0.31.2", ("opencv-python-headless==4.14.0.94",))
 PYLABEL = Peer("pylabel", "0.1.55")
 DVC = Peer("dvc", "3.67.1")
+
+# The version we are tested with. Installed with a library that takes any, pip may bring another one, with gigabytes for
+# GPUs that are not used.
+_TORCH = ("torch==2.13.0",)
+WEBDATASET = Peer("webdataset", "1.0.2", first=_TORCH)
+MDS = Peer("mosaicml-streaming", "0.13.0", first=_TORCH)
+LITDATA = Peer("litdata", "0.2.76", first=_TORCH)
+ARRAY_RECORD = Peer("array_record", "0.8.6", ("numpy==2.4.6",), first=_TORCH)
 
 
 class PeerUnavailableError(RuntimeError):
@@ -46,14 +56,15 @@ class Environments:
         if self._folder is None:
             raise PeerUnavailableError("left out: --quick without --peers-dir")
         path = self._folder / f"{peer.name}-{peer.version}"
-        wanted = [f"{peer.name}=={peer.version}", *peer.also]
+        wanted = [*peer.first, f"{peer.name}=={peer.version}", *peer.also]
         done = path / "installed.txt"  # written last: an environment without it was not finished
         if not done.is_file() or done.read_text().split() != wanted:
             print(f"installing {' '.join(wanted)} in {path} …", file=sys.stderr)
             shutil.rmtree(path, ignore_errors=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             _run(sys.executable, "-m", "venv", str(path))
-            _run(str(path / "bin/python"), "-m", "pip", "install", "--quiet", "--no-input", *wanted)
+            for packages in filter(None, (peer.first, wanted)):
+                _run(str(path / "bin/python"), "-m", "pip", "install", "--quiet", "--no-input", *packages)
             done.write_text("\n".join(wanted))
         return path / "bin"
 

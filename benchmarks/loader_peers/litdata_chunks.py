@@ -1,0 +1,51 @@
+"""LitData: chunks of 64 MB, made by `optimize()` and read by its own loader.
+
+What it gives of a local chunk are views of a mapped file, which cannot be handed over between processes, and of which
+not a byte has been read: the collate makes `bytes` of them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import litdata
+
+from benchmarks.loader_peers.plan import Loader, Plan, image_files
+
+
+def write(images: Path, target: Path) -> None:
+    """By one process, in order."""
+    paths = [str(path) for path in image_files(images)]
+    litdata.optimize(
+        fn=_read, inputs=paths, output_dir=str(target), chunk_bytes="64MB", num_workers=1, mode="overwrite",
+        start_method="fork", verbose=False,
+    )  # fmt: skip
+
+
+def open_loader(source: str, plan: Plan) -> Loader:
+    """`source`: a folder, or `s3://` with the endpoint in `AWS_ENDPOINT_URL`, copied to the plan's cache."""
+    remote = {}
+    if "://" in source:
+        options = {
+            "endpoint_url": os.environ["AWS_ENDPOINT_URL"],
+            "aws_access_key_id": os.environ["AWS_ACCESS_KEY_ID"],
+            "aws_secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
+            "region_name": os.environ["AWS_REGION"],
+        }
+        remote = {"cache_dir": plan.cache, "storage_options": options}
+    dataset = litdata.StreamingDataset(source, shuffle=True, **remote)
+    loader = litdata.StreamingDataLoader(
+        dataset, batch_size=plan.batch_size, collate_fn=as_bytes, **plan.workers_stay()
+    )
+    return lambda _number: loader
+
+
+def as_bytes(samples: list[bytes | memoryview]) -> list[bytes]:
+    """The collate; what is `bytes` already is not copied."""
+    return list(map(bytes, samples))
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
