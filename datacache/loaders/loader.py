@@ -100,19 +100,34 @@ class Loader:
         self._epoch = 0
         self._fixed = False  # whether the user has said which epoch is next
         self._under_way = False  # whether that epoch's iteration was begun
-        self._samples = self._given = self._before = (
-            0  # of this iteration on this rank: all, handed out; steps before it
-        )
+        self._samples = self._given = 0  # of this iteration on this rank: all, and those handed out
+        self._before = 0  # steps of the epoch before it
         self._watch: Watch | None = None
         keep_freed_memory()
 
     # --- epochs -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the next epoch, or of what is left of one."""
+        """The batches of the next epoch, or of what is left of one. It begins when the first batch is asked for."""
         batches, watch = self._ready()
         self._next_epoch()
-        return self._run(batches, watch)
+        watch.begin(self._epoch, self._before)
+        try:
+            iterator = iter(batches if self.device is None else self._on_device(batches))
+            while True:
+                watch.asked()
+                batch = next(iterator, _END)
+                if batch is _END:
+                    break
+                samples = min(self.batch_size, self._samples - self._given)
+                self._given += samples
+                watch.handed_out(samples)
+                yield batch
+        except Exception:
+            self._end_workers()  # one of them may be gone; the next iteration starts others
+            raise
+        finally:
+            watch.end()
 
     def __len__(self) -> int:
         """The batches of a whole epoch, also while the rest of one is iterated: learning-rate schedules and Lightning,
@@ -246,25 +261,6 @@ class Loader:
         # What workers that start now draw follows from the seed, the epoch and the rank.
         rank = self._sampler.state_dict(consumed=0)["rank"]
         self._generator.manual_seed(hash((self._seed, self._epoch, rank)) & (2**63 - 1))
-
-    def _run(self, batches: _Batches, watch: Watch) -> Iterator[Any]:
-        watch.begin(self._epoch, self._before)
-        try:
-            iterator = iter(batches if self.device is None else self._on_device(batches))
-            while True:
-                watch.asked()
-                batch = next(iterator, _END)
-                if batch is _END:
-                    break
-                samples = min(self.batch_size, self._samples - self._given)
-                self._given += samples
-                watch.handed_out(samples)
-                yield batch
-        except Exception:
-            self._end_workers()  # one of them may be gone; the next iteration starts others
-            raise
-        finally:
-            watch.end()
 
     def _on_device(self, batches: _Batches) -> Any:
         from datacache.loaders.device import DevicePrefetcher

@@ -196,6 +196,13 @@ def test_an_epoch_that_was_given_up_is_followed_by_the_next_one():
         assert batches.epoch == 1
 
 
+def test_an_iteration_of_which_nobody_asks_a_batch_is_no_epoch():
+    batches = _make()
+    iter(batches)
+    assert next(iter(batches)).tolist() == _make_at(0)[:8]
+    assert batches.epoch == 0
+
+
 def test_workers_stay_between_epochs_and_end_with_the_loader():
     with _make(Pids(), num_workers=2) as batches:
         first, second = set(_rest(batches)), set(_rest(batches))
