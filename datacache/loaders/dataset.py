@@ -150,9 +150,10 @@ class SampleDataset(SampleSource, Dataset):
             image = torch.from_numpy(pixels)
             if options.size is not None:
                 target = scaled(target, own, options.size)
+            began = clock.lap(timing.DECODE, began)
         else:
             image = bytes(data)
-        began = clock.lap(timing.DECODE, began)
+            began = clock.lap(timing.READ, began)
         if options.transform is None:
             return image if self.kind is None else (image, target)
         given = options.transform(image) if self.kind is None else options.transform(image, target)
