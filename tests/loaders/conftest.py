@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,13 @@ from datacache.settings import Settings
 from datacache.testing.faces import draw_faces
 
 COUNT = 40
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _resource_tracker() -> None:
+    """Python's tracker of shared memory is started by the first spawned process that needs it and stays: started in a
+    test, it would count as a process of that test's home, which the home waits for."""
+    resource_tracker.ensure_running()
 
 
 @pytest.fixture(scope="session")
