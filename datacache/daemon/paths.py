@@ -33,3 +33,8 @@ def counters_dir(home: Path) -> Path:
 def lookahead_dir(home: Path) -> Path:
     """The mapped files of published orders."""
     return home / "run" / "lookahead"
+
+
+def files_dir(home: Path) -> Path:
+    """The folders of processes that have local files (`reader.local_file`)."""
+    return home / "run" / "files"
