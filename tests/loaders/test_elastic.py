@@ -1,0 +1,277 @@
+"""`ElasticDataset` in real DataLoaders, on a real queue: what is used is reported, and whatever is not comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from datacache.catalog.tasks import TaskStore, open_task_store
+from datacache.catalog.tasks_sqlite import SqliteTasks
+from datacache.core.errors import TasksError, UsageError
+from datacache.loaders.elastic import ElasticDataset
+from datacache.loaders.tasks import Span, TaskParameters, TaskQueue
+from datacache.testing.tasks import fetch
+
+
+class Numbers:
+    """Samples that are their numbers, in three spans."""
+
+    def __init__(self, *, broken: int = -1) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, sample: int) -> int:
+        if sample == self.broken:
+            raise OSError(f"sample {sample} cannot be read")
+        return sample
+
+    def spans(self) -> list[Span]:
+        return [Span("a", 0, 20), Span("b", 20, 15), Span("c", 35, 5)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TaskStore]:
+    store = open_task_store(f"sqlite:///{tmp_path}/home/catalog.db")
+    yield store
+    store.close()
+
+
+def make_queue(
+    store: TaskStore, *, records: int = 6, epochs: int = 1, lease_s: float = 3600.0, **more: int
+) -> TaskQueue:
+    parameters = TaskParameters(records=records, epochs=epochs, lease_s=lease_s, **more)
+    return TaskQueue.create(store, "job", Numbers().spans(), parameters, patience_s=5)
+
+
+def samples(batches: object) -> list[int]:
+    return [int(sample) for batch in batches for sample in batch]  # type: ignore[attr-defined]
+
+
+def states(queue: TaskQueue) -> dict[str, int]:
+    return {state: count.tasks for state, count in queue.status().counts.items()}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_sample_of_every_epoch_comes_once_in_batches_of_one_size(store: TaskStore, num_workers: int) -> None:
+    queue = make_queue(store, epochs=3)
+    with ElasticDataset(Numbers(), queue, batch_size=4, num_workers=num_workers) as elastic:
+        batches = [(elastic.epoch, batch.tolist()) for batch in elastic]
+    assert [epoch for epoch, _batch in batches] == [0] * 10 + [1] * 10 + [2] * 10
+    assert {len(batch) for _epoch, batch in batches} == {4}
+    for number in range(3):
+        epoch = [sample for at, batch in batches for sample in batch if at == number]
+        assert sorted(epoch) == list(range(40))
+        assert epoch != sorted(epoch)
+    assert queue.status().finished
+    assert elastic.lost == elastic.dropped == 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_is_left_of_an_epoch_is_a_smaller_batch_or_dropped(store: TaskStore, num_workers: int) -> None:
+    elastic = ElasticDataset(Numbers(), make_queue(store, epochs=2), batch_size=16, num_workers=num_workers)
+    assert [len(batch) for batch in elastic] == [16, 16, 8] * 2
+    TaskQueue(store, "job").reset()
+    elastic = ElasticDataset(Numbers(), TaskQueue(store, "job"), batch_size=16, num_workers=num_workers, drop_last=True)
+    assert [len(batch) for batch in elastic] == [16, 16] * 2
+    assert elastic.dropped == 16
+    assert TaskQueue(store, "job").status().finished
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_counts_when_the_training_comes_back_and_what_was_read_ahead_does_not(
+    store: TaskStore, num_workers: int
+) -> None:
+    queue = make_queue(store)
+    elastic = ElasticDataset(Numbers(), queue, batch_size=4, num_workers=num_workers, report_every_s=0)
+    batches = iter(elastic)
+    used = [next(batches).tolist() for _batch in range(3)]
+    reported = sum(task.position for task in store.progress(store.queue("job")))  # type: ignore[arg-type]
+    assert reported == 8
+    assert "doing" in states(queue)
+    batches.close()  # type: ignore[attr-defined]
+    assert "doing" not in states(queue)
+    rest = samples(ElasticDataset(Numbers(), queue, batch_size=4))
+    assert sorted(rest + used[0] + used[1]) == list(range(40))
+
+
+def test_two_processes_share_the_work_and_wait_for_each_other(store: TaskStore) -> None:
+    queue = make_queue(store, epochs=2)
+    got: list[tuple[int, int]] = []
+
+    def train() -> None:
+        elastic = ElasticDataset(Numbers(), queue, batch_size=5)
+        for batch in elastic:
+            got.extend((elastic.epoch, sample) for sample in batch.tolist())
+
+    threads = [threading.Thread(target=train) for _process in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(got) == Counter((epoch, sample) for epoch in range(2) for sample in range(40))
+    assert queue.status().finished
+
+
+def test_stopping_gives_back_at_once_what_the_training_is_not_at(store: TaskStore) -> None:
+    queue = make_queue(store, records=4)
+    elastic = ElasticDataset(Numbers(), queue, batch_size=4, num_workers=2)
+    batches = iter(elastic)
+    used = next(batches).tolist()
+    assert states(queue)["doing"] > 1
+    elastic.stop()
+    while states(queue)["doing"] > 1:
+        pass
+    assert list(batches) == []
+    assert states(queue) == {"done": 1, "todo": 10}
+    rest = samples(ElasticDataset(Numbers(), queue, batch_size=4))
+    assert sorted(used + rest) == list(range(40))
+
+
+def test_a_signal_handler_may_stop_it(store: TaskStore) -> None:
+    elastic = ElasticDataset(Numbers(), make_queue(store), batch_size=4)
+    before = signal.signal(signal.SIGUSR1, lambda *_signal: elastic.stop())
+    try:
+        got = []
+        for batch in elastic:
+            got += batch.tolist()
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert len(got) == 4
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_after_an_error_of_the_training_all_is_given_back(store: TaskStore, error: type[BaseException]) -> None:
+    queue = make_queue(store, shuffle=False)
+
+    def train() -> None:
+        with ElasticDataset(Numbers(), queue, batch_size=4, num_workers=2) as elastic:
+            for batch in elastic:
+                raise error(f"loss of {batch} is NaN")
+
+    with pytest.raises(error):
+        train()
+    assert states(queue) == {"todo": 8}
+    failures = sum(task.failures for task in store.progress(store.queue("job")))  # type: ignore[arg-type]
+    assert failures == (1 if error is ValueError else 0)
+    assert sorted(samples(ElasticDataset(Numbers(), queue, batch_size=4))) == list(range(40))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_sample_that_cannot_be_read_fails_its_task_and_in_the_end_is_listed(
+    store: TaskStore, num_workers: int
+) -> None:
+    queue = make_queue(store, max_failures=2, shuffle=False)
+    with pytest.raises(OSError, match="sample 13 cannot be read"):
+        samples(ElasticDataset(Numbers(broken=13), queue, batch_size=2, num_workers=num_workers))
+    elastic = ElasticDataset(
+        Numbers(broken=13), queue, batch_size=2, num_workers=num_workers, on_error="skip", report_every_s=0
+    )
+    samples(elastic)
+    assert queue.status().finished
+    (failed,) = queue.status().failed
+    assert failed.name == "a"
+    assert failed.failures == 2
+    assert "OSError: sample 13 cannot be read" in failed.errors[-1].replace("\n", " ") or "OSError" in failed.errors[-1]
+    queue.retry()
+    assert samples(ElasticDataset(Numbers(), queue, batch_size=2)) == [12, 13, 14, 15, 16, 17]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_rest_of_a_task_whose_lease_was_lost_is_left_out(store: TaskStore, num_workers: int) -> None:
+    assert isinstance(store, SqliteTasks)
+    queue = make_queue(store, records=20, shuffle=False)
+    elastic = ElasticDataset(Numbers(), queue, batch_size=4, num_workers=num_workers, report_every_s=0)
+    batches = iter(elastic)
+    got = [next(batches).tolist(), next(batches).tolist()]
+    with store._catalog.writing(durable=False) as connection:
+        connection.execute("UPDATE tasks SET until_s = 0 WHERE number = 0")
+    other = fetch(queue, "other")
+    assert (other.number, other.position) == (0, 4)
+    queue.report_done(other)
+    rest = samples(batches)
+    assert elastic.lost == 1
+    assert [number for batch in got for number in batch] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert set(rest) & set(range(8, 20)) == set()
+    assert sorted(rest) == list(range(20, 40))
+    assert queue.status().finished
+
+
+def test_leases_are_renewed_while_the_training_takes_its_time(store: TaskStore) -> None:
+    queue = make_queue(store, lease_s=0.3)
+    elastic = ElasticDataset(Numbers(), queue, batch_size=4)
+    batches = iter(elastic)
+    first = next(batches).tolist()
+    taken = []
+    while True:
+        found = queue.try_fetch("other")
+        if not hasattr(found, "lease"):
+            break
+        taken.append(found)
+        queue.report_done(found)
+    for _look in range(20):
+        assert not hasattr(queue.try_fetch("other"), "lease")
+        threading.Event().wait(0.05)
+    assert elastic.lost == 0
+    got = first + samples(batches)
+    assert len(got) + sum(task.count for task in taken) == 40
+
+
+def test_a_checkpoint_in_the_loop_counts_the_batch_at_hand(store: TaskStore) -> None:
+    queue = make_queue(store)
+    elastic = ElasticDataset(Numbers(), queue, batch_size=4, num_workers=2, report_every_s=3600)
+    used: list[int] = []
+    for batch in elastic:
+        used += batch.tolist()
+        if len(used) == 12:
+            text = elastic.checkpoint()
+            break
+    samples(ElasticDataset(Numbers(), queue, batch_size=4))
+    queue.restore_shard_from_checkpoint(text)
+    assert sorted(used + samples(ElasticDataset(Numbers(), queue, batch_size=4))) == list(range(40))
+
+
+def test_a_queue_of_another_data_set_is_refused(store: TaskStore) -> None:
+    class Others(Numbers):
+        def spans(self) -> list[Span]:
+            return [Span("a", 0, 40)]
+
+    queue = make_queue(store)
+    with pytest.raises(TasksError, match="another data set"):
+        next(iter(ElasticDataset(Others(), queue, batch_size=4)))
+    with pytest.raises(TasksError, match="no task queue"):
+        next(iter(ElasticDataset(Numbers(), TaskQueue(store, "nothing"), batch_size=4)))
+
+
+class InWorker(IterableDataset[torch.Tensor]):
+    def __init__(self, elastic: ElasticDataset) -> None:
+        self.elastic = elastic
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.elastic)
+
+
+def test_it_is_refused_in_a_worker_of_a_data_loader(store: TaskStore) -> None:
+    queue = make_queue(store)
+    inside = InWorker(ElasticDataset(Numbers(), queue, batch_size=4))
+    with pytest.raises(UsageError, match="in a worker of a DataLoader"):
+        next(iter(DataLoader(inside, batch_size=None, num_workers=1)))
+    assert len(next(iter(DataLoader(inside, batch_size=None)))) == 4
+
+
+def test_two_iterations_at_once_are_refused(store: TaskStore) -> None:
+    elastic = ElasticDataset(Numbers(), make_queue(store), batch_size=4)
+    first = iter(elastic)
+    next(first)
+    with pytest.raises(UsageError, match="already"):
+        next(iter(elastic))
