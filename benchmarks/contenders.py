@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.loader_peers.plan import Plan
-from benchmarks.usage import cpu_of_family
+from benchmarks.usage import cpu_of_families
 from tests.servers import program
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,7 +135,7 @@ class Running:
         )
 
     def _cpu(self) -> float:
-        return sum(map(cpu_of_family, {self._process.pid, *self.contender.beside()}))
+        return cpu_of_families([self._process.pid, *self.contender.beside()])
 
     def _ask(self, command: str) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import leftovers
-from tests.servers import RcloneS3
+from tests.servers import CephRgw, RcloneS3
 
 OBJECT_BYTES = 110_000
 """About a JPEG of 640×480: the size the design's numbers were measured with."""
@@ -65,6 +65,12 @@ class Workspace:
     def s3(self, *, log_requests: bool = False) -> RcloneS3:
         """An S3 server whose buckets are the folders in `.root`, empty at first."""
         server = RcloneS3(self.path / "s3", live=False, log_requests=log_requests)
+        self._stack.callback(server.close)
+        return server
+
+    def ceph(self, memory_bytes: int) -> CephRgw:
+        """A Ceph cluster of one node with its S3 gateway, all data in memory."""
+        server = CephRgw(self.path / "ceph", memory_bytes=memory_bytes)
         self._stack.callback(server.close)
         return server
 

@@ -82,16 +82,17 @@ def main() -> None:
     args = arguments.parse_args()
     if args.quick:
         args.files, args.rounds = 150, 1
+    missing: dict[str, str] = {}
     with Workspace(args.dir) as work:
         for kind in args.kinds:
             images = make_images(work.folder(kind), kind, args.files)
-            contenders, missing = Cast(work, work.folder(f"{kind}-copies"), images, args).all()
+            contenders = Cast(work, work.folder(f"{kind}-copies"), images, args).all(missing)
             for workers in args.workers:
                 measured = [replace(c, plan=replace(c.plan, workers=workers)) for c in contenders]
                 passes = measure(measured, images, rounds=args.rounds, logs=work.path, missing=missing)
                 report(f"{args.files:,} JPEGs of {KINDS[kind].name}, {workers} workers", images, passes)
-            for name, reason in missing.items():
-                print(f"{name} was not measured: {reason}")
+        for name, reason in missing.items():
+            print(f"{name} was not measured: {reason}")
 
 
 def make_images(folder: Path, kind: str, count: int) -> Images:
@@ -110,9 +111,9 @@ class Cast:
         self._foreign = foreign_environment(folder)
         self._plan = Plan(batch_size=args.batch)
 
-    def all(self) -> tuple[list[Contender], dict[str, str]]:
-        """Them, and why others are not among them."""
-        found, missing = [*self._limits(), *self._ours()], dict[str, str]()
+    def all(self, missing: dict[str, str]) -> list[Contender]:
+        """Them; why others are not among them goes to `missing`."""
+        found = [*self._limits(), *self._ours()]
         if self._wanted(PLAIN):
             plain = self._contender(PLAIN, "plain_files", self._images.folder)
             found.append(plain)
@@ -128,7 +129,7 @@ class Cast:
                 for c in found
                 if c.module not in ("tar_limit", "ours")
             ]
-        return found, missing
+        return found
 
     def _limits(self) -> Iterator[Contender]:
         """Not in `--only`'s choice: all is measured by them."""
@@ -245,9 +246,12 @@ def report(title: str, images: Images, passes: dict[str, list[Pass]]) -> None:
     )  # fmt: skip
     for name, done in middles.items():
         rate = rates[name]
+        against = [
+            None if name in (LIMIT, SMALL_BUFFER) else ratio(rates.get(ours), rate) for ours in (SHARDS, SNAPSHOT)
+        ]
         table.row(
-            name, rate, rate * images.size_bytes / images.count / 1e6, f"{100 * rate / rates[LIMIT]:.0f}",
-            ratio(rates.get(SHARDS), rate), ratio(rates.get(SNAPSHOT), rate), done.cpu_us,
+            name, rate, rate * images.size_bytes / images.count / 1e6, f"{100 * rate / rates[LIMIT]:.0f}", *against,
+            done.cpu_us,
         )  # fmt: skip
     table.print()
 

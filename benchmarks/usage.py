@@ -104,11 +104,11 @@ def cpu_of(pid: int) -> float:
     return sum(map(int, fields[11:15])) / _TICKS_PER_S
 
 
-def cpu_of_family(pid: int) -> float:
-    """CPU seconds of a process, its descendants, and the children that each of them has waited for; to the nanosecond
+def cpu_of_families(pids: Iterable[int]) -> float:
+    """CPU seconds of processes, their descendants, and the children that each of them has waited for; to the nanosecond
     for those that are alive (clock_getcpuclockid(3)), to the clock tick for the others."""
     total = 0.0
-    for member in _family(pid):
+    for member in {member for pid in pids for member in _family(pid)}:
         with suppress(OSError):
             fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
             total += time.clock_gettime((~member << 3) | 2) + sum(map(int, fields[13:15])) / _TICKS_PER_S

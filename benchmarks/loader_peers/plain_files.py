@@ -1,10 +1,11 @@
-"""Plain files: the map-style dataset everybody writes first."""
+"""Plain files: the map-style dataset everybody writes first. Decoded images are stacked by PyTorch's own collate."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from benchmarks.loader_peers.plan import Loader, Plan, as_list, image_files
 
@@ -23,9 +24,24 @@ class Files(Dataset):
             return file.read()
 
 
+class Images(Dataset):
+    """The same decoded."""
+
+    def __init__(self, files: Files, size: int) -> None:
+        from benchmarks.loader_peers.pixels import decoded
+
+        self._files, self._size, self._decoded = files, size, decoded
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, sample: int) -> Any:
+        return self._decoded(self._files[sample], self._size)
+
+
 def open_loader(source: str, plan: Plan) -> Loader:
     """Shuffled by PyTorch's sampler."""
-    loader = DataLoader(
-        Files(Path(source)), batch_size=plan.batch_size, shuffle=True, collate_fn=as_list, **plan.workers_stay()
-    )
+    files = Files(Path(source))
+    dataset, collate = (Images(files, plan.size), default_collate) if plan.size else (files, as_list)
+    loader = DataLoader(dataset, batch_size=plan.batch_size, shuffle=True, collate_fn=collate, **plan.workers_stay())
     return lambda _number: loader

@@ -64,12 +64,12 @@ def count(batch: Any) -> Counted:
 
 
 def payloads(batch: Any) -> Iterator[Any]:
-    """The bytes of each sample of a batch of raw bytes."""
+    """The bytes of each sample of a batch."""
     if hasattr(batch, "offsets"):
         data, bounds = memoryview(batch.data.numpy()), batch.offsets.tolist()
         yield from (data[start:stop] for start, stop in pairwise(bounds))
     else:
-        yield from batch
+        yield from (sample if isinstance(sample, bytes) else sample.numpy() for sample in batch)
 
 
 def digest(payload: Any) -> int:

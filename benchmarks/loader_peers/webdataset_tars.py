@@ -7,10 +7,12 @@ A remote source is a list of shells' commands (`pipe:curl …`), as its users re
 from __future__ import annotations
 
 import json
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
 import webdataset as wds
+from torch.utils.data import default_collate
 
 from benchmarks.loader_peers.plan import Loader, Plan, as_list, image_files
 
@@ -32,7 +34,11 @@ def open_loader(source: str, plan: Plan) -> Loader:
         wds.WebDataset(urls, shardshuffle=len(urls), workersplitter=wds.split_by_worker, empty_check=False)
         .shuffle(SHUFFLE_SAMPLES)
         .map(itemgetter("jpg"))
-        .batched(plan.batch_size, collation_fn=as_list)
     )
+    if plan.size:
+        from benchmarks.loader_peers.pixels import decoded
+
+        samples = samples.map(partial(decoded, size=plan.size))
+    samples = samples.batched(plan.batch_size, collation_fn=default_collate if plan.size else as_list)
     loader = wds.WebLoader(samples, batch_size=None, **plan.workers_stay())
     return lambda _number: loader
