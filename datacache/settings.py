@@ -29,7 +29,7 @@ from typing import Any
 
 from datacache.core.errors import SettingsError
 
-EVICTION_POLICIES = ("keep", "lru", "ttl")
+EVICTION_POLICIES = ("keep", "lru", "ttl", "clairvoyant")
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{u}b": n for u, n in list(_UNITS.items()) if u not in ("", "b")}
 _UNITS |= {

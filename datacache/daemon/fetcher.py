@@ -60,6 +60,7 @@ class _Wanted(NamedTuple):
     number: int
     dataset: str
     ahead: bool
+    lane: int = 0
 
 
 class _Flight:
@@ -152,16 +153,17 @@ class Fetcher:
             self._readers.submit(self._read, flight, _Wanted(id, ref, number, dataset, False))
         return flight.data
 
-    def fill(self, id: BlockId, ref: ObjectRef, number: int, dataset: str, *, stored: Stored) -> None:
-        """A block for the tiers, fetched in this thread. Returns when its bytes have come; `stored` is called, in any
-        thread, when the tiers have taken them or not. Raises the store's errors, and then calls nothing."""
+    def fill(self, id: BlockId, ref: ObjectRef, number: int, dataset: str, *, stored: Stored, lane: int = 0) -> None:
+        """A block for the tiers, fetched in this thread (`lane`: see `Block`). Returns when its bytes have come;
+        `stored` is called, in any thread, when the tiers have taken them or not. Raises the store's errors, and then
+        calls nothing."""
         length = block_length(ref.size_bytes, number)
         with self._fills:
             # Room first: a reader that joins a flight must not wait for another warm-up's bytes.
             self._fill_budget.take(length)
             flight, begun = self._flight(id, stored)
             if begun:
-                self._get(flight, _Wanted(id, ref, number, dataset, True), self._fill_budget)
+                self._get(flight, _Wanted(id, ref, number, dataset, True, lane), self._fill_budget)
             else:
                 self._fill_budget.give(length)
         flight.data.result()
@@ -202,7 +204,7 @@ class Fetcher:
 
     def _get(self, flight: _Flight, wanted: _Wanted, budget: ByteBudget) -> None:
         """See to a flight that has just begun; its bytes were taken from `budget`. Raises nothing."""
-        id, ref, number, dataset, ahead = wanted
+        id, ref, number, dataset, ahead, lane = wanted
         length = block_length(ref.size_bytes, number)
         try:
             if self._closing:
@@ -231,7 +233,9 @@ class Fetcher:
             self._refused = not kept
             self._end(id, flight, kept=kept, data=data)
 
-        block = Block(id=id, object_bytes=ref.size_bytes, number=number, data=data, dataset=dataset, ahead=ahead)
+        block = Block(
+            id=id, object_bytes=ref.size_bytes, number=number, data=data, dataset=dataset, ahead=ahead, lane=lane
+        )
         self._writer.put(block, landed)
         flight.data.set_result(data)
 

@@ -55,5 +55,22 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
     metric("fetch_failures_total", "counter", "Fetches that failed.", [("", fetched["failed"])])
     metric("fetch_shared_total", "counter", "Requests that joined a fetch under way.", [("", fetched["shared"])])
     metric("fetches_under_way", "gauge", "Blocks in flight.", [("", fetched["under_way"])])
+    ahead, plans = state["lookahead"], state["plans"]
+    metric("lookahead_plans", "gauge", "Published orders that are followed now.", [("", len(plans))])
+    metric("lookahead_fetched_total", "counter", "Blocks fetched for published orders.", [("", ahead["fetched"])])
+    metric(
+        "lookahead_fetched_bytes_total",
+        "counter",
+        "Bytes fetched for published orders.",
+        [("", ahead["fetched_bytes"])],
+    )
+    window = sum(plan["ahead_bytes"] for plan in plans)
+    metric("lookahead_ahead_bytes", "gauge", "Bytes fetched, or to be, ahead of the positions.", [("", window)])
+    metric(
+        "lookahead_moved_bytes_total",
+        "counter",
+        "Bytes moved between regions so that the rest could be evicted.",
+        [("", ahead["moved_bytes"])],
+    )
     metric("daemon_max_memory_bytes", "gauge", "Peak resident memory of the daemon.", [("", memory_bytes)])
     return "\n".join(lines) + "\n"

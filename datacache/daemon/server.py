@@ -23,7 +23,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import aiohttp
+import numpy as np
 from aiohttp import web
+from numpy.typing import NDArray
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
@@ -40,7 +43,9 @@ from datacache.core.errors import (
 from datacache.core.objects import block_id, object_id
 from datacache.daemon import paths, wire
 from datacache.daemon.fetcher import Fetcher
+from datacache.daemon.lookahead import Lookaheads
 from datacache.daemon.metrics import render_metrics
+from datacache.daemon.plan_file import HEAD_BYTES, PlanHeader, decode_header, header_length
 from datacache.daemon.warmer import Warmer, snapshot_blocks
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
@@ -51,6 +56,9 @@ from datacache.tiers.writer import TierWriter
 
 log = logging.getLogger(__name__)
 _FOLD_EVERY_S = 30.0
+_MAX_HEADER_BYTES = 64 * 2**20  # the objects of a plan without a snapshot are in it
+_MAX_PLAN_BYTES = 2**31
+_PLAN_CHUNK_BYTES = 2**20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -63,7 +71,10 @@ class Daemon:
         self._stores = stores_with_packs(settings, catalog.get_blobs)
         self._fetcher = Fetcher(writer, self._local, self._stores.get, settings.concurrency)
         lru_bytes = settings.ssd_bytes if settings.eviction == "lru" else None
-        self._warmer = Warmer(self._fetcher, settings.concurrency, lru_bytes=lru_bytes)
+        self._lookaheads = Lookaheads(settings, writer, self._fetcher, self._open_manifest)
+        self._warmer = Warmer(
+            self._fetcher, settings.concurrency, lru_bytes=lru_bytes, planned=self._lookaheads.planned
+        )
         self._considered: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = time.time()
@@ -74,6 +85,7 @@ class Daemon:
         app = web.Application(middlewares=[_errors_as_json], client_max_size=2**20)
         app.router.add_post("/v1/block", self._block)
         app.router.add_post("/v1/warm", self._warm)
+        app.router.add_post("/v1/lookahead", self._lookahead)
         app.router.add_get("/v1/jobs/{id}", self._job)
         app.router.add_get("/v1/cache", self._cache)
         app.router.add_post("/v1/pin", self._pin)
@@ -88,6 +100,7 @@ class Daemon:
         """End what is under way; what goes on after a few seconds of patience is left to the process's end."""
         for task in self._tasks:
             task.cancel()
+        await asyncio.to_thread(self._lookaheads.stop)
         await asyncio.to_thread(self._warmer.stop)
         await asyncio.to_thread(self._fetcher.close)
         self._stores.close()
@@ -103,7 +116,12 @@ class Daemon:
                 await asyncio.wrap_future(self._writer.call(lambda: self._writer.drop(id)))
         data = await asyncio.wrap_future(self._fetcher.read(ref, number, dataset))
         snapshot = body.get("snapshot")
-        if snapshot and self._settings.prefetch and snapshot not in self._considered:
+        if (
+            snapshot
+            and self._settings.prefetch
+            and snapshot not in self._considered
+            and not self._lookaheads.planned(f"{dataset}@{snapshot}")
+        ):
             self._considered.add(snapshot)
             self._in_background(self._fill_if_it_fits(dataset, snapshot))
         return web.Response(body=data, content_type="application/octet-stream")
@@ -111,20 +129,24 @@ class Daemon:
     async def _fill_if_it_fits(self, dataset: str, id: str) -> None:
         """The first read of a snapshot starts warming the rest of it, behind the reads that wait."""
         try:
-            manifest = await asyncio.to_thread(Manifest.open, id, self._catalog.get_blobs)
+            manifest = await asyncio.to_thread(self._open_manifest, id)
             ssd = self._writer.tiers[-1]
-            room = ssd.budget_bytes - (ssd.used_bytes if self._settings.eviction == "keep" else 0)
-            if manifest.root.total_bytes <= room or self._settings.eviction == "keep":
+            keeps = self._settings.eviction in ("keep", "clairvoyant")
+            room = ssd.budget_bytes - (ssd.used_bytes if keeps else 0)
+            if manifest.root.total_bytes <= room or keeps:
                 self._warmer.start(f"{dataset}@{id[:12]}", dataset, manifest, background=True)
         except DatacacheError as exc:
             log.warning("%s@%s is not warmed in the background: %s", dataset, id[:12], exc)
+
+    def _open_manifest(self, id: str) -> Manifest:
+        return Manifest.open(id, self._catalog.get_blobs)
 
     async def _open(self, request: web.Request) -> tuple[SnapshotRecord, Manifest]:
         ref = str((await request.json())["ref"])
 
         def work() -> tuple[SnapshotRecord, Manifest]:
             record = resolve(self._catalog, ref)
-            return record, Manifest.open(record.id, self._catalog.get_blobs)
+            return record, self._open_manifest(record.id)
 
         return await asyncio.to_thread(work)
 
@@ -132,6 +154,11 @@ class Daemon:
         record, manifest = await self._open(request)
         job = self._warmer.start(record.ref, record.dataset, manifest)
         return web.json_response(job.as_dict())
+
+    async def _lookahead(self, request: web.Request) -> web.StreamResponse:
+        header, items = await _read_plan(request.content)
+        await asyncio.to_thread(self._lookaheads.add, header, items)
+        return web.json_response({"id": header.id})
 
     async def _job(self, request: web.Request) -> web.StreamResponse:
         job = self._warmer.job(request.match_info["id"])
@@ -170,6 +197,8 @@ class Daemon:
             "reads": counted | {"hits": hits, "hit_rate": hits / reads if reads else None},
             "loader": loader,
             "fetched": vars(self._fetcher.stats) | {"under_way": self._fetcher.under_way},
+            "plans": self._lookaheads.plans(),
+            "lookahead": vars(self._lookaheads.stats) | {"moved_bytes": self._lookaheads.moved_bytes},
             "jobs": [job.as_dict() for job in self._warmer.jobs()],
         }
 
@@ -235,6 +264,26 @@ class Daemon:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _read_plan(content: aiohttp.StreamReader) -> tuple[PlanHeader, NDArray[np.uint32]]:
+    """A plan as `PlanHeader` describes it, straight into the array it is used from. `UsageError` if it is too large or
+    ends early."""
+    try:
+        length = header_length(await content.readexactly(HEAD_BYTES))
+        if length > _MAX_HEADER_BYTES:
+            raise UsageError("a plan names too many objects")
+        header = decode_header(await content.readexactly(length))
+        if header.body_bytes > _MAX_PLAN_BYTES:
+            raise UsageError(f"the order is too long: {header.body_bytes:,} bytes")
+        raw, at = bytearray(header.body_bytes), 0
+        while at < len(raw):
+            part = await content.readexactly(min(_PLAN_CHUNK_BYTES, len(raw) - at))
+            raw[at : at + len(part)] = part
+            at += len(part)
+    except asyncio.IncompleteReadError as exc:
+        raise UsageError("a plan ended early") from exc
+    return header, np.frombuffer(raw, "<u4").reshape(-1, header.columns)
 
 
 @web.middleware

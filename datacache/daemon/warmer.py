@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from datacache.core.errors import DatacacheError, SettingsError, StoreAccessError, StoreUnavailableError
@@ -26,6 +26,7 @@ _BACKGROUND_THREADS = 16
 _KEPT_JOBS = 100
 _NOT_KEPT_BYTES = 16 * 2**20  # a few blocks may find no room while others, smaller or of another tier, still do
 _STOP_TIMEOUT_S = 3.0
+_PLANNED_WAIT_S = 0.25
 _WHOLE_STORE = (StoreUnavailableError, StoreAccessError, SettingsError)
 Item = tuple[ObjectRef, int, BlockId]
 
@@ -63,10 +64,19 @@ class WarmJob:
 class Warmer:
     """Runs warm-up jobs. Any thread may call it."""
 
-    def __init__(self, fetcher: Fetcher, concurrency: int, *, lru_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        concurrency: int,
+        *,
+        lru_bytes: int | None = None,
+        planned: Callable[[str], bool] = lambda _ref: False,
+    ) -> None:
         """`lru_bytes`: the room there is where the tiers make room by themselves, so that a larger snapshot would push
-        out its own beginning."""
+        out its own beginning. `planned`: whether a snapshot is being fetched in a published order, which jobs in the
+        background wait for."""
         self._fetcher = fetcher
+        self._planned = planned
         self._lru_bytes = lru_bytes
         self._concurrency = concurrency
         self._lock = threading.Lock()  # guards _jobs and _by_ref
@@ -113,7 +123,8 @@ class Warmer:
 
     def _run(self, job: WarmJob, dataset: str, manifest: Manifest) -> None:
         try:
-            _Warming(job, dataset, manifest, self._fetcher, self._stopping).run(
+            planned = functools.partial(self._planned, job.ref) if job.background else _never
+            _Warming(job, dataset, manifest, self._fetcher, stopping=self._stopping, planned=planned).run(
                 min(_BACKGROUND_THREADS, self._concurrency) if job.background else self._concurrency
             )
         except DatacacheError as exc:
@@ -127,10 +138,17 @@ class _Warming:
     """One job at work."""
 
     def __init__(
-        self, job: WarmJob, dataset: str, manifest: Manifest, fetcher: Fetcher, stopping: threading.Event
+        self,
+        job: WarmJob,
+        dataset: str,
+        manifest: Manifest,
+        fetcher: Fetcher,
+        *,
+        stopping: threading.Event,
+        planned: Callable[[], bool],
     ) -> None:
         self._job, self._dataset, self._manifest, self._fetcher = job, dataset, manifest, fetcher
-        self._stopping = stopping
+        self._stopping, self._planned = stopping, planned
         self._not_kept_bytes = 1 if job.background else _NOT_KEPT_BYTES
         self._walk = _blocks(manifest)
         self._walking = threading.Lock()  # guards _walk
@@ -196,6 +214,9 @@ class _Warming:
                     item = next(self._walk, None)
                 if item is None:
                     return
+                while self._planned():  # the order it is read in is the better one to fetch it in
+                    if self._stopping.wait(_PLANNED_WAIT_S):
+                        return
                 self._fill(item)
         except BaseException as exc:  # noqa: BLE001 - raised again by `run`
             self._broken = self._broken or exc
@@ -236,6 +257,10 @@ class _Warming:
     def _count(self, item: Item) -> None:
         self._job.bytes_done += block_length(item[0].size_bytes, item[1])
         self._job.files_done += item[1] == 0
+
+
+def _never() -> bool:
+    return False
 
 
 def _blocks(manifest: Manifest) -> Iterator[Item]:

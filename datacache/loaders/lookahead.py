@@ -101,8 +101,7 @@ class Lookahead:
         """Use `publish`. A `source` of None gives one that does nothing."""
         self._settings, self._dataset, self._source = settings, dataset, source
         self._order, self._next_order = order, next_order
-        self._lock = threading.Lock()  # guards _sending
-        self._sending = False
+        self._sender = threading.Lock()  # held while a thread sends
         self._retry_at_s = 0.0
         self._idle = threading.Event()
         self._idle.set()
@@ -146,12 +145,8 @@ class Lookahead:
 
     def _send_soon(self) -> None:
         """Send the plan in a thread, unless one does, or failed to a moment ago."""
-        if self._sending or time.monotonic() < self._retry_at_s:
+        if time.monotonic() < self._retry_at_s or not self._sender.acquire(blocking=False):
             return
-        with self._lock:
-            if self._sending:
-                return
-            self._sending = True
         self._idle.clear()
         try:
             threading.Thread(target=self._send, name="lookahead", daemon=True).start()
@@ -172,8 +167,7 @@ class Lookahead:
 
     def _sent(self, pause_s: float) -> None:
         self._retry_at_s = time.monotonic() + pause_s
-        with self._lock:
-            self._sending = False
+        self._sender.release()
         self._idle.set()
 
     def _send_now(self) -> None:

@@ -90,7 +90,8 @@ def _writer(settings: Settings, index: Index, folders: dict[str, Path], *, check
             name,
             folders[name],
             budget_bytes=budgets[name],
-            policy=settings.eviction,
+            # Published orders say what goes from the SSD; memory holds copies of what is there.
+            policy="keep" if name == "ram" and settings.eviction == "clairvoyant" else settings.eviction,
             ttl_s=settings.ttl_s,
             index=index,
             access=access,

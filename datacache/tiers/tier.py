@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 
@@ -27,7 +28,7 @@ from datacache.tiers.layout import DISK_BLOCK, OBJECT_FILE, Location, aligned, c
 log = logging.getLogger(__name__)
 _SUSPENDED_S = 30.0
 _NEXT_ID = b"next-container"
-_MAX_FILLING = 16
+_MAX_FILLING = 32
 Pins = Mapping[str, str]
 """Pinned refs and the data sets they are of."""
 
@@ -56,6 +57,9 @@ class Block:
     dataset: str
     ahead: bool = False
     """Fetched before anybody asked for it."""
+    lane: int = 0
+    """Which of its data set's open regions it goes into. Above 0: a published order reads it next, and blocks of one
+    lane are read at about the same time after that."""
 
     @property
     def in_object_file(self) -> bool:
@@ -71,6 +75,24 @@ class Block:
         """What it takes in a container."""
         length = len(self.data)
         return aligned(length, DISK_BLOCK) if self.in_object_file else containers.record_bytes(length)
+
+
+class Outlook(NamedTuple):
+    """What published orders read of the containers of a tier, for policy `clairvoyant`."""
+
+    values: Mapping[int, float]
+    """See `ContainerState.value`."""
+    datasets: frozenset[str]
+    """What is of these data sets and has no value yet is about to be read."""
+
+
+class Placed(NamedTuple):
+    """A block in a region."""
+
+    container: int
+    block: BlockId
+    offset: int
+    length: int
 
 
 class Tier:
@@ -96,7 +118,11 @@ class Tier:
         self._index, self._access, self._overhead = index, access, overhead
         self._db = index.blocks[name]
         self._bounce = bounce
-        self._filling: dict[str, Region] = {}
+        self._filling: dict[tuple[str, int], Region] = {}  # by data set and lane
+        self.outlook: Outlook | None = None
+        """None while no order is published."""
+        self.placed: list[Placed] | None = None
+        """What was put into regions, for who has set this to a list and empties it."""
         self._object_files: dict[ObjectId, int] = {}
         self._unindexed: set[BlockId] = set()  # in an object file, room counted, but not in the index
         self._added: list[int] = []  # by the transaction under way
@@ -116,14 +142,16 @@ class Tier:
         """Whether the index has a block here."""
         return txn.get(block, db=self._db) is not None
 
-    def make_room(self, need_bytes: int) -> bool:
-        """Evict what the policy lets go until `need_bytes` fit. Its own transaction; files go after the commit."""
+    def make_room(self, need_bytes: int, *, planned: bool = False) -> bool:
+        """Evict what the policy lets go until `need_bytes` fit (`planned`: for what a published order reads next). Its
+        own transaction; files go after the commit."""
         excess = self.used_bytes + need_bytes - self.budget_bytes
         if excess <= 0:
             return True
         if need_bytes > self.budget_bytes:
             return False
-        chosen = eviction.victims(self._policy, self._states(), excess, now_s=time.time(), ttl_s=self._ttl_s)
+        policy = "keep" if self._policy == "clairvoyant" and self.outlook is None else self._policy
+        chosen = eviction.victims(policy, self._states(), excess, now_s=time.time(), ttl_s=self._ttl_s, planned=planned)
         self.evict(chosen)
         return self.used_bytes + need_bytes <= self.budget_bytes
 
@@ -153,21 +181,35 @@ class Tier:
     def put(self, blocks: Sequence[tuple[Block, bytes]], pins: Pins) -> list[bool]:
         """Admit blocks (with their checksums) as far as there is room (see `make_room`): which of them are kept here
         now. One transaction; `lmdb.Error` if it fails, and then the tier is as before. Never raises `OSError`."""
+        return self._guarded_put(blocks, pins, None)
+
+    def move(self, source: int, blocks: Sequence[tuple[Block, bytes]], pins: Pins) -> list[bool]:
+        """Put blocks of a region once more, each into the region of its lane, so that the region can be evicted without
+        them. As `put`; what is not in that region any more is passed over."""
+        return self._guarded_put(blocks, pins, source)
+
+    def _guarded_put(self, blocks: Sequence[tuple[Block, bytes]], pins: Pins, source: int | None) -> list[bool]:
         self._added, self._wrote = [], []
         try:
             with self._index.write() as txn:
-                return self._put(txn, blocks, pins)
+                return self._put(txn, blocks, pins, source)
         except BaseException:
             self._take_back()
             raise
 
-    def _put(self, txn: lmdb.Transaction, blocks: Sequence[tuple[Block, bytes]], pins: Pins) -> list[bool]:
+    def _put(
+        self, txn: lmdb.Transaction, blocks: Sequence[tuple[Block, bytes]], pins: Pins, source: int | None
+    ) -> list[bool]:
         kept = [False] * len(blocks)
         run: list[tuple[int, Block, bytes]] = []  # goes into one region with one write
         run_bytes = 0
         region: Region | None = None
-        for at, (block, sums) in enumerate(blocks):
-            if self.has(txn, block.id):
+        for at in sorted(range(len(blocks)), key=lambda at: blocks[at][0].lane):
+            block, sums = blocks[at]
+            value = txn.get(block.id, db=self._db)
+            if source is not None and (value is None or layout.unpack_location(value).container != source):
+                continue
+            if source is None and value is not None:
                 kept[at] = True
             elif self._suspended_until > time.monotonic():
                 continue
@@ -175,7 +217,8 @@ class Tier:
                 kept[at] = self._put_into_object_file(txn, block, sums, pins)
             else:
                 size = block.disk_bytes()
-                if region is None or region.dataset != block.dataset or region.room() < run_bytes + size:
+                other = not run or (run[0][1].dataset, run[0][1].lane) != (block.dataset, block.lane)
+                if region is None or other or region.room() < run_bytes + size:
                     self._write_run(txn, region, run, kept)
                     run, run_bytes = [], 0
                     region = self._region_for(txn, block, pins)
@@ -216,18 +259,28 @@ class Tier:
 
     def seal(self, dataset: str) -> None:
         """Finish the region being filled for a data set: what comes next goes into a new one."""
-        region = self._filling.get(dataset)
-        if region is not None:
+        for region in [region for (of, _), region in self._filling.items() if of == dataset]:
             self._seal(region)
 
     def seal_all(self) -> None:
         """Finish the regions being filled (at a clean stop)."""
-        for dataset in list(self._filling):
-            self.seal(dataset)
+        for region in list(self._filling.values()):
+            self._seal(region)
+
+    def filling(self) -> set[int]:
+        """The regions that are not full yet."""
+        return {region.container for region in self._filling.values()}
 
     def _states(self) -> list[eviction.ContainerState]:
+        values, datasets = self.outlook or Outlook({}, frozenset())
         return [
-            eviction.ContainerState(id, c.disk_bytes, self._access.last(id), bool(c.pinned_by))
+            eviction.ContainerState(
+                id,
+                c.disk_bytes,
+                self._access.last(id),
+                bool(c.pinned_by),
+                values.get(id, math.inf if c.dataset in datasets else 0.0),
+            )
             for id, c in self.containers.items()
         ]
 
@@ -245,6 +298,8 @@ class Tier:
         for (at, block, _), location in zip(run, locations, strict=True):
             txn.put(block.id, layout.pack_location(location), db=self._db)
             kept[at] = True
+            if self.placed is not None:
+                self.placed.append(Placed(location.container, block.id, location.offset, location.length))
         self._grow(region.container, aligned(region.end, DISK_BLOCK) - before)
 
     def _put_into_object_file(self, txn: lmdb.Transaction, block: Block, sums: bytes, pins: Pins) -> bool:
@@ -279,7 +334,7 @@ class Tier:
 
     def _region_for(self, txn: lmdb.Transaction, block: Block, pins: Pins) -> Region | None:
         """The region to append a block to, a new one if need be; None if there is no room for one."""
-        region = self._filling.get(block.dataset)
+        region = self._filling.get((block.dataset, block.lane))
         if region is not None and region.room() >= block.disk_bytes():
             return region
         if region is not None:
@@ -299,7 +354,7 @@ class Tier:
         except OSError as exc:
             self._suspend(exc)
             return None
-        self._filling[block.dataset] = region
+        self._filling[block.dataset, block.lane] = region
         self._add(txn, container, block, pins)
         self._grow(container, DISK_BLOCK)
         return region
@@ -320,7 +375,7 @@ class Tier:
         return number
 
     def _seal(self, region: Region) -> None:
-        self._filling.pop(region.dataset, None)
+        self._filling = {key: other for key, other in self._filling.items() if other is not region}
         try:
             region.seal()
         except OSError as exc:

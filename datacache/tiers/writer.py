@@ -7,11 +7,12 @@ is committed; `stored` is then called (in the writer thread) with whether any ti
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,7 @@ from datacache.tiers.tier import Block, Tier
 log = logging.getLogger(__name__)
 _BATCH_BLOCKS, _BATCH_BYTES = 64, 16 * 2**20
 _EXPIRE_EVERY_S = 10.0
+_ENTRIES = 4096
 T = TypeVar("T")
 Stored = Callable[[bool], None]
 
@@ -112,6 +114,32 @@ class TierWriter:
         with self._index.env.begin() as txn:
             return int(txn.stat(self._index.blocks[tier])["entries"])
 
+    def missing(self, blocks: Sequence[BlockId]) -> list[int]:
+        """The places of those that no tier has by the index: one look for all of them. From any thread."""
+        first, *others = (self._index.blocks[tier.name] for tier in reversed(self.tiers))
+        with self._index.env.begin() as txn:
+            gone = [at for at, block in enumerate(blocks) if txn.get(block, db=first) is None]
+            for db in others:
+                gone = [at for at in gone if txn.get(blocks[at], db=db) is None]
+        return gone
+
+    def entries(self, tier: str) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The index of a tier, some thousand blocks and their values at a time: each some is of one moment, all of them
+        are not. From any thread."""
+        start = b""
+        while True:
+            with self._index.env.begin(db=self._index.blocks[tier]) as txn, txn.cursor() as cursor:
+                some = list(itertools.islice(cursor.iternext(), _ENTRIES)) if cursor.set_range(start) else []
+            if not some:
+                return
+            yield some
+            start = some[-1][0] + b"\0"
+
+    def move(self, tier: Tier, source: int | None, blocks: Sequence[tuple[Block, bytes]]) -> None:
+        """See `Tier.move`; None for blocks whose region has gone already. Call through `call`."""
+        pinned = self._pins
+        self._guarded(lambda: tier.put(blocks, pinned) if source is None else tier.move(source, blocks, pinned))
+
     def close(self) -> None:
         """Write what is queued, seal the regions, end the thread."""
         self._queue.put(None)
@@ -159,7 +187,8 @@ class TierWriter:
 
     def _put(self, tier: Tier, blocks: Sequence[tuple[Block, bytes]]) -> list[bool]:
         try:
-            tier.make_room(sum(block.disk_bytes() for block, _ in blocks))
+            need = sum(block.disk_bytes() for block, _ in blocks)
+            tier.make_room(need, planned=any(block.lane for block, _ in blocks))
             return tier.put(blocks, self._pins)
         except (lmdb.Error, OSError) as exc:
             log.warning("the cache index cannot be written: %s", exc)

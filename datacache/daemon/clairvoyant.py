@@ -1,0 +1,350 @@
+"""Policy `clairvoyant` at work: what published orders never read goes, then what they read least and last.
+
+A region goes as a whole, and holds blocks of every kind: those that are read soon, or more often than most, are moved
+into other regions first (at most three quarters of it), into lanes by when they are read next, so that blocks that are
+read at about the same time lie together and lose their use together. Why, and what it measured:
+docs/decisions/0010-clairvoyant-eviction.md.
+
+One thread makes room (`room.Room`); plans come and go in any. The writer thread appends what is moved, some MiB at a
+time, and evicts; all that takes longer is done here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datacache.core.objects import BlockId
+from datacache.daemon.plan import Plan, PlanObjects, Wanted
+from datacache.daemon.uses import NEVER, Contents, Units, Uses
+from datacache.tiers import layout
+from datacache.tiers.containers import open_region_size
+from datacache.tiers.layout import RECORD, RECORD_MAGIC, aligned, container_name
+from datacache.tiers.tier import Block, Outlook, Placed, Tier
+from datacache.tiers.writer import TierWriter
+
+log = logging.getLogger(__name__)
+_MAX_LANES = 4
+_REGIONS_A_LANE = 12
+_MOVED_SHARE = 0.75
+_LEFT_QUANTILE = 0.3
+"""This part of all that is cached, what is read least and last, is not moved when its region goes."""
+_LATE = 0.5
+"""How much less a read at the end of what is known counts than one right now."""
+_SLICE_BYTES = 8 * 2**20
+_IN_MEMORY_BYTES = 64 * 2**20
+_KEPT_S = 300.0
+"""How long a plan that was closed counts on, and what is known of its objects is kept: the next epoch's is to come."""
+
+
+class _Container(NamedTuple):
+    """What the writer thread says of one that may go."""
+
+    id: int
+    dataset: str
+    disk_bytes: int
+    object_id: str
+
+
+class _Rated(NamedTuple):
+    """One that may go, and what published orders read of it."""
+
+    container: _Container
+    value: float
+    """See `ContainerState.value`, windows not counted."""
+    soon: float
+    """The share of its bytes that is in a window."""
+    rows: NDArray[np.int64]
+    """Unit, offset, length of each of its blocks; none for an object file."""
+    values: NDArray[np.float64]
+    must: NDArray[np.bool_]
+    """Which of these blocks are in a window."""
+
+
+class _Group:
+    """The plans of the same objects, and what the tier has of these."""
+
+    def __init__(self, objects: PlanObjects, *, parts: bool) -> None:
+        self.objects, self.parts = objects, parts
+        self.units: Units | None = None
+        self.contents = Contents()
+        self.uses: dict[Plan, Uses] = {}
+        self.plans: dict[Plan, float] = {}  # and until when (monotonic seconds) each counts
+
+    def rate(self, units: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """How much the reading of each unit counts, and whether it is in a window."""
+        values, soon = np.zeros(len(units)), np.zeros(len(units), bool)
+        for plan, uses in list(self.uses.items()):
+            now, behind, seen = plan.position, plan.behind(), plan.seen
+            first, _ = uses.after(units, behind)
+            soon |= first < seen
+            first, times = uses.after(units, now)
+            late = np.minimum(first - now, uses.end) / max(1, uses.end - now)
+            values += np.where(times > 0, times - _LATE * late, 0.0)
+        return values, soon
+
+    def lanes(self, units: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Into which lane each unit goes: by when it is read after the windows."""
+        lanes, distances = np.full(len(units), count + 1), np.full(len(units), math.inf)
+        for plan, uses in list(self.uses.items()):
+            first, _ = uses.after(units, plan.seen)
+            nearer = (first != NEVER) & (first - plan.position < distances)
+            distances[nearer] = first[nearer] - plan.position
+            lanes[nearer] = _lane(first[nearer], plan, count)
+        return lanes
+
+
+class Clairvoyant:
+    """Makes room in the SSD tier for what published orders read next."""
+
+    def __init__(self, writer: TierWriter, tier: Tier) -> None:
+        self._writer, self._tier = writer, tier
+        regions = tier.budget_bytes // open_region_size(tier.budget_bytes)
+        self._lanes = max(1, min(_MAX_LANES, regions // _REGIONS_A_LANE))
+        self._lock = threading.Lock()  # guards _groups and the plans of each
+        self._groups: list[_Group] = []
+        self.moved_bytes = 0
+        """What was put into another region before its own went."""
+
+    def add(self, plan: Plan) -> None:
+        """Reckon with a plan. Takes as long as sorting its samples."""
+        parts = plan.items.shape[1] == 3
+        with self._lock:
+            group = next((g for g in self._groups if g.objects is plan.objects and g.parts == parts), None)
+            if group is None:
+                group = _Group(plan.objects, parts=parts)
+                self._groups.append(group)
+            for other in list(group.plans):  # of the epoch before
+                if other.pid == plan.pid and group.plans[other] < math.inf:
+                    del group.plans[other]
+                    group.uses.pop(other, None)
+            group.plans[plan] = math.inf
+        if group.units is not None:
+            group.uses[plan] = Uses(plan, group.units)
+        self._tier.outlook = self._outlook({})
+
+    def drop(self, plan: Plan) -> None:
+        """A plan is over. What it said of the next epoch counts on for a while, or until the next plan says more."""
+        until_s = time.monotonic() + _KEPT_S if plan.publisher_runs() else 0.0
+        with self._lock:
+            for group in self._groups:
+                if plan in group.plans:
+                    group.plans[plan] = until_s
+            if not any(until_s == math.inf for group in self._groups for until_s in group.plans.values()):
+                self._tier.outlook = None
+
+    def lane(self, plan: Plan, wanted: Wanted) -> int:
+        """Where to put a block of a plan: by when it is read again after its next read."""
+        for group in self._groups:
+            uses = group.uses.get(plan)
+            if uses is not None and group.units is not None:
+                place = uses.next_place(group.units.of_row(wanted.row, wanted.number), wanted.item + 1)
+                if place is not None:
+                    return int(_lane(np.array([place]), plan, self._lanes)[0])
+        return self._lanes + 1
+
+    def make_room(self, need_bytes: int) -> bool:
+        """Evict until so much is free, in the thread of the room. Whether it is."""
+        self._prepare()
+        free, containers = self._look()
+        if free >= need_bytes:
+            return True
+        rated = list(self._rate(containers))
+        values = {r.container.id: math.inf if r.soon else r.value for r in rated}
+        self._tier.outlook = self._outlook(values)
+        if self._writer.call(lambda: self._tier.make_room(need_bytes)).result():  # of what no order reads
+            return True
+        left = np.concatenate([r.values for r in rated]) if rated else np.empty(0)
+        enough = float(np.quantile(left, _LEFT_QUANTILE)) if len(left) else 0.0
+        for victim in sorted(rated, key=lambda r: (r.soon, r.value)):
+            if self._vacate(victim, enough):
+                free = self._tier.budget_bytes - self._tier.used_bytes
+                if free >= need_bytes:
+                    return True
+        return False
+
+    def _outlook(self, values: dict[int, float]) -> Outlook | None:
+        with self._lock:
+            live = {p.dataset for g in self._groups for p, until_s in g.plans.items() if until_s == math.inf}
+            counted = {plan.dataset for group in self._groups for plan in group.plans}
+        return Outlook(values, frozenset(counted)) if live else None
+
+    def _prepare(self) -> None:
+        """Have tables for all plans that count, and none for others."""
+        now_s = time.monotonic()
+        with self._lock:
+            for group in self._groups:
+                group.plans = {plan: until_s for plan, until_s in group.plans.items() if until_s > now_s}
+                group.uses = {plan: uses for plan, uses in group.uses.items() if plan in group.plans}
+            self._groups = [group for group in self._groups if group.plans]
+            groups = list(self._groups)
+        for group in groups:
+            if group.units is None and group.objects.complete.is_set():
+                if self._tier.placed is None:
+                    self._writer.call(self._note_what_is_placed).result()
+                group.units = Units(group.objects, parts=group.parts)
+                for entries in self._writer.entries(self._tier.name):
+                    group.contents.add_entries(group.units, entries)
+            if group.units is not None:
+                for plan in list(group.plans):
+                    if plan not in group.uses:
+                        group.uses[plan] = Uses(plan, group.units)
+
+    def _note_what_is_placed(self) -> None:
+        self._tier.placed = []
+
+    def _look(self) -> tuple[int, list[_Container]]:
+        """How much is free, and which containers may go; takes in what was stored since."""
+
+        def look() -> tuple[int, list[_Container], list[Placed]]:
+            tier, filling = self._tier, self._tier.filling()
+            containers = [
+                _Container(id, c.dataset, c.disk_bytes, c.object_id)
+                for id, c in tier.containers.items()
+                if not c.pinned_by and id not in filling
+            ]
+            placed, tier.placed = tier.placed or [], [] if self._groups else None
+            return tier.budget_bytes - tier.used_bytes, containers, placed
+
+        free, containers, placed = self._writer.call(look).result()
+        known = list(self._tier.containers)
+        for group in self._groups:
+            if group.units is not None:
+                group.contents.add_placed(group.units, placed)
+                group.contents.keep_only(known)
+        return free, containers
+
+    def _rate(self, containers: Sequence[_Container]) -> Iterator[_Rated]:
+        """Those of planned data sets whose plans are all known. One pass over all that is cached of them."""
+        for group in self._groups:
+            units = group.units
+            if units is None or set(group.uses) != set(group.plans):
+                continue
+            datasets = {plan.dataset for plan in group.plans}
+            found = [(one, self._rows(group, units, one)) for one in containers if one.dataset in datasets]
+            every = np.concatenate([rows for _, rows in found]) if found else np.empty((0, 3), np.int64)
+            values, soon = group.rate(every[:, 0])
+            at = 0
+            for container, rows in found:
+                part = slice(at, at + len(rows))
+                at += len(rows)
+                weights = rows[:, 2] / max(1, container.disk_bytes)
+                kept = rows if not container.object_id else rows[:0]
+                yield _Rated(
+                    container,
+                    float((values[part] * weights).sum()),
+                    float((soon[part] * weights).sum()),
+                    kept,
+                    values[part] if len(kept) else values[:0],
+                    soon[part] if len(kept) else soon[:0],
+                )
+
+    def _rows(self, group: _Group, units: Units, container: _Container) -> NDArray[np.int64]:
+        if not container.object_id:
+            return group.contents.of(container.id)
+        which = units.of_object(bytes.fromhex(container.object_id))
+        share = container.disk_bytes // max(1, len(which))
+        return np.stack([which, np.zeros_like(which), np.full_like(which, share)], axis=1)
+
+    def _vacate(self, victim: _Rated, enough: float) -> bool:
+        """Move what is worth it and evict the rest; False if too much of it is in use for that."""
+        container = victim.container
+        if container.object_id and victim.soon:
+            return False
+        lengths = victim.rows[:, 2]
+        limit = int(container.disk_bytes * _MOVED_SHARE)
+        if int(lengths[victim.must].sum()) > limit:
+            return False
+        wanted = victim.must | (victim.values > enough)
+        best = np.argsort(-(victim.values + np.where(victim.must, 1e9, 0.0)), kind="stable")
+        within = np.zeros(len(lengths), bool)
+        within[best] = np.cumsum(lengths[best]) <= limit
+        rows = victim.rows[wanted & within]
+        free = self._tier.budget_bytes - self._tier.used_bytes
+        size = int((rows[:, 2] + layout.DISK_BLOCK).sum())
+        if size > free and size > _IN_MEMORY_BYTES:
+            return False
+        slices = self._read(container, rows)
+        if size <= free:
+            for blocks in slices:
+                self._move(container.id, blocks)
+            self._writer.call(lambda: self._tier.evict([container.id])).result()
+        else:  # only when a full tier meets its first plan
+            held = list(slices)
+            self._writer.call(lambda: self._tier.evict([container.id])).result()
+            for blocks in held:
+                self._move(None, blocks)
+        self.moved_bytes += int(rows[:, 2].sum())
+        return True
+
+    def _move(self, source: int | None, blocks: Sequence[tuple[Block, bytes]]) -> None:
+        self._writer.call(lambda: self._writer.move(self._tier, source, blocks)).result()
+
+    def _read(self, container: _Container, rows: NDArray[np.int64]) -> Iterator[list[tuple[Block, bytes]]]:
+        """Blocks of a region with their checksums, some MiB at a time. They are not verified here: whoever reads them
+        does it. None of a region that cannot be read."""
+        group = next((g for g in self._groups if any(plan.dataset == container.dataset for plan in g.plans)), None)
+        if group is None or not len(rows):
+            return
+        lanes = group.lanes(rows[:, 0], self._lanes)
+        try:
+            fd = os.open(self._tier.folder / container_name(container.id), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            log.warning("a region cannot be read: %s", exc)
+            return
+        try:
+            blocks: list[tuple[Block, bytes]] = []
+            size = 0
+            for (_, offset, length), lane in zip(rows.tolist(), lanes.tolist(), strict=True):
+                found = _read_record(fd, offset, length, container.dataset, lane)
+                if found is not None:
+                    blocks.append(found)
+                    size += length
+                if size >= _SLICE_BYTES:
+                    yield blocks
+                    blocks, size = [], 0
+            yield blocks
+        except OSError as exc:
+            log.warning("a region cannot be read: %s", exc)
+        finally:
+            os.close(fd)
+
+
+def _lane(places: NDArray[np.int64], plan: Plan, count: int) -> NDArray[np.int64]:
+    """The lane of what is read next at these places: 1 to `count`, by the part of its epoch."""
+    following = np.where(
+        places < plan.length,
+        places * count // max(1, plan.length),
+        (places - plan.length) * count // max(1, len(plan.items) - plan.length),
+    )
+    return following + 1
+
+
+def _read_record(fd: int, offset: int, length: int, dataset: str, lane: int) -> tuple[Block, bytes] | None:
+    """A block of a region from where its bytes are; None if no record is there."""
+    head_bytes = aligned(RECORD.size + 8 * layout.granules(length))
+    raw = os.pread(fd, head_bytes + length, offset - head_bytes)
+    if len(raw) < head_bytes + length:
+        return None
+    magic, id, stored, sums_bytes = RECORD.unpack_from(raw)
+    if magic != RECORD_MAGIC or stored != length or sums_bytes != 8 * layout.granules(length):
+        return None
+    sums = raw[RECORD.size : RECORD.size + sums_bytes]
+    block = Block(
+        id=BlockId(id),
+        object_bytes=length,
+        number=int.from_bytes(id[16:], "big"),
+        data=memoryview(raw)[head_bytes:],
+        dataset=dataset,
+        ahead=True,
+        lane=lane,
+    )
+    return block, sums
