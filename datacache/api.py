@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from datacache.imports.export import ImportedExport
     from datacache.imports.failures import Failure
     from datacache.imports.jsonl import ImportedLines, JsonlProgress
+    from datacache.loaders.tasks import Span, TaskQueue, TaskStatus
     from datacache.manifest.diff import Change
     from datacache.reader.export import Exported
     from datacache.shards.build import Sharded
@@ -119,6 +120,85 @@ def open_shards(where: str | PathLike[str], settings: Settings | None = None, *,
         if Path(text).is_dir():
             exc.hint = f"For the folder of that name write ./{text}. {exc.hint}"
         raise
+
+
+def open_tasks(name: str, settings: Settings | None = None, *, patience_s: float = 60.0) -> TaskQueue:
+    """The queue of training tasks `name` in the catalog. Nothing is opened before its first call.
+
+    Thread-safe, safe after `fork()`, picklable. While the database is away, calls wait for `patience_s` before they
+    raise `CatalogUnavailableError`. `TasksError` where the queue is not there.
+    """
+    from datacache.catalog.tasks import open_task_store
+    from datacache.loaders.tasks import TaskQueue
+
+    return TaskQueue(open_task_store((settings or load_settings()).catalog), name, patience_s=patience_s)
+
+
+def create_tasks(
+    name: str,
+    dataset: Any,
+    *,
+    records: int = 1024,
+    epochs: int = 1,
+    shuffle: bool = True,
+    seed: int = 0,
+    lease_s: float = 60.0,
+    max_failures: int = 3,
+    max_lost: int = 10,
+    reset: bool = False,
+    settings: Settings | None = None,
+    patience_s: float = 60.0,
+) -> TaskQueue:
+    """Make a queue of training tasks over a data set, in the catalog.
+
+    `dataset` is one of `datacache.torch`'s (anything with `spans()`), or what they are opened with: a snapshot, or a
+    shard set in a snapshot, at a URL or in a folder. For the other arguments see `TaskParameters`. All workers of a job
+    may call this: with the same arguments it is the same queue, with others `TasksError` unless `reset` begins anew.
+    """
+    from datacache.loaders.tasks import TaskParameters, TaskQueue
+
+    settings = settings or load_settings()
+    label, spans = (repr(dataset), dataset.spans()) if hasattr(dataset, "spans") else _spans(dataset, settings)
+    parameters = TaskParameters(
+        dataset=label,
+        records=records,
+        epochs=epochs,
+        shuffle=shuffle,
+        seed=seed,
+        lease_s=lease_s,
+        max_failures=max_failures,
+        max_lost=max_lost,
+    )
+    store = open_tasks(name, settings).store
+    return TaskQueue.create(store, name, spans, parameters, reset=reset, patience_s=patience_s)
+
+
+def list_tasks(settings: Settings | None = None) -> list[TaskStatus]:
+    """All queues of training tasks, by name."""
+    from datacache.catalog.tasks import open_task_store
+    from datacache.loaders.tasks import list_queues
+
+    with closing(open_task_store((settings or load_settings()).catalog)) as store:
+        return list_queues(store)
+
+
+def _spans(where: str | PathLike[str], settings: Settings) -> tuple[str, list[Span]]:
+    """What a data set is called, and its spans: those that `ShardDataset` and `SnapshotDataset` have."""
+    from datacache.annotations.query import Query
+    from datacache.loaders.selection import select
+    from datacache.loaders.shard_source import ShardSource
+    from datacache.loaders.snapshot_source import SnapshotSource
+    from datacache.shards.listing import SHARDS_JSON
+
+    text = os.fspath(where)
+    if not isinstance(where, str) or "://" in text or text in (".", "..") or ("/" in text and os.path.isdir(text)):
+        return text, ShardSource(open_shards(where, settings, lenient=True), None).spans()
+    with open_snapshot(text, settings) as snapshot, closing(open_catalog(settings)) as catalog:
+        record = snapshot.record
+        if snapshot.manifest.find(SHARDS_JSON.encode()) is not None:
+            shards = open_shards(f"{record.dataset}@{record.id}", settings, lenient=True)
+            return record.ref, ShardSource(shards, None).spans()
+        return record.ref, SnapshotSource(snapshot, select(snapshot, catalog, target="auto", query=Query())).spans()
 
 
 def create_snapshot(

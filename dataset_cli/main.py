@@ -43,6 +43,7 @@ COMMANDS = {
     "umount": "dataset_cli.commands.mount:umount",
     "export": "dataset_cli.commands.export:export",
     "warm": "dataset_cli.commands.warm:warm",
+    "tasks": "dataset_cli.commands.tasks:tasks",
     "bench": "dataset_cli.commands.bench:bench",
     "cache": "dataset_cli.commands.cache:cache",
     "daemon": "dataset_cli.commands.daemon:daemon",

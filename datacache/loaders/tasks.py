@@ -69,12 +69,12 @@ class TaskQueue:
     """The queue `name` in `store`, made by `create`. Nothing is opened before the first call."""
 
     def __init__(self, store: TaskStore, name: str, *, patience_s: float = 60.0) -> None:
-        self._store = store
+        self.store = store
         self.name = check_name(name)
         self.patience_s = patience_s
 
     def __repr__(self) -> str:
-        return f"TaskQueue({self.name!r}, {self._store.url!r})"
+        return f"TaskQueue({self.name!r}, {self.store.url!r})"
 
     @classmethod
     def create(
@@ -134,18 +134,18 @@ class TaskQueue:
                 continue
             parameters = TaskParameters.decode(queue.parameters)
             limits = {"lease_s": parameters.lease_s, "max_lost": parameters.max_lost}
-            lease = self._tried(self._store.lease, queue, worker, claim, **limits)
+            lease = self._tried(self.store.lease, queue, worker, claim, **limits)
             if lease is not None:
                 key = record_key(parameters, lease.epoch, lease.number)
                 return Task(self.name, lease, parameters.lease_s, key, lease.position)
-            left = self._tried(self._store.open, queue)
+            left = self._tried(self.store.open, queue)
             if left.tasks:
                 return Wait(min(POLL_S, max(_SHORTEST_WAIT_S, left.wait_s)))
             if self._queue() != queue:
                 continue
             if queue.epoch + 1 >= parameters.epochs:
                 return None
-            self._tried(self._store.begin_epoch, queue)
+            self._tried(self.store.begin_epoch, queue)
 
     def report_batch_done(self, task: Task, records: int) -> bool:
         """So many more records of the task are used; whether it is done with that. Renews the lease. `LeaseLostError`
@@ -156,7 +156,7 @@ class TaskQueue:
         """As `report_batch_done`, by how many records of the task are used altogether. Idempotent."""
         if not task.position <= position <= task.count:
             raise UsageError(f"task {task.number} is at record {task.position} of {task.count}, and not at {position}")
-        self._tried(self._store.report, task.lease, position, lease_s=task.lease_s)
+        self._tried(self.store.report, task.lease, position, lease_s=task.lease_s)
         task.position = position
         return position == task.count
 
@@ -166,17 +166,17 @@ class TaskQueue:
 
     def renew(self, task: Task) -> None:
         """The worker is alive, though it has nothing to report. `LeaseLostError` as above."""
-        self._tried(self._store.report, task.lease, 0, lease_s=task.lease_s)
+        self._tried(self.store.report, task.lease, 0, lease_s=task.lease_s)
 
     def release(self, task: Task) -> None:
         """Give the rest of the task back for others to take at once. `LeaseLostError` as above."""
-        self._tried(self._store.release, task.lease)
+        self._tried(self.store.release, task.lease)
 
     def report_failed(self, task: Task, error: str) -> None:
         """The task cannot be done. It is tried again after all others, from its position on; after `max_failures` it is
         listed as failed, and the epoch goes on without it. `LeaseLostError` as above."""
         most = self.parameters.max_failures
-        self._tried(self._store.fail, task.lease, error, max_failures=most)
+        self._tried(self.store.fail, task.lease, error, max_failures=most)
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
@@ -189,8 +189,8 @@ class TaskQueue:
                     time.sleep(_MAKING_WAIT_S)
                 continue
             parameters = TaskParameters.decode(queue.parameters)
-            failed = self._tried(self._store.tasks, queue, FAILED)
-            tasks = self._tried(self._store.progress, queue)
+            failed = self._tried(self.store.tasks, queue, FAILED)
+            tasks = self._tried(self.store.progress, queue)
             now = self._queue()
             if now.generation == queue.generation and now.epoch <= queue.epoch + 1:
                 return encode_checkpoint(self.name, parameters, queue.epoch, tasks, failed)
@@ -220,40 +220,40 @@ class TaskQueue:
 
     def exists(self) -> bool:
         """Whether it is there."""
-        return self._tried(self._store.queue, self.name) is not None
+        return self._tried(self.store.queue, self.name) is not None
 
     def status(self) -> TaskStatus:
         """How far it is, who has which task, and what has failed."""
-        return _status(self._store, self._queue())
+        return _status(self.store, self._queue())
 
     def retry(self, number: int | None = None) -> int:
         """Put failed tasks back, all or those of this number, to go on at their positions; how many."""
         queue = self._queue()
-        return self._tried(self._store.retry, queue, number)
+        return self._tried(self.store.retry, queue, number)
 
     def remove(self) -> bool:
         """Forget the queue; whether it was there. All leases that were given are void."""
-        return self._tried(self._store.remove, self.name)
+        return self._tried(self.store.remove, self.name)
 
     def impatient(self) -> TaskQueue:
         """The same queue, for calls that do not wait for a database that is away."""
-        return TaskQueue(self._store, self.name, patience_s=0.0)
+        return TaskQueue(self.store, self.name, patience_s=0.0)
 
     def close(self) -> None:
         """Close this process's connections. A later call opens them again."""
-        self._store.close()
+        self.store.close()
 
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _queue(self) -> QueueRecord:
-        found = self._tried(self._store.queue, self.name)
+        found = self._tried(self.store.queue, self.name)
         if found is None:
             raise TasksError(f"there is no task queue {self.name}", hint="See: dsctl tasks list")
         return found
 
     def _make(self, queue: QueueRecord, claim: str) -> bool:
         def tasks() -> list[NewTask]:
-            kept = self._store.plan(queue)
+            kept = self.store.plan(queue)
             if kept is None:
                 return []  # the queue has gone on, and these are not made
             plan, checkpoint = kept
@@ -261,7 +261,7 @@ class TaskQueue:
             made = new_tasks(Plan.decode(plan), parameters, queue.epoch)
             return with_checkpoint(made, queue.epoch, checkpoint.decode()) if checkpoint else made
 
-        return self._tried(self._store.make, queue, claim, tasks)
+        return self._tried(self.store.make, queue, claim, tasks)
 
     def _replace(self, change: Callable[[QueueRecord], tuple[str, bytes | None, int, bytes]]) -> None:
         """Begin another generation, with parameters, plan, epoch and checkpoint as `change` says."""
@@ -269,7 +269,7 @@ class TaskQueue:
             old, generation = self._queue(), _new_generation()
             parameters, plan, epoch, checkpoint = change(old)
             new: dict[str, Any] = {"parameters": parameters, "plan": plan, "epoch": epoch, "checkpoint": checkpoint}
-            if self._tried(self._store.replace, old, generation=generation, **new):
+            if self._tried(self.store.replace, old, generation=generation, **new):
                 return
 
     def _tried(self, call: Callable[..., _T], *arguments: Any, **options: Any) -> _T:

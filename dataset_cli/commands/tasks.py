@@ -1,0 +1,289 @@
+"""`dsctl tasks`: queues of training tasks: make, list, show, retry, reset, remove, save and restore.
+
+With `--json` a queue is `{"name", "dataset", "epoch", "epochs", "finished", "tasks", "records", "todo", "doing",
+"done", "failed", "failed_before", "used", "parameters": {…}}`: tasks of the epoch by state, failed ones of earlier
+epochs, and how many records of the epoch were reported as used. `list` prints an array of them; `show` adds `"leases"`
+and `"failures"`, arrays of `{"epoch", "number", "name", "start", "records", "position", "token", "worker", "held_s",
+"left_s", "failures", "lost", "errors"}`. `checkpoint` prints the checkpoint, which is JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from dataset_cli.app import App, DatasetName, json_option, pass_app
+from dataset_cli.commands.gc import Duration
+from dataset_cli.output import format_seconds, printable
+
+if TYPE_CHECKING:
+    from datacache.catalog.tasks import TaskState
+    from datacache.loaders.tasks import TaskQueue, TaskStatus
+
+_SHOWN = 50
+_CHECKPOINT_LIMIT_BYTES = 64 * 2**20
+
+
+@click.group()
+def tasks() -> None:
+    """Queues of training tasks, for workers that come and go."""
+
+
+@tasks.command()
+@click.argument("name", type=DatasetName())
+@click.argument("dataset", metavar="REF_OR_URL")
+@click.option("--records", type=click.IntRange(1), default=1024, show_default=True, help="The most of one task.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--lease", "lease_s", type=Duration(), default="60s", show_default=True, help="Silent workers are dead.")
+@click.option(
+    "--max-failures", type=click.IntRange(1), default=3, show_default=True, help="Then a task is given up, and listed."
+)
+@click.option(
+    "--max-lost", type=click.IntRange(1), default=10, show_default=True, help="So many workers may die at one record."
+)
+@click.option(
+    "--shuffle/--no-shuffle", default=True, help="Tasks and their records in random order (default: shuffle)."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Another seed, another order.")
+@json_option
+@pass_app
+def create(app: App, /, *, name: str, dataset: str, **options: Any) -> None:
+    """Cut a data set into tasks: a snapshot, or shards in a snapshot, at a URL or in a folder.
+
+    Made again with the same options it is the same queue, as far as it has got.
+
+    \b
+    dsctl tasks create mask-training mask-shards@v1 --epochs 90
+    """
+    from datacache import api
+
+    queue = api.create_tasks(name, dataset, settings=app.settings, patience_s=0.0, **options)
+    status = queue.status()
+    p = status.parameters
+    app.out.result(
+        _as_json(status),
+        f"{name}: {p.tasks:,} tasks of up to {p.records:,} records, {p.samples:,} records in {p.dataset},"
+        f" {p.epochs:,} epochs",
+    )
+
+
+@tasks.command("list")
+@json_option
+@pass_app
+def list_(app: App) -> None:
+    """List the queues."""
+    from datacache import api
+
+    found = api.list_tasks(app.settings)
+    app.out.result([_as_json(status) for status in found])
+    if not found:
+        app.out.line("There are no task queues yet. Make one: dsctl tasks create NAME REF_OR_URL")
+        return
+    rows = [_as_json(status) for status in found]
+    app.out.table(
+        ["NAME", "EPOCH", "TODO", "DOING", "DONE", "FAILED", "DATA SET"],
+        [
+            [
+                row["name"],
+                f"{row['epoch'] + 1} of {row['epochs']}" + (", finished" if row["finished"] else ""),
+                *(f"{row[state]:,}" for state in ("todo", "doing", "done")),
+                f"{row['failed'] + row['failed_before']:,}",
+                row["dataset"],
+            ]
+            for row in rows
+        ],
+        right=(2, 3, 4, 5),
+    )
+
+
+@tasks.command()
+@click.argument("name", type=DatasetName())
+@click.option("--failed", "only_failed", is_flag=True, help="All failed tasks with all their errors, and nothing else.")
+@json_option
+@pass_app
+def show(app: App, name: str, only_failed: bool) -> None:
+    """Show how far a queue is, who has which task, and what has failed."""
+    status = _queue(app, name).status()
+    leases = [] if only_failed else [_task_as_json(task) for task in status.doing]
+    app.out.result(_as_json(status) | {"leases": leases, "failures": [_task_as_json(task) for task in status.failed]})
+    if not only_failed:
+        _show_progress(app, status)
+        _show_leases(app, status)
+    _show_failures(app, status, all_of_them=only_failed)
+
+
+@tasks.command()
+@click.argument("name", type=DatasetName())
+@click.option("--task", "number", type=click.IntRange(0), help="Only the task with this number.")
+@json_option
+@pass_app
+def retry(app: App, name: str, number: int | None) -> None:
+    """Put failed tasks back, to be tried again from where they failed."""
+    count = _queue(app, name).retry(number)
+    app.out.result({"name": name, "retried": count}, f"put {count:,} failed task{'' if count == 1 else 's'} back")
+
+
+@tasks.command()
+@click.argument("name", type=DatasetName())
+@click.option("--epoch", "epoch_only", is_flag=True, help="Only the epoch that it is in.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@json_option
+@pass_app
+def reset(app: App, name: str, epoch_only: bool, yes: bool) -> None:
+    """Begin a queue anew. Workers that hold tasks lose them."""
+    queue = _queue(app, name)
+    _confirm(queue, yes, f"Begin {'the epoch' if epoch_only else 'all epochs'} of {name} anew?")
+    queue.reset(epoch_only=epoch_only)
+    status = queue.status()
+    app.out.result(_as_json(status), f"{name} begins anew at epoch {status.epoch + 1}")
+
+
+@tasks.command()
+@click.argument("name", type=DatasetName())
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@json_option
+@pass_app
+def rm(app: App, name: str, yes: bool) -> None:
+    """Remove a queue. Workers that hold tasks lose them; the data set is not touched."""
+    queue = _queue(app, name)
+    _confirm(queue, yes, f"Remove the task queue {name}?")
+    queue.remove()
+    app.out.result({"name": name, "removed": True}, f"removed {name}")
+
+
+@tasks.command()
+@click.argument("name", type=DatasetName())
+@pass_app
+def checkpoint(app: App, name: str) -> None:
+    """Print what is done, as JSON, to go back to with restore: dsctl tasks checkpoint NAME > FILE"""
+    print(_queue(app, name).get_shard_checkpoint())
+
+
+@tasks.command()
+@click.argument("name", type=DatasetName())
+@click.argument("file", type=click.File("rb"))
+@json_option
+@pass_app
+def restore(app: App, name: str, file: BinaryIO) -> None:
+    """Go back to a checkpoint: what was not done then is to do again. Workers that hold tasks lose them."""
+    from datacache.core.errors import TasksError
+
+    raw = file.read(_CHECKPOINT_LIMIT_BYTES)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as exc:
+        raise TasksError(f"{file.name} is no checkpoint of a task queue") from exc
+    queue = _queue(app, name)
+    queue.restore_shard_from_checkpoint(text)
+    queue.get_shard_checkpoint()  # the tasks are there, and counted below
+    status = queue.status()
+    done = status.counts["done"].tasks if "done" in status.counts else 0
+    app.out.result(
+        _as_json(status),
+        f"{name} is back in epoch {status.epoch + 1}, {done:,} of {status.parameters.tasks:,} tasks done",
+    )
+
+
+def _queue(app: App, name: str) -> TaskQueue:
+    from datacache import api
+
+    return api.open_tasks(name, app.settings, patience_s=0.0)
+
+
+def _confirm(queue: TaskQueue, yes: bool, question: str) -> None:
+    from datacache.core.errors import UsageError
+
+    held = len(queue.status().doing)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("this must be confirmed", hint="Add --yes.")
+    workers = f" {held:,} tasks are being done." if held else ""
+    click.confirm(f"{question}{workers}", abort=True, err=True)
+
+
+def _as_json(status: TaskStatus) -> dict[str, Any]:
+    counts = dict.fromkeys(("todo", "doing", "done", "failed"), 0)
+    counts |= {state: count.tasks for state, count in status.counts.items()}
+    p = status.parameters
+    if not status.counts:  # the first worker makes them
+        counts["todo"] = p.tasks
+    return {
+        "name": status.name,
+        "dataset": p.dataset,
+        "epoch": status.epoch,
+        "epochs": p.epochs,
+        "finished": status.finished,
+        "tasks": p.tasks,
+        "records": p.samples,
+        **counts,
+        "failed_before": sum(task.epoch < status.epoch for task in status.failed),
+        "used": sum(count.used for count in status.counts.values()),
+        "parameters": asdict(p),
+    }
+
+
+def _task_as_json(task: TaskState) -> dict[str, Any]:
+    value = task._asdict()
+    value["worker"] = value.pop("owner")
+    value["errors"] = list(task.errors)
+    del value["state"]
+    return value
+
+
+def _show_progress(app: App, status: TaskStatus) -> None:
+    value = _as_json(status)
+    used, records = value["used"], value["records"]
+    for label, text in {
+        "queue": value["name"],
+        "data set": value["dataset"],
+        "epoch": f"{status.epoch + 1} of {value['epochs']}" + (", finished" if status.finished else ""),
+        "tasks": ", ".join(f"{value[state]:,} {state}" for state in ("todo", "doing", "done", "failed")),
+        "records": f"{used:,} of {records:,} used ({used / records:.1%})",
+    }.items():
+        app.out.line(f"{label + ':':10}{printable(text)}")
+
+
+def _show_leases(app: App, status: TaskStatus) -> None:
+    if not status.doing:
+        return
+    app.out.line()
+    app.out.table(
+        ["WORKER", "TASK", "PART OF", "RECORD", "HELD", "LEASE"],
+        [
+            [
+                task.owner,
+                f"{task.epoch + 1}/{task.number}",
+                task.name,
+                f"{task.position:,} of {task.records:,}",
+                format_seconds(max(0.0, task.held_s)),
+                f"{format_seconds(task.left_s)} left" if task.left_s > 0 else "expired",
+            ]
+            for task in status.doing[:_SHOWN]
+        ],
+        right=(3,),
+    )
+    if len(status.doing) > _SHOWN:
+        app.out.line(f"… and {len(status.doing) - _SHOWN:,} more; --json has all")
+
+
+def _show_failures(app: App, status: TaskStatus, *, all_of_them: bool) -> None:
+    shown = status.failed if all_of_them else status.failed[:_SHOWN]
+    if all_of_them and not shown:
+        app.out.line("no task has failed")
+    for task in shown:
+        app.out.line()
+        app.out.line(
+            f"failed: task {task.number} of epoch {task.epoch + 1}, {printable(task.name)} records {task.start:,} to"
+            f" {task.start + task.records - 1:,}, after {task.position:,} of {task.records:,}"
+        )
+        app.out.lines(f"  {printable(line)}" for error in task.errors[slice(None) if all_of_them else slice(-1, None)]
+                      for line in error.splitlines())  # fmt: skip
+    if shown:
+        app.out.line()
+        if len(shown) < len(status.failed):
+            app.out.line(f"… and {len(status.failed) - len(shown):,} more: dsctl tasks show {status.name} --failed")
+        app.out.line(f"Put them back: dsctl tasks retry {status.name}")
