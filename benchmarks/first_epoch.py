@@ -145,7 +145,7 @@ class Field:
                 self._server.make_bucket(folder.name)
                 upload(self._server.env(), folder.name, folder)
         os.sync()  # so that nobody's writing is slowed down by that of others
-        # The last is MDS's name for the endpoint.
+        # MDS has its own name for the endpoint.
         self._foreign |= self._server.env() | {"S3_ENDPOINT_URL": self._server.endpoint}
 
     def _bucket(self, name: str) -> Path:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import litdata
+from litdata.streaming import downloader
 
 from benchmarks.loader_peers.plan import Loader, Plan, image_files
 
@@ -33,6 +34,8 @@ def open_loader(source: str, plan: Plan) -> Loader:
             "aws_secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
             "region_name": os.environ["AWS_REGION"],
         }
+        # The server has no TLS, which LitData does not let its obstore use; with it nothing would be different.
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # noqa: SLF001
         remote = {"cache_dir": plan.cache, "storage_options": options}
     dataset = litdata.StreamingDataset(source, shuffle=True, **remote)
     loader = litdata.StreamingDataLoader(
