@@ -50,7 +50,7 @@ _LOOK_EVERY_S, _BUSY_LOOK_S = 0.02, 0.002
 _ALIVE_EVERY_S = 0.5
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
 _OBJECTS_KEPT_S = 300.0
-_STOP_TIMEOUT_S = 3.0
+_STOP_TIMEOUT_S, _ROOM_STOP_TIMEOUT_S = 0.5, 5.0
 _ALL_OBJECTS = (StoreUnavailableError, StoreAccessError, SettingsError, CatalogUnavailableError)
 
 
@@ -86,6 +86,7 @@ class Lookaheads:
         self._plans: dict[str, Plan] = {}
         self._known: dict[object, _Known] = {}
         self._threads: list[threading.Thread] = []
+        self._started = False
         self._stopping = threading.Event()
         self._clairvoyant: Clairvoyant | None = None
         if settings.eviction == "clairvoyant" and settings.ssd_bytes:
@@ -139,13 +140,13 @@ class Lookaheads:
         return self._clairvoyant.moved_bytes if self._clairvoyant is not None else 0
 
     def stop(self) -> None:
-        """End all threads and wait for them, a few seconds at most."""
+        """End all threads and wait for those that do not wait for a store: the fetcher's end is theirs."""
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
-        self._room.stop(_STOP_TIMEOUT_S)
+        self._room.stop(_ROOM_STOP_TIMEOUT_S)
         end = time.monotonic() + _STOP_TIMEOUT_S
-        for thread in self._threads:
+        for thread in list(self._threads):
             thread.join(max(0.0, end - time.monotonic()))
 
     def _make_room(self, need_bytes: int) -> bool:
@@ -163,7 +164,10 @@ class Lookaheads:
             with self._changed:
                 known = self._known.setdefault(key, _Known(objects, time.monotonic()))
             if known.objects is objects:
-                threading.Thread(target=self._learn, args=(objects,), name="learn", daemon=True).start()
+                learning = threading.Thread(target=self._learn, args=(objects,), name="learn", daemon=True)
+                learning.start()
+                with self._changed:
+                    self._threads.append(learning)
         known.used_s = time.monotonic()
         return known.objects
 
@@ -176,7 +180,8 @@ class Lookaheads:
                 self._stopping.wait(_MAX_PAUSE_S)
 
     def _start_threads(self) -> None:
-        if not self._threads:
+        if not self._started:
+            self._started = True
             self._room.start()
             names = ["plans", *(f"plan {n}" for n in range(self._concurrency))]
             targets = [self._follow, *[self._work] * self._concurrency]

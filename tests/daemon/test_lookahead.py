@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import random
@@ -10,19 +9,22 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
 
 from datacache import connect, create_snapshot, load_settings, open_snapshot
+from datacache.core.errors import UsageError
 from datacache.core.objects import block_id, object_id
 from datacache.daemon import paths
+from datacache.daemon.plan_file import PlanHeader
 from datacache.loaders.lookahead import PlanSource, publish
 from datacache.testing.faults import Fault, FaultProxy
 from datacache.tiers.local import LocalBlocks
 
-COUNT, SIZE = 400, 50_000
+COUNT, SIZE = 160, 50_000
 MIB = 2**20
 
 
@@ -108,14 +110,14 @@ def test_blocks_are_fetched_in_the_published_order(bucket):
 
 def test_nothing_beyond_the_window_is_fetched_while_the_position_stands_still(bucket):
     settings, proxy, _ = bucket
-    settings = small(settings, ssd_bytes=32 * MIB)  # a window of 8 MiB
+    settings = small(settings, ssd_bytes=16 * MIB)  # a window of 4 MiB
     order = np.random.default_rng(2).permutation(COUNT)
     with open_snapshot("mask@v1", settings) as snapshot, publish(settings, Files(snapshot), order) as ahead:
         client = connect(settings)
-        wait_for(lambda: len(rows_got(proxy)) > 100)
+        wait_for(lambda: len(rows_got(proxy)) > 60)
         plan = settled(client)
         inside = plan["window_bytes"] // SIZE
-        assert plan["window_bytes"] == 8 * MIB
+        assert plan["window_bytes"] == 4 * MIB
         assert len(rows_got(proxy)) == inside < COUNT
         assert set(rows_got(proxy)) == set(order[:inside].tolist())
         assert plan["state"] == "ahead"
@@ -129,7 +131,7 @@ def test_what_is_here_is_not_fetched_again_and_a_place_to_start_from_is_kept(buc
     settings = small(settings)
     order = np.arange(COUNT)
     with open_snapshot("mask@v1", settings) as snapshot:
-        for row in range(100, 150):
+        for row in range(100, 120):
             assert snapshot.read(f"{row:05d}.bin") == content(row)
         wait_for(lambda: not connect(settings).cache_status()["fetched"]["under_way"])
         here = set(rows_got(proxy))
@@ -141,8 +143,6 @@ def test_what_is_here_is_not_fetched_again_and_a_place_to_start_from_is_kept(buc
 
 def test_a_reader_of_a_block_under_way_joins_its_flight(bucket):
     settings, proxy, _ = bucket
-    import threading
-
     held = threading.Event()
     proxy.always(Fault(wait=held, only=lambda method, path: method == "GET" and path.endswith("/00007.bin")))
     with open_snapshot("mask@v1", settings) as snapshot, publish(settings, Files(snapshot), np.arange(COUNT)):
@@ -219,7 +219,7 @@ def test_a_store_that_is_away_is_tried_again_while_the_plan_lives(bucket):
 
 def test_two_ranks_of_a_node_share_the_fetches(bucket):
     settings, proxy, _ = bucket
-    settings = small(settings, ssd_bytes=64 * MIB)
+    settings = small(settings, ssd_bytes=32 * MIB)
     order = np.random.default_rng(4).permutation(COUNT)
     with open_snapshot("mask@v1", settings) as snapshot:
         files = Files(snapshot)
@@ -229,7 +229,7 @@ def test_two_ranks_of_a_node_share_the_fetches(bucket):
             wait_for(lambda: len(connect(settings).cache_status()["plans"]) == 2)
             wait_for(lambda: len(set(rows_got(proxy))) > COUNT // 2)
             plans = connect(settings).cache_status()["plans"]
-            assert [plan["window_bytes"] for plan in plans] == [8 * MIB, 8 * MIB]
+            assert [plan["window_bytes"] for plan in plans] == [4 * MIB, 4 * MIB]
             one.advance(COUNT // 2)
             two.advance(COUNT // 2)
     assert len(rows_got(proxy)) == len(set(rows_got(proxy)))
@@ -237,7 +237,7 @@ def test_two_ranks_of_a_node_share_the_fetches(bucket):
 
 def test_a_full_tier_that_keeps_what_it_has_ends_the_fetching(bucket):
     settings, proxy, _ = bucket
-    settings = small(settings, ssd_bytes=8 * MIB, ram_bytes=0)
+    settings = small(settings, ssd_bytes=5 * MIB, ram_bytes=0)
     with open_snapshot("mask@v1", settings) as snapshot, publish(settings, Files(snapshot), np.arange(COUNT)) as ahead:
         client = connect(settings)
         for place in range(0, COUNT, 20):
@@ -248,7 +248,7 @@ def test_a_full_tier_that_keeps_what_it_has_ends_the_fetching(bucket):
         status = client.cache_status()
         assert status["plans"][0]["state"] == "no room"
         before = len(rows_got(proxy))
-        ahead.advance(COUNT - 50)
+        ahead.advance(COUNT - 20)
         settled(client)
         assert len(rows_got(proxy)) == before
         assert status["plans"][0]["fetched"] == status["fetched"]["fetched"], "what was fetched is kept"
@@ -260,30 +260,28 @@ def test_the_rest_is_warmed_in_the_background_only_after_the_plan(bucket):
     order = np.arange(0, COUNT, 2)
     with open_snapshot("mask@v1", settings) as snapshot, publish(settings, Files(snapshot), order) as ahead:
         assert ahead.wait_sent()
-        assert snapshot.read("00399.bin") == content(399)
+        assert snapshot.read("00159.bin") == content(159)
         settled(connect(settings))
-        assert set(rows_got(proxy)) == {*order.tolist(), 399}
+        assert set(rows_got(proxy)) == {*order.tolist(), 159}
         ahead.advance(len(order))
-        assert snapshot.read("00397.bin") == content(397)
+        assert snapshot.read("00157.bin") == content(157)
         wait_for(lambda: set(rows_got(proxy)) == set(range(COUNT)))
 
 
 def test_a_background_warm_up_that_runs_waits_for_a_plan(bucket):
     settings, proxy, _ = bucket
     settings = small(settings, concurrency=1)
-    import threading
-
     held = threading.Event()
     proxy.always(Fault(wait=held, only=lambda method, path: method == "GET" and path.endswith("/00000.bin")))
     with open_snapshot("mask@v1", settings) as snapshot:
-        snapshot.read("00350.bin")
+        snapshot.read("00150.bin")
         wait_for(lambda: 0 in rows_got(proxy))  # the warm-up has begun
-        with publish(settings, Files(snapshot), np.arange(300, COUNT)) as ahead:
+        with publish(settings, Files(snapshot), np.arange(100, COUNT)) as ahead:
             assert ahead.wait_sent()
             held.set()
-            wait_for(lambda: set(range(300, COUNT)) <= set(rows_got(proxy)))
+            wait_for(lambda: set(range(100, COUNT)) <= set(rows_got(proxy)))
             settled(connect(settings))
-            assert len(set(rows_got(proxy)) - set(range(300, COUNT))) <= 2
+            assert len(set(rows_got(proxy)) - set(range(100, COUNT))) <= 2
         wait_for(lambda: set(rows_got(proxy)) == set(range(COUNT)))
 
 
@@ -295,14 +293,14 @@ def test_a_killed_daemon_is_told_again_and_every_byte_is_right(bucket):
         for place, row in enumerate(order.tolist()):
             ahead.advance(place)
             assert snapshot.read(f"{row:05d}.bin") == content(row)
-            if place in (30, 200):
+            if place in (30, 100):
                 assert ahead.wait_sent()
                 pid = connect(settings).health()["pid"]
                 pids.add(pid)
                 os.kill(pid, signal.SIGKILL)
                 wait_for(lambda: connect(settings).health()["pid"] not in pids)
                 # Advancing notices it by the mark, and publishes again.
-                wait_for(lambda: ahead.advance(place) or connect(settings).cache_status()["plans"])
+                wait_for(lambda at=place: ahead.advance(at) or connect(settings).cache_status()["plans"])
         assert connect(settings).cache_status()["plans"][0]["items"] == COUNT
 
 
@@ -342,12 +340,7 @@ def test_a_closed_plan_goes_and_its_file_too(bucket):
 
 
 def test_what_is_no_plan_is_refused(settings):
-    import http.client
-
     client = connect(settings)
-    from datacache.core.errors import UsageError
-    from datacache.daemon.plan_file import PlanHeader
-
     header = PlanHeader(
         id="1-x", pid=1, started=1, dataset="mask", snapshot="", refs=(), columns=1, items=3, next_items=0
     )
@@ -355,13 +348,12 @@ def test_what_is_no_plan_is_refused(settings):
         client.lookahead(header, lambda: [bytes(12)])
     for wrong in (dataclasses.replace(header, id="../1"), dataclasses.replace(header, columns=2)):
         with pytest.raises(UsageError):
-            client.lookahead(wrong, lambda: [bytes(4 * wrong.columns * 3)])
+            client.lookahead(wrong, lambda size=wrong.body_bytes: [bytes(size)])
     (paths.lookahead_dir(settings.home)).mkdir(parents=True, exist_ok=True)
     (paths.lookahead_dir(settings.home) / "1-x").write_bytes(bytes(16))
     with pytest.raises(UsageError, match="rows"):
         client.lookahead(header, lambda: [bytes(12)])
-    with contextlib.suppress(http.client.HTTPException, OSError):
-        assert client.health()["pid"]
+    assert client.health()["pid"]
 
 
 def test_plans_are_in_the_metrics(bucket):
