@@ -67,18 +67,20 @@ def preview(
     colours: Mapping[str, RGB] | None = None,
     columns: int | None = None,
     tile: tuple[int, int] | None = None,
+    before: str = "before",
 ) -> bytes:
     """The grid, as the bytes of a PNG.
 
     `colours` are those of the classes (default: `colours_of` the labels in the pictures; give those of all labels of a
     data set, so that all its previews have the same). `tile` is the size of an image's place in pixels; default: as
-    large as a page of 1,640 pixels allows, in the shape that most images have.
+    large as a page of 1,640 pixels allows, in the shape that most images have. `before` is what the legend calls the
+    boxes of `Picture.before`.
     """
     from PIL import Image, ImageDraw
 
     grid = _grid(pictures, columns, tile)
     colours = colours_of(_labels(pictures).keys()) | dict(colours or {})
-    legend = _Legend(pictures, colours)
+    legend = _Legend(pictures, colours, before)
     width = 2 * _MARGIN + grid.columns * (grid.tile[0] + _SPACE) - _SPACE
     width = max(width, 2 * _MARGIN + 360)
     top = _MARGIN + (_HEADING if title else 0)
@@ -168,7 +170,7 @@ class _Item(NamedTuple):
 class _Legend:
     """What the colours mean, and how many boxes there are in the pictures."""
 
-    def __init__(self, pictures: Sequence[Picture], colours: Mapping[str, RGB]) -> None:
+    def __init__(self, pictures: Sequence[Picture], colours: Mapping[str, RGB], before: str) -> None:
         self._items: list[_Item] = [
             _Item(f"{label}  {boxes:,}" if boxes else label, colours[label], "filled")
             for label, boxes in sorted(_labels(pictures).items(), key=lambda item: (-item[1], item[0]))
@@ -177,7 +179,7 @@ class _Legend:
         if any(box.difficult for annotation in annotations for box in annotation.boxes):
             self._items.append(_Item("difficult", MUTED, "dashed"))
         if any(picture.before is not None for picture in pictures):
-            self._items.append(_Item("before", BEFORE, "thin"))
+            self._items.append(_Item(before, BEFORE, "thin"))
 
     def lines(self, width: int) -> list[list[tuple[int, _Item]]]:
         """What stands in each line, and how far from its left, so that it fits into a width."""

@@ -2,12 +2,15 @@
 
 It draws masked and bare faces into a bucket (a folder), snapshots it, mounts the snapshot, reads two epochs,
 and compares every byte with the bucket; then it converts the annotations from VOC to YOLO and draws a picture
-of some images with their boxes. It has a home of its own in the demo's folder, so nothing of the user's is
-touched, and cleans up whatever happens but for the picture, `preview.png` where it was called (or in `--dir`);
-with `--keep`, folder and snapshots stay and can be looked at.
+of some images with their boxes. Where PyTorch is installed, it ends with a small detector that is trained from
+shards of the images (`demo_training.py`). It has a home of its own in the demo's folder, so nothing of the user's is
+touched, and cleans up whatever happens but for the pictures, `preview.png` and `predictions.png` where it was called
+(or in `--dir`); with `--keep`, folder and snapshots stay and can be looked at.
 
 With `--json`: `{"ok", "snapshot", "mounted", "epochs": [{"files", "bytes", "seconds", "files_per_s"}],
-"tiers", "compared_files", "converted", "preview", "home", "bucket", "kept"}`.
+"tiers", "compared_files", "converted", "preview", "training", "home", "bucket", "kept"}`, where training is null or
+`{"shards", "images", "epochs", "seconds", "first_loss", "loss", "test_images", "f1", "average_precision", "model",
+"predictions"}`.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from dataset_cli import demo_training
 from dataset_cli.app import App, json_option, pass_app
 from dataset_cli.commands.snapshot import as_json
 from dataset_cli.output import format_bytes
@@ -57,13 +61,22 @@ class Epoch(NamedTuple):
 )
 @click.option("--keep", is_flag=True, help="Leave the folder with bucket and home to look at.")
 @click.option("--count", type=click.IntRange(1, 100_000), default=200, show_default=True, help="Images to draw.")
+@click.option(
+    "--train",
+    "train_s",
+    type=click.FloatRange(0, 3600),
+    default=15,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to train, where PyTorch is installed; 0: not at all.",
+)
 @json_option
 @pass_app
-def demo(app: App, directory: Path | None, keep: bool, count: int) -> None:
+def demo(app: App, directory: Path | None, keep: bool, count: int, train_s: float) -> None:
     """Try everything on a small drawn dataset.
 
-    Snapshots it, mounts it, reads two epochs, compares every byte, converts it to YOLO, draws preview.png, and
-    cleans up.
+    Snapshots it, mounts it, reads two epochs, compares every byte, converts it to YOLO, draws preview.png, trains a
+    small detector from shards where PyTorch is installed, draws what it finds into predictions.png, and cleans up.
     """
     from datacache import api
     from datacache.core.errors import MountError
@@ -73,6 +86,7 @@ def demo(app: App, directory: Path | None, keep: bool, count: int) -> None:
         folder = _folder(directory, keep, cleanup)
         bucket = folder / "bucket"
         settings = _own_settings(app.settings, folder)
+        pictures = directory or (folder if keep else Path.cwd())
         _draw(app, bucket, count)
         record = api.create_snapshot(_NAME, bucket.as_uri(), settings=settings, tags=[_TAG], move_tags=True)
         size = format_bytes(record.total_bytes)
@@ -94,7 +108,13 @@ def demo(app: App, directory: Path | None, keep: bool, count: int) -> None:
         for tier in cache["tiers"]:
             app.out.line(f"tier      {tier['name']}: {format_bytes(tier['used_bytes'])} in {tier['blocks']:,} blocks")
         converted = _convert(app, record.ref, settings)
-        picture = _draw_preview(app, record.ref, _free_name(directory or (folder if keep else Path.cwd())), settings)
+        picture = _draw_preview(app, record.ref, _free_name(pictures, "preview"), settings)
+        training = None
+        if train_s:
+            place = _free_name(pictures, "predictions")
+            training = demo_training.train(
+                app, converted.ref, bucket=bucket, picture=place, seconds=train_s, settings=settings
+            )
         with _catalog(settings) as catalog:
             shown = as_json(record, catalog.dataset(_NAME))
             as_yolo = as_json(converted, catalog.dataset(converted.dataset))
@@ -108,6 +128,7 @@ def demo(app: App, directory: Path | None, keep: bool, count: int) -> None:
             "compared_files": len(paths),
             "converted": as_yolo,
             "preview": str(picture) if picture else None,
+            "training": training,
             "home": str(settings.home),
             "bucket": str(bucket),
             "kept": keep,
@@ -244,10 +265,10 @@ def _draw_preview(app: App, ref: str, path: Path, settings: Settings) -> Path | 
     return path
 
 
-def _free_name(folder: Path) -> Path:
+def _free_name(folder: Path, name: str) -> Path:
     """`preview.png`, or a name beside it if somebody else's is there."""
-    names = (folder / f"preview{number or ''}.png" for number in range(1000))
-    return next((path for path in names if not path.exists()), folder / "preview.png")
+    names = (folder / f"{name}{number or ''}.png" for number in range(1000))
+    return next((path for path in names if not path.exists()), folder / f"{name}.png")
 
 
 def _stop_daemon(settings: Settings) -> None:
