@@ -107,8 +107,8 @@ class Clairvoyant:
 
     def __init__(self, writer: TierWriter, tier: Tier) -> None:
         self._writer, self._tier = writer, tier
-        regions = tier.budget_bytes // open_region_size(tier.budget_bytes)
-        self._lanes = max(1, min(_MAX_LANES, regions // _REGIONS_A_LANE))
+        self._region_bytes = open_region_size(tier.budget_bytes)
+        self._lanes = max(1, min(_MAX_LANES, tier.budget_bytes // self._region_bytes // _REGIONS_A_LANE))
         self._lock = threading.Lock()  # guards _groups and the plans of each
         self._groups: list[_Group] = []
         self.moved_bytes = 0
@@ -132,12 +132,14 @@ class Clairvoyant:
         self._tier.outlook = self._outlook({})
 
     def drop(self, plan: Plan) -> None:
-        """A plan is over. What it said of the next epoch counts on for a while, or until the next plan says more."""
+        """A plan is over. What it said of the next epoch counts on for a while, if its process has not published the
+        next plan."""
         until_s = time.monotonic() + _KEPT_S if plan.publisher_runs() else 0.0
         with self._lock:
             for group in self._groups:
                 if plan in group.plans:
-                    group.plans[plan] = until_s
+                    later = list(group.plans)[list(group.plans).index(plan) + 1 :]
+                    group.plans[plan] = 0.0 if any(other.pid == plan.pid for other in later) else until_s
             if not any(until_s == math.inf for group in self._groups for until_s in group.plans.values()):
                 self._tier.outlook = None
 
@@ -263,12 +265,13 @@ class Clairvoyant:
         limit = int(container.disk_bytes * _MOVED_SHARE)
         if int(lengths[victim.must].sum()) > limit:
             return False
-        wanted = victim.must | (victim.values > enough)
+        free = self._tier.budget_bytes - self._tier.used_bytes
+        # Fetches that wait for room do not wait for more than must be moved.
+        wanted = victim.must | (victim.values > (enough if free >= self._region_bytes else math.inf))
         best = np.argsort(-(victim.values + np.where(victim.must, 1e9, 0.0)), kind="stable")
         within = np.zeros(len(lengths), bool)
         within[best] = np.cumsum(lengths[best]) <= limit
         rows = victim.rows[wanted & within]
-        free = self._tier.budget_bytes - self._tier.used_bytes
         size = int((rows[:, 2] + layout.DISK_BLOCK).sum())
         if size > free and size > _IN_MEMORY_BYTES:
             return False
@@ -276,10 +279,10 @@ class Clairvoyant:
         if size <= free:
             for blocks in slices:
                 self._move(container.id, blocks)
-            self._writer.call(lambda: self._tier.evict([container.id])).result()
+            self._evict(container.id)
         else:  # only when a full tier meets its first plan
             held = list(slices)
-            self._writer.call(lambda: self._tier.evict([container.id])).result()
+            self._evict(container.id)
             for blocks in held:
                 self._move(None, blocks)
         self.moved_bytes += int(rows[:, 2].sum())
@@ -287,6 +290,14 @@ class Clairvoyant:
 
     def _move(self, source: int | None, blocks: Sequence[tuple[Block, bytes]]) -> None:
         self._writer.call(lambda: self._writer.move(self._tier, source, blocks)).result()
+
+    def _evict(self, id: int) -> None:
+        def evict() -> None:  # unless it has gone, or was pinned, meanwhile
+            found = self._tier.containers.get(id)
+            if found is not None and not found.pinned_by:
+                self._tier.evict([id])
+
+        self._writer.call(evict).result()
 
     def _read(self, container: _Container, rows: NDArray[np.int64]) -> Iterator[list[tuple[Block, bytes]]]:
         """Blocks of a region with their checksums, some MiB at a time. They are not verified here: whoever reads them

@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 _UNKNOWN = 2**64 - 1
 _MAX_BLOCKS_AHEAD = 16_384
 _MIN_BLOCKS_AHEAD = 4
-_BEHIND_ITEMS = 8_192
-"""A sampler is asked for its samples before workers read them: what it gave last is not read yet."""
+_MAX_BLOCKS_BEHIND = 8_192
 
 
 class Wanted(NamedTuple):
@@ -121,6 +120,8 @@ class Plan:
         self.pause_s = 0.0
         self._ahead: deque[tuple[int, BlockId, int, bool]] = deque()  # item, block, bytes, fetched for this plan
         self._held: dict[BlockId, int] = {}  # how often a block is in _ahead
+        self._passed: deque[tuple[int, int]] = deque()  # items and bytes right behind the position
+        self._passed_bytes = 0
         self.ahead_bytes = self.wanted_bytes = 0  # of the blocks in _held; of those that were not here
         self._walk = self._blocks()
         self._at = self.position  # the next item to look at
@@ -137,8 +138,11 @@ class Plan:
         return self._at
 
     def behind(self) -> int:
-        """The first item that may not be read yet, though it was asked for."""
-        return max(0, self.position - _BEHIND_ITEMS)
+        """The first item that may not be read yet: a sampler is asked for its samples before workers read them, so
+        half a window of what the position has passed still counts as to be read."""
+        position = self.position
+        first = next(iter(self._passed.copy()), None)  # the thread that follows plans may change it
+        return position if first is None else min(first[0], position)
 
     def alive(self) -> bool:
         """Whether its file has its name still, and its publisher runs."""
@@ -226,10 +230,12 @@ class Plan:
 
     def _pass(self, position: int) -> bool:
         moved = False
-        ahead, held = self._ahead, self._held
+        ahead, held, passed = self._ahead, self._held, self._passed
         while ahead and ahead[0][0] < position:
-            _, id, length, wanted = ahead.popleft()
+            item, id, length, wanted = ahead.popleft()
             moved = True
+            passed.append((item, length))
+            self._passed_bytes += length
             if held[id] == 1:
                 del held[id]
                 self.ahead_bytes -= length
@@ -237,6 +243,8 @@ class Plan:
                 held[id] -= 1
             if wanted:
                 self.wanted_bytes -= length
+        while passed and (self._passed_bytes > self.window_bytes // 2 or len(passed) > _MAX_BLOCKS_BEHIND):
+            self._passed_bytes -= passed.popleft()[1]
         if self._at < position:
             self._at, self._pending = position, None
         return moved

@@ -15,7 +15,7 @@ import lmdb
 from datacache.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
-_AGAIN_S = 1.0
+_AGAIN_S = 0.2
 
 
 class Room:
