@@ -72,7 +72,7 @@ def samples_dataset(source: SampleSource, options: TfOptions, settings: Settings
     groups = source.groups() if options.shuffle else None
     shuffle: Shuffle = "none" if not options.shuffle else "global" if groups is None else "blocks"
     order = EpochOrder(len(source), seed=options.seed, shuffle=shuffle, groups=groups)
-    stream = _Stream(source, order, options, settings)
+    stream = Stream(source, order, options, settings)
     size = options.batch_size if options.drop_remainder else None
     chunks = tf.data.Dataset.from_generator(explained(stream), output_signature=chunk_spec(source.kind, size))
     chunks = chunks.prefetch(_CHUNKS_AHEAD)
@@ -104,7 +104,7 @@ def explained(generate: Callable[[], Iterator[Any]]) -> Callable[[], Iterator[An
     return generator
 
 
-class _Stream:
+class Stream:
     """The chunks of an iteration; each call begins the next one."""
 
     def __init__(self, source: SampleSource, order: EpochOrder, options: TfOptions, settings: Settings) -> None:

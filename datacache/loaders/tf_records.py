@@ -39,9 +39,9 @@ _READ_BYTES = 2**20
 def records_dataset(shards: Shards, target: str | None, options: TfOptions, settings: Settings, *, parse: bool) -> Any:
     """The samples of a set, shard by shard; shuffled, the shards in random order and the samples of some of them."""
     kind = _kind(shards, target) if parse else None
-    turns = _Turns(shards, options, settings)
+    turns = Turns(shards, options, settings)
     signature = tf.TensorSpec([None], tf.string)
-    # `_Turns` counts on it that one group waits here while one is read.
+    # `Turns` counts on it that one group waits here while one is read.
     groups = tf.data.Dataset.from_generator(explained(turns), output_signature=signature).prefetch(1)
     records = groups.flat_map(_records)
     if options.shuffle:
@@ -66,7 +66,7 @@ def _records(paths: Any) -> Any:
     )
 
 
-class _Turns:
+class Turns:
     """The paths of the shards in groups, in the order in which they are read; each call begins another iteration.
 
     TensorFlow asks for a group when it has begun to read the one before it, and begins with a group when it has come to
@@ -76,7 +76,7 @@ class _Turns:
 
     def __init__(self, shards: Shards, options: TfOptions, settings: Settings) -> None:
         self._options, self._settings = options, settings
-        self._plan = _ShardPlan(shards)
+        self._plan = ShardPlan(shards)
         self._paths = ShardPaths(shards, settings)
         shuffle: Shuffle = "global" if options.shuffle else "none"
         self._order = EpochOrder(len(shards.set.shards), seed=options.seed, shuffle=shuffle)
@@ -93,24 +93,34 @@ class _Turns:
             with publish(self._settings, self._plan, order, next_order=after) as plan:
                 for start in range(0, len(order) + size, size):
                     plan.advance(start)
-                    for shard in done:
-                        shard.finish()
+                    opened: list[ShardPath] = []
+                    error = self._finish(done) or self._open(order.take(start, start + size).tolist(), opened)
                     done = []
-                    opened, error = self._open(order.take(start, start + size).tolist())
                     if opened or error is not None or start >= len(order):
                         done, latest = latest, opened
                         yield np.array([os.fsencode(shard.path) for shard in opened], object)
                     if error is not None:  # what came before it has been read
                         raise error
-            for shard in done:
-                shard.finish()
+            error = self._finish(done)
+            if error is not None:
+                raise error
         finally:
             for shard in (*done, *latest):
                 shard.close()
 
-    def _open(self, numbers: list[int]) -> tuple[list[ShardPath], DatacacheError | None]:
-        """The paths of shards; for an error none."""
-        opened: list[ShardPath] = []
+    @staticmethod
+    def _finish(shards: list[ShardPath]) -> DatacacheError | None:
+        """Close what was read; what was wrong with it."""
+        found: DatacacheError | None = None
+        for shard in shards:
+            try:
+                shard.finish()
+            except DatacacheError as exc:
+                found = exc
+        return found
+
+    def _open(self, numbers: list[int], opened: list[ShardPath]) -> DatacacheError | None:
+        """Put the paths of shards into `opened`; or none, and what is wrong."""
         for number in numbers:
             try:
                 opened.append(self._paths.open(number))
@@ -118,11 +128,12 @@ class _Turns:
                 if not self._options.skips(exc):
                     for shard in opened:
                         shard.close()
-                    return [], exc
-        return opened, None
+                    opened.clear()
+                    return exc
+        return None
 
 
-class _ShardPlan:
+class ShardPlan:
     """For lookahead: shards by number, each all of its object."""
 
     def __init__(self, shards: Shards) -> None:

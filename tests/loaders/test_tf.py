@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +19,13 @@ import numpy as np
 import pytest
 
 from datacache import api
+from datacache.annotations.query import Query
 from datacache.core.errors import ShardError, SnapshotNotFoundError, UsageError
 from datacache.core.objects import BLOCK_BYTES
 from datacache.daemon import paths
+from datacache.loaders.order import EpochOrder
+from datacache.loaders.selection import select
+from datacache.loaders.snapshot_source import SnapshotSource
 from datacache.settings import Settings, load_settings
 from datacache.shards.listing import SHARDS_JSON, ShardSet
 from datacache.tiers import layout
@@ -84,6 +89,12 @@ def dataset(world: World) -> Callable[..., Any]:
     return partial(dataset, settings=world.settings)
 
 
+@pytest.fixture
+def own(world: World, tmp_path: Path) -> Callable[[str], Path]:
+    """Shards of the faces for the test alone."""
+    return lambda format: Path(shutil.copytree(world.shards["faces", format], tmp_path / format))
+
+
 def _torch_samples(world: World, ref: str, **arguments: Any) -> list[tuple[bytes, Any]]:
     from datacache.torch import SnapshotDataset
 
@@ -111,6 +122,11 @@ def _where(world: World, format: str) -> str:
 def _held(settings: Settings) -> list[Path]:
     """The local files that are held now."""
     return list(paths.files_dir(settings.home).glob("*/*"))
+
+
+def _plans(world: World) -> set[Path]:
+    """The orders that are published now."""
+    return set(paths.lookahead_dir(world.settings.home).glob("*"))
 
 
 # --- what elements are ------------------------------------------------------------------------------------------------
@@ -321,6 +337,67 @@ def test_cached_shards_are_read_through_links_that_outlive_eviction_and_are_clea
     assert _held(settings) == []
 
 
+def test_the_order_of_samples_is_published_for_as_long_as_it_is_read(world: World) -> None:
+    from datacache.loaders.tf_dataset import Stream, TfOptions
+
+    snapshot = api.open_snapshot(world.faces, world.settings)
+    with closing(api.open_catalog(world.settings)) as catalog:
+        source = SnapshotSource(snapshot, select(snapshot, catalog, target="path", query=Query()))
+    options = TfOptions(batch_size=5, shuffle=True)
+    stream = Stream(source, EpochOrder(COUNT), options, world.settings)
+    for stop_early in (False, True):
+        before = _plans(world)
+        chunks = stream()
+        next(chunks)
+        assert len(_plans(world) - before) == 1
+        if stop_early:
+            chunks.close()
+        else:
+            assert len(list(chunks)) == 7
+        assert _plans(world) == before
+
+
+def test_at_most_two_groups_of_shards_are_held_and_the_next_is_published(
+    world: World, own: Callable[[str], Path]
+) -> None:
+    from datacache.loaders.tf_dataset import TfOptions
+    from datacache.loaders.tf_records import Turns
+
+    ref = api.create_snapshot("held", own("tfrecord").as_uri(), settings=world.settings).ref
+    turns = Turns(api.open_shards(ref, world.settings), TfOptions(), world.settings)
+    before = _plans(world)
+    seen = []
+    for group in turns():
+        held = sorted(path.name for path in _held(world.settings))
+        assert len(held) <= 2
+        assert [os.path.basename(path).decode() for path in group] == held[-1:] or not len(group)
+        assert len(_plans(world) - before) == 1
+        seen += [os.path.basename(path).decode()[len("000000-") :] for path in group]
+    assert seen == [f"shard-{number:06d}.tfrecord" for number in range(5)]
+    assert _held(world.settings) == []
+    assert _plans(world) == before
+    dropped = turns()
+    next(dropped)
+    dropped.close()
+    assert _held(world.settings) == []
+
+
+def test_what_is_published_of_records_is_whole_shards(world: World) -> None:
+    from datacache.loaders.tf_records import ShardPlan
+
+    folder = world.shards["faces", "tfrecord"]
+    ref = api.create_snapshot("planned", folder.as_uri(), settings=world.settings).ref
+    shards = api.open_shards(ref, world.settings)
+    plan = ShardPlan(shards)
+    source, items = plan.plan_source(), plan.plan_items(np.array([2, 0]))
+    snapshot = api.open_snapshot(ref, world.settings)
+    assert source is not None
+    assert snapshot.ref == f"{source.dataset}@{source.snapshot}"
+    manifest = snapshot.manifest
+    assert [manifest.path(row) for (row,) in items.tolist()] == [b"shard-000002.tfrecord", b"shard-000000.tfrecord"]
+    assert ShardPlan(api.open_shards(folder, world.settings)).plan_source() is None
+
+
 # --- use --------------------------------------------------------------------------------------------------------------
 
 
@@ -375,12 +452,6 @@ def test_a_file_that_is_gone_is_an_error_that_names_it_or_left_out(
     assert _paths(dataset("gone", on_error="skip")) == ["0.bin", "2.bin", "3.bin", "4.bin"]
     lenient = dataset("gone", on_error="skip", batch_size=2, drop_remainder=True)
     assert [path.decode() for _, batch in lenient for path in batch.numpy()] == ["0.bin", "2.bin", "3.bin", "4.bin"]
-
-
-@pytest.fixture
-def own(world: World, tmp_path: Path) -> Callable[[str], Path]:
-    """Shards of the faces for the test alone."""
-    return lambda format: Path(shutil.copytree(world.shards["faces", format], tmp_path / format))
 
 
 def _damage(shard: Path, how: str) -> None:
@@ -439,6 +510,18 @@ def test_a_shard_in_a_bucket_that_is_not_what_the_set_says_is_an_error_that_name
         next(found)
     del found
     assert _held(world.settings) == []
+
+
+def test_a_shard_that_its_owner_writes_to_while_it_is_read_is_an_error_that_names_it(
+    world: World, own: Callable[[str], Path], dataset: Callable[..., Any], tf: Any
+) -> None:
+    folder = own("tfrecord")
+    api.create_snapshot("written", folder.as_uri(), settings=world.settings)
+    elements = iter(dataset("written", target=None))
+    next(elements)
+    os.utime(folder / "shard-000000.tfrecord", ns=(0, 0))
+    with pytest.raises(tf.errors.OpError, match=r"shard-000000\.tfrecord of written@"):
+        list(elements)
 
 
 @pytest.mark.parametrize(
