@@ -219,6 +219,8 @@ class SqliteCatalog:
     def writing(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
         """A write transaction, likewise; see `SqliteFile.write`."""
         with self._errors(), self._file.write(durable=durable) as connection:
+            # A file that cannot be written is to say so, even where it lacks the tables and temporary ones stand in.
+            connection.execute("UPDATE datasets SET latest = latest WHERE 0")
             yield connection
 
     def close(self) -> None:

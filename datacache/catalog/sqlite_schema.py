@@ -76,8 +76,8 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
         # What cannot be written can be read all the same: this connection sees the new tables, empty.
         connection.execute("PRAGMA temp_store=MEMORY")
         for statement in _ADDED_SINCE[version]:
-            if statement.startswith("CREATE TABLE"):
-                connection.execute(statement.replace("CREATE TABLE", "CREATE TEMP TABLE", 1))
+            temporary = statement.replace("CREATE TABLE ", "CREATE TABLE temp.", 1)
+            connection.execute(temporary.replace("CREATE INDEX ", "CREATE INDEX temp.", 1))
 
 
 def _bring_up_to_date(connection: sqlite3.Connection, version: int) -> None:

@@ -35,6 +35,11 @@ from datacache.catalog.tasks import (
 _QUEUE = "SELECT name, generation, parameters, epoch, made FROM task_queues"
 _STATE = """SELECT epoch, number, name, start, records, position, state, token, owner, since_s, until_s, failures, lost,
     errors, claim FROM tasks"""
+# Without being told, SQLite goes through all tasks of the generation by their primary key.
+_BY_STATE = f"{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state = ?"
+_TODO = f"{_BY_STATE} ORDER BY epoch, place LIMIT 1"
+_EXPIRED = f"{_BY_STATE} AND until_s <= ? ORDER BY until_s LIMIT 1"
+_CLAIMED = f"{_BY_STATE} AND claim = ?"
 _ONE = "generation = ? AND epoch = ? AND number = ?"
 
 
@@ -156,10 +161,7 @@ class SqliteTasks:
             current = _queue(connection, queue.name)
             if current is None or current.generation != queue.generation:
                 return None
-            row = connection.execute(
-                f"{_STATE} WHERE generation = ? AND state = ? AND claim = ?",
-                (queue.generation, DOING, claim),
-            ).fetchone()
+            row = connection.execute(_CLAIMED, (queue.generation, DOING, claim)).fetchone()
             if row is not None:  # given by the call whose answer was lost
                 return _leased(queue.generation, _state(row, 0), claim)
             now_s = time.time()
@@ -180,8 +182,8 @@ class SqliteTasks:
         """What is left of the epoch; see the protocol."""
         with self._catalog.reading() as connection:
             tasks, until_s = connection.execute(
-                """SELECT count(*), min(CASE state WHEN ?2 THEN until_s ELSE 0 END) FROM tasks
-                WHERE generation = ?1 AND state IN (?2, ?3)""",
+                """SELECT count(*), min(CASE state WHEN ?2 THEN until_s ELSE 0 END)
+                FROM tasks INDEXED BY tasks_by_state WHERE generation = ?1 AND state IN (?2, ?3)""",
                 (queue.generation, DOING, TODO),
             ).fetchone()
         return Open(tasks, max(0.0, (until_s or 0) - time.time()))
@@ -258,10 +260,7 @@ class SqliteTasks:
     def tasks(self, queue: QueueRecord, state: str) -> list[TaskState]:
         """The tasks in this state, by epoch and number."""
         with self._catalog.reading() as connection:
-            rows = connection.execute(
-                f"{_STATE} WHERE generation = ? AND state = ? ORDER BY epoch, number",
-                (queue.generation, state),
-            ).fetchall()
+            rows = connection.execute(f"{_BY_STATE} ORDER BY epoch, number", (queue.generation, state)).fetchall()
         now_s = time.time()
         return [_state(row, now_s) for row in rows]
 
@@ -278,10 +277,7 @@ class SqliteTasks:
 def _take_over(connection: sqlite3.Connection, generation: int, now_s: float, max_lost: int) -> TaskState | None:
     """The task whose lease has expired first, its loss written down. Those lost too often are failed on the way."""
     while True:
-        row = connection.execute(
-            f"{_STATE} WHERE generation = ? AND state = ? AND until_s <= ? ORDER BY until_s LIMIT 1",
-            (generation, DOING, now_s),
-        ).fetchone()
+        row = connection.execute(_EXPIRED, (generation, DOING, now_s)).fetchone()
         if row is None:
             return None
         task = _state(row, now_s)
@@ -294,9 +290,7 @@ def _take_over(connection: sqlite3.Connection, generation: int, now_s: float, ma
 
 
 def _first(connection: sqlite3.Connection, generation: int) -> TaskState | None:
-    row = connection.execute(
-        f"{_STATE} WHERE generation = ? AND state = ? ORDER BY epoch, place LIMIT 1", (generation, TODO)
-    ).fetchone()
+    row = connection.execute(_TODO, (generation, TODO)).fetchone()
     return None if row is None else _state(row, 0)
 
 

@@ -6,8 +6,7 @@ say how a lease is made to expire.
         def tasks_url(self) -> str: ...                       # of an empty catalog, a new one each time
         def expire(self, store, lease) -> None: ...           # as if the lease had been given long ago
 
-Used by this project's tests and by whoever writes another storage. Needs pytest. `run_job` is what the tests that kill
-workers run: processes that take tasks, write down what they use, and are killed.
+Used by this project's tests and by whoever writes another storage. Needs pytest.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from datacache.catalog.tasks import Leased, TaskStore, open_task_store
 from datacache.core.errors import LeaseLostError, TasksError, UsageError
 from datacache.loaders.tasks import Span, Task, TaskParameters, TaskQueue, Wait
 from datacache.testing.catalog import run_together
+from datacache.testing.elastic_job import check, run_job
 
 _fork = multiprocessing.get_context("fork")
 
@@ -465,3 +466,22 @@ class TasksConformance:
         for thread in threads:
             thread.join()
         assert Counter(used + found.get()) == records(spans=spans)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("seed", [1])
+    def test_workers_that_are_killed_and_stopped_at_random_see_every_record_and_repeat_only_what_was_lost(
+        self, tasks_url: str, tmp_path: Path, seed: int
+    ) -> None:
+        # Long tasks: who was stopped comes back while its successor is still at them.
+        spans = [Span(f"shard-{number:06}.tar", number * 120, 120) for number in range(10)]
+        parameters = TaskParameters(records=120, epochs=3, lease_s=0.5, max_lost=100)
+        done = run_job(tasks_url, tmp_path, spans, parameters, workers=8, chaos_s=8.0, seed=seed)
+        repeated = check(done, spans, 3)
+        assert done.kills > 20
+        assert done.stops > 5
+        assert done.count("refused") > 0
+        assert repeated > 0
+        store = open_task_store(tasks_url)
+        assert TaskQueue(store, "job").status().finished
+        assert not TaskQueue(store, "job").status().failed
+        store.close()

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from datacache.catalog.tasks import Leased, TaskStore
+from datacache.catalog import tasks_mongo_queues
+from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.tasks import Leased, NewTask, TaskStore, open_task_store
 from datacache.catalog.tasks_mongo import MongoTasks
-from datacache.catalog.tasks_sqlite import SqliteTasks
-from datacache.testing.tasks import TasksConformance
+from datacache.catalog.tasks_sqlite import _CLAIMED, _EXPIRED, _TODO, SqliteTasks
+from datacache.core.errors import LeaseLostError
+from datacache.loaders.tasks import Span, TaskQueue, Wait
+from datacache.testing.catalog import a_record
+from datacache.testing.tasks import TasksConformance, fetch, make_queue, records, use_all
+from tests.catalog.test_sqlite import in_read_only
 from tests.servers import Mongod
 
 
@@ -38,3 +49,205 @@ class TestMongoTasks(TasksConformance):
             {"g": lease.generation, "number": lease.number, "token": lease.token},
             [{"$set": {"until": {"$subtract": ["$until", 7_200_000]}}}],
         )
+
+
+# --- MongoDB ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_and_started_again_costs_no_record_and_no_lease(tmp_path: Path) -> None:
+    spans = [Span(f"shard-{number}", number * 20, 20) for number in range(40)]
+    used: list[tuple[int, str, int]] = []
+    with Mongod(tmp_path / "own") as server:
+        url = server.database_url()
+        make_queue(open_task_store(url), spans=spans, records=10, epochs=2, max_lost=1)
+        begun = threading.Semaphore(0)
+
+        def work() -> None:
+            queue = TaskQueue(open_task_store(url), "job", patience_s=30)
+            while (task := queue.fetch_shard()) is not None:
+                for record in task.left().tolist():
+                    queue.report_batch_done(task, 1)
+                    used.append((task.epoch, task.name, record))
+                    begun.release()
+            queue.close()
+
+        threads = [threading.Thread(target=work) for _worker in range(3)]
+        for thread in threads:
+            thread.start()
+        for _round in range(2):
+            for _record in range(200):
+                assert begun.acquire(timeout=60)
+            server.stop()
+            server.start()
+        for thread in threads:
+            thread.join()
+        assert Counter(used) == records([0, 1], spans)
+        queue = TaskQueue(open_task_store(url), "job")
+        assert queue.status().finished
+        assert not queue.status().failed
+        queue.close()
+
+
+@pytest.fixture
+def mongo(mongod: Mongod) -> Iterator[MongoTasks]:
+    store = MongoTasks(mongod.database_url())
+    yield store
+    store.close()
+
+
+def test_an_epoch_whose_maker_was_killed_is_made_by_the_next(
+    mongo: MongoTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(mongo)
+    record = mongo.queue("job")
+    assert record is not None
+    monkeypatch.setattr(tasks_mongo_queues, "_MAKER_S", 0.3)
+    assert mongo._extend(record, "killed")
+    half = [NewTask(0, 3, 3, "b", 0, 4), NewTask(0, 0, 0, "a", 0, 4)]
+    mongo._insert(record, half)
+    assert isinstance(queue.try_fetch("w"), Wait)
+    assert use_all(queue) == sorted(records())
+
+
+def test_a_maker_that_wakes_up_epochs_later_brings_no_task_back(mongo: MongoTasks) -> None:
+    queue = make_queue(mongo, epochs=4)
+    queue.report_done(fetch(queue))
+    begun = mongo.queue("job")
+    assert begun is not None
+    while (task := fetch(queue)).epoch < 3:
+        queue.report_done(task)
+    mongo._insert(begun, [NewTask(0, 0, 0, "a", 0, 4)])
+    queue.report_done(task)
+    assert {epoch for epoch, *_record in use_all(queue)} == {3}
+    assert queue.status().finished
+
+
+def test_a_generation_whose_end_was_interrupted_is_cleaned_up_before_the_next_is_leased(mongo: MongoTasks) -> None:
+    queue = make_queue(mongo)
+    old = fetch(queue)
+    mongo._queues.update_one(  # as `replace` leaves it when it is killed before the tasks are deleted
+        {"_id": "job"},
+        {
+            "$set": {"g": 1, "made": False, "maker_until": tasks_mongo_queues._LONG_AGO},
+            "$push": {"stale": old.lease.generation},
+        },
+    )
+    queue.renew(old)
+    fetch(queue)
+    with pytest.raises(LeaseLostError):
+        queue.renew(old)
+    assert mongo._tasks.count_documents({"g": old.lease.generation}) == 0
+
+
+def test_a_removal_that_was_interrupted_is_finished_by_whoever_makes_the_queue_again(mongo: MongoTasks) -> None:
+    queue = make_queue(mongo)
+    old = fetch(queue)
+    mongo._queues.update_one({"_id": "job"}, {"$set": {"removed": True}})
+    assert not queue.exists()
+    assert mongo.queues() == []
+    make_queue(mongo, epochs=2)
+    with pytest.raises(LeaseLostError):
+        queue.renew(old)
+    assert Counter(use_all(queue)) == records([0, 1])
+
+
+def test_mongodb_finds_tasks_by_an_index(mongo: MongoTasks) -> None:
+    queue = make_queue(mongo, spans=[Span("a", 0, 500)], records=1)
+    task = fetch(queue)
+    plan = mongo._tasks.find(
+        {"g": task.lease.generation, "lane": {"$in": [-1, 0]}, "state": "todo"}
+    ).sort([("lane", 1), ("place", 1)]).limit(1).explain()  # fmt: skip
+    assert plan["executionStats"]["totalDocsExamined"] == 1
+    assert plan["executionStats"]["totalKeysExamined"] <= 3
+
+
+# --- SQLite -----------------------------------------------------------------------------------------------------------
+
+
+def test_sqlite_finds_tasks_by_an_index(tmp_path: Path) -> None:
+    store = open_task_store(f"sqlite:///{tmp_path}/catalog.db")
+    assert isinstance(store, SqliteTasks)
+    make_queue(store)
+    with store._catalog.reading() as connection:
+        for query in (_TODO, _EXPIRED, _CLAIMED):
+            numbers = (1,) * query.count("?")
+            plan = [row[-1] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", numbers)]
+            assert "USING INDEX tasks_by_state (generation=? AND state=?)" in plan[0]
+            assert len(plan) == (2 if query == _EXPIRED else 1)  # only the few that are being done are sorted
+    store.close()
+
+
+def version_2_file(path: Path) -> None:
+    """A catalog as the version before task queues left it."""
+    catalog = SqliteCatalog(path)
+    catalog.commit(a_record(), tags=["v1"])
+    catalog.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript("DROP TABLE tasks; DROP TABLE task_queues; PRAGMA user_version=2;")
+
+
+def test_a_catalog_of_the_version_before_gets_the_tables_and_keeps_everything(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    version_2_file(path)
+    before = SqliteCatalog(path).identity()
+    store = open_task_store(f"sqlite:///{path}")
+    assert Counter(use_all(make_queue(store))) == records()
+    catalog = SqliteCatalog(path)
+    assert catalog.snapshots("mask") == [a_record()]
+    assert catalog.identity() == before
+    store.close()
+    catalog.close()
+
+
+def test_a_catalog_of_the_version_before_that_cannot_be_written_has_no_queues_and_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "catalog.db"
+    path.parent.mkdir()
+    version_2_file(path)
+    script = f"""
+from pathlib import Path
+from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.tasks import open_task_store
+from datacache.core.errors import CatalogError
+from datacache.testing.tasks import make_queue
+store = open_task_store("sqlite:///{path}")
+assert store.queues() == []
+assert len(SqliteCatalog(Path({str(path)!r})).snapshots("mask")) == 1
+assert len(SqliteCatalog(Path({str(path)!r})).identity()) == 16
+try:
+    make_queue(store)
+except CatalogError as exc:
+    print(exc)
+"""
+    assert "cannot be written" in in_read_only(path.parent, script)
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sqlite", "mongodb"])
+def test_a_hundred_thousand_tasks_are_made_taken_and_counted(
+    backend: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if backend == "sqlite":
+        url = f"sqlite:///{tmp_path}/catalog.db"
+    else:
+        url = request.getfixturevalue("mongod").database_url()
+    store = open_task_store(url)
+    spans = [Span(f"shard-{number:06}.tar", number * 1000, 1000) for number in range(10_000)]
+    queue = make_queue(store, spans=spans, records=100, shuffle=True)
+    for _task in range(50):
+        queue.report_done(fetch(queue))
+    held = fetch(queue)
+    status = queue.status()
+    assert {state: count.tasks for state, count in status.counts.items()} == {"todo": 99_949, "doing": 1, "done": 50}
+    text = queue.get_shard_checkpoint()
+    assert len(text) < 20_000
+    queue.restore_shard_from_checkpoint(text)
+    with pytest.raises(LeaseLostError):
+        queue.report_done(held)
+    fetch(queue)
+    assert queue.status().counts["done"].tasks == 50
+    assert queue.remove()
+    store.close()
