@@ -15,6 +15,7 @@ objects went.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from typing import Any
@@ -88,7 +89,7 @@ def measure(orders: list[Any], policy: str, pace: float, get_count: Any) -> list
                 return samples.astype("uint32").reshape(-1, 1)
 
         paths = [path.decode() for path in snap.manifest.paths()]
-        for order, following in zip(orders, orders[1:], strict=False):
+        for order, following in itertools.pairwise(orders):
             before = get_count()
             if policy == "clairvoyant":
                 ahead = publish(settings, Files(), order, next_order=following)
