@@ -165,7 +165,8 @@ def write(module: str, python: Path, env: Mapping[str, str], images: Path, targe
 
 
 def foreign_environment(folder: Path) -> dict[str, str]:
-    """The environment for other people's libraries: nothing of ours, and their temporary files in `folder`."""
+    """The environment for other people's libraries: nothing of ours, and their temporary files in `folder`, where
+    PyTorch makes sockets: its path has to be short."""
     ours = {name for name in os.environ if name.startswith(("DATACACHE_", "AWS_", "PYTHON", "MALLOC_"))}
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     return kept | {"TMPDIR": str(folder), "LITDATA_CACHE_DIR": str(folder)}

@@ -87,7 +87,7 @@ def main() -> None:
     add_peers_option(arguments)
     args = arguments.parse_args()
     if args.quick:
-        args.files, args.rounds, args.workers = 150, 1, [0]
+        args.files, args.batch, args.rounds, args.workers = 40, 16, 1, [0]
     with Workspace(args.dir) as work:
         missing: dict[str, str] = {}
         field = Field(work, args)
@@ -110,7 +110,7 @@ class Field:
     def __init__(self, work: Workspace, args: argparse.Namespace) -> None:
         self._work, self._args = work, args
         self._server: RcloneS3 | CephRgw
-        self._foreign = foreign_environment(work.folder("temporary"))
+        self._foreign = foreign_environment(work.short_folder())
         self._made = 0
         if args.server == "rclone":
             self._server = work.s3()
@@ -201,7 +201,7 @@ class Field:
             self._made += 1
             cache = self._work.folder(f"cache-{self._made}")
             plan = replace(contender.plan, cache=str(cache))
-            yield replace(contender, plan=plan, env={**contender.env, "TMPDIR": str(cache)})
+            yield replace(contender, plan=plan, env={**contender.env, "LITDATA_CACHE_DIR": str(cache)})
             shutil.rmtree(cache)
 
         return fresh

@@ -62,6 +62,12 @@ class Workspace:
         path.mkdir(parents=True)
         return path
 
+    def short_folder(self) -> Path:
+        """A new empty folder with a path short enough for sockets in it (unix(7): 107 bytes); not in `--dir`."""
+        path = Path(tempfile.mkdtemp(prefix="dcb-"))
+        self._stack.callback(shutil.rmtree, path, ignore_errors=True)
+        return path
+
     def s3(self, *, log_requests: bool = False) -> RcloneS3:
         """An S3 server whose buckets are the folders in `.root`, empty at first."""
         server = RcloneS3(self.path / "s3", live=False, log_requests=log_requests)

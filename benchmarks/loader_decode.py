@@ -35,7 +35,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=5)
     args = arguments.parse_args()
     if args.quick:
-        args.files, args.rounds = 150, 1
+        args.files, args.batch, args.rounds = 40, 16, 1
     with Workspace(args.dir) as work:
         images = make_images(work.folder("images"), "photographs", args.files)
         plan = Plan(workers=args.workers, batch_size=args.batch, size=args.size)
@@ -48,8 +48,8 @@ def contenders(work: Workspace, images: Images, plan: Plan) -> Iterator[Contende
     folder, python = work.folder("copies"), Path(sys.executable)
     home, shards = make_ours(work, images, folder)
     bare = Contender(
-        name=BARE, module="bare_decode", source=str(images.folder), python=python, env=foreign_environment(folder),
-        plan=plan,
+        name=BARE, module="bare_decode", source=str(images.folder), python=python, plan=plan,
+        env=foreign_environment(work.short_folder()),
     )  # fmt: skip
     yield bare
     yield replace(

@@ -81,7 +81,7 @@ def main() -> None:
     add_peers_option(arguments)
     args = arguments.parse_args()
     if args.quick:
-        args.files, args.rounds = 150, 1
+        args.files, args.batch, args.rounds, args.kinds, args.workers = 40, 16, 1, ["thumbnails"], [2]
     missing: dict[str, str] = {}
     with Workspace(args.dir) as work:
         for kind in args.kinds:
@@ -108,7 +108,7 @@ class Cast:
         self._work, self._folder, self._images, self._only = work, folder, images, args.only
         self._raised: bool = args.malloc
         self._environments: Environments = environments(args)
-        self._foreign = foreign_environment(folder)
+        self._foreign = foreign_environment(work.short_folder())
         self._plan = Plan(batch_size=args.batch)
 
     def all(self, missing: dict[str, str]) -> list[Contender]:

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+BENCHMARKS = ("mount_epochs", "reader", "large_file", "warm", "eviction", "metadata", "convert", "versions", "query")
+BENCHMARKS += ("loaders", "loader_decode", "first_epoch")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="dropping the page cache needs root")
-@pytest.mark.parametrize(
-    "name",
-    ["mount_epochs", "reader", "large_file", "warm", "eviction", "metadata", "convert", "versions", "query"],
-)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_benchmark_runs_and_prints_its_table(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--dir", str(tmp_path)],
