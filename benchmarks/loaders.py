@@ -70,7 +70,7 @@ class Images(NamedTuple):
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--files", type=int, default=10_000)
-    arguments.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    arguments.add_argument("--kinds", nargs="+", choices=list(KINDS), default=["photographs", "thumbnails"])
     arguments.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     arguments.add_argument("--batch", type=int, default=64)
     arguments.add_argument("--rounds", type=int, default=7)

@@ -28,11 +28,15 @@ class Kind(NamedTuple):
     width: int
     height: int
     quality: int
+    even_bytes: int = 0
+    """Every file has exactly so many, by its comment."""
 
 
 PHOTOGRAPHS = Kind("107 KB", 640, 480, 81)
 THUMBNAILS = Kind("1.6 KB", 48, 48, 75)
-KINDS = {"photographs": PHOTOGRAPHS, "thumbnails": THUMBNAILS}
+# How malloc treats buffers of one size, and those of many sizes on both sides of its thresholds, is not the same.
+EVEN = Kind("exactly 107 KB", 640, 480, 81, 107_000)
+KINDS = {"photographs": PHOTOGRAPHS, "thumbnails": THUMBNAILS, "even": EVEN}
 
 
 def write_images(folder: Path, count: int, kind: Kind = PHOTOGRAPHS, *, seed: int = 0) -> int:
@@ -41,7 +45,9 @@ def write_images(folder: Path, count: int, kind: Kind = PHOTOGRAPHS, *, seed: in
     total = 0
     for number in range(count):
         name = f"{number:07d}"
-        total += (folder / f"{name}.jpg").write_bytes(with_comment(drawn[number % _DRAWN], name.encode()))
+        jpeg = drawn[number % _DRAWN]
+        comment = name.encode().ljust(max(0, kind.even_bytes - len(jpeg) - 4))
+        total += (folder / f"{name}.jpg").write_bytes(with_comment(jpeg, comment))
     return total
 
 
@@ -54,7 +60,7 @@ def with_comment(jpeg: bytes, text: bytes) -> bytes:
 def _draw(seed: int, kind: Kind) -> bytes:
     chance = np.random.default_rng(seed)
     shape = kind.height, kind.width
-    contrast = chance.uniform(35, 65)
+    contrast = 45.0 if kind.even_bytes else chance.uniform(35, 65)
     luma = 118 + contrast * _texture(chance, shape)
     blue, red = 18 * _texture(chance, shape), 18 * _texture(chance, shape)
     # ITU-R BT.601, as JFIF has it.
