@@ -46,6 +46,9 @@ def print_cache(out: Output, state: dict[str, Any]) -> None:
         if job["state"] == "running":
             done, total = format_bytes(job["bytes_done"]), format_bytes(job["bytes_total"])
             out.line(f"  warming {job['ref']}: {done} of {total}")
+    for plan in state["plans"]:
+        done = f"{plan['position']:,} of {plan['items']:,} samples"
+        out.line(f"  order of {plan['dataset']}: {done}, {plan['fetched']:,} blocks fetched ahead ({plan['state']})")
     for tier in state["tiers"]:
         if tier["problem"]:
             out.warning(f"tier {tier['name']}: {tier['problem']}")
