@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from datacache.core.errors import UsageError
 from datacache.examples.detector import Detector, Found, loss
 from datacache.torch import ShardDataset, collate, loader
 
@@ -45,7 +46,12 @@ def train(
     seed: int = 0,
     on_epoch: Callable[[Epoch], Any] = lambda _epoch: None,
 ) -> tuple[Detector, list[Epoch]]:
-    """A detector of the dataset's classes, trained for so many epochs or seconds, whichever is over first."""
+    """A detector of the dataset's classes, trained for so many epochs or seconds, whichever is over first; at least one
+    step. `UsageError` where neither is given, and for a device that is not there."""
+    if epochs is None and seconds is None:
+        raise UsageError("a training without an end", hint="Give epochs or seconds.")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"there is no {device} here", hint="device='cpu'.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = Detector(len(dataset.classes))
@@ -53,10 +59,8 @@ def train(
     optimiser = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=1e-4)
     chance = torch.Generator().manual_seed(seed)
     done: list[Epoch] = []
-    on_gpu: dict[str, Any] = (
-        {} if device == "cpu" else {"device": device}
-    )  # then batches come through a DevicePrefetcher
-    batches = loader(dataset, batch_size, seed=seed, num_workers=workers, **on_gpu)
+    on = None if device == "cpu" else device  # then batches come through a DevicePrefetcher
+    batches = loader(dataset, batch_size, seed=seed, num_workers=workers, device=on)
     with closing(batches):
         steps, limit = 0, math.inf if epochs is None else epochs * len(batches)
         batches.choice  # noqa: B018 - how many workers are best is measured now, not in the time for training
@@ -69,7 +73,7 @@ def train(
                 for group in optimiser.param_groups:
                     group["lr"] = _RATE * min(progress / _WARM_UP, (1 + math.cos(math.pi * progress)) / 2) + 1e-6
                 network.train()
-                value = loss(network(*_varied(pixels, targets, chance)), targets)
+                value = loss(network(_varied(pixels, targets, chance)), targets)
                 optimiser.zero_grad()
                 value.backward()
                 torch.nn.utils.clip_grad_norm_(network.parameters(), 10.0)
@@ -78,7 +82,7 @@ def train(
                 images += len(targets)
                 steps += 1
                 spent = time.monotonic() - begun
-                progress = max(steps / limit, spent / seconds if seconds else 0.0)
+                progress = max(steps / limit, 0.0 if seconds is None else spent / max(seconds, 1e-9))
                 if progress >= 1:
                     break
             mean = float(torch.stack(losses).mean())
@@ -101,7 +105,7 @@ def look(network: Detector, dataset: ShardDataset, *, batch_size: int = 16) -> t
     return found, wanted
 
 
-def _varied(images: Tensor, targets: list[dict[str, Tensor]], chance: torch.Generator) -> tuple[Tensor]:
+def _varied(images: Tensor, targets: list[dict[str, Tensor]], chance: torch.Generator) -> Tensor:
     """The batch with some images mirrored (and their boxes, in place), all a little brighter or of other colours."""
     mirrored = torch.rand(len(images), generator=chance) < 0.5
     gain = 1 + (torch.rand(len(images), 1, 1, 3, generator=chance) - 0.5) * 0.3
@@ -111,4 +115,4 @@ def _varied(images: Tensor, targets: list[dict[str, Tensor]], chance: torch.Gene
             target["boxes"][:, [0, 2]] = images.shape[2] - target["boxes"][:, [2, 0]]
     flags = mirrored.to(images.device)[:, None, None, None]
     images = torch.where(flags, images.flip(2), images)
-    return ((images * gain.to(images.device) + shift.to(images.device)).clamp(0, 255),)
+    return (images * gain.to(images.device) + shift.to(images.device)).clamp(0, 255)

@@ -50,7 +50,8 @@ def main(options: argparse.Namespace) -> None:
         move_tags=True,
         settings=settings,
     )
-    say("convert", f"{yolo.record.ref}: {yolo.report.boxes:,} boxes, {yolo.report.splits}")
+    splits = ", ".join(f"{images:,} images to {split}" for split, images in sorted(yolo.report.splits.items()))
+    say("convert", f"{yolo.record.ref}: {yolo.report.boxes:,} boxes; {splits}")
 
     # 3. Shards of each split, in the bucket. They are a snapshot, too, so that they are read through this node's cache.
     shards = {}
@@ -61,7 +62,7 @@ def main(options: argparse.Namespace) -> None:
         if made is None:
             raise UsageError(f"no image of {yolo.record.ref} is in {split}", hint="More images, or another --seed.")
         shards[split] = made.ref
-        say("shard", f"{made.ref}: {made.files} files in {made.origin}")
+        say("shard", f"{made.ref}: {made.origin}")
 
     # 4. A detector, trained from the shards.
     size = options.size or story.fitting_size(shards["train"], settings)
@@ -119,8 +120,8 @@ def snapshot(options: argparse.Namespace, bucket: str, settings: Settings) -> st
         name = "drawn-faces"
     elif "://" not in url and "/" not in url and not Path(url).is_dir():
         with api.open_snapshot(url, settings) as found:
-            say("snapshot", f"{found.ref}: {found.record.files:,} files")
-            return found.ref
+            say("snapshot", f"{found.record.ref}: {found.record.files:,} files")
+            return found.record.ref
     else:
         last = url.rstrip("/").rpartition("/")[2]
         name = re.sub(r"[^a-z0-9-]+", "-", os.path.basename(os.path.abspath(last)).lower()).strip("-") or "data"

@@ -13,7 +13,7 @@ from PIL import Image
 from datacache.settings import Settings
 from datacache.testing.faces import draw_faces
 from dataset_cli.commands import doctor
-from tests.cli.conftest import Dsctl
+from tests.cli.conftest import ROOT, Dsctl
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_the_demo_goes_all_the_way_and_leaves_a_picture_alone(
     here.mkdir()
     monkeypatch.chdir(here)
     (here / "preview.png").write_bytes(b"mine")
-    result = dsctl("demo", "--count", "20", "--json", TMPDIR=str(tmp_path))
+    result = dsctl("demo", "--count", "20", "--train", "2", "--json", TMPDIR=str(tmp_path))
     assert result.code == 0, result.err
     shown = result.json
     assert shown["ok"] is True
@@ -171,24 +171,37 @@ def test_the_demo_goes_all_the_way_and_leaves_a_picture_alone(
     assert [epoch["files"] for epoch in shown["epochs"]] == [44, 44]
     assert list(tmp_path.glob("datacache-demo-*")) == []
     assert shown["converted"]["files"] == 20 + 20 + 1
-    assert sorted(path.name for path in here.iterdir()) == ["preview.png", "preview1.png"]
+    assert sorted(path.name for path in here.iterdir()) == ["predictions.png", "preview.png", "preview1.png"]
     assert (here / "preview.png").read_bytes() == b"mine"
-    with Image.open(shown["preview"]) as picture:
-        assert picture.format == "PNG"
-        assert picture.width > 600
+    training = shown["training"]
+    assert training["images"] + training["test_images"] == 20
+    assert training["epochs"] >= 1
+    for path in (shown["preview"], training["predictions"]):
+        with Image.open(path) as picture:
+            assert picture.format == "PNG"
+            assert picture.width > 400
     assert not any(Path(tier["folder"]).exists() for tier in shown["tiers"])
     assert dsctl("snapshot", "list", "--json").json == []
 
 
 def test_a_demo_that_is_kept_can_be_looked_at(dsctl: Dsctl, tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    assert "Try next" in dsctl("demo", "--count", "5", "--dir", folder, "--keep").out
+    assert "Try next" in dsctl("demo", "--count", "5", "--train", "0", "--dir", folder, "--keep").out
     assert dsctl("snapshot", "show", "mask@v1", DATACACHE_HOME=str(folder / "home")).code == 0
     assert dsctl("snapshot", "show", "mask-yolo@v1", DATACACHE_HOME=str(folder / "home")).code == 0
     assert (folder / "preview.png").stat().st_size > 10_000
-    assert dsctl("demo", "--count", "3", "--dir", folder).code == 0
+    assert dsctl("demo", "--count", "3", "--train", "0", "--dir", folder).code == 0
     (folder / "mine").touch()
     assert dsctl("demo", "--dir", folder).code == 2
+
+
+def test_a_demo_says_why_it_trains_nothing(dsctl: Dsctl, tmp_path: Path) -> None:
+    few = dsctl("demo", "--count", "1", "--dir", tmp_path / "1")
+    assert "training  left out: with so few images" in few.out, few.err
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    without = dsctl("demo", "--count", "20", "--dir", tmp_path / "2", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert "training  left out: it needs PyTorch (pip install 'datacache[torch]')" in without.out, without.err
+    assert [path.name for path in (tmp_path / "2").iterdir()] == ["preview.png"]
 
 
 def test_the_drawn_faces_are_the_same_for_the_same_seed_and_well_formed(tmp_path: Path) -> None:
