@@ -67,13 +67,13 @@ class SnapshotDataset(SnapshotSamples):
     """The images of a snapshot (or all its files, if none is an image), in the byte order of their paths.
 
     `ds[i]` is `(image, target)`. The image is `bytes`, or with `decode="rgb"` a uint8 tensor of height x width x 3,
-    resized to `size` (height, width). The target is, by `target`:
+    resized to `size` (height and width, or one number for both). The target is, by `target`:
 
     - `"detection"`: `{"boxes": float32 (n, 4) as x1, y1, x2, y2 in pixels of the image given, "labels": int64 (n,)}`
     - `"classification"`: the class id, of the image's label or of its boxes where they are all of one class; else -1
     - `"folder"`: the class id, classes being the names of the folders that the files lie in
     - `"path"`: the path
-    - `"auto"`: what the annotations are good for; without annotations the path
+    - `"auto"`: boxes where there are any, else classes of images, else the path
     - `None`: there is none, and `ds[i]` is the image alone
 
     `classes` names the class ids. `labels`, `any_label`, `where`, `min_objects` and `max_objects` choose images as
@@ -95,7 +95,7 @@ class SnapshotDataset(SnapshotSamples):
         *,
         target: str | None = "auto",
         decode: str = "bytes",
-        size: tuple[int, int] | None = None,
+        size: int | Sequence[int] | None = None,
         transform: Callable[..., Any] | None = None,
         labels: Sequence[str] = (),
         any_label: bool = False,
@@ -132,9 +132,10 @@ class ShardDataset(ShardSamples):
     """The samples of a shard set that `dsctl shard` made, in the order of the shards.
 
     `where` is a snapshot of the set (`NAME@REF`), a URL (`s3://bucket/shards`), or a folder (`./shards`). A snapshot
-    and a URL are read through this node's cache, a folder is mapped. Arguments and samples are as for
-    `SnapshotDataset`; targets are those that are in the shards (`.json`, `.cls`). `stream(batch_size)` gives the same
-    as an iterable over batches.
+    and a URL are read through this node's cache, a folder is mapped. Arguments, samples, targets and classes are as for
+    a `SnapshotDataset` of what the shards were made from; but `"folder"` is for shards made with
+    `--classes-from-folders`, where it means `"classification"`, and the path of files that are no images is their key.
+    `stream(batch_size)` gives the same as an iterable over batches.
 
     Every sample is verified by the checksum that the set's index has of it. A shard that is missing, cut short, damaged
     or another one is a `ShardError` that names shard and sample, at once where it can be seen without reading; with
@@ -147,7 +148,7 @@ class ShardDataset(ShardSamples):
         *,
         target: str | None = "auto",
         decode: str = "bytes",
-        size: tuple[int, int] | None = None,
+        size: int | Sequence[int] | None = None,
         transform: Callable[..., Any] | None = None,
         packed: bool = False,
         on_error: str = "raise",

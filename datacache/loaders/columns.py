@@ -71,6 +71,34 @@ def boxes_of_json(raw: bytes | memoryview, class_ids: Mapping[str, int], sample:
     return {"boxes": np.array(boxes, np.float32).reshape(-1, 4), "labels": np.array(labels, np.int64)}
 
 
+def class_of_json(raw: bytes | memoryview, class_ids: Mapping[str, int], sample: str) -> int:
+    """The class in a shard's `.json` member, as `class_of` has it. `UsageError` if it says nothing of classes."""
+    try:
+        value = json.loads(bytes(raw))
+        labels = value.get("labels") or [box["label"] for box in value["boxes"]]
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise UsageError(
+            f"{sample}: its .json says nothing of classes ({type(exc).__name__}: {exc})",
+            hint="Shards with classes are made of a snapshot with annotations. For none: target=None.",
+        ) from exc
+    return class_of(labels, (), class_ids)
+
+
+def path_of_json(raw: bytes | memoryview) -> str | None:
+    """The image's path in its snapshot, out of a shard's `.json` member; None if it does not say."""
+    try:
+        path = json.loads(bytes(raw))["path"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return path if isinstance(path, str) else None
+
+
+def class_of(labels: Iterable[str], boxed: Iterable[str], class_ids: Mapping[str, int]) -> int:
+    """The class of an image with these labels of the whole image, or else with boxes of these: where it is one."""
+    found = set(labels) or set(boxed)
+    return class_ids.get(found.pop(), NO_CLASS) if len(found) == 1 else NO_CLASS
+
+
 def check_kind(target: str | None) -> None:
     """`UsageError` for a target that there is not."""
     if target is not None and target not in KINDS:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datacache.annotations.class_ids import class_ids
 from datacache.annotations.layout import text
 from datacache.annotations.metadata import NAME as METADATA
 from datacache.annotations.model import Annotation
@@ -21,7 +22,7 @@ from datacache.annotations.table import Table
 from datacache.catalog.base import Catalog
 from datacache.conversion.index import Annotations, Reading
 from datacache.core.errors import UsageError
-from datacache.loaders.columns import NO_CLASS, BoxColumns, ClassColumn, check_kind
+from datacache.loaders.columns import BoxColumns, ClassColumn, check_kind, class_of
 from datacache.reader.snapshot import Snapshot
 
 
@@ -96,9 +97,10 @@ def _of_annotations(
     if not kept:
         raise UsageError(f"no image of {snapshot.record.ref} fits", hint="Ask for less. See: dsctl query, dsctl stats")
     if target == "auto":
-        target = "detection" if table.boxes else "classification" if any(each.labels for each in kept) else "path"
+        classified = any(len(set(each.labels)) == 1 for each in kept)
+        target = "detection" if table.boxes else "classification" if classified else "path"
     rows, sizes, _ = _files(snapshot, frozenset(_encode(each.path) for each in kept))
-    classes = _classes(table)
+    classes = class_ids(table)
     ids = {name: number for number, name in enumerate(classes)}
     if target == "path":
         return Selection(rows=rows, sizes=sizes, kind="path")
@@ -108,7 +110,9 @@ def _of_annotations(
             raise UsageError(f"{snapshot.record.ref} has no boxes", hint="See what it has: dsctl stats")
         targets = BoxColumns(kept, ids)
     else:
-        targets = ClassColumn([_class_of(each, ids) for each in kept])
+        if not table.labels:
+            raise UsageError(f"{snapshot.record.ref} has no classes", hint="target='folder', 'path', or None.")
+        targets = ClassColumn([class_of(each.labels, (box.label for box in each.boxes), ids) for each in kept])
     return Selection(rows=rows, sizes=sizes, kind=target, targets=targets, classes=classes)
 
 
@@ -128,18 +132,6 @@ def _in_split(
         there = f"it has {', '.join(names)}" if names else "it has none; dsctl convert --split makes some"
         raise UsageError(f"{snapshot.record.ref} has no split {split!r}: {there}")
     return (each for each in found if listed.of(_encode(each.path), _encode(each.source)) == split)
-
-
-def _class_of(annotation: Annotation, ids: dict[str, int]) -> int:
-    """A whole image's label; else that of its boxes, where they are all of one class."""
-    labels = set(annotation.labels) or {box.label for box in annotation.boxes}
-    return ids[next(iter(labels))] if len(labels) == 1 else NO_CLASS
-
-
-def _classes(table: Table) -> tuple[str, ...]:
-    """In the order that the data set gives them, and what it does not list behind."""
-    listed = [str(name) for name in table.meta.get("classes", ())]
-    return (*listed, *sorted(set(table.labels) - set(listed)))
 
 
 def _files(

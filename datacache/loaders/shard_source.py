@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datacache.annotations.pairing import is_image
 from datacache.core.errors import ShardError, UsageError
 from datacache.core.objects import BLOCK_BYTES
-from datacache.loaders.columns import NO_CLASS, boxes_of_json, check_kind
+from datacache.loaders.columns import NO_CLASS, boxes_of_json, check_kind, class_of_json, path_of_json
 from datacache.loaders.lookahead import PlanSource
 from datacache.loaders.source import Read, SampleSource
 from datacache.loaders.tasks import Span
@@ -25,7 +26,11 @@ class ShardSource(SampleSource):
     """All samples of a set of WebDataset shards."""
 
     def __init__(self, shards: Shards, target: str | None) -> None:
-        SampleSource.__init__(self, shards.sizes, _kind(shards, target), shards.set.classes)
+        extensions = {name for index in shards.indexes() for name in index.extensions}
+        # The builder describes images, and groups files where there is none: a .json or .txt is then any file.
+        self._described = any(is_image(f"x.{extension}".encode()) for extension in extensions)
+        self._has_boxes = self._described and bool(shards.set.classes) and "txt" in extensions
+        SampleSource.__init__(self, shards.sizes, _kind(shards, target, self._has_boxes), shards.set.classes)
         self.shards = shards
         self._class_ids = {name: number for number, name in enumerate(self.classes)}
 
@@ -35,18 +40,29 @@ class ShardSource(SampleSource):
         return f"{shard}/{key}"
 
     def target(self, sample: int) -> Any:
-        """See `SampleSource`. Boxes are read from the shard's `.json` members."""
+        """See `SampleSource`. Boxes, paths and the class of boxes come out of the shard's `.json` members."""
+        if self.kind == "detection":
+            raw = self._json(sample)
+            if raw is None:
+                shard, key = self.shards.name(sample)
+                raise ShardError(
+                    f"sample {key!r} of {shard} has no .json, so no boxes", shard=shard, sample=key, hint="target=None."
+                )
+            return boxes_of_json(raw, self._class_ids, self.path(sample))
         if self.kind == "classification":
-            return int(self.shards.classes[sample])
-        if self.kind == "path":
-            return self.shards.name(sample)[1]
+            known = int(self.shards.classes[sample])
+            raw = self._json(sample) if known == NO_CLASS and self._has_boxes else None
+            return known if raw is None else class_of_json(raw, self._class_ids, self.path(sample))
+        raw = self._json(sample)
+        named = None if raw is None else path_of_json(raw)
+        return self.shards.name(sample)[1] if named is None else named
+
+    def _json(self, sample: int) -> bytes | memoryview | None:
+        """What the builder says of an image; None for files of another kind."""
+        if not self._described:
+            return None
         member = next((each for each in self.shards.members(sample) if each.extension == "json"), None)
-        if member is None:
-            shard, key = self.shards.name(sample)
-            raise ShardError(
-                f"sample {key!r} of {shard} has no .json, so no boxes", shard=shard, sample=key, hint="target=None."
-            )
-        return boxes_of_json(self.shards.read(sample, member), self._class_ids, self.path(sample))
+        return None if member is None else self.shards.read(sample, member)
 
     def groups(self) -> NDArray[np.int64]:
         """The sizes of the runs of samples that lie in one block of one shard, which is fetched as a whole."""
@@ -100,17 +116,16 @@ class ShardSource(SampleSource):
         return self.shards.read_first(samples)
 
 
-def _kind(shards: Shards, target: str | None) -> str | None:
+def _kind(shards: Shards, target: str | None, boxes: bool) -> str | None:
+    """What the targets are; `boxes`: whether there are any."""
     check_kind(target)
-    extensions = {name for index in shards.indexes() for name in index.extensions}
+    classes = bool(np.any(shards.classes != NO_CLASS))
     if target == "auto":
-        if bool(np.any(shards.classes != NO_CLASS)):
-            return "classification"
-        return "detection" if "txt" in extensions and "json" in extensions else "path"
+        return "detection" if boxes else "classification" if classes else "path"
     if target == "folder":
         target = "classification"
-    if target == "classification" and not bool(np.any(shards.classes != NO_CLASS)):
-        raise UsageError(f"the shards of {shards.files.where} have no classes (.cls)", hint="target='path', or None.")
-    if target == "detection" and "json" not in extensions:
-        raise UsageError(f"the shards of {shards.files.where} have no boxes (.json)", hint="target='path', or None.")
+    if target == "classification" and not classes and not boxes:
+        raise UsageError(f"the shards of {shards.files.where} have no classes", hint="target='path', or None.")
+    if target == "detection" and not boxes:
+        raise UsageError(f"the shards of {shards.files.where} have no boxes", hint="target='path', or None.")
     return target

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
+from datacache.annotations.class_ids import class_ids
 from datacache.annotations.classes import class_order
 from datacache.annotations.table import ProblemCount, Table
 from datacache.catalog.base import Catalog
@@ -339,16 +340,10 @@ def _labels(format: str, classes: Sequence[str], *, detection: bool) -> Labels:
 
 
 def _classes(snapshot: Snapshot, table: Table, options: Options) -> tuple[str, ...]:
-    """Those of boxes in the order that a conversion gives them, then those that are of whole images alone."""
-    boxed = [total.label for total in table.labels.values() if total.boxes]
-    order = class_order(
-        boxed,
-        given=options.classes,
-        previous=table.meta.get("classes"),
-        numbered=table.meta.get("format") in ("yolo", "keras-yolo3"),
-    )
+    """Their order, `class_ids`. `UsageError` where none of those asked for is there."""
+    order = class_ids(table, options.classes)
     if options.classes is None:
-        return order + tuple(label for label in table.labels if label not in set(order))
+        return order
     if table.labels and not set(order) & set(table.labels):
         raise UsageError(
             f"{snapshot.record.ref} has none of the classes asked for",

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, ShardError
 from datacache.core.threads import gather, map_in_threads
-from datacache.shards.index import Member, ShardIndex, index_name
+from datacache.shards.index import NO_CLASS, Member, ShardIndex, index_name
 from datacache.shards.listing import SHARDS_JSON, ShardInfo, ShardSet
 from datacache.shards.source import ShardFiles, cut_short, missing
 
@@ -58,7 +58,7 @@ class Shards:
         self.offsets = self._column("offsets", np.int64)
         self.sizes = self._column("sizes", np.int64)
         self.digests = self._column("digests", np.uint64)
-        self.classes = self._column("classes", np.int32)
+        self.classes = self._column("classes", np.int32, NO_CLASS)
 
     def __len__(self) -> int:
         """How many samples there are."""
@@ -216,9 +216,10 @@ class Shards:
             )
         return index
 
-    def _column(self, name: str, dtype: Any) -> NDArray[Any]:
+    def _column(self, name: str, dtype: Any, lost: int = 0) -> NDArray[Any]:
+        """A column over all shards; `lost` stands for samples of shards that cannot be used."""
         parts = [
-            np.zeros(info.samples, dtype) if index is None else getattr(index, name).astype(dtype)
+            np.full(info.samples, lost, dtype) if index is None else getattr(index, name).astype(dtype)
             for info, index in zip(self.set.shards, self._indexes, strict=True)
         ]
         return np.concatenate(parts) if parts else np.zeros(0, dtype)

@@ -155,9 +155,10 @@ def test_a_stream_gives_the_same_batches_with_any_number_of_workers(shards: Path
         return [[batch.targets for batch in loader] for _ in range(2)]
 
     alone = epochs(0)
-    keys = sorted(dataset.path(number).rpartition(".tar/")[2] for number in range(COUNT))
+    paths = sorted(dataset.target(number) for number in range(COUNT))
+    assert len(set(paths)) == COUNT
     for epoch in alone:
-        assert sorted(key for batch in epoch for key in batch) == keys
+        assert sorted(path for batch in epoch for path in batch) == paths
     assert (alone[0] == alone[1]) == (shuffle is False)
     assert epochs(2) == alone
 
@@ -182,8 +183,8 @@ def test_classes_of_shards_are_targets(settings: Settings, tmp_path: Path) -> No
     assert dataset.kind == "classification"
     assert dataset.classes == ("cat", "dog")
     assert dataset.__getitems__([0, 1, 2]).targets.tolist() == [0, 0, 1]
-    with pytest.raises(UsageError, match="nothing of boxes"):
-        ShardDataset(tmp_path / "set", target="detection")[0]
+    with pytest.raises(UsageError, match="have no boxes"):
+        ShardDataset(tmp_path / "set", target="detection")
 
 
 def _one_image(folder: Path) -> Path:
@@ -268,6 +269,22 @@ def test_damage_is_an_error_naming_shard_and_sample(
     packed = ShardDataset(where, target="path", packed=True, on_error="skip")
     batch = packed.__getitems__(range(COUNT))
     assert [(bytes(sample.image.numpy()), sample.target) for sample in batch] == kept
+
+
+def test_a_damaged_label_is_an_error_or_its_sample_is_skipped(shards: Path) -> None:
+    index = ShardIndex.decode((shards / index_name(_NAME)).read_bytes(), _NAME)
+    label = index.find(1, "json")
+    assert label is not None
+    data = bytearray((shards / _NAME).read_bytes())
+    data[label.offset + 3] ^= 4
+    (shards / _NAME).write_bytes(data)
+    for target in ("detection", "path"):
+        for packed in (False, True):
+            with pytest.raises(ShardError, match=r"shard-000001\.tar"):
+                ShardDataset(shards, target=target, packed=packed).__getitems__(range(COUNT))
+            dataset = ShardDataset(shards, target=target, packed=packed, on_error="skip")
+            assert len(dataset.__getitems__(range(COUNT))) == COUNT - 1
+            assert dataset.skipped == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
