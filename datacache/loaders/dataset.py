@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.loaders import timing
-from datacache.loaders.decode import Size, decode_rgb
+from datacache.loaders.decode import MAX_SIDE, Size, decode_rgb
 from datacache.loaders.packed import PackedBatch, empty, pack_targets
 from datacache.loaders.source import SKIPPABLE, Read, SampleSource
 from datacache.loaders.targets import scaled
@@ -37,8 +39,8 @@ class Options:
 
     decode: str = "bytes"
     """`bytes`: as they are stored. `rgb`: a uint8 tensor of height x width x 3."""
-    size: Size | None = None
-    """Height and width that images are resized to."""
+    size: int | Sequence[int] | None = None
+    """Height and width that images are resized to; a number is both."""
     transform: Callable[..., Any] | None = None
     """Called with `(image, target)`, or with `image` where there are no targets; gives the sample."""
     packed: bool = False
@@ -51,14 +53,17 @@ class Options:
             raise UsageError(f"decode={self.decode!r}: there is no such way", hint="decode='bytes' or decode='rgb'.")
         if self.on_error not in ("raise", "skip"):
             raise UsageError(f"on_error={self.on_error!r}", hint="on_error='raise' or on_error='skip'.")
-        if self.size is not None and min(self.size) < 1:
-            raise UsageError(f"size={self.size!r}", hint="Height and width in pixels: size=(224, 224).")
-        if self.size is not None and self.decode != "rgb":
+        if self.resized is not None and self.decode != "rgb":
             raise UsageError("size= is of decoded images", hint="Add decode='rgb'.")
         if self.packed and (self.decode != "bytes" or self.transform is not None):
             raise UsageError(
                 "packed=True gives stored bytes", hint="Without decode='rgb' and transform, or not packed."
             )
+
+    @cached_property
+    def resized(self) -> Size | None:
+        """What `size` means. `UsageError` if it is no size."""
+        return _height_and_width(self.size)
 
 
 class SampleDataset(SampleSource, Dataset):
@@ -131,13 +136,18 @@ class SampleDataset(SampleSource, Dataset):
                     out[starts[at] : starts[at] + len(found)] = found
             clock.lap(timing.MISS, began)
         clock.count(len(samples), total, len(left))
-        targets: Any = None
-        if lost:
-            data, offsets = _without(data, offsets, lost)
-            samples = [sample for at, sample in enumerate(samples) if at not in lost]
+        targets: list[Any] = []
         if self.kind is not None:
-            targets = pack_targets([self.target(sample) for sample in samples])
-        return PackedBatch(data, torch.from_numpy(offsets), targets)
+            gone = set(lost)
+            for at, sample in enumerate(samples):
+                try:
+                    targets += () if at in gone else [self.target(sample)]
+                except SKIPPABLE as exc:
+                    self._unless_skipped(exc)
+                    lost.append(at)
+        if lost:
+            data, offsets = _without(data, offsets, set(lost))
+        return PackedBatch(data, torch.from_numpy(offsets), None if self.kind is None else pack_targets(targets))
 
     def _sample(self, sample: int, data: bytes | memoryview) -> Any:
         options = self.options
@@ -146,10 +156,10 @@ class SampleDataset(SampleSource, Dataset):
         target = None if self.kind is None else self.target(sample)
         image: Any
         if options.decode == "rgb":
-            pixels, own = decode_rgb(data, self.path(sample), options.size)
+            pixels, own = decode_rgb(data, lambda: self.path(sample), options.resized)
             image = torch.from_numpy(pixels)
-            if options.size is not None:
-                target = scaled(target, own, options.size)
+            if options.resized is not None:
+                target = scaled(target, own, options.resized)
             began = clock.lap(timing.DECODE, began)
         else:
             image = bytes(data)
@@ -180,7 +190,22 @@ class SampleDataset(SampleSource, Dataset):
         self._skipped[number] += 1
 
 
-def _without(data: Any, offsets: NDArray[np.int64], lost: Sequence[int]) -> tuple[Any, NDArray[np.int64]]:
+def _height_and_width(size: Any) -> Size | None:
+    """What is meant by `size=`: a number is both. `UsageError` for what is no size."""
+    if size is None:
+        return None
+    sides = (size, size) if isinstance(size, (int, np.integer)) else size
+    try:
+        height, width = sides
+        found = index(height), index(width)
+    except (TypeError, ValueError):
+        found = 0, 0
+    if isinstance(size, (bool, str)) or min(found) < 1 or max(found) > MAX_SIDE:
+        raise UsageError(f"size={size!r}", hint="Height and width in pixels: size=(224, 224), or 224 for both.")
+    return found
+
+
+def _without(data: Any, offsets: NDArray[np.int64], lost: set[int]) -> tuple[Any, NDArray[np.int64]]:
     """A packed batch's bytes and offsets without some samples."""
     bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
     kept = [bound for at, bound in enumerate(bounds) if at not in lost]

@@ -6,6 +6,7 @@ Used by the datasets and by whoever wants the same pixels elsewhere. JPEGs go th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,28 +19,47 @@ from datacache.core.errors import AnnotationError, BrokenImageError
 
 Size = tuple[int, int]
 """Height and width."""
+MAX_SIDE = 2**16
+"""Of what images can be resized to: far beyond anything a training takes."""
 
 
-def decode_rgb(data: bytes | memoryview, path: str, size: Size | None = None) -> tuple[NDArray[np.uint8], Size]:
+def decode_rgb(
+    data: bytes | memoryview, path: str | Callable[[], str], size: Size | None = None
+) -> tuple[NDArray[np.uint8], Size]:
     """The image's pixels, (height, width, 3) uint8, contiguous, and the height and width it has by itself.
 
     With `size` they are resized to exactly that, whatever the image's own proportions (bilinear with antialiasing; a
     JPEG that is more than twice as large is reduced while it is decoded). EXIF orientation is applied.
-    `AnnotationError` naming `path` where the image is broken, truncated or of no known format.
+    `AnnotationError` naming `path` (which may be a function: only errors need it) where the image is broken, truncated
+    or of no known format.
     """
     try:
         header = read_header(data)
     except BrokenImageError as exc:
+        path = _said(path)
         raise AnnotationError(f"{path}: {exc}", code="image-broken", file=path, hint=exc.hint) from exc
     own = header.displayed_height, header.displayed_width
     pixels = _jpeg(data, header.orientation, size, own) if header.format == "jpeg" and header.complete else None
     if pixels is None:
-        pixels = _rgb(image_codec.decode(bytes(data), path).pixels)
+        pixels = _rgb(_other(bytes(data), path).pixels)
         own = pixels.shape[0], pixels.shape[1]
     if size is not None and pixels.shape[:2] != size:
         pixels = _resized(pixels, size)
     pixels = np.ascontiguousarray(pixels)
     return pixels if pixels.flags.writeable else pixels.copy(), own
+
+
+def _other(data: bytes, path: str | Callable[[], str]) -> image_codec.Picture:
+    if isinstance(path, str):
+        return image_codec.decode(data, path)
+    try:
+        return image_codec.decode(data, "")
+    except AnnotationError:
+        return image_codec.decode(data, path())  # the same error, with the path
+
+
+def _said(path: str | Callable[[], str]) -> str:
+    return path if isinstance(path, str) else path()
 
 
 def _jpeg(data: bytes | memoryview, orientation: int, size: Size | None, own: Size) -> NDArray[np.uint8] | None:

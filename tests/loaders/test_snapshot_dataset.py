@@ -77,6 +77,25 @@ def test_decoded_images_are_resized_and_their_boxes_with_them(faces_ref: str) ->
     assert abs(float(reduced.float().mean()) - float(image.float().mean())) < 3
 
 
+def test_a_size_may_be_a_list_or_a_number(faces_ref: str) -> None:
+    sizes = [(24, 32), [24, 32], np.array([24, 32]), torch.Size((24, 32)), 24, np.int64(24)]
+    images = [SnapshotDataset(faces_ref, decode="rgb", size=size)[0][0] for size in sizes]
+    assert [tuple(image.shape) for image in images] == [(24, 32, 3)] * 4 + [(24, 24, 3)] * 2
+    assert all(torch.equal(image, images[0]) for image in images[:4])
+
+
+def test_paths_are_looked_up_for_errors_only(
+    faces_ref: str, with_a_broken_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(SnapshotDataset, "path", lambda _self, sample: asked.append(sample) or "the path")
+    SnapshotDataset(faces_ref, decode="rgb", size=8).__getitems__(range(COUNT))
+    assert asked == []
+    with pytest.raises(AnnotationError, match="the path"):
+        SnapshotDataset(with_a_broken_image, decode="rgb", target=None)[2]
+    assert asked == [2]
+
+
 def test_a_target_changed_by_one_reader_is_whole_for_the_next(faces_ref: str) -> None:
     dataset = SnapshotDataset(faces_ref)
     before = dataset[0][1]["boxes"].clone()
@@ -246,6 +265,14 @@ def test_a_file_that_is_gone_is_an_error_or_skipped_in_packed_batches(settings: 
         {"packed": True, "decode": "rgb"},
         {"target": "captions"},
         {"decode": "rgb", "size": (0, 10)},
+        {"decode": "rgb", "size": 0},
+        {"decode": "rgb", "size": -3},
+        {"decode": "rgb", "size": (10, 10, 3)},
+        {"decode": "rgb", "size": "22"},
+        {"decode": "rgb", "size": (10.5, 10)},
+        {"decode": "rgb", "size": True},
+        {"decode": "rgb", "size": (10, 2**40)},
+        {"size": 10},
         {"labels": "with_mask"},
     ],
     ids=str,
