@@ -41,6 +41,7 @@ _LATE = 0.5
 """How much less a read at the end of what is known counts than one right now."""
 _SLICE_BYTES = 8 * 2**20
 _IN_MEMORY_BYTES = 64 * 2**20
+_MANY_PLACED = 20_000
 _KEPT_S = 300.0
 """How long a plan that was closed counts on, and what is known of its objects is kept: the next epoch's is to come."""
 
@@ -58,6 +59,8 @@ class _Rated(NamedTuple):
     """One that may go, and what published orders read of it."""
 
     container: _Container
+    group: _Group | None
+    """Whose units these are; None if plans of several snapshots read it."""
     value: float
     """See `ContainerState.value`, windows not counted."""
     soon: float
@@ -143,6 +146,14 @@ class Clairvoyant:
             if not any(until_s == math.inf for group in self._groups for until_s in group.plans.values()):
                 self._tier.outlook = None
 
+    def has_news(self) -> bool:
+        """Whether `make_room` should be called though nobody needs room: to take in what was stored, and to forget what
+        is over."""
+        now_s = time.monotonic()
+        with self._lock:
+            over = any(until_s < now_s for group in self._groups for until_s in group.plans.values())
+        return over or len(self._tier.placed or ()) > _MANY_PLACED
+
     def lane(self, plan: Plan, wanted: Wanted) -> int:
         """Where to put a block of a plan: by when it is read again after its next read."""
         for group in self._groups:
@@ -157,9 +168,9 @@ class Clairvoyant:
         """Evict until so much is free, in the thread of the room. Whether it is."""
         self._prepare()
         free, containers = self._look()
-        if free >= need_bytes:
-            return True
-        rated = list(self._rate(containers))
+        if free >= need_bytes or self._tier.outlook is None:
+            return free >= need_bytes
+        rated = self._rate(containers)
         values = {r.container.id: math.inf if r.soon else r.value for r in rated}
         self._tier.outlook = self._outlook(values)
         if self._writer.call(lambda: self._tier.make_room(need_bytes)).result():  # of what no order reads
@@ -224,8 +235,16 @@ class Clairvoyant:
                 group.contents.keep_only(known)
         return free, containers
 
-    def _rate(self, containers: Sequence[_Container]) -> Iterator[_Rated]:
-        """Those of planned data sets whose plans are all known. One pass over all that is cached of them."""
+    def _rate(self, containers: Sequence[_Container]) -> list[_Rated]:
+        """Those of planned data sets whose plans are all known."""
+        rated: dict[int, _Rated] = {}
+        for one in self._rate_by_group(containers):
+            before = rated.get(one.container.id)
+            rated[one.container.id] = one if before is None else _both(before, one)
+        return list(rated.values())
+
+    def _rate_by_group(self, containers: Sequence[_Container]) -> Iterator[_Rated]:
+        """One pass over all that is cached of each group."""
         for group in self._groups:
             units = group.units
             if units is None or set(group.uses) != set(group.plans):
@@ -242,6 +261,7 @@ class Clairvoyant:
                 kept = rows if not container.object_id else rows[:0]
                 yield _Rated(
                     container,
+                    group,
                     float((values[part] * weights).sum()),
                     float((soon[part] * weights).sum()),
                     kept,
@@ -275,7 +295,7 @@ class Clairvoyant:
         size = int((rows[:, 2] + layout.DISK_BLOCK).sum())
         if size > free and size > _IN_MEMORY_BYTES:
             return False
-        slices = self._read(container, rows)
+        slices = self._read(victim, rows)
         if size <= free:
             for blocks in slices:
                 self._move(container.id, blocks)
@@ -299,13 +319,13 @@ class Clairvoyant:
 
         self._writer.call(evict).result()
 
-    def _read(self, container: _Container, rows: NDArray[np.int64]) -> Iterator[list[tuple[Block, bytes]]]:
+    def _read(self, victim: _Rated, rows: NDArray[np.int64]) -> Iterator[list[tuple[Block, bytes]]]:
         """Blocks of a region with their checksums, some MiB at a time. They are not verified here: whoever reads them
         does it. None of a region that cannot be read."""
-        group = next((g for g in self._groups if any(plan.dataset == container.dataset for plan in g.plans)), None)
-        if group is None or not len(rows):
+        if not len(rows):
             return
-        lanes = group.lanes(rows[:, 0], self._lanes)
+        container, group = victim.container, victim.group
+        lanes = np.full(len(rows), self._lanes + 1) if group is None else group.lanes(rows[:, 0], self._lanes)
         try:
             fd = os.open(self._tier.folder / container_name(container.id), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
@@ -327,6 +347,21 @@ class Clairvoyant:
             log.warning("a region cannot be read: %s", exc)
         finally:
             os.close(fd)
+
+
+def _both(one: _Rated, other: _Rated) -> _Rated:
+    """What plans of two snapshots read of a container."""
+    rows = np.concatenate([one.rows, other.rows])
+    _, first, which = np.unique(rows[:, 1], return_index=True, return_inverse=True)
+    return _Rated(
+        one.container,
+        None,
+        one.value + other.value,
+        one.soon + other.soon,
+        rows[first],
+        np.bincount(which, np.concatenate([one.values, other.values]), minlength=len(first)).astype(np.float64),
+        np.bincount(which, np.concatenate([one.must, other.must]), minlength=len(first)) > 0,
+    )
 
 
 def _lane(places: NDArray[np.int64], plan: Plan, count: int) -> NDArray[np.int64]:

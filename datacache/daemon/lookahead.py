@@ -46,7 +46,7 @@ _WINDOW_SHARE = 4
 _CLAIRVOYANT_SHARE = 16
 """What is fetched ahead takes room from what is kept, so the window is a smaller part of the tier."""
 _STEP_BYTES, _STEP_SHARE = 16 * 2**20, 64
-_LOOK_EVERY_S, _BUSY_LOOK_S = 0.02, 0.002
+_LOOK_EVERY_S, _BUSY_LOOK_S, _IDLE_LOOK_S = 0.02, 0.004, 30.0
 _ALIVE_EVERY_S = 0.5
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
 _OBJECTS_KEPT_S = 300.0
@@ -193,10 +193,14 @@ class Lookaheads:
         alive_at_s = 0.0
         while not self._stopping.is_set():
             with self._changed:
-                self._changed.wait_for(lambda: self._plans or self._stopping.is_set())
+                self._changed.wait_for(lambda: self._plans or self._stopping.is_set(), _IDLE_LOOK_S)
                 plans = list(self._plans.values())
+            if self._stopping.is_set():
+                return
             if time.monotonic() >= alive_at_s:
                 self._drop_dead(plans)
+                if self._clairvoyant is not None and self._clairvoyant.has_news():
+                    self._room.look()
                 alive_at_s = time.monotonic() + _ALIVE_EVERY_S
             moved = [self._look_ahead(plan, len(plans)) for plan in plans]
             self._stopping.wait(_BUSY_LOOK_S if any(moved) else _LOOK_EVERY_S)

@@ -69,6 +69,10 @@ class Room:
         self.full = True
         self._short.set()
 
+    def look(self) -> None:
+        """Have it see whether there is room, and make some if there is too little."""
+        self._short.set()
+
     def stop(self, timeout_s: float) -> None:
         """End the thread."""
         self._stopping.set()

@@ -13,6 +13,7 @@ import pytest
 
 from datacache import connect, create_snapshot, open_snapshot
 from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_id, object_id
+from datacache.daemon.clairvoyant import _both, _Container, _Rated
 from datacache.daemon.plan import PlanObjects
 from datacache.daemon.uses import NEVER, Contents, Units, Uses
 from datacache.loaders.lookahead import publish
@@ -116,6 +117,21 @@ def test_the_data_of_an_earlier_training_goes_and_what_is_pinned_stays(small, bu
     with open_snapshot("kept", settings) as snapshot:
         (kept / "00000.bin").unlink()
         assert snapshot.read("00000.bin") == bytes(SIZE)
+
+
+def test_a_region_that_plans_of_two_snapshots_read_counts_for_both():
+    region = _Container(5, "mask", 4096, "")
+
+    def rated(rows, values, must, value):
+        return _Rated(region, None, value, 0.0, np.array(rows), np.array(values), np.array(must))
+
+    one = rated([[0, 512, 10], [1, 1024, 10]], [1.0, 0.5], [True, False], 1.5)
+    other = rated([[7, 1024, 10], [8, 2048, 10]], [0.25, 2.0], [False, False], 2.25)
+    both = _both(one, other)
+    assert both.value == 3.75
+    assert both.rows[:, 1].tolist() == [512, 1024, 2048]
+    assert both.values.tolist() == [1.0, 0.75, 2.0]
+    assert both.must.tolist() == [True, False, False]
 
 
 class FixedPlan:
