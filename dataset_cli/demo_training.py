@@ -57,7 +57,7 @@ def train(app: App, ref: str, *, bucket: Path, picture: Path, seconds: float, se
             spent = time.monotonic() - begun
             bar.update(f"training, epoch {epoch.number}: loss {epoch.loss:.2f}", min(spent, seconds), seconds)
 
-        network, epochs = train_detector(training, seconds=seconds, workers=0, on_epoch=show)
+        network, epochs = train_detector(training, seconds=seconds, batch_size=8, workers=0, on_epoch=show)
         took = time.monotonic() - begun
         bar.update("looking at images it was not trained on")
         found, targets = look(network, test)
