@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from datacache.core.errors import UsageError
 from datacache.loaders.dataset import Options, SampleDataset
+from datacache.loaders.epochs import Epochs
 from datacache.loaders.lookahead import publish
 from datacache.loaders.order import EpochOrder, Even, RankOrder, Shuffle
 from datacache.loaders.packed import collate as our_collate
@@ -55,17 +59,26 @@ class ShardSamples(ShardSource, SampleDataset):
     ) -> ShardStream:
         """The same samples as an iterable over whole batches, for `DataLoader(stream, batch_size=None)`.
 
-        The batches are the same for any number of workers, and each epoch has an order of its own (`set_epoch`, or one
-        more at each `iter`). `shuffle`: `"blocks"` reads a few blocks of the shards at a time, `"global"` anything from
-        anywhere, False in the order of the shards.
+        The batches are the same for any number of workers, and each epoch has an order of its own: see
+        `ShardStream.set_epoch`. `shuffle`: `"blocks"` reads a few blocks of the shards at a time, `"global"` anything
+        from anywhere, False in the order of the shards. `rank` and `world` are, if not given, asked for when the stream
+        is iterated: torch.distributed's once it is initialised, else RANK and WORLD_SIZE, else 0 of 1.
         """
         if batch_size < 1:
             raise UsageError(f"batch_size={batch_size}")
         kind: Shuffle = ("blocks" if shuffle else "none") if isinstance(shuffle, bool) else shuffle
         order = EpochOrder(len(self), seed=seed, shuffle=kind, groups=self.groups() if kind == "blocks" else None)
-        rank, world = rank_and_world(rank, world)
-        mine = RankOrder(order, rank=rank, world=world, even=even)
-        return ShardStream(self, mine, batch_size, drop_last=drop_last, lookahead=lookahead, collate=collate_fn)
+        return ShardStream(
+            self,
+            order,
+            batch_size,
+            rank=rank,
+            world=world,
+            even=even,
+            drop_last=drop_last,
+            lookahead=lookahead,
+            collate=collate_fn,
+        )
 
 
 class ShardStream(IterableDataset):
@@ -74,36 +87,59 @@ class ShardStream(IterableDataset):
     def __init__(
         self,
         dataset: ShardSamples,
-        order: RankOrder,
+        order: EpochOrder,
         batch_size: int,
         *,
+        rank: int | None,
+        world: int | None,
+        even: Even,
         drop_last: bool,
         lookahead: bool,
         collate: Callable[[Any], Any],
     ) -> None:
         self.dataset, self.batch_size = dataset, batch_size
         self._order, self._drop_last, self._lookahead, self._collate = order, drop_last, lookahead, collate
-        self._next_epoch = 0
+        self._given, self._even = (rank, world), even
+        self._epochs = Epochs()
+        self._sent_from: tuple[int, tuple[int, int]] | None = None
+        self._mine(0)  # whatever is wrong is said here
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch comes next. Workers that persist count for themselves."""
-        self._next_epoch = epoch
+        """Which epoch the next iteration is, also for workers that persist. Called between iterations in the process
+        that has the DataLoader. Without it each iteration is the next epoch, from 0 on, with and without workers; one
+        that was given up counts. Without workers an iteration begins when its first batch is asked for, else with the
+        `iter` of the DataLoader."""
+        self._epochs.set(epoch, self._rank_and_world()[0])
 
     def __len__(self) -> int:
         """How many batches an epoch of this rank has."""
-        samples = len(self._order)
-        return samples // self.batch_size if self._drop_last else -(-samples // self.batch_size)
+        return self._count(self._mine(0))
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        mine, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        order = self._of_epoch(self._next_epoch)
-        self._next_epoch += 1
-        share = _Share(order, self.batch_size, mine, workers, len(self))
+        if worker is None:
+            return self._batches(None, 0, 1)
+        # At once, whether or not this worker is asked for a batch: all of them have to agree on the epoch.
+        return self._batches(self._begin(), worker.id, worker.num_workers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Spawned workers have no torch.distributed to ask."""
+        state = self.__dict__ | {"_sent_from": None}
+        with suppress(UsageError):  # said where it is iterated: this may go to a process that is told its rank
+            state["_sent_from"] = (os.getpid(), self._rank_and_world())
+        return state
+
+    def _begin(self) -> RankOrder:
+        return self._mine(self._epochs.begin(self._rank_and_world()[0]))
+
+    def _batches(self, order: RankOrder | None, mine: int, workers: int) -> Iterator[Any]:
+        order = order or self._begin()
+        batches = self._count(order)
+        share = _Share(order, self.batch_size, mine, workers, batches)
         plan = publish(self.dataset.settings, self.dataset, share) if self._lookahead else None
         try:
             done = 0
-            for number in range(mine, len(self), workers):
+            for number in range(mine, batches, workers):
                 samples = order.take(number * self.batch_size, (number + 1) * self.batch_size)
                 if plan is not None:
                     plan.advance(done)
@@ -113,9 +149,21 @@ class ShardStream(IterableDataset):
             if plan is not None:
                 plan.close()
 
-    def _of_epoch(self, epoch: int) -> RankOrder:
-        old = self._order
-        return RankOrder(old.order.of_epoch(epoch), rank=old.rank, world=old.world, even=old.even)
+    def _count(self, order: RankOrder) -> int:
+        return len(order) // self.batch_size if self._drop_last else -(-len(order) // self.batch_size)
+
+    def _mine(self, epoch: int) -> RankOrder:
+        rank, world = self._rank_and_world()
+        order = self._order if epoch == self._order.epoch else self._order.of_epoch(epoch)
+        return RankOrder(order, rank=rank, world=world, even=self._even)
+
+    def _rank_and_world(self) -> tuple[int, int]:
+        """Asked for each time, as ranks are often known later than streams. A forked worker has its parent's
+        torch.distributed and can ask; a spawned one was told by its parent."""
+        parent = multiprocessing.parent_process() if get_worker_info() is not None else None
+        if parent is not None and self._sent_from is not None and self._sent_from[0] == parent.pid:
+            return self._sent_from[1]
+        return rank_and_world(*self._given)
 
 
 class _Share:
