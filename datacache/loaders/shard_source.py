@@ -104,7 +104,7 @@ class ShardSource(SampleSource):
         items[:, 2] = -(-(offsets + sizes) // BLOCK_BYTES) - offsets // BLOCK_BYTES
         return items
 
-    def _view_here(self, sample: int) -> memoryview | None:
+    def _view_here(self, sample: int) -> bytes | memoryview | None:
         if not self._sizes[sample]:
             return None if self.shards.broken else memoryview(b"")
         return self.shards.first_here(sample)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from datacache.annotations.layout import text
 from datacache.core.errors import DatacacheError
-from datacache.core.objects import BLOCK_BYTES, ObjectId, object_id
+from datacache.core.objects import BLOCK_BYTES, ObjectId
 from datacache.core.threads import gather
 from datacache.loaders.lookahead import PlanSource
 from datacache.loaders.selection import Selection
@@ -22,7 +22,6 @@ from datacache.loaders.tasks import Span
 from datacache.reader.snapshot import Snapshot
 
 _ID_BYTES = 16
-_NO_ID = bytes(_ID_BYTES)
 _SPAN_FILES = 4096
 
 
@@ -33,8 +32,7 @@ class SnapshotSource(SampleSource):
         SampleSource.__init__(self, selection.sizes, selection.kind, selection.classes)
         self.snapshot = snapshot
         self._rows, self._targets = selection.rows, selection.targets
-        self._ids = bytearray(_ID_BYTES * len(selection.rows))
-        """Object ids, each put there when it is first asked for."""
+        self._ids = selection.ids
 
     def path(self, sample: int) -> str:
         """See `SampleSource`."""
@@ -68,9 +66,10 @@ class SnapshotSource(SampleSource):
         size = int(self._sizes[sample])
         if not size:
             return memoryview(b"")
-        if size > BLOCK_BYTES:
-            return self.snapshot.read_local(int(self._rows[sample]), 0, size)
-        return self.snapshot.view_object(self._object(sample), size)
+        if size <= BLOCK_BYTES:
+            return self.snapshot.view_object(self._object(sample), size)
+        out = memoryview(np.empty(size, np.uint8))
+        return out if self.snapshot.copy_object(self._object(sample), out) else None
 
     def _copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
         left, copy = [], self.snapshot.copy_object
@@ -89,9 +88,4 @@ class SnapshotSource(SampleSource):
 
     def _object(self, sample: int) -> ObjectId:
         at = _ID_BYTES * sample
-        id = bytes(self._ids[at : at + _ID_BYTES])
-        if id == _NO_ID:
-            manifest = self.snapshot.manifest
-            id = object_id(manifest.object_ref(manifest.entry(int(self._rows[sample]))))
-            self._ids[at : at + _ID_BYTES] = id
-        return ObjectId(id)
+        return ObjectId(self._ids[at : at + _ID_BYTES])

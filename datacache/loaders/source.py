@@ -57,7 +57,7 @@ class SampleSource:
         """Copy those samples that are on this node to `starts` in `out`; the positions of the others."""
         raise NotImplementedError
 
-    def _view_here(self, sample: int) -> memoryview | None:
+    def _view_here(self, sample: int) -> bytes | memoryview | None:
         """A sample's verified bytes without waiting, if they are on this node."""
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from datacache.core.errors import PathNotFoundError
-from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_id, object_id
+from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_count, block_id, object_id
 from datacache.manifest.model import Entry, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.manifest.view import Tree
@@ -150,8 +150,14 @@ class Snapshot:
         return self._blocks.view_here(block_id(obj, 0), 0, size_bytes) if size_bytes <= BLOCK_BYTES else None
 
     def copy_object(self, obj: ObjectId, out: memoryview) -> bool:
-        """Copy all bytes of a small object of this snapshot to `out`, which is as long, if it is on this node."""
-        return len(out) <= BLOCK_BYTES and self._blocks.copy_into_here(block_id(obj, 0), out)
+        """Copy all bytes of an object of this snapshot to `out`, which is as long, if they are on this node. Of false,
+        `out` may hold anything."""
+        if len(out) <= BLOCK_BYTES:
+            return self._blocks.copy_into_here(block_id(obj, 0), out)
+        return all(
+            self._blocks.copy_into_here(block_id(obj, number), out[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+            for number in range(block_count(len(out)))
+        )
 
     def peek_block(self, block: BlockId, start: int, stop: int) -> memoryview | None:
         """Bytes of a block of one of this snapshot's objects, if it is on this node: perhaps not verified, so for who

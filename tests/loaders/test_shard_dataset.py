@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from datacache import api
 from datacache.core.errors import ShardError, SnapshotNotFoundError, UsageError
 from datacache.core.objects import BLOCK_BYTES
+from datacache.loaders.timing import Clocks, Measured
 from datacache.settings import Settings
 from datacache.shards.index import ShardIndex, index_name
 from datacache.torch import PackedBatch, ShardDataset, SnapshotDataset, collate
@@ -121,6 +122,19 @@ def test_packed_batches_hold_samples_that_cross_blocks(
         assert [bytes(sample.image.numpy()) for sample in batch] == [contents[number] for number in order]
         assert batch.targets == [f"{number:03d}" for number in order]
     assert [dataset[number][0] for number in range(8)] == contents
+
+
+def test_samples_across_blocks_that_are_here_are_no_misses(
+    large_shards: tuple[Path, list[bytes]], settings: Settings
+) -> None:
+    folder, contents = large_shards
+    ref = api.create_snapshot("out", folder.as_uri(), settings=settings).ref
+    dataset, packed = ShardDataset(ref, target=None), ShardDataset(ref, target=None, packed=True)
+    dataset.__getitems__(range(8))
+    clocks = Clocks(0)
+    assert Measured(dataset, clocks).__getitems__(range(8)) == contents
+    assert bytes(Measured(packed, clocks).__getitems__(range(8)).data.numpy()) == b"".join(contents)
+    assert (clocks.usage().samples, clocks.usage().misses) == (16, 0)
 
 
 def test_groups_are_the_samples_of_one_block(large_shards: tuple[Path, list[bytes]]) -> None:

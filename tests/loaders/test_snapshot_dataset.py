@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+import tracemalloc
 import xml.etree.ElementTree as ET
+from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -12,7 +16,15 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from datacache import api
-from datacache.core.errors import AnnotationError, ObjectNotFoundError, StoreError, UsageError
+from datacache.annotations.model import Annotation, Box
+from datacache.annotations.query import Query
+from datacache.conversion.index import Reading
+from datacache.core.errors import AnnotationError, CorruptManifestError, ObjectNotFoundError, StoreError, UsageError
+from datacache.core.objects import BLOCK_BYTES
+from datacache.loaders.columns import BoxBuilder
+from datacache.loaders.selection import select
+from datacache.loaders.timing import Clocks, Measured
+from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.torch import PackedBatch, SnapshotDataset, collate
 from tests.loaders.conftest import COUNT
@@ -82,6 +94,75 @@ def test_a_size_may_be_a_list_or_a_number(faces_ref: str) -> None:
     images = [SnapshotDataset(faces_ref, decode="rgb", size=size)[0][0] for size in sizes]
     assert [tuple(image.shape) for image in images] == [(24, 32, 3)] * 4 + [(24, 24, 3)] * 2
     assert all(torch.equal(image, images[0]) for image in images[:4])
+
+
+def test_samples_that_are_here_need_no_look_into_the_manifest(faces_ref: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset, packed = SnapshotDataset(faces_ref), SnapshotDataset(faces_ref, packed=True)
+    expected = [image for image, _ in dataset.__getitems__(range(COUNT))]
+    dataset = pickle.loads(pickle.dumps(dataset))
+
+    def look(*_arguments: object) -> NoReturn:
+        raise AssertionError("the manifest was asked")
+
+    for name in ("entry", "path", "range"):
+        monkeypatch.setattr(Manifest, name, look)
+    assert [image for image, _ in dataset.__getitems__(range(COUNT))] == expected
+    assert [bytes(sample.image.numpy()) for sample in packed.__getitems__(range(COUNT))] == expected
+
+
+def test_large_files_that_are_here_are_no_misses(settings: Settings, tmp_path: Path) -> None:
+    sizes = (10, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 12345)
+    contents = [np.random.default_rng(size).bytes(size) for size in sizes]
+    for number, data in enumerate(contents):
+        (tmp_path / f"{number}.bin").write_bytes(data)
+    api.create_snapshot("large", tmp_path.as_uri(), settings=settings)
+    dataset, packed = SnapshotDataset("large"), SnapshotDataset("large", packed=True)
+    dataset.__getitems__(range(4))
+    clocks = Clocks(0)
+    given = Measured(dataset, clocks).__getitems__(range(4))
+    batch = Measured(packed, clocks).__getitems__(range(4))
+    assert [image for image, _ in given] == contents
+    assert [bytes(sample.image.numpy()) for sample in batch] == contents
+    assert (clocks.usage().samples, clocks.usage().misses) == (8, 0)
+
+
+def test_a_large_file_of_which_a_part_is_here_is_read_whole(settings: Settings, tmp_path: Path) -> None:
+    data = np.random.default_rng(1).bytes(2 * BLOCK_BYTES + 12345)
+    (tmp_path / "large.bin").write_bytes(data)
+    api.create_snapshot("large", tmp_path.as_uri(), settings=settings)
+    with api.open_snapshot("large", settings) as snapshot:
+        snapshot.read_range("large.bin", BLOCK_BYTES + 5, BLOCK_BYTES + 10)
+    assert SnapshotDataset("large", target=None)[0] == data
+    assert bytes(SnapshotDataset("large", target=None, packed=True).__getitems__([0]).data.numpy()) == data
+
+
+def test_annotations_of_other_files_are_an_error(faces_ref: str, drawn_faces: Path, settings: Settings) -> None:
+    few = settings.home / "few"
+    shutil.copytree(drawn_faces, few)
+    (few / "JPEGImages" / "000007.jpg").unlink()
+    other = api.create_snapshot("few", few.as_uri(), settings=settings).ref
+    id = SnapshotDataset(faces_ref).snapshot.record.id
+    SnapshotDataset(other)
+    with closing(api.open_catalog(settings)) as catalog, api.open_snapshot(other, settings) as snapshot:
+        root = catalog.derived(id, Reading().name)
+        assert root is not None
+        catalog.set_derived(snapshot.record.id, Reading().name, root, needs=[root])
+        with pytest.raises(CorruptManifestError, match=r"000007\.jpg"):
+            select(snapshot, catalog, target="detection", query=Query())
+
+
+def test_boxes_take_some_bytes_each_while_they_are_read_too() -> None:
+    boxes = tuple(Box("a", float(n), 1.5, 200.25 + n, 300.75) for n in range(5))
+    builder = BoxBuilder({"a": 0})
+    tracemalloc.start()
+    for number in range(20_000):
+        builder.add(Annotation(f"{number:08d}.jpg", 640, 480, boxes))
+    columns = builder.finish()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000 * 200
+    assert columns.get(19_999)["boxes"].tolist()[4] == [4.0, 1.5, 204.25, 300.75]
+    assert columns.get(0)["labels"].dtype == np.int64
 
 
 def test_paths_are_looked_up_for_errors_only(
