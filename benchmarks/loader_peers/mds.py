@@ -35,5 +35,9 @@ def open_loader(source: str, plan: Plan) -> Loader:
     """`source`: a folder, or `s3://` with the endpoint in `S3_ENDPOINT_URL`, copied to the plan's cache."""
     where = {"remote": source, "local": plan.cache} if "://" in source else {"local": source}
     dataset = StreamingDataset(**where, shuffle=True, batch_size=plan.batch_size)
+    for stream in dataset.streams:
+        # The connection over which it got the index would be shared by all forked workers, who then read one another's
+        # answers: one in four epochs failed, or stood still for a minute.
+        stream._downloader.clean_up()  # noqa: SLF001
     loader = DataLoader(dataset, batch_size=plan.batch_size, collate_fn=images_of, **plan.workers_stay())
     return lambda _number: loader
