@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, get_worker_info
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.loaders import timing
 from datacache.loaders.decode import MAX_SIDE, Size, decode_rgb
-from datacache.loaders.packed import PackedBatch, empty, pack_targets
+from datacache.loaders.packed import EmptyBatch, PackedBatch, empty, pack_targets
 from datacache.loaders.source import SKIPPABLE, Read, SampleSource
 from datacache.loaders.targets import scaled
 from datacache.settings import Settings
@@ -72,6 +72,7 @@ class SampleDataset(SampleSource, Dataset):
     def __init__(self, options: Options, settings: Settings) -> None:
         self.options, self.settings = options, settings
         self._skipped = torch.zeros(_SKIPPERS, dtype=torch.int64).share_memory_()
+        self._parts = 0 if self.kind is None else 2  # of a sample; transforms may make more or fewer
 
     # --- what users and DataLoaders call ------------------------------------------------------------------------------
 
@@ -112,6 +113,9 @@ class SampleDataset(SampleSource, Dataset):
                 made.append(self._sample(sample, self._expect(found)))
             except SKIPPABLE as exc:
                 self._unless_skipped(exc)
+        if not made:
+            return EmptyBatch(self._parts)
+        self._parts = len(made[0]) if isinstance(made[0], tuple) else 0
         return made
 
     def _pack(self, samples: Sequence[int]) -> PackedBatch:
@@ -147,7 +151,9 @@ class SampleDataset(SampleSource, Dataset):
                     lost.append(at)
         if lost:
             data, offsets = _without(data, offsets, set(lost))
-        return PackedBatch(data, torch.from_numpy(offsets), None if self.kind is None else pack_targets(targets))
+        return PackedBatch(
+            data, torch.from_numpy(offsets), None if self.kind is None else pack_targets(targets, self.kind)
+        )
 
     def _sample(self, sample: int, data: bytes | memoryview) -> Any:
         options = self.options

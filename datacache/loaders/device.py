@@ -142,9 +142,9 @@ class _Transfer:
 
         if self._stream is not None:
             with torch.cuda.stream(self._stream):
-                return _each(batch, lambda part: _pinned(part).to(self.device, non_blocking=True))
+                return each_part(batch, lambda part: pinned(part).to(self.device, non_blocking=True))
         if self.device.type != "cpu":
-            return _each(batch, lambda part: part.to(self.device))
+            return each_part(batch, lambda part: part.to(self.device))
         return batch
 
     def finish(self, batch: Any) -> None:
@@ -157,10 +157,10 @@ class _Transfer:
             return
         computing = torch.cuda.current_stream(self.device)
         computing.wait_stream(self._stream)
-        _each(batch, lambda part: _record(part, computing))
+        each_part(batch, lambda part: record(part, computing))
 
 
-def _each(batch: Any, change: Callable[[Any], Any]) -> Any:
+def each_part(batch: Any, change: Callable[[Any], Any]) -> Any:
     """The same structure with everything in it that can be moved changed."""
     import torch
 
@@ -169,19 +169,19 @@ def _each(batch: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(batch, MutableMapping) and not hasattr(batch, "to"):
         changed = copy.copy(batch)  # of the same class, with whatever else it has
         for key, value in batch.items():
-            changed[key] = _each(value, change)
+            changed[key] = each_part(value, change)
         return changed
     if isinstance(batch, Mapping) and not hasattr(batch, "to"):
-        return {key: _each(value, change) for key, value in batch.items()}
+        return {key: each_part(value, change) for key, value in batch.items()}
     if isinstance(batch, tuple):
-        values = [_each(value, change) for value in batch]
+        values = [each_part(value, change) for value in batch]
         return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
     if isinstance(batch, list):
-        return [_each(value, change) for value in batch]
+        return [each_part(value, change) for value in batch]
     return change(batch) if hasattr(batch, "to") else batch
 
 
-def _pinned(part: Any) -> Any:
+def pinned(part: Any) -> Any:
     """In page-locked memory, without which a copy holds up the thread that asks for it."""
     import torch
 
@@ -192,10 +192,21 @@ def _pinned(part: Any) -> Any:
     return part.pin_memory()
 
 
-def _record(part: Any, stream: Any) -> Any:
+def record(part: Any, stream: Any) -> Any:
+    """Tell the memory of a part, or of its attributes, that a stream uses it."""
     if hasattr(part, "record_stream"):
         if getattr(part, "is_cuda", True):  # a tensor that is not has no stream
             part.record_stream(stream)
     else:
-        _each(list(vars(part).values()), lambda inner: _record(inner, stream))
+        each_part(_attributes(part), lambda inner: record(inner, stream))
     return part
+
+
+def _attributes(part: Any) -> list[Any]:
+    slots = [name for kind in type(part).__mro__ for name in _names(kind.__dict__.get("__slots__", ()))]
+    values = [getattr(part, name, None) for name in slots if name not in ("__dict__", "__weakref__")]
+    return [*values, *getattr(part, "__dict__", {}).values()]
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)

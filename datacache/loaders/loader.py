@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -42,6 +43,9 @@ class Loader:
 
     Each iteration is the next epoch, or the one that `set_epoch` names; after `load_state_dict` it is what is left of
     the epoch of the state. `state_dict` counts the batches that the training got, not those that workers have ready.
+
+    A batch of which all samples were skipped (`on_error="skip"`) does not come; it counts as used. Ranks that lose one
+    are a step ahead of the others, and so is their state: then the states of all ranks have to be saved.
 
     `last` is the latest `Step`, also given to `on_step`; `report()` says what the epoch waits for. The report is logged
     (`datacache.loader`) every `report_every` seconds and at the end of an epoch; each step at level DEBUG.
@@ -87,7 +91,7 @@ class Loader:
             settings=settings,
         )
         self._seed, self._even = seed, even
-        self._collate = collate_fn or default_collate(dataset)
+        self._collate = _Collate(collate_fn or default_collate(dataset))
         self._asked = (num_workers, prefetch_factor)
         self._pin_memory = _is_cuda(device) if pin_memory is None else pin_memory
         self._persistent, self._context = persistent_workers, multiprocessing_context
@@ -116,11 +120,9 @@ class Loader:
             iterator = iter(batches if self.device is None else self._on_device(batches))
             while True:
                 watch.asked()
-                batch = next(iterator, _END)
+                batch, samples = self._next_batch(iterator)
                 if batch is _END:
                     break
-                samples = min(self.batch_size, self._samples - self._given)
-                self._given += samples
                 watch.handed_out(samples)
                 yield batch
         except Exception:
@@ -247,6 +249,17 @@ class Loader:
             self._batches = _Batches(dataloader)
         return self._batches, self._watch
 
+    def _next_batch(self, iterator: Iterator[Any]) -> tuple[Any, int]:
+        """A batch that has samples, and how many numbers of samples it was made of."""
+        while True:
+            batch = next(iterator, _END)
+            if batch is _END:
+                return batch, 0
+            samples = min(self.batch_size, self._samples - self._given)
+            self._given += samples
+            if not isinstance(batch, _Nothing):
+                return batch, samples
+
     def _next_epoch(self) -> None:
         if self._under_way:
             self._epoch += 1
@@ -293,18 +306,44 @@ class _Batches:
         return cast("Iterator[Any]", self.iterator)
 
 
+class _Nothing:
+    """What comes instead of a batch of which all samples were skipped."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class _Collate:
+    """A `collate_fn` that is given no batch without samples: a user's would fail. Equal if the `collate_fn` is."""
+
+    collate: Callable[[Any], Any]
+
+    def __call__(self, samples: Any) -> Any:
+        from datacache.loaders.packed import is_empty
+
+        return _Nothing() if is_empty(samples) else self.collate(samples)
+
+
 def default_collate(dataset: Any) -> Callable[[Any], Any]:
     """What makes a batch of a dataset's samples where the user does not say."""
-    inner = dataset
-    while not hasattr(inner, "plan_source") and hasattr(inner, "dataset"):  # torch.utils.data.Subset
-        inner = inner.dataset
-    if hasattr(inner, "plan_source"):
+    if _is_ours(dataset):
         from datacache.loaders.packed import collate
 
         return collate
     from torch.utils.data import default_collate as collate_of_torch
 
     return cast("Callable[[Any], Any]", collate_of_torch)
+
+
+def _is_ours(dataset: Any, depth: int = 16) -> bool:
+    """Whether it is one of our datasets, or torch.utils.data's Subset or ConcatDataset of them."""
+    if hasattr(dataset, "plan_source"):
+        return True
+    if not depth or dataset is None:
+        return False
+    parts = getattr(dataset, "datasets", None)
+    inner = [getattr(dataset, "dataset", None), *(parts if isinstance(parts, list | tuple) else ())]
+    return any(_is_ours(each, depth - 1) for each in inner)
 
 
 def _init_worker(clocks: Clocks, then: Callable[[int], Any] | None, worker: int) -> None:

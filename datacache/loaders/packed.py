@@ -7,6 +7,7 @@ memory at once, so that handing it over copies nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,10 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from datacache.loaders.allocator import keep_freed_memory
+from datacache.loaders.device import each_part, pinned, record
 from datacache.loaders.segments import empty_shared, hand_over_segments
+
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
 class PackedSample(NamedTuple):
@@ -30,7 +34,8 @@ class PackedBatch:
     """The raw bytes of many samples in one tensor. It pins and moves like a tensor (`pin_memory()`, `to(device)`).
 
     `data`: uint8, one dimension. `offsets`: int64 of shape (n + 1,); sample k is `data[offsets[k]:offsets[k + 1]]`.
-    `targets`: an int64 tensor for classification, None where none were asked for, else a list.
+    `targets`: an int64 tensor for classification, None where none were asked for, else a list. Of a batch all of whose
+    samples were skipped, `[0]` is a sample of no bytes: PyTorch's `default_collate` looks at it.
     """
 
     __slots__ = ("data", "offsets", "targets")
@@ -43,8 +48,12 @@ class PackedBatch:
         return len(self.offsets) - 1
 
     def __getitem__(self, at: int) -> PackedSample:
-        if not 0 <= at < len(self):
-            raise IndexError(f"a batch of {len(self)} samples has no sample {at}")
+        count = len(self)
+        if not count and at == 0:
+            return PackedSample(self.data[:0], None)
+        if not -count <= at < count:
+            raise IndexError(f"a batch of {count} samples has no sample {at}")
+        at %= count
         image = self.data[int(self.offsets[at]) : int(self.offsets[at + 1])]
         return PackedSample(image, None if self.targets is None else self.targets[at])
 
@@ -55,22 +64,40 @@ class PackedBatch:
         return f"<PackedBatch: {len(self)} samples, {len(self.data):,} bytes>"
 
     def pin_memory(self) -> PackedBatch:
-        """The same in page-locked memory."""
-        return self._each(lambda tensor: tensor.pin_memory())
+        """The same in page-locked memory, targets included."""
+        return self._each(pinned)
 
     def to(self, device: Any, *, non_blocking: bool = False) -> PackedBatch:
-        """The same on a device."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        """The same on a device, targets included."""
+        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def record_stream(self, stream: Any) -> None:
         """See `torch.Tensor.record_stream`."""
-        for tensor in (self.data, self.offsets, self.targets):
-            if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-                tensor.record_stream(stream)
+        self._each(lambda part: record(part, stream))
 
     def _each(self, change: Callable[[Any], Any]) -> PackedBatch:
-        targets = change(self.targets) if isinstance(self.targets, torch.Tensor) else self.targets
-        return PackedBatch(change(self.data), change(self.offsets), targets)
+        return PackedBatch(*each_part([self.data, self.offsets, self.targets], change))
+
+
+class EmptyBatch(list[Any]):
+    """The list of samples of a batch of which all were skipped: it knows what they would have been."""
+
+    def __init__(self, parts: int) -> None:
+        """`parts`: how many things a sample is, as a tuple; 0 for one that is no tuple."""
+        super().__init__()
+        self.parts = parts
+
+    def __getitem__(self, at: Any) -> Any:
+        return self if at == 0 else super().__getitem__(at)  # PyTorch's default_collate looks at the first sample
+
+    def collated(self) -> Any:
+        """What `collate` makes of it: unpacked as any other batch is."""
+        return tuple([] for _ in range(self.parts)) if self.parts else []
+
+
+def is_empty(samples: Any) -> bool:
+    """Whether what a dataset gave for a batch has no sample in it."""
+    return isinstance(samples, list | PackedBatch) and not len(samples)
 
 
 def empty(shape: tuple[int, ...], dtype: Any = torch.uint8) -> Any:
@@ -81,28 +108,42 @@ def empty(shape: tuple[int, ...], dtype: Any = torch.uint8) -> Any:
     return empty_shared(shape, dtype)
 
 
-def pack_targets(targets: Sequence[Any]) -> Any:
-    """Numbers as a tensor, everything else as a list."""
-    if targets and all(isinstance(target, int) for target in targets):
-        return torch.tensor(targets, dtype=torch.int64)
-    return list(targets)
+def pack_targets(targets: Sequence[Any], kind: str | None = None) -> Any:
+    """Numbers as a tensor, everything else as a list. Of the kind "classification", none are a tensor of none."""
+    if not targets and kind == "classification":
+        return torch.empty(0, dtype=torch.int64)
+    return _numbers(targets) if targets and isinstance(targets[0], _NUMBERS) else list(targets)
 
 
 def collate(batch: Any) -> Any:
-    """The `collate_fn` for everything our datasets give.
+    """The `collate_fn` for everything our datasets give, and for what their transforms make of it.
 
-    A packed batch stays as it is. Samples `(image, target)` become `(images, targets)`, and images alone `images`:
-    tensors of one shape are stacked, numbers become a tensor, and what differs in shape or kind (images of several
-    sizes, boxes, bytes, paths) stays a list.
+    A packed batch stays as it is. Samples that are tuples of one length, such as `(image, target)`, become a tuple of
+    as many parts, a named tuple one of its kind; other samples are one part. A part is
+
+    - a tensor, where its values are tensors or arrays of one shape and dtype: they are stacked;
+    - a tensor, where they are numbers, Python's or NumPy's: int64, float64 or bool for Python's, as in PyTorch's own;
+    - else a list: images of several sizes, boxes and other dicts, bytes, strings, what a transform nests.
+
+    Of a batch all of whose samples were skipped, each part is an empty list.
     """
     if get_worker_info() is not None:
         hand_over_segments()
     if isinstance(batch, PackedBatch):
         return batch
-    if batch and isinstance(batch[0], tuple) and len(batch[0]) == 2:
-        images, targets = zip(*batch, strict=True)
-        return _stacked(images), _stacked(targets)
-    return _stacked(batch) if batch else []
+    if isinstance(batch, EmptyBatch):
+        return batch.collated()
+    if not batch:
+        return []
+    first = batch[0]
+    if (
+        isinstance(first, tuple)
+        and first
+        and all(isinstance(each, tuple) and len(each) == len(first) for each in batch)
+    ):
+        parts = [_stacked(part) for part in zip(*batch, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return _stacked(batch)
 
 
 def _stacked(values: Sequence[Any]) -> Any:
@@ -114,8 +155,18 @@ def _stacked(values: Sequence[Any]) -> Any:
         )
         return _stack(values) if alike else list(values)
     if isinstance(first, np.ndarray):
-        return _stacked([torch.from_numpy(value) for value in values])
-    return pack_targets(values) if isinstance(first, int) else list(values)
+        if all(isinstance(value, np.ndarray) and value.dtype.kind in "biufc" for value in values):
+            return _stacked([torch.from_numpy(np.asarray(value, order="C")) for value in values])
+        return list(values)
+    return _numbers(values) if isinstance(first, _NUMBERS) else list(values)
+
+
+def _numbers(values: Sequence[Any]) -> Any:
+    """A tensor of numbers; a list if they are not, or are too large for one."""
+    if all(isinstance(value, _NUMBERS) for value in values):
+        with suppress(TypeError, OverflowError):
+            return torch.from_numpy(np.array(values))
+    return list(values)
 
 
 def _stack(tensors: Sequence[Any]) -> Any:
@@ -134,5 +185,11 @@ def _keep(batch: Any, *, collate_fn_map: Any = None) -> Any:
     return batch
 
 
-# torch.utils.data.default_collate, "collate_fn_map": a packed batch passes a DataLoader that was given no collate_fn.
+def _collated(batch: EmptyBatch, *, collate_fn_map: Any = None) -> Any:
+    return batch.collated()
+
+
+# torch.utils.data.default_collate, "collate_fn_map": a packed batch passes a DataLoader that was given no collate_fn,
+# and so does one of which all samples were skipped.
 default_collate_fn_map[PackedSample] = _keep
+default_collate_fn_map[EmptyBatch] = _collated

@@ -21,6 +21,7 @@ from datacache.loaders.epochs import Epochs
 from datacache.loaders.lookahead import publish
 from datacache.loaders.order import EpochOrder, Even, RankOrder, Shuffle
 from datacache.loaders.packed import collate as our_collate
+from datacache.loaders.packed import is_empty
 from datacache.loaders.ranks import rank_and_world
 from datacache.loaders.shard_source import ShardSource
 from datacache.loaders.targets import tensors
@@ -112,7 +113,7 @@ class ShardStream(IterableDataset):
         self._epochs.set(epoch, self._rank_and_world()[0])
 
     def __len__(self) -> int:
-        """How many batches an epoch of this rank has."""
+        """How many batches an epoch of this rank has. Those of which all samples are skipped do not come."""
         return self._count(self._mine(0))
 
     def __iter__(self) -> Iterator[Any]:
@@ -143,8 +144,10 @@ class ShardStream(IterableDataset):
                 samples = order.take(number * self.batch_size, (number + 1) * self.batch_size)
                 if plan is not None:
                     plan.advance(done)
-                yield self._collate(self.dataset.__getitems__(samples.tolist()))
+                batch = self.dataset.__getitems__(samples.tolist())
                 done += len(samples)
+                if not is_empty(batch):
+                    yield self._collate(batch)
         finally:
             if plan is not None:
                 plan.close()

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from datacache.core.errors import UsageError
-from datacache.loaders.device import DevicePrefetcher
+from datacache.loaders.device import DevicePrefetcher, record
 from datacache.loaders.packed import PackedBatch
 from datacache.loaders.sampler import EpochSampler
 
@@ -202,3 +202,42 @@ def test_a_packed_batch_arrives_on_the_gpu() -> None:
     assert moved.data.is_cuda
     assert moved.targets.is_cuda
     assert moved[1].image.cpu().tolist() == [2, 3, 4, 5]
+
+
+class Slotted:
+    """A part of a batch that moves, and has neither a `__dict__` nor `record_stream`."""
+
+    __slots__ = ("boxes", "unset")
+
+    def __init__(self, boxes: Any) -> None:
+        self.boxes = boxes
+
+    def to(self, device: Any, **_how: Any) -> Slotted:
+        return Slotted(self.boxes.to(device))
+
+
+class Recorded:
+    """Has memory that a stream uses."""
+
+    def __init__(self) -> None:
+        self.streams: list[Any] = []
+
+    def to(self, _device: Any) -> Recorded:
+        return self
+
+    def record_stream(self, stream: Any) -> None:
+        self.streams.append(stream)
+
+
+def test_the_memory_of_objects_with_slots_is_the_streams() -> None:
+    part = Recorded()
+    record([], "a stream")
+    record(Slotted(part), "a stream")
+    record(Slotted({"boxes": [part]}), "another")
+    assert part.streams == ["a stream", "another"]
+
+
+@needs_gpu
+def test_objects_with_slots_arrive_on_the_gpu() -> None:
+    (batch,) = DevicePrefetcher([Slotted(torch.ones(3))], "cuda")
+    assert batch.boxes.is_cuda
