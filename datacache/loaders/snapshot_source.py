@@ -68,7 +68,7 @@ class SnapshotSource(SampleSource):
             return memoryview(b"")
         if size <= BLOCK_BYTES:
             return self.snapshot.view_object(self._object(sample), size)
-        out = memoryview(np.empty(size, np.uint8))
+        out = np.empty(size, np.uint8).data
         return out if self.snapshot.copy_object(self._object(sample), out) else None
 
     def _copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import mmap
 import os
 import resource
-from collections.abc import Sequence
-from os import SEEK_END, lseek
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakSet
 
 from datacache.core.errors import ObjectNotFoundError, PathNotFoundError, ShardError
 from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, object_id
 from datacache.reader.snapshot import Snapshot
 
-_MAX_MAPS = 512
+_MAX_MAPS, _MIN_MAPS = 4096, 16
+_open: WeakSet[_Mapped] = WeakSet()
+"""The mappings of this process: each has a descriptor, of which a process has so many."""
 
 
 class ShardFiles(Protocol):
@@ -56,14 +58,14 @@ class ShardFiles(Protocol):
 
 
 class FolderFiles:
-    """A folder of this machine. Shards are mapped when they are first read, so many at a time as there may be."""
+    """A folder of this machine. Shards are mapped when they are first read, so many at a time that all folders together
+    leave half of the process's file descriptors to others."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.where = str(folder)
         self._names: Sequence[str] = ()
         self._maps: dict[int, _Mapped] = {}
-        self._max_maps = max(16, min(_MAX_MAPS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
 
     def small(self, name: str) -> bytes | None:
         """See `ShardFiles`."""
@@ -93,23 +95,26 @@ class FolderFiles:
             if mapped is None:
                 return None
         # Touching a mapping behind the end of its file is fatal (SIGBUS), so its size is looked at every time.
-        if lseek(mapped.fd, 0, SEEK_END) < stop:
+        if mapped.size() < stop:
             return None
         return (mapped.view[start:stop],)
 
-    def read(self, shard: int, start: int, stop: int) -> bytes:
+    def read(self, shard: int, start: int, stop: int) -> memoryview:
         """See `ShardFiles`."""
         name = self._names[shard]
         self._maps.pop(shard, None)  # it may have been put in its place anew
+        data, done = memoryview(bytearray(stop - start)), 0
         try:
             with open(self._folder / name, "rb") as file:
-                data = os.pread(file.fileno(), stop - start, start)
+                # read(2): at most 0x7ffff000 bytes at once.
+                while done < len(data) and (count := os.preadv(file.fileno(), [data[done:]], start + done)):
+                    done += count
                 size = os.fstat(file.fileno()).st_size
         except FileNotFoundError as exc:
             raise missing(self.where, name) from exc
         except OSError as exc:
             raise ShardError(f"{self._folder / name} cannot be read: {exc.strerror}", shard=name) from exc
-        if len(data) != stop - start:
+        if done != len(data):
             raise cut_short(self.where, name, size, stop)
         return data
 
@@ -118,8 +123,8 @@ class FolderFiles:
         return ()
 
     def _map(self, shard: int) -> _Mapped | None:
-        if len(self._maps) >= self._max_maps:
-            for old in list(self._maps)[: self._max_maps // 4]:
+        if len(self._maps) >= _MIN_MAPS and len(_open) >= _max_maps():
+            for old in list(self._maps)[: max(1, len(self._maps) // 4)]:
                 self._maps.pop(old, None)
         try:
             return self._maps.setdefault(shard, _Mapped(self._folder / self._names[shard]))
@@ -232,19 +237,22 @@ def cut_short(where: str, name: str, size_bytes: int, wanted: int) -> ShardError
 
 
 class _Mapped:
-    """A shard's file, open and mapped."""
+    """A shard's file, mapped. It goes when the last view of it goes."""
 
-    __slots__ = ("_map", "fd", "view")
+    __slots__ = ("__weakref__", "size", "view")
 
     def __init__(self, path: Path) -> None:
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._map = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
-        self.view = memoryview(self._map)
+        with open(path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # has a descriptor of its own
+        self.size: Callable[[], int] = mapped.size
+        """The file's size in bytes, now."""
+        self.view = memoryview(mapped)
+        _open.add(self)
 
-    def __del__(self) -> None:
-        # The mapping goes when the last view of it goes; the descriptor can go now.
-        if hasattr(self, "fd"):
-            os.close(self.fd)
+
+def _max_maps() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MAX_MAPS if soft == resource.RLIM_INFINITY else max(_MIN_MAPS, min(_MAX_MAPS, soft // 2))
 
 
 def _folder_files(folder: Path, names: Sequence[str]) -> FolderFiles:

@@ -1,0 +1,89 @@
+"""Shard files in a folder: mapped, so many at a time as descriptors allow, and read where they cannot be."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datacache.core.errors import ShardError
+from datacache.shards.source import FolderFiles
+
+_LIMIT = 256
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """A soft limit that is soon met."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_LIMIT, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _folder(folder: Path, count: int) -> FolderFiles:
+    folder.mkdir()
+    names = [f"shard-{number:06d}.tar" for number in range(count)]
+    for number, name in enumerate(names):
+        (folder / name).write_bytes(b"%06d" % number)
+    files = FolderFiles(folder)
+    files.use(names)
+    return files
+
+
+def _descriptors(folder: Path) -> int:
+    links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(link).startswith(str(folder)) for link in links if link.is_symlink())
+
+
+def _expect_all(files: FolderFiles, count: int) -> None:
+    for number in range(count):
+        parts = files.here(number, 0, 6)
+        assert parts is not None
+        assert bytes(parts[0]) == b"%06d" % number
+
+
+def test_so_many_shards_are_mapped_as_take_half_of_the_descriptors(tmp_path: Path, few_descriptors: None) -> None:
+    fits = _LIMIT // 2 - 8
+    files = _folder(tmp_path / "some", fits)
+    for _ in range(2):
+        _expect_all(files, fits)
+        assert _descriptors(tmp_path) == fits  # all stay mapped, one descriptor each
+
+
+def test_folders_together_leave_half_of_the_descriptors(tmp_path: Path, few_descriptors: None) -> None:
+    first, second = _folder(tmp_path / "first", 300), _folder(tmp_path / "second", 300)
+    for files in (first, second, first, second):
+        _expect_all(files, 300)
+        assert _descriptors(tmp_path) <= _LIMIT // 2 + 16
+    view = first.here(0, 0, 6)
+    assert view is not None
+    del first, files
+    assert bytes(view[0]) == b"000000"  # as long as the view is held
+    del view, second
+    assert _descriptors(tmp_path) == 0
+
+
+def test_a_mapped_shard_that_was_cut_short_is_not_touched(tmp_path: Path) -> None:
+    files = _folder(tmp_path / "cut", 1)
+    assert files.here(0, 0, 6) is not None
+    os.truncate(tmp_path / "cut" / "shard-000000.tar", 3)
+    assert files.here(0, 0, 6) is None
+    with pytest.raises(ShardError, match="cut short"):
+        files.read(0, 0, 6)
+
+
+@pytest.mark.slow
+def test_reads_of_more_than_the_kernel_gives_at_once_are_whole(tmp_path: Path) -> None:
+    files = _folder(tmp_path / "large", 1)
+    size = 0x7FFFF000 + 100
+    with open(tmp_path / "large" / "shard-000000.tar", "r+b") as file:
+        file.truncate(size)  # sparse
+        file.seek(size - 4)
+        file.write(b"end.")
+    found = files.read(0, 0, size)
+    assert len(found) == size
+    assert found[-4:] == b"end."
