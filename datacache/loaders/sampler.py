@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Any, Final
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from datacache.loaders.lookahead import Lookahead, publish
+from datacache.loaders.lookahead import Lookahead, PlanSource, publish
 from datacache.loaders.order import EpochOrder, Even, RankOrder, Shuffle
 from datacache.loaders.ranks import rank_and_world
 from datacache.loaders.remaining import Remaining, Stage, State, stages_of
@@ -33,7 +34,8 @@ class EpochSampler:
     `dataset` is a dataset or the number of its samples. `shuffle` is "global" (True), "none" (False) or "blocks", which
     takes `groups` (by default `dataset.groups()`) and `window`; see `EpochOrder`, and `RankOrder` for `even`. `rank`
     and `world` are, if not given, torch.distributed's once it is initialised, else the variables RANK and WORLD_SIZE,
-    else 0 of 1. With `lookahead` the order is published to the daemon, where the dataset reads through one.
+    else 0 of 1. With `lookahead` the order is published to the daemon, where the dataset, or what it is a
+    torch.utils.data.Subset of, reads through one.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class EpochSampler:
         self._given = (rank, world)
         self._even: Even = even
         self._settings = settings
-        self._dataset = dataset if lookahead and hasattr(dataset, "plan_source") else None
+        self._dataset = _plannable(dataset) if lookahead and not isinstance(dataset, int) else None
         self._stages: tuple[Stage, ...] = ()
         self._iteration: _Iteration | None = None
         self._next: RankOrder | None = None
@@ -183,6 +185,44 @@ class EpochSampler:
         if before is not None:
             before.close()
         return self._lookahead
+
+
+def _plannable(dataset: Any) -> Any:
+    """What can say where the samples of a dataset lie; None, and a note in the log, if there is nothing."""
+    inner, indices = dataset, []
+    while not hasattr(inner, "plan_source") and hasattr(inner, "dataset") and hasattr(inner, "indices"):
+        indices.append(inner.indices)
+        inner = inner.dataset
+    if not hasattr(inner, "plan_source"):
+        log.info(
+            "no order of samples is published: %s does not say where they lie (it has no plan_source), so the daemon"
+            " fetches nothing ahead",
+            type(inner).__name__,
+        )
+        return None
+    return _PartPlan(inner, indices) if indices else inner
+
+
+class _PartPlan:
+    """What a torch.utils.data.Subset, or one of one, reads of a dataset."""
+
+    def __init__(self, dataset: Any, indices: Sequence[Any]) -> None:
+        """`indices`: of the outermost first."""
+        self._dataset, self._indices = dataset, indices
+        self.settings = getattr(dataset, "settings", None)
+
+    def plan_source(self) -> PlanSource | None:
+        source: PlanSource | None = self._dataset.plan_source()
+        return source
+
+    def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
+        for indices in self._indices:
+            if isinstance(indices, Sequence):  # a list of millions is not to be made an array for a few of them
+                samples = np.fromiter((indices[at] for at in samples.tolist()), np.int64, len(samples))
+            else:
+                samples = np.asarray(indices, dtype=np.int64)[samples]
+        items: NDArray[np.uint32] = self._dataset.plan_items(samples % len(self._dataset))  # -1 is the last one
+        return items
 
 
 class _Iteration:

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, random_split
 
 from datacache.core.errors import UsageError
 from datacache.daemon import paths
 from datacache.daemon.plan_file import PlanFile
 from datacache.loaders.lookahead import PlanSource
 from datacache.loaders.order import EpochOrder
-from datacache.loaders.sampler import EpochSampler
+from datacache.loaders.sampler import EpochSampler, _plannable
 
 
 class Numbers(Dataset):
@@ -326,6 +326,54 @@ def test_an_order_that_is_given_up_is_not_published_any_longer(tmp_path: Path, s
     assert len(os.listdir(paths.lookahead_dir(settings.home))) == 1
     given.close()
     assert os.listdir(paths.lookahead_dir(settings.home)) == []
+
+
+class Planned(Numbers):
+    """What it reads of a sample is told by the sample's number."""
+
+    def plan_source(self) -> PlanSource | None:
+        return None
+
+    def plan_items(self, samples: np.ndarray) -> np.ndarray:
+        return samples.astype(np.uint32)[:, None] + 1000
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, tuple], ids=lambda kind: kind.__name__)
+def test_what_a_subset_reads_is_what_its_dataset_says_of_those_samples(kind: Any) -> None:
+    inner = Subset(Planned(20), kind([3, 5, 7, -1, 11]))
+    outer = Subset(inner, kind([4, 0, -2]))
+    for subset in (inner, outer, Subset(Planned(20), range(10, 20)), random_split(Planned(20), [15, 5])[1]):
+        plan = _plannable(subset)
+        assert plan.plan_source() is None
+        order = np.arange(len(subset) - 1, -1, -1)
+        read = [int(subset[at]) % 20 for at in order.tolist()]
+        assert plan.plan_items(order).tolist() == [[1000 + sample] for sample in read]
+
+
+def test_the_order_of_a_subset_is_published_as_well(tmp_path: Path, settings: Any) -> None:
+    from datacache.api import create_snapshot
+    from datacache.torch import SnapshotDataset
+
+    (tmp_path / "a").mkdir()
+    for number in range(50):
+        (tmp_path / "a" / f"{number:03}.txt").write_text(str(number))
+    create_snapshot("numbers", f"file://{tmp_path}/a", settings=settings)
+    dataset = SnapshotDataset("numbers@latest", target=None, settings=settings)
+    sampler = EpochSampler(Subset(dataset, range(40)), rank=0, world=1)
+    assert len(list(sampler)) == 40
+    (plan,) = paths.lookahead_dir(settings.home).iterdir()
+    assert PlanFile(plan).position == 40
+    sampler.close()
+
+
+def test_an_order_that_nobody_can_publish_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        sampler = EpochSampler(Subset(Numbers(20), range(5)), rank=0, world=1)
+        assert sorted(sampler) == sorted(sampler) == list(range(5))
+        EpochSampler(Numbers(20), lookahead=False)
+        EpochSampler(20)
+    (said,) = [record.message for record in caplog.records if "no order" in record.message]
+    assert "Numbers" in said
 
 
 def test_what_cannot_be_published_is_said_once_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
