@@ -199,29 +199,44 @@ class Clocks:
 
 
 class Measured:
-    """A map-style dataset whose batches are timed. All else of it shows through."""
+    """A map-style dataset whose batches are timed. All else of it shows through, and what is set is set on it: a user's
+    `worker_init_fn` finds this as `get_worker_info().dataset`."""
 
     def __init__(self, dataset: Any, clocks: Clocks) -> None:
-        self.dataset, self.clocks = dataset, clocks
-        self._batches = getattr(dataset, "__getitems__", None)
+        vars(self).update(_measured=dataset, _measured_by=clocks)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # isinstance() says what it says of the dataset
+        kind: type = self._measured.__class__
+        return kind
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self._measured)
 
     def __getitem__(self, at: int) -> Any:
-        return self.dataset[at]
+        return self._measured[at]
 
     def __getitems__(self, samples: Sequence[int]) -> Any:
-        with measuring(self.clocks) as mine:
+        with measuring(self._measured_by) as mine:
             began = mine.begin()
-            batch = self._batches(samples) if self._batches else [self.dataset[at] for at in samples]
+            batches = getattr(self._measured, "__getitems__", None)
+            batch = batches(samples) if batches else [self._measured[at] for at in samples]
             mine.fetched(began)
         return batch
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dataset", "clocks") or name.startswith("__"):  # asked for while this is being unpickled
+        if name in ("_measured", "_measured_by") or name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.dataset, name)
+        return getattr(self._measured, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._measured, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._measured, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Measured, (self._measured, self._measured_by)
 
 
 class MeasuredCollate:
