@@ -114,6 +114,16 @@ class ShardIndex:
         """A sample's file of this extension."""
         return next((member for member in self.members(sample) if member.extension == extension), None)
 
+    def sharing(
+        self, offsets: NDArray[Any], sizes: NDArray[Any], digests: NDArray[Any], classes: NDArray[Any]
+    ) -> ShardIndex:
+        """The same index on somebody's columns of the same numbers, in types of his. It lets go of the sidecar's bytes,
+        and is not to be encoded."""
+        others = {"offset": offsets, "size": sizes, "digest": digests, "class": classes}
+        columns = {name: others[name] if name in others else column.copy() for name, column in self._columns.items()}
+        names = ("shard", "size_bytes", "digest", "format", "plan", "extensions")
+        return ShardIndex({name: getattr(self, name) for name in names}, columns)
+
     def encode(self) -> bytes:
         """The sidecar. The same index gives the same bytes."""
         header = {

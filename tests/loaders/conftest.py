@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from datacache import api
 from datacache.settings import Settings
 from datacache.testing.faces import draw_faces
+
+if TYPE_CHECKING:
+    from datacache.loaders.dataset import SampleDataset
 
 COUNT = 40
 
@@ -33,3 +38,15 @@ def drawn_faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def faces_ref(drawn_faces: Path, settings: Settings) -> str:
     """A snapshot of them."""
     return api.create_snapshot("faces", drawn_faces.as_uri(), settings=settings).ref
+
+
+def read_until_here(dataset: SampleDataset, samples: Sequence[int]) -> None:
+    """Read samples until none has to be fetched: the daemon answers with a block before the cache has it."""
+    from datacache.loaders.timing import Clocks, Measured
+
+    for _ in range(100):
+        clocks = Clocks(0)
+        Measured(dataset, clocks).__getitems__(samples)
+        if not clocks.usage().misses:
+            return
+    pytest.fail("what was read is not kept on this node")

@@ -20,7 +20,7 @@ from datacache.loaders.timing import Clocks, Measured
 from datacache.settings import Settings
 from datacache.shards.index import ShardIndex, index_name
 from datacache.torch import PackedBatch, ShardDataset, SnapshotDataset, collate
-from tests.loaders.conftest import COUNT
+from tests.loaders.conftest import COUNT, read_until_here
 from tests.servers import RcloneS3
 
 _SHARD_BYTES = 100_000
@@ -130,7 +130,7 @@ def test_samples_across_blocks_that_are_here_are_no_misses(
     folder, contents = large_shards
     ref = api.create_snapshot("out", folder.as_uri(), settings=settings).ref
     dataset, packed = ShardDataset(ref, target=None), ShardDataset(ref, target=None, packed=True)
-    dataset.__getitems__(range(8))
+    read_until_here(dataset, range(8))
     clocks = Clocks(0)
     assert Measured(dataset, clocks).__getitems__(range(8)) == contents
     assert bytes(Measured(packed, clocks).__getitems__(range(8)).data.numpy()) == b"".join(contents)

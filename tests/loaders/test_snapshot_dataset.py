@@ -27,7 +27,7 @@ from datacache.loaders.timing import Clocks, Measured
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.torch import PackedBatch, SnapshotDataset, collate
-from tests.loaders.conftest import COUNT
+from tests.loaders.conftest import COUNT, read_until_here
 
 
 def _images(folder: Path) -> list[Path]:
@@ -98,6 +98,7 @@ def test_a_size_may_be_a_list_or_a_number(faces_ref: str) -> None:
 
 def test_samples_that_are_here_need_no_look_into_the_manifest(faces_ref: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset, packed = SnapshotDataset(faces_ref), SnapshotDataset(faces_ref, packed=True)
+    read_until_here(dataset, range(COUNT))
     expected = [image for image, _ in dataset.__getitems__(range(COUNT))]
     dataset = pickle.loads(pickle.dumps(dataset))
 
@@ -117,7 +118,7 @@ def test_large_files_that_are_here_are_no_misses(settings: Settings, tmp_path: P
         (tmp_path / f"{number}.bin").write_bytes(data)
     api.create_snapshot("large", tmp_path.as_uri(), settings=settings)
     dataset, packed = SnapshotDataset("large"), SnapshotDataset("large", packed=True)
-    dataset.__getitems__(range(4))
+    read_until_here(dataset, range(4))
     clocks = Clocks(0)
     given = Measured(dataset, clocks).__getitems__(range(4))
     batch = Measured(packed, clocks).__getitems__(range(4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -107,3 +109,21 @@ def test_an_index_is_used_in_place() -> None:
     found = ShardIndex.decode(raw, SHARD)
     assert not found.offsets.flags.owndata
     assert not found.offsets.flags.writeable
+
+
+def test_an_index_on_shared_columns_says_the_same_and_lets_go_of_the_sidecar() -> None:
+    count = 20_000
+    raw = an_index(count).encode()
+    tracemalloc.start()
+    index = ShardIndex.decode(bytes(bytearray(raw)), "shard-000003.tar")
+    offsets, sizes = index.offsets.astype(np.int64), index.sizes.astype(np.int64)
+    digests, classes = index.digests.copy(), index.classes.copy()
+    before = tracemalloc.get_traced_memory()[0]
+    shared = index.sharing(offsets, sizes, digests, classes)
+    samples = range(0, count, 999)
+    expected = [(index.key(sample), index.members(sample)) for sample in samples]
+    assert [(shared.key(sample), shared.members(sample)) for sample in samples] == expected
+    assert (len(shared), shared.extensions, shared.digest) == (count, index.extensions, index.digest)
+    del index, expected
+    assert tracemalloc.get_traced_memory()[0] < before - 20 * count
+    tracemalloc.stop()
