@@ -7,10 +7,12 @@ handler.
 from __future__ import annotations
 
 import logging
+import os
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from datacache.core.errors import TasksError, UsageError
@@ -98,14 +100,13 @@ class ElasticDataset:
         self.epoch = 0
         self.dropped = 0
         """Samples that were left out by `drop_last`."""
-        self._collate_fn = collate_fn
+        self._collate_fn, self._worker_init_fn = collate_fn, worker_init_fn
         self._tasks, self._drop_last, self._skip = tasks, drop_last, on_error == "skip"
         self._options: dict[str, Any] = {
             "num_workers": num_workers,
             "prefetch_factor": prefetch_factor,
             "pin_memory": pin_memory,
             "multiprocessing_context": multiprocessing_context,
-            "worker_init_fn": worker_init_fn,
             "persistent_workers": num_workers > 0,
         }
         self._held = HeldTasks(tasks, self.worker, report_every_s=report_every_s)
@@ -185,7 +186,12 @@ class ElasticDataset:
         try:
             self._first_samples = self._check_spans()
             collate = self._collate_fn or default_collate(self.dataset)
-            loader = DataLoader(self.dataset, batch_sampler=_Sampler(self), collate_fn=collate, **self._options)
+            # The parent of workers may also be a fork server, which outlives the training.
+            parent = os.getpid() if self._options["num_workers"] and self._method() != "forkserver" else 0
+            init = partial(_init_worker, parent, self._worker_init_fn)
+            loader = DataLoader(
+                self.dataset, batch_sampler=_Sampler(self), collate_fn=collate, worker_init_fn=init, **self._options
+            )
             while self._wait_for_task():
                 yield from self._read(loader)
                 if self._trouble is not None:
@@ -204,6 +210,15 @@ class ElasticDataset:
             self._iterating = False
             shut_down(self._reading)  # not when it is collected: an error's traceback may keep it for long
             self._reading = None
+
+    def _method(self) -> str:
+        """How workers are started."""
+        from datacache.loaders.autotune import start_method
+
+        context = self._options["multiprocessing_context"]
+        return (
+            context if isinstance(context, str) else start_method() if context is None else context.get_start_method()
+        )
 
     def _check_spans(self) -> dict[str, int]:
         spans, parameters = self.dataset.spans(), self._tasks.parameters
@@ -318,6 +333,15 @@ class ElasticDataset:
             self._under_way[-1].dropped.extend(pieces)  # they count when what is before them in their tasks is used
         else:
             self._held.used(pieces)
+
+
+def _init_worker(training_pid: int, then: Callable[[int], None] | None, worker: int) -> None:
+    # PyTorch's workers look whether their parent is still the one that they began with: where it was killed before
+    # that, they would stay for good.
+    if training_pid not in (0, os.getppid()):
+        os._exit(1)
+    if then is not None:
+        then(worker)
 
 
 class _Sampler:

@@ -150,8 +150,8 @@ def check(done: Done, spans: Sequence[Span], epochs: int) -> int:
             accepted[key] = max(accepted[key], line["position"])
     wanted = {(epoch, span.name, record) for epoch in range(epochs) for span in spans for record in range(span.count)}
     assert set(used) == wanted, "every record is seen"
-    for tokens in leases.values():
-        numbers = [token for token, _position in tokens]
+    for given in leases.values():
+        numbers = [token for token, _position in given]
         assert len(set(numbers)) == len(numbers), "no two leases of a task have one token"
     task_of = {
         (line["epoch"], name, record): (line["epoch"], line["task"])

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
+import random
 import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from datacache import api
 from datacache.catalog.tasks import TaskStore, open_task_store
 from datacache.catalog.tasks_sqlite import SqliteTasks
 from datacache.core.errors import TasksError, UsageError
 from datacache.loaders.elastic import ElasticDataset
 from datacache.loaders.tasks import Span, TaskParameters, TaskQueue
+from datacache.settings import Settings
 from datacache.testing.tasks import fetch
+from datacache.torch import ShardDataset, SnapshotDataset
 
 
 class Numbers:
@@ -275,3 +283,72 @@ def test_two_iterations_at_once_are_refused(store: TaskStore) -> None:
     next(first)
     with pytest.raises(UsageError, match="already"):
         next(iter(elastic))
+
+
+# --- our datasets -----------------------------------------------------------------------------------------------------
+
+
+def test_shards_and_snapshots_are_trained_on(faces_ref: str, settings: Settings, tmp_path: Path) -> None:
+    api.shard(faces_ref, to=str(tmp_path / "shards"), max_size_bytes=40_000, settings=settings)
+    for number, (where, dataset) in enumerate(
+        [
+            (str(tmp_path / "shards"), ShardDataset(tmp_path / "shards", target="path", decode="rgb")),
+            (faces_ref, SnapshotDataset(faces_ref, target="path", decode="rgb")),
+        ]
+    ):
+        queue = api.create_tasks(f"job{number}", where, records=5, epochs=2, settings=settings)
+        assert api.create_tasks(f"job{number}", dataset, records=5, epochs=2).name == queue.name
+        seen: Counter[tuple[int, str]] = Counter()
+        with ElasticDataset(dataset, api.open_tasks(f"job{number}"), batch_size=4, num_workers=2) as elastic:
+            for images, paths in elastic:
+                assert len(images) == len(paths)
+                seen.update((elastic.epoch, path) for path in paths)
+        assert len(seen) == 2 * len(dataset)
+        assert set(seen.values()) == {1}
+        assert queue.status().finished
+
+
+# --- killed -----------------------------------------------------------------------------------------------------------
+
+
+def _train(url: str, log: Path) -> None:
+    queue = TaskQueue(open_task_store(url), "job")
+    descriptor = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    with ElasticDataset(Numbers(), queue, batch_size=3, num_workers=1, report_every_s=0) as elastic:
+        for batch in elastic:
+            used = [[elastic.epoch, sample] for sample in batch.tolist()]
+            os.write(descriptor, f"{json.dumps(used)}\n".encode())
+            os.fsync(descriptor)
+
+
+@pytest.mark.slow
+def test_trainings_that_are_killed_and_started_again_use_every_sample(tmp_path: Path, store: TaskStore) -> None:
+    epochs = 6
+    queue = make_queue(store, records=4, epochs=epochs, lease_s=0.5)
+    chance = random.Random(3)
+    fork = multiprocessing.get_context("fork")
+    logs = (tmp_path / f"{number}.log" for number in count())
+    url = f"sqlite:///{tmp_path}/home/catalog.db"
+
+    def start() -> Any:
+        process = fork.Process(target=_train, args=(url, next(logs)))
+        process.start()
+        return process
+
+    running = [start() for _process in range(3)]
+    kills = 0
+    while any(process.is_alive() for process in running):
+        running[0].join(chance.uniform(0.1, 0.4))
+        if kills < 8:
+            victim = running.pop(chance.randrange(3))
+            victim.kill()
+            victim.join()
+            kills += 1
+            running.append(start())
+    assert {process.exitcode for process in running} == {0}
+    lines = [json.loads(line) for log in tmp_path.glob("*.log") for line in log.read_text().splitlines()]
+    used = Counter((epoch, sample) for line in lines for epoch, sample in line)
+    assert set(used) == {(epoch, sample) for epoch in range(epochs) for sample in range(40)}
+    assert max(used.values()) <= 1 + kills
+    assert sum(used.values()) - len(used) <= kills * 9  # of a killed one, what of its tasks was not reported
+    assert queue.status().finished
