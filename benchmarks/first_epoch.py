@@ -12,7 +12,8 @@ but the server, our daemon included.
                      the right bytes and a status that obstore takes for an error (ours then asks without obstore)
   SnapshotDataset    every image is an object; the order comes from an `EpochSampler` that publishes it to the daemon
   ShardDataset       from `s3://`, with `shuffle="blocks"`, published as well
-  MDS, LitData       their streaming from `s3://` to an empty local folder, as they set themselves up
+  MDS, LitData       their streaming from `s3://` to an empty local folder, as they set themselves up; LitData also
+                     with `batch_decode=1` (where workers share a chunk, that reads all of it for each sample)
   WebDataset         `pipe:curl` of URLs that were signed beforehand; it keeps no copy
 ArrayRecord has no streaming from S3 that could be measured: it reads files.
 
@@ -54,7 +55,7 @@ from benchmarks.environments import (
 )
 from benchmarks.harness import Table, Workspace, parser, ratio
 from benchmarks.loader_peers.plan import Plan
-from benchmarks.loaders import PEERS, Images, make_images, make_ours
+from benchmarks.loaders import OTHER_WAYS, PEERS, Images, make_images, make_ours
 from tests.servers import CephRgw, RcloneS3
 
 OBJECTS, RANGES = "obstore, objects", "obstore, shards"
@@ -184,12 +185,13 @@ class Field:
             source = f"s3://{_bucket_of(peer)}"
             if peer is WEBDATASET:
                 source = json.dumps([f"pipe:curl -s -f '{url}'" for url in self._signed(_bucket_of(peer))])
-            for workers in self._args.workers:
-                plan = Plan(workers=workers, batch_size=self._args.batch)
-                contender = self._contender(_with_workers(str(peer), workers), PEERS[peer], source, plan)
-                yield Entry(
-                    name=contender.name, samples_checked=True, fresh=self._anew(replace(contender, python=python))
-                )
+            ways: dict[str, dict[str, Any]] = {"": {}, **OTHER_WAYS.get(peer, {})}
+            for way, options in ways.items():
+                for workers in self._args.workers:
+                    plan = Plan(workers=workers, batch_size=self._args.batch, options=options)
+                    name = _with_workers(f"{peer}, {way}" if way else str(peer), workers)
+                    contender = replace(self._contender(name, PEERS[peer], source, plan), python=python)
+                    yield Entry(name=name, samples_checked=True, fresh=self._anew(contender))
 
     def _contender(self, name: str, module: str, source: str, plan: Plan) -> Contender:
         python = Path(sys.executable)

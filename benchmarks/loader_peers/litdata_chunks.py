@@ -2,6 +2,9 @@
 
 What it gives of a local chunk are views of a mapped file, which cannot be handed over between processes, and of which
 not a byte has been read: the collate makes `bytes` of them.
+
+For bytes its `batch_decode="auto"` takes 256 samples at a time, for JPEGs 1, says its documentation, "so each row is
+decoded once". With 1, which is `options["batch_decode"]`, it was 4 times as fast here. Both are measured.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ def open_loader(source: str, plan: Plan) -> Loader:
         # The server has no TLS, which LitData does not let its obstore use; with it nothing would be different.
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # noqa: SLF001
         remote = {"cache_dir": plan.cache, "storage_options": options}
-    dataset = litdata.StreamingDataset(source, shuffle=True, **remote)
+    batch_decode = plan.options.get("batch_decode", "auto")
+    dataset = litdata.StreamingDataset(source, shuffle=True, batch_decode=batch_decode, **remote)
     loader = litdata.StreamingDataLoader(
         dataset, batch_size=plan.batch_size, collate_fn=as_bytes, **plan.workers_stay()
     )
