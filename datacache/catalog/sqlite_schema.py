@@ -44,6 +44,8 @@ _ADDED_IN_3 = (
         until_s REAL NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0, lost INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (generation, epoch, number)) WITHOUT ROWID""",
     "CREATE INDEX tasks_by_state ON tasks (generation, state, epoch, place)",
+    "CREATE INDEX tasks_by_lease ON tasks (generation, until_s) WHERE state = 'doing'",
+    "CREATE INDEX tasks_by_claim ON tasks (generation, claim) WHERE state = 'doing'",
 )
 _SCHEMA = (
     "CREATE TABLE datasets (name TEXT PRIMARY KEY, latest TEXT NOT NULL) WITHOUT ROWID",

@@ -79,11 +79,11 @@ class MongoTasks(MongoQueues):
         has_expired = mine | {"state": DOING, "$expr": {"$lte": ["$until", "$$NOW"]}}
 
         def attempt() -> Leased | None:
-            found = self._tasks.find_one(mine | {"state": DOING, "claim": claim})
+            found = self._tasks.find_one({"g": queue.generation, "state": DOING, "claim": claim})
             if found is not None:  # given by the call whose answer was lost
                 return _leased(found)
             while True:
-                found = self._change(has_expired, take_over)
+                found = self._change(has_expired, take_over, sort=[("until", 1)])
                 if found is None:
                     found = self._change(
                         mine | {"state": TODO}, [{"$set": given | {"state": DOING}}], sort=[("lane", 1), ("place", 1)]

@@ -25,7 +25,7 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError
 from pymongo.read_concern import ReadConcern
 
 from datacache.catalog.mongo_client import MongoDatabase
-from datacache.catalog.tasks import DONE, FAILED, TODO, NewTask, QueueRecord
+from datacache.catalog.tasks import DOING, DONE, FAILED, TODO, NewTask, QueueRecord
 
 PUT_BACK = -1
 """The lane of tasks that had failed."""
@@ -61,6 +61,8 @@ class MongoQueues:
             self._tasks.create_index([("g", 1), ("state", 1), ("lane", 1), ("place", 1)])
             self._tasks.create_index([("g", 1), ("open", 1), ("lane", 1)])
             self._tasks.create_index([("g", 1), ("epoch", 1), ("number", 1)])
+            for field in ("until", "claim"):
+                self._tasks.create_index([("g", 1), (field, 1)], partialFilterExpression={"state": DOING})
             while True:
                 try:
                     self._queues.insert_one(_new_queue(name, generation, parameters, plan))

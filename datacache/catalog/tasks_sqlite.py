@@ -35,11 +35,12 @@ from datacache.catalog.tasks import (
 _QUEUE = "SELECT name, generation, parameters, epoch, made FROM task_queues"
 _STATE = """SELECT epoch, number, name, start, records, position, state, token, owner, since_s, until_s, failures, lost,
     errors, claim FROM tasks"""
-# Without being told, SQLite goes through all tasks of the generation by their primary key.
+# SQLite is told which index to take: on its own it goes through all tasks of the generation by their primary key.
 _BY_STATE = f"{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state = ?"
-_TODO = f"{_BY_STATE} ORDER BY epoch, place LIMIT 1"
-_EXPIRED = f"{_BY_STATE} AND until_s <= ? ORDER BY until_s LIMIT 1"
-_CLAIMED = f"{_BY_STATE} AND claim = ?"
+_TODO = f"{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state = 'todo' ORDER BY epoch, place LIMIT 1"
+_EXPIRED = f"""{_STATE} INDEXED BY tasks_by_lease WHERE generation = ? AND state = 'doing' AND until_s <= ?
+    ORDER BY until_s LIMIT 1"""
+_CLAIMED = f"{_STATE} INDEXED BY tasks_by_claim WHERE generation = ? AND state = 'doing' AND claim = ?"
 _ONE = "generation = ? AND epoch = ? AND number = ?"
 
 
@@ -161,7 +162,7 @@ class SqliteTasks:
             current = _queue(connection, queue.name)
             if current is None or current.generation != queue.generation:
                 return None
-            row = connection.execute(_CLAIMED, (queue.generation, DOING, claim)).fetchone()
+            row = connection.execute(_CLAIMED, (queue.generation, claim)).fetchone()
             if row is not None:  # given by the call whose answer was lost
                 return _leased(queue.generation, _state(row, 0), claim)
             now_s = time.time()
@@ -277,7 +278,7 @@ class SqliteTasks:
 def _take_over(connection: sqlite3.Connection, generation: int, now_s: float, max_lost: int) -> TaskState | None:
     """The task whose lease has expired first, its loss written down. Those lost too often are failed on the way."""
     while True:
-        row = connection.execute(_EXPIRED, (generation, DOING, now_s)).fetchone()
+        row = connection.execute(_EXPIRED, (generation, now_s)).fetchone()
         if row is None:
             return None
         task = _state(row, now_s)
@@ -290,7 +291,7 @@ def _take_over(connection: sqlite3.Connection, generation: int, now_s: float, ma
 
 
 def _first(connection: sqlite3.Connection, generation: int) -> TaskState | None:
-    row = connection.execute(_TODO, (generation, TODO)).fetchone()
+    row = connection.execute(_TODO, (generation,)).fetchone()
     return None if row is None else _state(row, 0)
 
 
