@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from datacache.loaders.packed import PackedBatch, collate, empty
+from datacache.loaders.segments import forget_workers
+from tests.conftest import ROOT
 
 _SIZE = 300_000
 
@@ -42,6 +48,16 @@ def _expect_right(batch: PackedBatch) -> None:
     assert bool((batch.data == number % 251).all())
 
 
+def _is_full_of(data: torch.Tensor, number: int) -> bool:
+    """Asked in a forked child, where PyTorch's threads are gone and would be waited for."""
+    return set(data.numpy().tobytes()) == {number}
+
+
+def _expect_all_right(batches: Iterator[PackedBatch]) -> None:
+    for batch in batches:
+        _expect_right(batch)
+
+
 def _loader(dataset: Dataset, context: str = "fork", workers: int = 2) -> DataLoader:
     return DataLoader(
         dataset,
@@ -55,6 +71,7 @@ def _loader(dataset: Dataset, context: str = "fork", workers: int = 2) -> DataLo
 
 def _segments() -> int:
     """How many segments of workers this process has mapped."""
+    forget_workers()
     return Path("/proc/self/maps").read_text().count("datacache-batch")
 
 
@@ -104,9 +121,168 @@ def test_segments_go_with_their_workers() -> None:
     for _ in range(3):
         for batch in _loader(_Numbered(40)):
             _expect_right(batch)
+    assert _segments() == 1  # the last batch's
+    _expect_right(batch)
     del batch
     gc.collect()
-    assert _segments() <= 16
+    assert _segments() == 0
+
+
+class _Growing(Dataset):
+    """Each batch is larger than the one before."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitems__(self, samples: list[int]) -> PackedBatch:
+        data = empty((200_000 * (1 + samples[0]),))
+        data.fill_(samples[0])
+        return PackedBatch(data, torch.tensor(samples))
+
+
+def test_segments_that_became_too_small_are_unmapped() -> None:
+    loader = DataLoader(_Growing(), batch_size=1, num_workers=1, collate_fn=collate, persistent_workers=True)
+    for batch in loader:
+        assert bool((batch.data == int(batch.offsets[0])).all())
+    assert _segments() <= 9
+
+
+@pytest.mark.parametrize("holder", ["training", "worker"])
+def test_a_forked_child_has_a_batch_that_does_not_change(holder: str) -> None:
+    batches = iter(_loader(_Forking() if holder == "worker" else _Numbered(160), workers=1))
+    if holder == "worker":
+        for batch in batches:
+            _expect_right(batch)
+        return
+    batch = next(batches)
+    number = int(batch.offsets[0])
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(read, 1)  # until the training has gone on
+        os._exit(0 if _is_full_of(batch.data, number % 251) else 1)
+    del batch
+    for batch in batches:
+        _expect_right(batch)
+    os.write(write, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+
+
+class _Forking(Dataset):
+    """A worker that forks while it has a batch; the child looks at its copy later."""
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitems__(self, samples: list[int]) -> PackedBatch:
+        data = empty((_SIZE + 7 * samples[0],))
+        data.fill_(samples[0] % 251)
+        if samples[0] == 0:
+            self.read, self.write = os.pipe()
+            self.child = os.fork()
+            if not self.child:
+                os.read(self.read, 1)
+                os._exit(0 if _is_full_of(data, samples[0] % 251) else 1)
+        if samples[0] == 76:
+            os.write(self.write, b"x")
+            assert os.waitpid(self.child, 0)[1] == 0
+        return PackedBatch(data, torch.tensor(samples))
+
+
+def test_threads_of_a_worker_do_not_get_one_segment() -> None:
+    for batch in DataLoader(_Threaded(), batch_size=4, num_workers=1, collate_fn=_same):
+        for data, number in batch:
+            assert bool((data == number).all())
+
+
+class _Threaded(Dataset):
+    """A batch made by several threads of the worker at once."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitems__(self, samples: list[int]) -> list[tuple[torch.Tensor, int]]:
+        def make(sample: int) -> tuple[torch.Tensor, int]:
+            data = empty((100_000,))
+            data.fill_(sample)
+            return data, sample
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                return list(pool.map(make, samples))
+        finally:
+            sys.setswitchinterval(before)
+
+
+def test_batches_of_a_killed_worker_stay_as_they_are() -> None:
+    # In a process of its own: PyTorch raises the worker's death out of a signal handler, wherever that finds us.
+    script = "from tests.loaders import test_segments; test_segments.keep_batches_of_a_killed_worker()"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def keep_batches_of_a_killed_worker() -> None:
+    """The test's other process."""
+    loader = _loader(_Numbered(200), workers=1)
+    batches = iter(loader)
+    kept = [next(batches) for _ in range(3)]
+    os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
+    try:
+        _expect_all_right(batches)
+    except RuntimeError as exc:
+        assert "worker" in str(exc)
+    else:
+        raise AssertionError("the worker's death was not noticed")
+    for batch in kept:
+        _expect_right(batch)
+
+
+def _as_nchw(samples: Any) -> torch.Tensor:
+    images, _ = collate(samples)
+    return images.permute(0, 3, 1, 2)
+
+
+def test_a_permuted_batch_arrives_permuted_and_in_its_segment() -> None:
+    for context in ("fork", "spawn"):
+        loader = DataLoader(_Mixed(), batch_size=4, num_workers=1, collate_fn=_as_nchw, multiprocessing_context=context)
+        for number, images in enumerate(loader):
+            assert images.shape == (4, 3, 50, 60)
+            assert images.stride() == (9000, 1, 180, 3)
+            assert images[:, 0, 0, 0].tolist() == list(range(4 * number, 4 * number + 4))
+            assert _segments() > 0
+
+
+class _Odd(Dataset):
+    """Tensors that are more than numbers in memory."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitems__(self, samples: list[int]) -> list[Any]:
+        empty((10,))
+        return [
+            torch.tensor([1 + 2j, 3 - 1j]).conj(),
+            torch.tensor([1 + 2j]).conj().imag,
+            torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1.0, 2.0]), (3,)),
+            torch.nn.Parameter(torch.ones(3)),
+            torch.zeros(0, 4),
+        ]
+
+
+def _same(samples: Any) -> Any:
+    return samples
+
+
+def test_tensors_that_are_more_than_memory_go_as_pytorch_sends_them() -> None:
+    (batch,) = DataLoader(_Odd(), batch_size=2, num_workers=1, collate_fn=_same, timeout=60)
+    conjugate, negative, sparse, parameter, nothing = batch
+    assert conjugate.shape == (2,)
+    assert negative.shape == (1,)
+    assert sparse.to_dense().tolist() == [1.0, 0.0, 2.0]
+    assert parameter.tolist() == [1.0, 1.0, 1.0]
+    assert nothing.shape == (0, 4)
 
 
 def test_a_fork_of_the_training_does_not_set_its_segments_free() -> None:
