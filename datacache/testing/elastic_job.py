@@ -79,7 +79,7 @@ def run_job(
             victim = running[at]
             if victim.pid in stopped or not victim.is_alive():
                 continue
-            if chance.random() < 0.25:
+            if chance.random() < 0.4:
                 os.kill(victim.pid, signal.SIGSTOP)
                 stopped[victim.pid] = now + parameters.lease_s * chance.uniform(1.2, 2.0)
                 stops += 1

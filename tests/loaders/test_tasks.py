@@ -40,6 +40,10 @@ class TestSqliteTasks(TasksConformance):
 
 
 class TestMongoTasks(TasksConformance):
+    @pytest.fixture(autouse=True)
+    def _makers_are_given_up_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tasks_mongo_queues, "_MAKER_S", 0.3)
+
     @pytest.fixture
     def tasks_url(self, mongod: Mongod) -> str:
         return mongod.database_url()
