@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_hexdigest
 
 from datacache.annotations.layout import text
 from datacache.core.errors import DatacacheError
@@ -47,11 +48,13 @@ class SnapshotSource(SampleSource):
         return None
 
     def spans(self) -> list[Span]:
-        """Some thousand files each, for tasks."""
-        return [
-            Span(f"files-{start:09d}", start, min(_SPAN_FILES, len(self) - start))
-            for start in range(0, len(self), _SPAN_FILES)
-        ]
+        """Some thousand files each, for tasks. Their names say which files: another selection has others."""
+        found = []
+        for start in range(0, len(self), _SPAN_FILES):
+            count = min(_SPAN_FILES, len(self) - start)
+            objects = self._ids[_ID_BYTES * start : _ID_BYTES * (start + count)]
+            found.append(Span(f"files-{start:09d}-{xxh3_64_hexdigest(bytes(objects))}", start, count))
+        return found
 
     def plan_source(self) -> PlanSource | None:
         """For lookahead: rows of the manifest."""
