@@ -118,21 +118,21 @@ class Clairvoyant:
         """What was put into another region before its own went."""
 
     def add(self, plan: Plan) -> None:
-        """Reckon with a plan. Takes as long as sorting its samples."""
+        """Reckon with a plan, in place of an earlier one of its id. `make_room` sorts its samples."""
         parts = plan.items.shape[1] == 3
         with self._lock:
             group = next((g for g in self._groups if g.objects is plan.objects and g.parts == parts), None)
             if group is None:
                 group = _Group(plan.objects, parts=parts)
                 self._groups.append(group)
-            for other in list(group.plans):  # of the epoch before
-                if other.pid == plan.pid and group.plans[other] < math.inf:
-                    del group.plans[other]
-                    group.uses.pop(other, None)
+            for any_group in self._groups:
+                for other in list(any_group.plans):
+                    before = any_group is group and other.pid == plan.pid and group.plans[other] < math.inf
+                    if before or other.id == plan.id:  # the epoch before, or sent once more
+                        del any_group.plans[other]
+                        any_group.uses.pop(other, None)
             group.plans[plan] = math.inf
-        if group.units is not None:
-            group.uses[plan] = Uses(plan, group.units)
-        self._tier.outlook = self._outlook({})
+            self._tier.outlook = self._outlook({})
 
     def drop(self, plan: Plan) -> None:
         """A plan is over. What it said of the next epoch counts on for a while, if its process has not published the
@@ -172,7 +172,8 @@ class Clairvoyant:
             return free >= need_bytes
         rated = self._rate(containers)
         values = {r.container.id: math.inf if r.soon else r.value for r in rated}
-        self._tier.outlook = self._outlook(values)
+        with self._lock:
+            self._tier.outlook = self._outlook(values)
         if self._writer.call(lambda: self._tier.make_room(need_bytes)).result():  # of what no order reads
             return True
         left = np.concatenate([r.values for r in rated]) if rated else np.empty(0)
@@ -185,9 +186,9 @@ class Clairvoyant:
         return False
 
     def _outlook(self, values: dict[int, float]) -> Outlook | None:
-        with self._lock:
-            live = {p.dataset for g in self._groups for p, until_s in g.plans.items() if until_s == math.inf}
-            counted = {plan.dataset for group in self._groups for plan in group.plans}
+        """Under the lock, as is setting it: the last plan may be dropped meanwhile."""
+        live = {p.dataset for g in self._groups for p, until_s in g.plans.items() if until_s == math.inf}
+        counted = {plan.dataset for group in self._groups for plan in group.plans}
         return Outlook(values, frozenset(counted)) if live else None
 
     def _prepare(self) -> None:
@@ -196,7 +197,7 @@ class Clairvoyant:
         with self._lock:
             for group in self._groups:
                 group.plans = {plan: until_s for plan, until_s in group.plans.items() if until_s > now_s}
-                group.uses = {plan: uses for plan, uses in group.uses.items() if plan in group.plans}
+                group.uses = {plan: uses for plan, uses in list(group.uses.items()) if plan in group.plans}
             self._groups = [group for group in self._groups if group.plans]
             groups = list(self._groups)
         for group in groups:
@@ -209,7 +210,10 @@ class Clairvoyant:
             if group.units is not None:
                 for plan in list(group.plans):
                     if plan not in group.uses:
-                        group.uses[plan] = Uses(plan, group.units)
+                        uses = Uses(plan, group.units)
+                        with self._lock:
+                            if plan in group.plans:
+                                group.uses[plan] = uses
 
     def _note_what_is_placed(self) -> None:
         self._tier.placed = []
@@ -245,11 +249,11 @@ class Clairvoyant:
 
     def _rate_by_group(self, containers: Sequence[_Container]) -> Iterator[_Rated]:
         """One pass over all that is cached of each group."""
-        for group in self._groups:
-            units = group.units
-            if units is None or set(group.uses) != set(group.plans):
+        for group in list(self._groups):
+            units, plans = group.units, list(group.plans)
+            if units is None or set(group.uses) != set(plans):
                 continue
-            datasets = {plan.dataset for plan in group.plans}
+            datasets = {plan.dataset for plan in plans}
             found = [(one, self._rows(group, units, one)) for one in containers if one.dataset in datasets]
             every = np.concatenate([rows for _, rows in found]) if found else np.empty((0, 3), np.int64)
             values, soon = group.rate(every[:, 0])

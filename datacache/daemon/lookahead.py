@@ -113,12 +113,14 @@ class Lookaheads:
         with self._changed:
             if self._stopping.is_set():
                 return
+            if self._clairvoyant is not None:  # before anybody can drop it
+                self._clairvoyant.add(plan)
             self._plans[plan.id] = plan
             self.stats.plans += 1
             self._start_threads()
             self._changed.notify_all()
         if self._clairvoyant is not None:
-            self._clairvoyant.add(plan)
+            self._room.look()  # which sorts its samples
         file.marked = True
         log.info("following the order %s of %s: %d samples", plan.id, plan.dataset, plan.length)
 
@@ -167,7 +169,7 @@ class Lookaheads:
                 learning = threading.Thread(target=self._learn, args=(objects,), name="learn", daemon=True)
                 learning.start()
                 with self._changed:
-                    self._threads.append(learning)
+                    self._threads = [*(thread for thread in self._threads if thread.is_alive()), learning]
         known.used_s = time.monotonic()
         return known.objects
 
@@ -177,6 +179,9 @@ class Lookaheads:
                 objects.learn_all(self._stopping.is_set)
             except DatacacheError as exc:
                 log.warning("a plan's objects: %s", exc)
+                self._stopping.wait(_MAX_PAUSE_S)
+            except Exception:  # whatever it is, it may be over the next time
+                log.exception("a plan's objects")
                 self._stopping.wait(_MAX_PAUSE_S)
 
     def _start_threads(self) -> None:
@@ -198,9 +203,7 @@ class Lookaheads:
             if self._stopping.is_set():
                 return
             if time.monotonic() >= alive_at_s:
-                self._drop_dead(plans)
-                if self._clairvoyant is not None and self._clairvoyant.has_news():
-                    self._room.look()
+                self._look_after(plans)
                 alive_at_s = time.monotonic() + _ALIVE_EVERY_S
             moved = [self._look_ahead(plan, len(plans)) for plan in plans]
             self._stopping.wait(_BUSY_LOOK_S if any(moved) else _LOOK_EVERY_S)
@@ -225,6 +228,14 @@ class Lookaheads:
             if len(plan.ready) > before or not moved:
                 self._changed.notify(max(1, len(plan.ready)))
         return moved
+
+    def _look_after(self, plans: Sequence[Plan]) -> None:
+        try:
+            self._drop_dead(plans)
+            if self._clairvoyant is not None and self._clairvoyant.has_news():
+                self._room.look()
+        except Exception:  # the plans go on
+            log.exception("the plans")
 
     def _drop_dead(self, plans: Sequence[Plan]) -> None:
         for plan in plans:

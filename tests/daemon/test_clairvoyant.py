@@ -7,14 +7,16 @@ import dataclasses
 import itertools
 import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from datacache import connect, create_snapshot, open_snapshot
 from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_id, object_id
-from datacache.daemon.clairvoyant import _both, _Container, _Rated
-from datacache.daemon.plan import PlanObjects
+from datacache.daemon.clairvoyant import Clairvoyant, _both, _Container, _Rated
+from datacache.daemon.plan import Plan, PlanObjects
+from datacache.daemon.plan_file import PlanFile, PlanHeader, new_plan_file
 from datacache.daemon.uses import NEVER, Contents, Units, Uses
 from datacache.loaders.lookahead import publish
 from datacache.tiers.layout import Location, pack_location
@@ -184,3 +186,20 @@ def test_what_a_region_holds_is_known_from_the_index():
     assert contents.of(8)[:, 0].tolist() == [1]
     contents.keep_only([8])
     assert len(contents.of(7)) == 0
+
+
+def test_a_plan_that_was_sent_again_takes_the_place_of_the_first(tmp_path):
+    file = new_plan_file(tmp_path, 0)
+    header = PlanHeader(
+        id=file.path.name, pid=1, started=1, dataset="d", snapshot="", refs=(), columns=1, items=0, next_items=0
+    )
+    tier = SimpleNamespace(budget_bytes=2**30, outlook=None)
+    chooser = Clairvoyant(None, tier)
+    for objects in (PlanObjects(None, ()), PlanObjects(None, ())):  # the same objects, and others
+        for _ in range(2):
+            plan = Plan(header, np.zeros((0, 1), np.uint32), objects, PlanFile(file.path))
+            chooser.add(plan)
+            assert tier.outlook is not None
+    file.remove()
+    chooser.drop(plan)
+    assert tier.outlook is None
