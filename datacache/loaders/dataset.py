@@ -24,7 +24,7 @@ from datacache.core.errors import DatacacheError, UsageError
 from datacache.loaders import timing
 from datacache.loaders.decode import MAX_SIDE, Size, decode_rgb
 from datacache.loaders.packed import EmptyBatch, PackedBatch, empty, pack_targets
-from datacache.loaders.source import SKIPPABLE, Read, SampleSource
+from datacache.loaders.source import Read, SampleSource, is_skippable
 from datacache.loaders.targets import scaled
 from datacache.settings import Settings
 
@@ -111,7 +111,7 @@ class SampleDataset(SampleSource, Dataset):
         for sample, found in zip(samples, self.read_each(samples), strict=True):
             try:
                 made.append(self._sample(sample, self._expect(found)))
-            except SKIPPABLE as exc:
+            except DatacacheError as exc:
                 self._unless_skipped(exc)
         if not made:
             return EmptyBatch(self._parts)
@@ -146,7 +146,7 @@ class SampleDataset(SampleSource, Dataset):
             for at, sample in enumerate(samples):
                 try:
                     targets += () if at in gone else [self.target(sample)]
-                except SKIPPABLE as exc:
+                except DatacacheError as exc:
                     self._unless_skipped(exc)
                     lost.append(at)
         if lost:
@@ -184,7 +184,7 @@ class SampleDataset(SampleSource, Dataset):
 
     def _unless_skipped(self, error: DatacacheError) -> None:
         """Raise what is wrong with a sample, or count it."""
-        if self.options.on_error == "raise" or not isinstance(error, SKIPPABLE):
+        if self.options.on_error == "raise" or not is_skippable(error):
             raise error
         self._skip(error)
 

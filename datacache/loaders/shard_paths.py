@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_128
 
-from datacache.core.errors import ShardError, StoreError
+from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, ShardError, StoreError
 from datacache.reader.local_file import LocalFile, LocalFiles
 from datacache.settings import Settings
 from datacache.shards.reader import Shards
@@ -56,7 +56,8 @@ class ShardPaths:
         self._verified: dict[int, _Identity] = {}
 
     def open(self, number: int) -> ShardPath:
-        """A shard's path. `ShardError` that names it if it is not there, or not what it should be."""
+        """A shard's path. `ShardError` that names it if it is not there, or not what it should be; the
+        store's error where that is away."""
         name, where = self._shards.set.shards[number].name, self._shards.files.where
         if number in self._shards.broken:
             raise self._shards.broken[number]
@@ -71,7 +72,7 @@ class ShardPaths:
                 raise missing(where, name)
             try:
                 file = self._local.open_row(row)
-            except StoreError as exc:
+            except (ObjectNotFoundError, ObjectChangedError) as exc:
                 raise unreadable(exc) from exc
         shard = ShardPath(Path(where, name) if file is None else file.path, file, unreadable)
         try:

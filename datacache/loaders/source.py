@@ -12,13 +12,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datacache.core.errors import AnnotationError, DatacacheError, ShardError, StoreError
+from datacache.core.errors import (
+    AnnotationError,
+    DatacacheError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    ShardError,
+)
 from datacache.loaders import timing
 from datacache.loaders.lookahead import PlanSource
 
-SKIPPABLE = (AnnotationError, ShardError, StoreError)
-"""What is wrong with a sample, not with the way it was asked for."""
+_OF_SAMPLES = (AnnotationError, ShardError, ObjectNotFoundError, ObjectChangedError)
 Read = bytes | memoryview | DatacacheError
+
+
+def is_skippable(error: BaseException) -> bool:
+    """Whether something is wrong with a sample, so that others can be read all the same. A store that is away or lets
+    nobody in is not: all samples would be left out."""
+    return isinstance(error, _OF_SAMPLES)
 
 
 class SampleSource:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.loaders.lookahead import publish
 from datacache.loaders.order import EpochOrder, Shuffle
-from datacache.loaders.source import SKIPPABLE, SampleSource
+from datacache.loaders.source import SampleSource, is_skippable
 from datacache.loaders.tf_elements import Sample, batch_of_chunk, chunk_spec, elements_of_chunk, encode_chunk
 from datacache.settings import Settings
 
@@ -61,7 +61,7 @@ class TfOptions:
 
     def skips(self, error: DatacacheError) -> bool:
         """Whether to go on without what cannot be read; it is logged then."""
-        if self.on_error == "raise" or not isinstance(error, SKIPPABLE):
+        if self.on_error == "raise" or not is_skippable(error):
             return False
         log.warning("left out: %s", error)
         return True
@@ -148,7 +148,7 @@ class Stream:
                 if isinstance(data, DatacacheError):
                     raise data
                 samples.append((bytes(data), None if self._source.kind is None else self._source.target(number)))
-            except SKIPPABLE as exc:
+            except DatacacheError as exc:
                 if not self._options.skips(exc):
                     raise
         return samples

@@ -19,7 +19,16 @@ from datacache import api
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.query import Query
 from datacache.conversion.index import Reading
-from datacache.core.errors import AnnotationError, CorruptManifestError, ObjectNotFoundError, StoreError, UsageError
+from datacache.core.errors import (
+    AnnotationError,
+    CorruptManifestError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreAccessError,
+    StoreError,
+    StoreUnavailableError,
+    UsageError,
+)
 from datacache.core.objects import BLOCK_BYTES
 from datacache.loaders.columns import BoxBuilder
 from datacache.loaders.selection import select
@@ -362,3 +371,31 @@ def test_a_file_that_is_gone_is_an_error_or_skipped_in_packed_batches(settings: 
 def test_arguments_that_cannot_be_meant_are_refused(faces_ref: str, arguments: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         SnapshotDataset(faces_ref, **arguments)
+
+
+class _Failing:
+    """A transform that raises, as reading what the sample refers to might."""
+
+    def __init__(self, error: type[StoreError]) -> None:
+        self.error = error
+
+    def __call__(self, image: bytes, target: object) -> NoReturn:
+        raise self.error("s3://pictures")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("error", [StoreUnavailableError, StoreAccessError, StoreError])
+def test_a_store_that_is_away_or_lets_nobody_in_is_never_skipped(
+    faces_ref: str, error: type[StoreError], workers: int
+) -> None:
+    dataset = SnapshotDataset(faces_ref, on_error="skip", transform=_Failing(error))
+    with pytest.raises(error, match="s3://pictures"):
+        list(DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=collate))
+    assert dataset.skipped == 0
+
+
+def test_objects_that_are_gone_or_changed_are_skipped(faces_ref: str) -> None:
+    for error in (ObjectNotFoundError, ObjectChangedError):
+        dataset = SnapshotDataset(faces_ref, on_error="skip", transform=_Failing(error))
+        assert len(dataset.__getitems__([0, 1])) == 0
+        assert dataset.skipped == 2

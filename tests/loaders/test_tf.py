@@ -20,7 +20,14 @@ import pytest
 
 from datacache import api
 from datacache.annotations.query import Query
-from datacache.core.errors import ShardError, SnapshotNotFoundError, UsageError
+from datacache.core.errors import (
+    ObjectNotFoundError,
+    ShardError,
+    SnapshotNotFoundError,
+    StoreAccessError,
+    StoreUnavailableError,
+    UsageError,
+)
 from datacache.core.objects import BLOCK_BYTES
 from datacache.daemon import paths
 from datacache.loaders.order import EpochOrder
@@ -462,6 +469,15 @@ def _damage(shard: Path, how: str) -> None:
         shard.write_bytes(data[:-100])
     else:
         shard.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
+
+
+def test_a_store_that_is_away_or_lets_nobody_in_is_never_left_out(tf: Any) -> None:
+    from datacache.loaders.tf_dataset import TfOptions
+
+    lenient = TfOptions(on_error="skip")
+    assert lenient.skips(ObjectNotFoundError("gone"))
+    assert not lenient.skips(StoreUnavailableError("away"))
+    assert not lenient.skips(StoreAccessError("forbidden"))
 
 
 @pytest.mark.parametrize("how", ["missing", "cut short", "flipped"])
