@@ -21,6 +21,8 @@ from datacache.shards.listing import SHARDS_JSON, ShardInfo, ShardSet
 from datacache.shards.source import ShardFiles, cut_short, missing
 
 _OPEN_THREADS = 16
+_FETCH_BLOCKS = 16
+"""That a batch waits for at a time, in memory: 64 MiB."""
 
 
 class Shards:
@@ -122,8 +124,43 @@ class Shards:
 
     def read_first(self, samples: Sequence[int]) -> list[bytes | memoryview | DatacacheError]:
         """The first members of these samples, wherever they are, fetched at once. Errors take the place of what cannot
-        be had: `ShardError` naming shard and sample, or the store's."""
-        return gather(self._read_first, samples)
+        be had: `ShardError` naming shard and sample, or the store's. A block that several samples lie in is fetched
+        once."""
+        found: dict[int, bytes | memoryview | DatacacheError] = {}
+        group: list[int] = []
+        wanted: dict[tuple[int, int], None] = {}
+        for sample in sorted(set(samples)):  # neighbours together
+            shard, start, stop = self._place(sample)
+            blocks = [(shard, number) for number in self.files.missing(shard, start, stop)]
+            if group and len(wanted) + len(blocks) > _FETCH_BLOCKS:
+                found |= self._fetch(group, list(wanted))
+                group, wanted = [], {}
+            group.append(sample)
+            wanted |= dict.fromkeys(blocks)
+        found |= self._fetch(group, list(wanted))
+        return [found[sample] for sample in samples]
+
+    def _fetch(
+        self, samples: Sequence[int], wanted: Sequence[tuple[int, int]]
+    ) -> dict[int, bytes | memoryview | DatacacheError]:
+        """The first members of samples, for which these blocks have to be fetched."""
+        got = gather(lambda block: self.files.fetch(*block), wanted)
+        blocks = {block: data for block, data in zip(wanted, got, strict=True) if not isinstance(data, DatacacheError)}
+        found: dict[int, bytes | memoryview | DatacacheError] = {}
+        for sample in samples:
+            place = self._place(sample)
+            data = self.files.join(*place, blocks) if place[2] > place[1] else None
+            if data is not None and xxh3_64_intdigest(data) == int(self.digests[sample]):
+                # Not a view: it would keep a whole fetched block for as long as one sample of it is kept.
+                found[sample] = bytes(data)
+        left = [sample for sample in samples if sample not in found]
+        found.update(zip(left, gather(self._read_first, left), strict=True))
+        return found
+
+    def _place(self, sample: int) -> tuple[int, int, int]:
+        """The shard of a sample's first member, and where in it that begins and ends."""
+        offset = int(self.offsets[sample])
+        return self._locate(sample)[0], offset, offset + int(self.sizes[sample])
 
     def first_here(self, sample: int) -> bytes | memoryview | None:
         """The first member, verified, if it is on this node: without a copy where it lies in one block. Not to be kept

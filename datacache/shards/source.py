@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
@@ -22,6 +22,10 @@ from datacache.reader.snapshot import Snapshot
 _MAX_MAPS, _MIN_MAPS = 4096, 16
 _open: WeakSet[_Mapped] = WeakSet()
 """The mappings of this process: each has a descriptor, of which a process has so many."""
+
+
+Blocks = Mapping[tuple[int, int], bytes | memoryview]
+"""Whole blocks by shard and number."""
 
 
 class ShardFiles(Protocol):
@@ -50,6 +54,18 @@ class ShardFiles(Protocol):
     def read(self, shard: int, start: int, stop: int) -> bytes | memoryview:
         """The same bytes, wherever they are. `ShardError` if the shard is missing or ends before; the
         store's errors."""
+        ...
+
+    def missing(self, shard: int, start: int, stop: int) -> list[int]:
+        """The blocks of these bytes that have to be fetched; empty where `read` alone can say what is wrong."""
+        ...
+
+    def fetch(self, shard: int, number: int) -> bytes | memoryview:
+        """A whole block; raises as `read`."""
+        ...
+
+    def join(self, shard: int, start: int, stop: int, blocks: Blocks) -> bytes | memoryview | None:
+        """Bytes `start:stop` out of what was fetched and what is here; None if something is in neither."""
         ...
 
     def refs(self) -> tuple[ObjectRef, ...]:
@@ -117,6 +133,18 @@ class FolderFiles:
         if done != len(data):
             raise cut_short(self.where, name, size, stop)
         return data
+
+    def missing(self, _shard: int, _start: int, _stop: int) -> list[int]:
+        """See `ShardFiles`: nothing has to be fetched."""
+        return []
+
+    def fetch(self, shard: int, number: int) -> bytes | memoryview:
+        """See `ShardFiles`. Not asked for: nothing is `missing`."""
+        return self.read(shard, number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES)
+
+    def join(self, _shard: int, _start: int, _stop: int, _blocks: Blocks) -> None:
+        """See `ShardFiles`. Not asked for: nothing is `missing`."""
+        return
 
     def refs(self) -> tuple[ObjectRef, ...]:
         """See `ShardFiles`: nothing has to be fetched."""
@@ -207,6 +235,39 @@ class SnapshotFiles:
         if stop > self._sizes[shard]:
             raise cut_short(self.where, name, self._sizes[shard], stop)
         return self._snapshot.read_row(row, start, stop)
+
+    def missing(self, shard: int, start: int, stop: int) -> list[int]:
+        """See `ShardFiles`."""
+        if stop > self._sizes[shard]:
+            return []
+        numbers = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+        return [number for number in numbers if self._piece(shard, number, start, stop) is None]
+
+    def fetch(self, shard: int, number: int) -> bytes | memoryview:
+        """See `ShardFiles`."""
+        first = number * BLOCK_BYTES
+        return self.read(shard, first, min(first + BLOCK_BYTES, self._sizes[shard]))
+
+    def join(self, shard: int, start: int, stop: int, blocks: Blocks) -> bytes | memoryview | None:
+        """See `ShardFiles`."""
+        parts: list[bytes | memoryview] = []
+        for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
+            first = number * BLOCK_BYTES
+            block = blocks.get((shard, number))
+            if block is None:
+                piece = self._piece(shard, number, start, stop)
+                if piece is None:
+                    return None
+                parts.append(piece)
+            else:
+                parts.append(memoryview(block)[max(start - first, 0) : stop - first])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _piece(self, shard: int, number: int, start: int, stop: int) -> memoryview | None:
+        """What of `start:stop` lies in a block, if it is here."""
+        first = number * BLOCK_BYTES
+        id = BlockId(self._objects[shard] + number.to_bytes(4, "big"))
+        return self._snapshot.peek_block(id, max(start - first, 0), min(stop - first, BLOCK_BYTES))
 
     def refs(self) -> tuple[ObjectRef, ...]:
         """See `ShardFiles`. A missing shard stands as an empty object."""
