@@ -15,13 +15,24 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from datacache.core.errors import TasksError, UsageError
+from datacache.core.errors import (
+    CatalogUnavailableError,
+    DaemonError,
+    StoreAccessError,
+    StoreUnavailableError,
+    TasksError,
+    UsageError,
+)
 from datacache.loaders.held_tasks import HeldTask, HeldTasks
+from datacache.loaders.source import is_skippable
 from datacache.loaders.task_plan import Plan
 from datacache.loaders.tasks import Span, TaskQueue, Wait, worker_name
 
 _POLL_S = 0.2
 """How soon a `stop` is noticed while there is nothing to do."""
+
+_OUTAGES = (StoreUnavailableError, StoreAccessError, CatalogUnavailableError, DaemonError)
+"""What is no fault of the samples that were read when it happened."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,9 +77,14 @@ class ElasticDataset:
 
     Leases are renewed by a thread for as long as the process lives, also one whose training hangs. At the end, with
     `close`, after an exception and after `stop` the leases are given back. Where one was lost all the same (the machine
-    was suspended), the rest of that task is left out and counted in `lost`. If a sample cannot be read, the tasks of
-    the batch are reported as failed; then the error is raised, or with `on_error="skip"` logged and other tasks go on.
-    In a `with`, an error of the training in the loop counts as a failure of the batch's tasks, too.
+    was suspended), the rest of that task is left out and counted in `lost`.
+
+    An error in reading is raised, and counts as a failure of the batch's tasks, except where the store, the catalog or
+    the daemon is away or lets nobody in: then they are given back. With `on_error="skip"`, an error that says what is
+    wrong with a sample (`AnnotationError`, `ShardError`, `ObjectNotFoundError`, `ObjectChangedError`; a dataset of your
+    own may raise them) is logged, and other tasks go on. Errors of the training in the loop count only if they are one
+    of these four, and that only in a `with`; after all others the tasks are given back as they are. A batch of which
+    the dataset left all samples out does not come; it counts as used.
 
     `collate_fn` is `datacache.torch.collate` for our datasets and PyTorch's for others. `TasksError` if the queue is
     not there (any more), or is of another data set.
@@ -158,7 +174,7 @@ class ElasticDataset:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, Exception) and self._current is not None:
+        if error is not None and is_skippable(error) and self._current is not None:
             self._held.fail(self._current.pieces, f"{type(error).__name__}: {error}")
         self._entered = False
         self.close()
@@ -179,13 +195,16 @@ class ElasticDataset:
 
         from datacache.loaders.autotune import shut_down
         from datacache.loaders.loader import default_collate
+        from datacache.loaders.packed import CollateUnlessEmpty
 
         if self._iterating:
             raise UsageError("this ElasticDataset is being iterated over already")
         self._iterating = True
+        self._count_current()  # where the loop was left in a `with`, and the training comes back
+        self._under_way.clear()
         try:
             self._first_samples = self._check_spans()
-            collate = self._collate_fn or default_collate(self.dataset)
+            collate = CollateUnlessEmpty(self._collate_fn or default_collate(self.dataset))
             # The parent of workers may also be a fork server, which outlives the training.
             parent = os.getpid() if self._options["num_workers"] and self._method() != "forkserver" else 0
             init = partial(_init_worker, parent, self._worker_init_fn)
@@ -233,6 +252,7 @@ class ElasticDataset:
     def _wait_for_task(self) -> bool:
         """Until there is a task to fill batches from; false at the end. Nothing is under way meanwhile: the queue may
         be waiting for what we have."""
+        self._held.give_back_unused()
         while not self._held.stopped:
             if self._take():
                 return True
@@ -245,6 +265,8 @@ class ElasticDataset:
 
     def _read(self, loader: Any) -> Iterator[Any]:
         """Batches until the sampler finds no task."""
+        from datacache.loaders.packed import Nothing
+
         self._reading = iter(loader)
         while True:
             try:
@@ -256,7 +278,9 @@ class ElasticDataset:
                     raise
                 continue
             mine = self._under_way.popleft()
-            if self._held.begin(mine.pieces):
+            if isinstance(batch, Nothing):
+                self._held.used(mine.pieces)
+            elif self._held.begin(mine.pieces):
                 self.epoch = mine.pieces[0][0].task.epoch
                 self._current = mine
                 yield batch
@@ -275,13 +299,15 @@ class ElasticDataset:
         if not self._under_way:
             return False
         mine = self._under_way.popleft()
+        if isinstance(exc, _OUTAGES):
+            return False
         numbers = sorted({held.task.number for held, _records in mine.pieces})
         self._held.fail(mine.pieces, f"{type(exc).__name__}: {exc}")
-        # Which batch a worker died of is not known, but that it was not the last one here. Its DataLoader is of no use.
-        goes_on = self._skip and not (isinstance(exc, RuntimeError) and "exited unexpectedly" in str(exc))
-        if goes_on:
-            _log.warning("reading task %s failed: %s", ", ".join(map(str, numbers)), exc)
-        return goes_on
+        if not self._skip or not is_skippable(exc):
+            return False  # also where a worker died, and the DataLoader is of no use
+        _log.warning("reading task %s failed: %s", ", ".join(map(str, numbers)), exc)
+        self._held.used(mine.dropped)  # of other tasks, which have not failed
+        return True
 
     def _take(self) -> bool:
         """Have a task to fill batches from, if there is one."""

@@ -133,6 +133,13 @@ class HeldTasks:
             except LeaseLostError:
                 self.lost += 1
 
+    def give_back_unused(self) -> None:
+        """Give back tasks with records that went into batches and were not used: called where no batch is under way, so
+        nobody would ever report them."""
+        for held in self._all():
+            if held.used < held.given:
+                self._give_back(held)
+
     def flush(self) -> None:
         """Report all that is used and not reported yet."""
         for held in self._all():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -91,7 +90,9 @@ class Loader:
             settings=settings,
         )
         self._seed, self._even = seed, even
-        self._collate = _Collate(collate_fn or default_collate(dataset))
+        from datacache.loaders.packed import CollateUnlessEmpty
+
+        self._collate = CollateUnlessEmpty(collate_fn or default_collate(dataset))
         self._asked = (num_workers, prefetch_factor)
         self._pin_memory = _is_cuda(device) if pin_memory is None else pin_memory
         self._persistent, self._context = persistent_workers, multiprocessing_context
@@ -251,13 +252,15 @@ class Loader:
 
     def _next_batch(self, iterator: Iterator[Any]) -> tuple[Any, int]:
         """A batch that has samples, and how many numbers of samples it was made of."""
+        from datacache.loaders.packed import Nothing
+
         while True:
             batch = next(iterator, _END)
             if batch is _END:
                 return batch, 0
             samples = min(self.batch_size, self._samples - self._given)
             self._given += samples
-            if not isinstance(batch, _Nothing):
+            if not isinstance(batch, Nothing):
                 return batch, samples
 
     def _next_epoch(self) -> None:
@@ -304,24 +307,6 @@ class _Batches:
     def __iter__(self) -> Iterator[Any]:
         self.iterator = iter(self._dataloader)
         return cast("Iterator[Any]", self.iterator)
-
-
-class _Nothing:
-    """What comes instead of a batch of which all samples were skipped."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True)
-class _Collate:
-    """A `collate_fn` that is given no batch without samples: a user's would fail. Equal if the `collate_fn` is."""
-
-    collate: Callable[[Any], Any]
-
-    def __call__(self, samples: Any) -> Any:
-        from datacache.loaders.packed import is_empty
-
-        return _Nothing() if is_empty(samples) else self.collate(samples)
 
 
 def default_collate(dataset: Any) -> Callable[[Any], Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,6 +99,22 @@ class EmptyBatch(list[Any]):
 def is_empty(samples: Any) -> bool:
     """Whether what a dataset gave for a batch has no sample in it."""
     return isinstance(samples, list | PackedBatch) and not len(samples)
+
+
+class Nothing:
+    """What comes instead of a batch of which all samples were skipped."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class CollateUnlessEmpty:
+    """A `collate_fn` that is given no batch without samples: a user's would fail. Equal if the `collate` is."""
+
+    collate: Callable[[Any], Any]
+
+    def __call__(self, samples: Any) -> Any:
+        return Nothing() if is_empty(samples) else self.collate(samples)
 
 
 def empty(shape: tuple[int, ...], dtype: Any = torch.uint8) -> Any:

@@ -21,8 +21,18 @@ from torch.utils.data import DataLoader, IterableDataset
 from datacache import api
 from datacache.catalog.tasks import TaskStore, open_task_store
 from datacache.catalog.tasks_sqlite import SqliteTasks
-from datacache.core.errors import TasksError, UsageError
+from datacache.core.errors import (
+    AnnotationError,
+    CatalogUnavailableError,
+    DaemonUnavailableError,
+    ShardError,
+    StoreAccessError,
+    StoreUnavailableError,
+    TasksError,
+    UsageError,
+)
 from datacache.loaders.elastic import ElasticDataset
+from datacache.loaders.packed import EmptyBatch
 from datacache.loaders.tasks import Span, TaskParameters, TaskQueue
 from datacache.settings import Settings
 from datacache.testing.tasks import fetch
@@ -32,15 +42,15 @@ from datacache.torch import ShardDataset, SnapshotDataset
 class Numbers:
     """Samples that are their numbers, in three spans."""
 
-    def __init__(self, *, broken: int = -1) -> None:
-        self.broken = broken
+    def __init__(self, *, broken: int = -1, error: type[Exception] = ShardError) -> None:
+        self.broken, self.error = broken, error
 
     def __len__(self) -> int:
         return 40
 
     def __getitem__(self, sample: int) -> int:
         if sample == self.broken:
-            raise OSError(f"sample {sample} cannot be read")
+            raise self.error(f"sample {sample} cannot be read")
         return sample
 
     def spans(self) -> list[Span]:
@@ -158,7 +168,7 @@ def test_a_signal_handler_may_stop_it(store: TaskStore) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [ValueError, StoreUnavailableError, KeyboardInterrupt, ShardError])
 def test_after_an_error_of_the_training_all_is_given_back(store: TaskStore, error: type[BaseException]) -> None:
     queue = make_queue(store, shuffle=False)
 
@@ -171,7 +181,7 @@ def test_after_an_error_of_the_training_all_is_given_back(store: TaskStore, erro
         train()
     assert states(queue) == {"todo": 8}
     failures = sum(task.failures for task in store.progress(store.queue("job")))  # type: ignore[arg-type]
-    assert failures == (1 if error is ValueError else 0)
+    assert failures == (1 if error is ShardError else 0)
     assert sorted(samples(ElasticDataset(Numbers(), queue, batch_size=4))) == list(range(40))
 
 
@@ -180,7 +190,7 @@ def test_a_sample_that_cannot_be_read_fails_its_task_and_in_the_end_is_listed(
     store: TaskStore, num_workers: int
 ) -> None:
     queue = make_queue(store, max_failures=2, shuffle=False)
-    with pytest.raises(OSError, match="sample 13 cannot be read"):
+    with pytest.raises(ShardError, match="sample 13 cannot be read"):
         samples(ElasticDataset(Numbers(broken=13), queue, batch_size=2, num_workers=num_workers))
     elastic = ElasticDataset(
         Numbers(broken=13), queue, batch_size=2, num_workers=num_workers, on_error="skip", report_every_s=0
@@ -190,9 +200,82 @@ def test_a_sample_that_cannot_be_read_fails_its_task_and_in_the_end_is_listed(
     (failed,) = queue.status().failed
     assert failed.name == "a"
     assert failed.failures == 2
-    assert "OSError: sample 13 cannot be read" in failed.errors[-1].replace("\n", " ") or "OSError" in failed.errors[-1]
+    assert failed.errors[-1].startswith("ShardError: ")
+    assert "sample 13 cannot be read" in failed.errors[-1]
     queue.retry()
     assert samples(ElasticDataset(Numbers(), queue, batch_size=2)) == [12, 13, 14, 15, 16, 17]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "error", [StoreUnavailableError, StoreAccessError, CatalogUnavailableError, DaemonUnavailableError]
+)
+def test_an_outage_is_raised_and_no_failure_of_the_tasks(
+    store: TaskStore, error: type[Exception], num_workers: int
+) -> None:
+    queue = make_queue(store, max_failures=1, shuffle=False)
+    numbers = Numbers(broken=13, error=error)
+    with pytest.raises(error, match="sample 13"):
+        samples(ElasticDataset(numbers, queue, batch_size=2, num_workers=num_workers, on_error="skip"))
+    assert states(queue) == {"done": 2, "todo": 6}
+    assert sum(task.failures for task in store.progress(store.queue("job"))) == 0  # type: ignore[arg-type]
+    assert sorted(samples(ElasticDataset(Numbers(), queue, batch_size=2))) == list(range(12, 40))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_that_is_not_of_a_sample_is_raised_whatever_on_error_says(store: TaskStore, num_workers: int) -> None:
+    queue = make_queue(store, max_failures=1, shuffle=False)
+    numbers = Numbers(broken=13, error=OSError)
+    with pytest.raises(OSError, match="sample 13"):
+        samples(ElasticDataset(numbers, queue, batch_size=2, num_workers=num_workers, on_error="skip"))
+    assert [task.number for task in queue.status().failed] == [2]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_damaged_annotation_is_skipped_in_workers_too(store: TaskStore, num_workers: int) -> None:
+    queue = make_queue(store, max_failures=1, shuffle=False)
+    numbers = Numbers(broken=13, error=AnnotationError)
+    samples(ElasticDataset(numbers, queue, batch_size=2, num_workers=num_workers, on_error="skip"))
+    assert [task.number for task in queue.status().failed] == [2]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_records_left_out_behind_a_batch_that_cannot_be_read_are_done_with(store: TaskStore, num_workers: int) -> None:
+    queue = make_queue(store, records=20, max_failures=1, shuffle=False)
+    elastic = ElasticDataset(
+        Numbers(broken=16), queue, batch_size=16, num_workers=num_workers, on_error="skip", drop_last=True
+    )
+    assert [len(batch) for batch in elastic] == [16]
+    assert [task.number for task in queue.status().failed] == [0, 1]
+    assert states(queue) == {"done": 1, "failed": 2}
+
+
+def test_a_loop_that_was_left_goes_on_in_the_same_with(store: TaskStore) -> None:
+    queue = make_queue(store, records=4)
+    with ElasticDataset(Numbers(), queue, batch_size=4, num_workers=2) as elastic:
+        used = next(iter(elastic)).tolist()
+        used += samples(elastic)
+    assert sorted(used) == list(range(40))
+    assert queue.status().finished
+
+
+class Skipping(Numbers):
+    """Leaves samples out of batches, as our datasets do."""
+
+    def __getitems__(self, wanted: list[int]) -> list[int]:
+        found = [sample for sample in wanted if not 8 <= sample < 20]
+        return found or EmptyBatch(0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_of_which_all_samples_were_left_out_do_not_come_and_count_as_used(
+    store: TaskStore, num_workers: int
+) -> None:
+    queue = make_queue(store, records=4, shuffle=False)
+    with ElasticDataset(Skipping(), queue, batch_size=4, num_workers=num_workers, collate_fn=torch.tensor) as elastic:
+        assert [len(batch) for batch in elastic] == [4] * 7
+    assert queue.status().finished
+    assert states(queue) == {"done": 11}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
