@@ -127,22 +127,22 @@ class Clairvoyant:
                 self._groups.append(group)
             for any_group in self._groups:
                 for other in list(any_group.plans):
-                    before = any_group is group and other.pid == plan.pid and group.plans[other] < math.inf
+                    before = any_group is group and other.publisher == plan.publisher and group.plans[other] < math.inf
                     if before or other.id == plan.id:  # the epoch before, or sent once more
                         del any_group.plans[other]
                         any_group.uses.pop(other, None)
             group.plans[plan] = math.inf
             self._tier.outlook = self._outlook({})
 
-    def drop(self, plan: Plan) -> None:
-        """A plan is over. What it said of the next epoch counts on for a while, if its process has not published the
-        next plan."""
-        until_s = time.monotonic() + _KEPT_S if plan.publisher_runs() else 0.0
+    def drop(self, plan: Plan, *, dead: bool = False) -> None:
+        """A plan is over. What it said of the next epoch counts on for a while, if its process is not `dead` and has
+        not published the next plan."""
+        until_s = 0.0 if dead else time.monotonic() + _KEPT_S
         with self._lock:
             for group in self._groups:
                 if plan in group.plans:
                     later = list(group.plans)[list(group.plans).index(plan) + 1 :]
-                    group.plans[plan] = 0.0 if any(other.pid == plan.pid for other in later) else until_s
+                    group.plans[plan] = 0.0 if any(other.publisher == plan.publisher for other in later) else until_s
             if not any(until_s == math.inf for group in self._groups for until_s in group.plans.values()):
                 self._tier.outlook = None
 

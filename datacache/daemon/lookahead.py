@@ -33,7 +33,7 @@ from datacache.daemon import paths
 from datacache.daemon.clairvoyant import Clairvoyant
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.plan import Plan, PlanObjects, Wanted
-from datacache.daemon.plan_file import PlanFile, PlanHeader, plan_files, started_at
+from datacache.daemon.plan_file import PlanFile, PlanHeader, plan_files, remove_if_dead
 from datacache.daemon.room import Room
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
@@ -239,9 +239,9 @@ class Lookaheads:
 
     def _drop_dead(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
-            if not plan.alive():
-                plan.remove_file()
-                self._drop(plan)
+            closed = plan.closed()
+            if closed or plan.remove_if_dead():
+                self._drop(plan, dead=not closed)
         old_s = time.monotonic() - _OBJECTS_KEPT_S
         with self._changed:
             used = {id(plan.objects) for plan in self._plans.values()}
@@ -251,12 +251,12 @@ class Lookaheads:
                 elif known.used_s < old_s:
                     del self._known[key]
 
-    def _drop(self, plan: Plan) -> None:
+    def _drop(self, plan: Plan, *, dead: bool = False) -> None:
         with self._changed:
             if self._plans.get(plan.id) is plan:
                 del self._plans[plan.id]
         if self._clairvoyant is not None:
-            self._clairvoyant.drop(plan)
+            self._clairvoyant.drop(plan, dead=dead)
 
     def _work(self) -> None:
         while True:
@@ -347,11 +347,8 @@ class Lookaheads:
 def _forget_plans_of_the_last_daemon(home: Path) -> None:
     """Nobody follows them any more: publishers see it by the mark and publish again."""
     for path in plan_files(home):
-        pid = path.name.partition("-")[0]
         try:
-            if pid.isdigit() and started_at(int(pid)):
+            if not remove_if_dead(path):
                 PlanFile(path).marked = False
-            else:
-                path.unlink(missing_ok=True)
         except OSError as exc:
             log.warning("%s cannot be used: %s", path, exc)

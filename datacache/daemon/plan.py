@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.core.objects import BlockId, ObjectRef, block_count, block_length, object_id
-from datacache.daemon.plan_file import PlanFile, PlanHeader, started_at
+from datacache.daemon.plan_file import PlanFile, PlanHeader, remove_if_dead
 from datacache.manifest.reader import Manifest
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Plan:
         self.id, self.dataset, self.snapshot = header.id, header.dataset, header.snapshot
         self.items, self.length = items, header.items
         self.objects = objects
-        self.pid, self._started = header.pid, header.started
+        self.publisher = (header.pid, header.started)
         self._file = file
         self.window_bytes = 0
         """How many bytes that are not here may be fetched ahead of the position."""
@@ -144,21 +144,17 @@ class Plan:
         first = next(iter(self._passed.copy()), None)  # the thread that follows plans may change it
         return position if first is None else min(first[0], position)
 
-    def alive(self) -> bool:
-        """Whether its file has its name still, and its publisher runs."""
-        return self._file.path.exists() and self.publisher_runs()
+    def closed(self) -> bool:
+        """Whether its publisher has taken it back."""
+        return not self._file.path.exists()
 
-    def publisher_runs(self) -> bool:
-        """Whether its process does, whatever became of the file."""
-        return started_at(self.pid) == self._started
+    def remove_if_dead(self) -> bool:
+        """Remove its file unless its publisher runs. Whether it is gone."""
+        return remove_if_dead(self._file.path)
 
     def over(self) -> bool:
         """Whether the position is at the epoch's end, or behind."""
         return self.position >= self.length
-
-    def remove_file(self) -> None:
-        """What a dead publisher has left."""
-        self._file.remove()
 
     def look_ahead(self, missing: Callable[[Sequence[BlockId]], list[int]]) -> bool:
         """Let go of what the position has passed, and look at what came into the window: `missing` says which of some

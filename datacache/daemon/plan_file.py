@@ -2,7 +2,9 @@
 
 The file `<home>/run/lookahead/<pid>-<token>` has two 64-bit words. The publisher writes the position; the daemon sets
 the mark when it has the plan, and the next daemon clears all marks when it starts. Each write is one aligned store. A
-plan lives for as long as its file has its name and its publisher runs.
+plan lives for as long as its file has its name and its publisher a lock on it (flock(2)), which ends with the process
+however it ends, and is seen from other PID namespaces. A child of `fork()` closes the descriptor it inherited, so that
+no worker keeps its dead parent's plan.
 
 A plan is sent as: magic, length of a JSON header (u32), header, then `items` + `next_items` rows of `columns` u32 each,
 little-endian.
@@ -11,11 +13,14 @@ little-endian.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import mmap
 import os
 import secrets
 import struct
+import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +30,7 @@ from datacache.daemon import paths, wire
 
 _FILE_BYTES = 16
 _POSITION, _MARK = 0, 1
+_TRIES = 3
 _MAGIC = b"DCP1"
 _LENGTH = struct.Struct("<I")
 ITEM_BYTES = 4
@@ -37,16 +43,18 @@ class PlanFile:
     def __init__(self, path: Path, *, create: bool = False) -> None:
         """`OSError` if it cannot be opened (or made)."""
         self.path = path
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+        self._life = object()
+        if create:
+            _create_locked(path, self._life)
+            weakref.finalize(self, _unlock, self._life).atexit = False
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # not the lock's: a child inherits mappings with what they hold
         try:
-            if create:
-                os.posix_fallocate(fd, 0, _FILE_BYTES)  # to write into a hole is fatal on a full disk
-            elif os.fstat(fd).st_size < _FILE_BYTES:
+            if os.fstat(fd).st_size < _FILE_BYTES:
                 raise OSError(f"{path} is too short")
             self._words = memoryview(mmap.mmap(fd, _FILE_BYTES)).cast("q")
         except (OSError, ValueError):
             if create:
-                path.unlink(missing_ok=True)
+                self.remove()
             raise
         finally:
             os.close(fd)
@@ -78,12 +86,20 @@ class PlanFile:
         """End the plan. Idempotent."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
+        _unlock(self._life)
 
 
 def new_plan_file(home: Path, position: int) -> PlanFile:
     """A file nobody has yet, for a plan of this process. `OSError` if there can be none."""
     folder = paths.lookahead_dir(home)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return _new_file(folder, position)
+    return _new_file(folder, position)
+
+
+def _new_file(folder: Path, position: int) -> PlanFile:
     file = PlanFile(folder / f"{os.getpid()}-{secrets.token_hex(6)}", create=True)
     file.position = position
     return file
@@ -97,7 +113,7 @@ class PlanHeader:
     """The name of its file."""
     pid: int
     started: int
-    """See `started_at`: another process may get the pid."""
+    """See `started_at`: by both a process is told from others, also of other PID namespaces."""
     dataset: str
     snapshot: str
     """Id of a snapshot of the catalog; '' where `refs` say what the rows are."""
@@ -148,6 +164,60 @@ def started_at(pid: int) -> int:
         return 0
     fields = stat.rpartition(")")[2].split()
     return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def remove_if_dead(path: Path) -> bool:
+    """Remove a plan's file unless its publisher runs. Whether it is gone."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)  # before its publisher may have the lock: it looks for the name then
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+_locks: dict[object, int] = {}
+"""The descriptors by which this process has its locks."""
+_forking = threading.RLock()  # guards _locks: no child may inherit a descriptor that is not among them
+
+
+def _create_locked(path: Path, life: object) -> None:
+    with _forking:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600)
+        _locks[life] = fd
+    try:
+        os.posix_fallocate(fd, 0, _FILE_BYTES)  # to write into a hole is fatal on a full disk
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not os.fstat(fd).st_nlink:  # a daemon that starts took it for a dead process's
+            raise FileNotFoundError(f"{path} was removed")
+    except OSError:
+        path.unlink(missing_ok=True)
+        _unlock(life)
+        raise
+
+
+def _unlock(life: object) -> None:
+    with _forking:
+        fd = _locks.pop(life, None)
+        if fd is not None:
+            os.close(fd)
+
+
+def _close_inherited() -> None:
+    for fd in _locks.values():
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _locks.clear()
+    _forking.release()
+
+
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_inherited)
 
 
 def plan_files(home: Path) -> Iterator[Path]:

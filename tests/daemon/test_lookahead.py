@@ -6,11 +6,13 @@ import dataclasses
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from datacache import connect, create_snapshot, load_settings, open_snapshot
 from datacache.core.errors import UsageError
 from datacache.core.objects import block_id, object_id
 from datacache.daemon import paths
-from datacache.daemon.plan_file import PlanHeader
+from datacache.daemon.plan_file import PlanHeader, remove_if_dead
 from datacache.loaders.lookahead import PlanSource, publish
 from datacache.testing.faults import Fault, FaultProxy
 from datacache.tiers.local import LocalBlocks
@@ -324,6 +326,69 @@ with open_snapshot("mask@v1", settings) as snapshot:
         client = connect(settings)
         assert client.cache_status()["plans"]
         process.kill()
+    wait_for(lambda: not client.cache_status()["plans"])
+    assert not list(paths.lookahead_dir(settings.home).iterdir())
+
+
+def test_a_child_of_a_killed_process_does_not_keep_its_plan(settings):
+    code = """
+import os, signal, sys, time
+from datacache import load_settings
+from datacache.daemon.plan_file import new_plan_file
+file = new_plan_file(load_settings().home, 0)
+if os.fork() == 0:  # says where, so its end of the fork is over
+    print(file.path, flush=True)
+time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    with process:
+        try:  # SIGKILL of the first process leaves its child alive
+            path = Path(os.fsdecode(process.stdout.readline().strip()))
+            assert not remove_if_dead(path)
+            process.kill()
+            process.wait()
+            assert remove_if_dead(path)
+            assert not path.exists()
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_plan_from_another_pid_namespace_is_followed_until_its_process_ends(bucket):
+    settings, _, _ = bucket
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespace can be had")
+    code = """
+import sys, numpy as np
+from datacache import load_settings, open_snapshot
+from tests.daemon.test_lookahead import Files, publish
+settings = load_settings()
+with open_snapshot("mask@v1", settings) as snapshot:
+    ahead = publish(settings, Files(snapshot), np.arange(len(snapshot)))
+    assert ahead.wait_sent()
+    print("published", flush=True)
+    sys.stdin.readline()
+    ahead.advance(7)
+    sys.stdin.readline()
+    sys.stdout.close()
+    import os
+    os._exit(0)  # leaves its file behind
+"""
+    client = connect(settings)
+    command = [*unshare, sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "published\n"
+        (path,) = paths.lookahead_dir(settings.home).iterdir()
+        assert not remove_if_dead(path)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        wait_for(lambda: plan_of(client)["position"] == 7)
+        wait_for(lambda: plan_of(client)["fetched"])
+        process.stdin.write("\n")
+        process.stdin.flush()
     wait_for(lambda: not client.cache_status()["plans"])
     assert not list(paths.lookahead_dir(settings.home).iterdir())
 
