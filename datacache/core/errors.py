@@ -18,6 +18,8 @@ class DatacacheError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # a traceback shows it, too
 
     def __str__(self) -> str:
         return self.message

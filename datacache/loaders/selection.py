@@ -6,6 +6,7 @@ paths, and what is kept of a sample are some numbers. One thread.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from datacache.loaders.columns import BoxBuilder, BoxColumns, ClassBuilder, Clas
 from datacache.manifest.codec import Range
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
+from datacache.shards.listing import SHARDS_JSON
+
+log = logging.getLogger("datacache.loader")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,7 @@ def select(
         target = "path"
     if target in ("auto", "detection", "classification") or asked or split:
         return _of_annotations(snapshot, annotations, target, query, split)
+    _expect_no_shards(snapshot)
     files = _Files(snapshot.manifest)
     folders = FolderBuilder() if target == "folder" else None
     for row, held, index in _meant(snapshot.manifest):
@@ -77,6 +82,13 @@ def select(
     if not files:
         raise UsageError(f"{snapshot.record.ref} has no files", hint="See: dsctl snapshot show REF --files")
     return files.selection(target) if folders is None else _of_folders(snapshot, files, folders)
+
+
+def _expect_no_shards(snapshot: Snapshot) -> None:
+    if snapshot.manifest.find(SHARDS_JSON.encode()) is not None:
+        raise UsageError(
+            f"{snapshot.record.ref} is a shard set", hint=f'ShardDataset("{snapshot.record.ref}") reads its samples.'
+        )
 
 
 def _annotated(annotations: Annotations, snapshot: Snapshot) -> bool:
@@ -115,6 +127,15 @@ def _of_annotations(
             folders.add(annotation.path)
     if not files:
         raise UsageError(f"no image of {snapshot.record.ref} fits", hint="Ask for less. See: dsctl query, dsctl stats")
+    unusable = table.images - table.usable
+    if unusable:
+        log.warning(
+            "%s: %d of %d images cannot be used with their annotations and are no samples (dsctl stats %s)",
+            snapshot.record.ref,
+            unusable,
+            table.images,
+            snapshot.record.ref,
+        )
     if target == "folder":
         return _of_folders(snapshot, files, folders)
     if target == "detection":

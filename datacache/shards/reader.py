@@ -29,11 +29,13 @@ class Shards:
     """A shard set, open. Samples are numbered over the whole set.
 
     Opening looks at every shard's size and at every sidecar, and raises `ShardError` for the first that is missing, cut
-    short or another's; with `lenient` those shards' samples raise it when they are read.
+    short or another's; with `lenient` those shards' samples raise it when they are read, of one that is cut short those
+    that are lost.
     """
 
     def __init__(self, files: ShardFiles, *, lenient: bool = False) -> None:
         self.files = files
+        self._lenient = lenient
         raw = files.small(SHARDS_JSON)
         if raw is None:
             raise ShardError(
@@ -243,7 +245,7 @@ class Shards:
         size = self.files.size(info.name)
         if size is None:
             raise missing(where, info.name)
-        if size < info.size_bytes:
+        if size < info.size_bytes and not self._lenient:
             error = cut_short(where, info.name, size, info.size_bytes)
             ends = index.offsets.astype(np.int64) + index.sizes.astype(np.int64)
             lost = np.flatnonzero(ends > size)
@@ -251,7 +253,7 @@ class Shards:
                 error.sample = index.key(int(lost[0]))
                 error.message += f"; sample {error.sample!r} is the first that is lost, of {len(lost):,}"
             raise error
-        if size != info.size_bytes:
+        if size > info.size_bytes:
             raise ShardError(
                 f"the shard {info.name} in {where} is another file: it has {size:,} bytes instead of "
                 f"{info.size_bytes:,}",

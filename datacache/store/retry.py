@@ -48,12 +48,14 @@ class Backoff:
         self._longest = FIRST_WAIT_S
 
     def wait_s(self, error: StoreUnavailableError) -> float:
-        """How long to wait after `error`; raises it when the deadline comes first."""
-        wait = self._longest * self._jitter()
-        self._longest = min(LONGEST_WAIT_S, 2 * self._longest)
-        after = self._clock() + wait
-        if after > self._deadline:
+        """How long to wait after `error`, to the deadline at most; raises it when that is over."""
+        now = self._clock()
+        if now >= self._deadline:
             raise error
+        # The last try comes right at the deadline: a store that came back just before it is not missed.
+        wait = min(self._longest * self._jitter(), self._deadline - now)
+        self._longest = min(LONGEST_WAIT_S, 2 * self._longest)
+        after = now + wait
         if self._tell is not None and after >= self._tell_at:
             self._tell(error, self._deadline - self._clock())
             self._tell = None

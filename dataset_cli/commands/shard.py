@@ -148,8 +148,9 @@ def _next(done: Sharded) -> list[str]:
     number = slice(len("shard-"), first.index("."))
     names = f"shard-{{{first[number]}..{last[number]}}}{first[number.stop :]}" if len(found.shards) > 1 else first
     folder = url.removeprefix("file://")
+    opened = "torch.ShardDataset" if found.format == "webdataset" else "tf.dataset"
     return [
-        f'python    datacache.torch.ShardDataset("{where}")',
+        f'python    datacache.{opened}("{where}")',
         f"shards    {folder}/{names}",
         f"check     dsctl shard --check {folder}",
     ]
