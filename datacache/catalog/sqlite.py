@@ -295,6 +295,8 @@ class SqliteCatalog:
             )
         if is_read_only(exc):
             return CatalogError(f"the catalog {path} cannot be written: {exc}", hint=_ELSEWHERE)
+        if isinstance(exc, sqlite3.IntegrityError):  # it is there, and would say the same again
+            return CatalogError(f"the catalog {path} does not take this: {exc}")
         return CatalogUnavailableError(
             f"the catalog {path} cannot be used: {exc}",
             hint=f"Check that you may write to {path.parent} and that its disk is well.",

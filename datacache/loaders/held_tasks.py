@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datacache.core.errors import CatalogUnavailableError, LeaseLostError, TasksError
+from datacache.core.errors import LeaseLostError, TasksError
 from datacache.loaders.tasks import Task, TaskQueue, Wait
 
 _BEATS_IN_A_LEASE = 3
@@ -181,7 +181,7 @@ class HeldTasks:
                 self._hasty.release(held.task)
         except LeaseLostError:
             self.lost += 1
-        except CatalogUnavailableError as exc:
+        except Exception as exc:  # noqa: BLE001 - there are others to give back
             _log.warning("task %d cannot be given back, its lease will expire: %s", held.task.number, exc)
 
     def _note_lost(self, held: HeldTask, exc: LeaseLostError) -> None:
@@ -218,7 +218,7 @@ class HeldTasks:
             self._hasty.renew(held.task)
         except LeaseLostError as exc:
             self._note_lost(held, exc)
-        except CatalogUnavailableError as exc:
-            _log.warning("the lease of task %d cannot be renewed: %s", held.task.number, exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it is: without this thread all leases would be lost
+            _log.warning("the lease of task %d cannot be renewed yet: %s", held.task.number, exc)
         else:
             held.heard_s = time.monotonic()

@@ -318,6 +318,32 @@ def test_leases_are_renewed_while_the_training_takes_its_time(store: TaskStore) 
     assert len(got) + sum(task.count for task in taken) == 40
 
 
+def lease_ends(store: SqliteTasks) -> list[float]:
+    with store._catalog.reading() as connection:
+        return [until for (until,) in connection.execute("SELECT until_s FROM tasks WHERE state = 'doing'")]
+
+
+def test_leases_are_renewed_again_after_any_error_of_the_database(
+    store: TaskStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert isinstance(store, SqliteTasks)
+    queue = make_queue(store, lease_s=0.6)
+    elastic = ElasticDataset(Numbers(), queue, batch_size=4)
+    batches = iter(elastic)
+    first = next(batches).tolist()
+    with store._catalog.writing(durable=False) as connection:
+        connection.execute("CREATE TRIGGER full BEFORE UPDATE ON tasks BEGIN SELECT RAISE(ABORT, 'no room'); END")
+    while "no room" not in caplog.text:
+        threading.Event().wait(0.01)
+    with store._catalog.writing(durable=False) as connection:
+        connection.execute("DROP TRIGGER full")
+    ends = lease_ends(store)
+    while lease_ends(store) == ends:
+        threading.Event().wait(0.01)
+    assert sorted(first + samples(batches)) == list(range(40))
+    assert elastic.lost == 0
+
+
 def test_a_checkpoint_in_the_loop_counts_the_batch_at_hand(store: TaskStore) -> None:
     queue = make_queue(store)
     elastic = ElasticDataset(Numbers(), queue, batch_size=4, num_workers=2, report_every_s=3600)
