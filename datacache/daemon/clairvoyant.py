@@ -16,7 +16,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +42,8 @@ _LATE = 0.5
 _SLICE_BYTES = 8 * 2**20
 _IN_MEMORY_BYTES = 64 * 2**20
 _MANY_PLACED = 20_000
+_RATINGS = 200
+"""Into how many steps the samples of a plan are divided: all that is cached is rated once in each."""
 _KEPT_S = 300.0
 """How long a plan that was closed counts on, and what is known of its objects is kept: the next epoch's is to come."""
 
@@ -70,6 +72,16 @@ class _Rated(NamedTuple):
     values: NDArray[np.float64]
     must: NDArray[np.bool_]
     """Which of these blocks are in a window."""
+
+
+class _Rating(NamedTuple):
+    """What was found when all that is cached was rated last."""
+
+    positions: dict[Plan, int]
+    left: list[int]
+    """The containers that may go, in this order."""
+    enough: float
+    """What is worth more than this is moved when its region goes."""
 
 
 class _Group:
@@ -108,12 +120,14 @@ class _Group:
 class Clairvoyant:
     """Makes room in the SSD tier for what published orders read next."""
 
-    def __init__(self, writer: TierWriter, tier: Tier) -> None:
-        self._writer, self._tier = writer, tier
+    def __init__(self, writer: TierWriter, tier: Tier, over: Callable[[], bool] = lambda: False) -> None:
+        """`over`: whether the daemon stops, and nobody needs room any more."""
+        self._writer, self._tier, self._over = writer, tier, over
         self._region_bytes = open_region_size(tier.budget_bytes)
         self._lanes = max(1, min(_MAX_LANES, tier.budget_bytes // self._region_bytes // _REGIONS_A_LANE))
         self._lock = threading.Lock()  # guards _groups and the plans of each
         self._groups: list[_Group] = []
+        self._rating = _Rating({}, [], 0.0)
         self.moved_bytes = 0
         """What was put into another region before its own went."""
 
@@ -170,18 +184,41 @@ class Clairvoyant:
         free, containers = self._look()
         if free >= need_bytes or self._tier.outlook is None:
             return free >= need_bytes
+        fresh = self._rating.left and self._rating.positions == self._positions()
+        if fresh and self._free_some(need_bytes, containers):
+            return True
+        self._rate_all(containers)
+        return self._free_some(need_bytes, containers)
+
+    def _positions(self) -> dict[Plan, int]:
+        """Where all plans are, in steps of what is known of each: as long as none takes one, what a rating says of the
+        order in which regions go is near enough."""
+        plans = [plan for group in self._groups for plan in list(group.plans)]
+        return {plan: plan.position // max(1, len(plan.items) // _RATINGS) for plan in plans}
+
+    def _rate_all(self, containers: Sequence[_Container]) -> None:
+        positions = self._positions()
         rated = self._rate(containers)
         values = {r.container.id: math.inf if r.soon else r.value for r in rated}
         with self._lock:
-            self._tier.outlook = self._outlook(values)
-        if self._writer.call(lambda: self._tier.make_room(need_bytes)).result():  # of what no order reads
-            return True
+            if self._tier.outlook is not None:
+                self._tier.outlook = self._outlook(values)
         left = np.concatenate([r.values for r in rated]) if rated else np.empty(0)
         enough = float(np.quantile(left, _LEFT_QUANTILE)) if len(left) else 0.0
-        for victim in sorted(rated, key=lambda r: (r.soon, r.value)):
-            if self._vacate(victim, enough):
-                free = self._tier.budget_bytes - self._tier.used_bytes
-                if free >= need_bytes:
+        order = [r.container.id for r in sorted(rated, key=lambda r: (r.soon, r.value))]
+        self._rating = _Rating(positions, order, enough)
+
+    def _free_some(self, need_bytes: int, containers: Sequence[_Container]) -> bool:
+        """Evict as the last rating says, which then has these no more."""
+        if self._writer.call(lambda: self._tier.make_room(need_bytes)).result():  # of what no order reads
+            return True
+        rating, now = self._rating, {one.id: one for one in containers}
+        while rating.left and not self._over():
+            container = now.get(rating.left.pop(0))
+            # Of the region itself all must be known as it is: what of it lies in a window now is moved.
+            for victim in [] if container is None else self._rate([container]):
+                vacated = self._vacate(victim, rating.enough)
+                if vacated and self._tier.budget_bytes - self._tier.used_bytes >= need_bytes:
                     return True
         return False
 
@@ -204,9 +241,9 @@ class Clairvoyant:
             if group.units is None and group.objects.complete.is_set():
                 if self._tier.placed is None:
                     self._writer.call(self._note_what_is_placed).result()
-                group.units = Units(group.objects, parts=group.parts)
-                for entries in self._writer.entries(self._tier.name):
-                    group.contents.add_entries(group.units, entries)
+                units = Units(group.objects, parts=group.parts)
+                group.contents.add_index(units, self._writer.entries(self._tier.name), self._over)
+                group.units = units
             if group.units is not None:
                 for plan in list(group.plans):
                     if plan not in group.uses:

@@ -90,7 +90,7 @@ class Lookaheads:
         self._stopping = threading.Event()
         self._clairvoyant: Clairvoyant | None = None
         if settings.eviction == "clairvoyant" and settings.ssd_bytes:
-            self._clairvoyant = Clairvoyant(writer, self._tier)
+            self._clairvoyant = Clairvoyant(writer, self._tier, self._stopping.is_set)
         budget_bytes = self._tier.budget_bytes
         self._room = Room(
             self._tier,

@@ -1,13 +1,14 @@
 """When published orders read what: tables of numpy arrays, for policy `clairvoyant`. Pure, no threads of its own.
 
 A *unit* is what an order reads of an object: all of it (orders of rows), or one of its blocks (orders of parts).
-Memory: 4 bytes a sample and 8 a unit for each order, 20 a unit, and 24 for each cached block that an order knows.
+Memory: 4 bytes a sample and 4 a unit for each order, 20 a unit, and 24 for each cached block that an order knows.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,12 +75,13 @@ class Uses:
         which, places = units.of_items(plan.items)
         order = np.argsort(which, kind="stable")
         self._places = places[order].astype(np.uint32)
-        self._starts = np.concatenate(([0], np.cumsum(np.bincount(which, minlength=units.count))))
+        self._starts = np.zeros(units.count + 1, np.uint32)
+        self._starts[1:] = np.cumsum(np.bincount(which, minlength=units.count))
         self.end = len(plan.items)
 
     def after(self, units: NDArray[np.int64], place: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """For each unit the first place at or behind `place` that reads it (`NEVER` if none does), and how many do."""
-        low, stop = self._starts[units], self._starts[units + 1]
+        low, stop = self._starts[units].astype(np.int64), self._starts[units + 1].astype(np.int64)
         high = stop.copy()
         while True:  # bisection, for all of them at a time
             going = low < high
@@ -106,12 +108,16 @@ class Contents:
     def __init__(self) -> None:
         self._of: dict[int, NDArray[np.int64]] = {}  # container → columns unit, offset, length
 
-    def add_entries(self, units: Units, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Some of the index: blocks and their values."""
-        keys = np.frombuffer(b"".join(key for key, _ in entries), np.uint8).reshape(-1, 20)
-        raw = b"".join(value[: LOCATION.size] for _, value in entries)
-        where = np.frombuffer(raw, [("container", "<u4"), ("offset", "<u8"), ("length", "<u4")])
-        self._add(units, keys, where["container"], np.stack([where["offset"], where["length"]]).astype(np.int64))
+    def add_index(
+        self,
+        units: Units,
+        index: Iterable[Sequence[tuple[bytes, bytes]]],
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """The index, some blocks and their values at a time. Ends early once `over()`, and adds nothing then."""
+        found = [_known(units, *_unpack(entries)) for entries in index if not over()]
+        if found and not over():
+            self._add(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
 
     def add_placed(self, units: Units, placed: Iterable[Placed]) -> None:
         """What was put into regions since."""
@@ -119,8 +125,8 @@ class Contents:
         if not found:
             return
         keys = np.frombuffer(b"".join(p.block for p in found), np.uint8).reshape(-1, 20)
-        where = np.array([(p.offset, p.length) for p in found], np.int64).reshape(-1, 2).T
-        self._add(units, keys, np.array([p.container for p in found], np.int64), where)
+        where = np.array([(p.container, p.offset, p.length) for p in found], np.int64)
+        self._add(*_known(units, keys, where))
 
     def keep_only(self, containers: Iterable[int]) -> None:
         """Forget what was evicted."""
@@ -132,15 +138,33 @@ class Contents:
         found = self._of.get(container)
         return np.empty((0, 3), np.int64) if found is None else found
 
-    def _add(
-        self, units: Units, keys: NDArray[np.uint8], containers: NDArray[np.int64], where: NDArray[np.int64]
-    ) -> None:
-        ids = np.ascontiguousarray(keys[:, :8]).view("<u8")[:, 0]
-        numbers = np.ascontiguousarray(keys[:, 16:]).view(">u4")[:, 0].astype(np.int64)
-        which = units.of_blocks(ids, numbers)
-        rows = np.stack([which, *where], axis=1)
-        known = (which >= 0) & ((containers & OBJECT_FILE) == 0)
-        containers, rows = containers[known], rows[known]
-        for container in np.unique(containers).tolist():
-            more = np.concatenate([self.of(container), rows[containers == container]])
+    def _add(self, containers: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        """One sort for all; a container's first row at an offset counts."""
+        order = np.lexsort((rows[:, 1], containers))
+        containers, rows = containers[order], rows[order]
+        starts = np.flatnonzero(np.concatenate(([True], containers[1:] != containers[:-1])))
+        for start, stop in itertools.pairwise((*starts.tolist(), len(rows)) if len(rows) else ()):
+            container, more = int(containers[start]), rows[start:stop]
+            before = self._of.get(container)
+            if before is not None:
+                more = np.concatenate([before, more])
             self._of[container] = more[np.unique(more[:, 1], return_index=True)[1]]
+
+
+def _unpack(entries: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Block ids, and columns of container, offset and length."""
+    keys = np.frombuffer(b"".join(key for key, _ in entries), np.uint8).reshape(-1, 20)
+    raw = b"".join(value[: LOCATION.size] for _, value in entries)
+    where = np.frombuffer(raw, [("container", "<u4"), ("offset", "<u8"), ("length", "<u4")])
+    return keys, np.stack([where[name].astype(np.int64) for name in ("container", "offset", "length")], axis=1)
+
+
+def _known(
+    units: Units, keys: NDArray[np.uint8], where: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Containers and rows of those blocks that are units and lie in regions."""
+    ids = np.ascontiguousarray(keys[:, :8]).view("<u8")[:, 0]
+    numbers = np.ascontiguousarray(keys[:, 16:]).view(">u4")[:, 0].astype(np.int64)
+    which = units.of_blocks(ids, numbers)
+    known = (which >= 0) & ((where[:, 0] & OBJECT_FILE) == 0)
+    return where[known, 0], np.stack([which, where[:, 1], where[:, 2]], axis=1)[known]

@@ -180,8 +180,11 @@ def test_what_a_region_holds_is_known_from_the_index():
     ids = [block_id(object_id(ObjectRef("s3://b", str(n), 10)), 0) for n in (3, 1, 4)]
     entries = [(id, pack_location(Location(7 + at % 2, 1000 - at, 10, bytes(8)))) for at, id in enumerate(ids)]
     entries.append((bytes(20), pack_location(Location(7, 0, 10, bytes(8)))))
-    contents.add_entries(units, sorted(entries))
-    contents.add_entries(units, sorted(entries))  # the same once more
+    contents.add_index(units, [sorted(entries)], over=lambda: True)
+    assert len(contents.of(7)) == 0
+    contents.add_index(units, [])
+    contents.add_index(units, [sorted(entries)[:2], sorted(entries)[2:]])
+    contents.add_index(units, [sorted(entries)])  # the same once more
     assert contents.of(7)[:, :2].tolist() == [[4, 998], [3, 1000]]
     assert contents.of(8)[:, 0].tolist() == [1]
     contents.keep_only([8])
