@@ -50,6 +50,8 @@ _LOOK_EVERY_S, _BUSY_LOOK_S, _IDLE_LOOK_S = 0.02, 0.004, 30.0
 _ALIVE_EVERY_S = 0.5
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
 _OBJECTS_KEPT_S = 300.0
+_STANDS_S = 300.0
+"""An order that stands still for so long holds up no warm-up: its program may have been forgotten in a debugger."""
 _STOP_TIMEOUT_S, _ROOM_STOP_TIMEOUT_S = 0.5, 5.0
 _ALL_OBJECTS = (StoreUnavailableError, StoreAccessError, SettingsError, CatalogUnavailableError)
 
@@ -129,10 +131,15 @@ class Lookaheads:
         return [plan.state() | {"state": self._state(plan)} for plan in list(self._plans.values())]
 
     def planned(self, ref: str) -> bool:
-        """Whether a snapshot (`dataset@id`, the id shortened or not) is being fetched in a published order."""
+        """Whether a snapshot (`dataset@id`, the id shortened or not) is being fetched in an order that goes on."""
         dataset, _, id = ref.partition("@")
+        now_s = time.monotonic()
         return any(
-            plan.dataset == dataset and plan.snapshot and plan.snapshot.startswith(id) and not plan.over()
+            plan.dataset == dataset
+            and plan.snapshot
+            and plan.snapshot.startswith(id)
+            and not plan.over()
+            and now_s - plan.stands_since_s(now_s) < _STANDS_S
             for plan in list(self._plans.values())
         )
 
@@ -239,6 +246,7 @@ class Lookaheads:
 
     def _drop_dead(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
+            plan.stands_since_s(time.monotonic())
             closed = plan.closed()
             if closed or plan.remove_if_dead():
                 self._drop(plan, dead=not closed)

@@ -109,6 +109,7 @@ class Plan:
         self.items, self.length = items, header.items
         self.objects = objects
         self.publisher = (header.pid, header.started)
+        self._moved_to, self._moved_at_s = -1, 0.0
         self._file = file
         self.window_bytes = 0
         """How many bytes that are not here may be fetched ahead of the position."""
@@ -147,6 +148,13 @@ class Plan:
     def closed(self) -> bool:
         """Whether its publisher has taken it back."""
         return not self._file.path.exists()
+
+    def stands_since_s(self, now_s: float) -> float:
+        """Since when its position has not moved, as far as it was asked (at `now_s`, monotonic seconds)."""
+        position = self.position
+        if position != self._moved_to:
+            self._moved_to, self._moved_at_s = position, now_s
+        return self._moved_at_s
 
     def remove_if_dead(self) -> bool:
         """Remove its file unless its publisher runs. Whether it is gone."""

@@ -19,9 +19,10 @@ import pytest
 
 from datacache import connect, create_snapshot, load_settings, open_snapshot
 from datacache.core.errors import UsageError
-from datacache.core.objects import block_id, object_id
+from datacache.core.objects import ObjectRef, block_id, object_id
 from datacache.daemon import paths
-from datacache.daemon.plan_file import PlanHeader, remove_if_dead
+from datacache.daemon.plan import Plan, PlanObjects
+from datacache.daemon.plan_file import PlanFile, PlanHeader, new_plan_file, remove_if_dead
 from datacache.loaders.lookahead import PlanSource, publish
 from datacache.testing.faults import Fault, FaultProxy
 from datacache.tiers.local import LocalBlocks
@@ -328,6 +329,21 @@ with open_snapshot("mask@v1", settings) as snapshot:
         process.kill()
     wait_for(lambda: not client.cache_status()["plans"])
     assert not list(paths.lookahead_dir(settings.home).iterdir())
+
+
+def test_since_when_a_position_stands_still_is_known(tmp_path):
+    file = new_plan_file(tmp_path, 0)
+    header = PlanHeader(
+        id=file.path.name, pid=1, started=1, dataset="d", snapshot="", refs=(), columns=1, items=9, next_items=0
+    )
+    objects = PlanObjects(None, [ObjectRef("s3://b", "key", SIZE)])
+    plan = Plan(header, np.zeros((9, 1), np.uint32), objects, PlanFile(file.path))
+    assert plan.stands_since_s(100.0) == 100.0
+    assert plan.stands_since_s(400.0) == 100.0
+    file.position = 3
+    assert plan.stands_since_s(500.0) == 500.0
+    assert plan.stands_since_s(900.0) == 500.0
+    file.remove()
 
 
 def test_a_child_of_a_killed_process_does_not_keep_its_plan(settings):
