@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,6 +39,14 @@ def small(settings):
     return dataclasses.replace(settings, ram_bytes=0, ssd_bytes=32 * MIB, concurrency=8)
 
 
+def goes_on(client, ahead) -> bool:
+    """Whether all is fetched that fits into the window at the plan's position: a training that takes its time."""
+    id = ahead._file.peek().path.name
+    (plan,) = [plan for plan in client.cache_status()["plans"] if plan["id"] == id]
+    to_come = plan["ahead"] > 0 or plan["position"] + plan["ahead"] >= plan["items"] + plan["next_items"]
+    return to_come and plan["state"] != "fetching"
+
+
 def train(settings, bucket, orders, *, planned: bool) -> list[int]:
     """Read epochs, a block ahead of each other, and count what each fetches; the last order is only published."""
     if not (settings.home / "catalog.db").exists():
@@ -58,8 +65,8 @@ def train(settings, bucket, orders, *, planned: bool) -> list[int]:
             for place, row in enumerate(order.tolist()):
                 ahead.advance(place)
                 assert len(snapshot.read(f"{row:05d}.bin")) == SIZE
-                if place % 10 == 0:
-                    time.sleep(0.005)  # a step of the training
+                if planned and place % 10 == 0:
+                    wait_for(lambda ahead=ahead: goes_on(client, ahead))
             before = ahead
             fetched.append(client.cache_status()["fetched"]["fetched"] - start)
         before.close()
@@ -111,7 +118,7 @@ def test_the_data_of_an_earlier_training_goes_and_what_is_pinned_stays(small, bu
             ahead.advance(place)
             assert len(snapshot.read(f"{place:05d}.bin")) == SIZE
             if place % 10 == 0:
-                time.sleep(0.01)  # a step of the training
+                wait_for(lambda: goes_on(client, ahead))
         sizes = {dataset["name"]: dataset["ssd_bytes"] for dataset in client.cache_status()["datasets"]}
     assert sizes.get("old", 0) == 0
     assert sizes["kept"] >= SIZE
