@@ -98,10 +98,12 @@ class ShardSource(SampleSource):
         items = np.zeros((len(samples), 3), np.uint32)
         items[:, 0] = shards
         if files.listed:
-            items[:, 0] = np.array([0 if row is None else row for row in files.rows], np.uint32)[shards]
+            items[:, 0] = np.array([row or 0 for row in files.rows], np.uint32)[shards]
         offsets, sizes = self.shards.offsets[samples], self.shards.sizes[samples]
         items[:, 1] = offsets // BLOCK_BYTES
         items[:, 2] = -(-(offsets + sizes) // BLOCK_BYTES) - offsets // BLOCK_BYTES
+        if files.listed and None in files.rows:
+            items[np.array([row is None for row in files.rows])[shards], 2] = 0
         return items
 
     def _view_here(self, sample: int) -> bytes | memoryview | None:

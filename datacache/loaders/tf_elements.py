@@ -1,6 +1,6 @@
 """What an element of a `tf.data.Dataset` of samples is, made of chunks of samples or of serialized examples.
 
-Used by `tf_samples` and `tf_records`; needs TensorFlow. Both give the same elements:
+Used by `tf_dataset` and `tf_records`; needs TensorFlow. Both give the same elements:
 
 - detection: `(image, {"boxes": float32 (n, 4), "labels": int64 (n,)})`, both ragged in a batch
 - classification: `(image, int64)`; path: `(image, string)`; none: `image`

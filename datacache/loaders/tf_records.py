@@ -8,7 +8,7 @@ as in `tf_dataset`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,8 @@ _BUFFER_BYTES = 128 * 2**20
 _BUFFER_SAMPLES = 4096
 """What a shuffle chooses from, at most."""
 _READ_BYTES = 2**20
+_ALL_BLOCKS = 2**31
+"""As a plan's number of blocks: more than any object has."""
 
 
 def records_dataset(shards: Shards, target: str | None, options: TfOptions, settings: Settings, *, parse: bool) -> Any:
@@ -139,9 +141,13 @@ class ShardPlan:
     def __init__(self, shards: Shards) -> None:
         self._source = ShardSource(shards, None).plan_source()
         files = shards.files
-        self._rows = np.arange(len(shards.set.shards))
+        rows: Sequence[int | None] = range(len(shards.set.shards))
         if isinstance(files, SnapshotFiles) and files.listed:
-            self._rows = np.array([row or 0 for row in files.rows])
+            rows = files.rows
+        self._items = np.array([[row or 0] for row in rows], np.uint32).reshape(-1, 1)
+        if None in rows:  # of a shard that is not there, no block of any row
+            counts = [[0, 0 if row is None else _ALL_BLOCKS] for row in rows]
+            self._items = np.concatenate([self._items, np.array(counts, np.uint32)], axis=1)
 
     def plan_source(self) -> PlanSource | None:
         """See `lookahead.Plannable`."""
@@ -149,7 +155,7 @@ class ShardPlan:
 
     def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
         """See `lookahead.Plannable`; the samples are shards."""
-        return self._rows[samples].astype(np.uint32).reshape(-1, 1)
+        return self._items[samples]
 
 
 def _kind(shards: Shards, target: str | None) -> str | None:

@@ -389,7 +389,7 @@ def test_at_most_two_groups_of_shards_are_held_and_the_next_is_published(
     assert _held(world.settings) == []
 
 
-def test_what_is_published_of_records_is_whole_shards(world: World) -> None:
+def test_what_is_published_of_records_is_whole_shards(world: World, own: Callable[[str], Path]) -> None:
     from datacache.loaders.tf_records import ShardPlan
 
     folder = world.shards["faces", "tfrecord"]
@@ -403,6 +403,11 @@ def test_what_is_published_of_records_is_whole_shards(world: World) -> None:
     manifest = snapshot.manifest
     assert [manifest.path(row) for (row,) in items.tolist()] == [b"shard-000002.tfrecord", b"shard-000000.tfrecord"]
     assert ShardPlan(api.open_shards(folder, world.settings)).plan_source() is None
+    less = own("tfrecord")
+    (less / "shard-000001.tfrecord").unlink()
+    ref = api.create_snapshot("less", less.as_uri(), settings=world.settings).ref
+    rows = ShardPlan(api.open_shards(ref, world.settings, lenient=True)).plan_items(np.arange(3))
+    assert (rows[:, 2] > 0).tolist() == [True, False, True]
 
 
 # --- use --------------------------------------------------------------------------------------------------------------
