@@ -217,7 +217,10 @@ class _Mapped:
 
     def get(self, name: _Name, shared: Any | None) -> _Mapping:
         """The mapping of a segment; `shared` is its descriptor, if the worker has sent it along."""
-        fd = None if shared is None else shared.detach()
+        try:
+            fd = None if shared is None else shared.detach()
+        except (OSError, EOFError) as exc:  # in PyTorch's words, which loaders and users know
+            raise RuntimeError(f"DataLoader worker (pid {name[0]}) ended before its batch had arrived") from exc
         try:
             with self._lock:
                 mapping = self._mappings.get(name)
