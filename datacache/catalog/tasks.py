@@ -39,7 +39,8 @@ class QueueRecord(NamedTuple):
 
 
 class NewTask(NamedTuple):
-    """A task to be made. `place` orders the tasks of an epoch."""
+    """A task to be made. `place` orders the tasks of an epoch. Those of an earlier epoch than the queue's come from a
+    checkpoint: failed, or put back (to do)."""
 
     epoch: int
     number: int
@@ -200,6 +201,11 @@ class TaskStore(Protocol):
 
     def progress(self, queue: QueueRecord) -> list[TaskState]:
         """All tasks of the queue's epoch by number, each as it was at some moment during the call."""
+        ...
+
+    def put_back(self, queue: QueueRecord) -> list[TaskState]:
+        """The tasks of earlier epochs that are to do or being done, by epoch and number; none is missed because it is
+        leased or given back meanwhile."""
         ...
 
     def close(self) -> None:

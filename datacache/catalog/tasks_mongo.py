@@ -219,6 +219,10 @@ class MongoTasks(MongoQueues):
         """All tasks of the epoch, by number."""
         return self._read({"g": queue.generation, "epoch": queue.epoch})
 
+    def put_back(self, queue: QueueRecord) -> list[TaskState]:
+        """Those of earlier epochs that are to do or being done; see the protocol."""
+        return self._read({"g": queue.generation, "lane": PUT_BACK, "open": True, "epoch": {"$lt": queue.epoch}})
+
     def _read(self, which: _Document) -> list[TaskState]:
         ages = {"held_ms": {"$subtract": ["$$NOW", "$since"]}, "left_ms": {"$subtract": ["$until", "$$NOW"]}}
         steps = [{"$match": which}, {"$sort": {"epoch": 1, "number": 1}}, {"$set": ages}]

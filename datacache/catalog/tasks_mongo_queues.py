@@ -135,6 +135,14 @@ class MongoQueues:
                 if not self._extend(queue, claim):
                     return False  # it took too long, and another one is at it
                 self._insert(queue, rows[begin : begin + _BATCH])
+            back = [
+                task_id(queue.generation, t.epoch, t.number) for t in rows if t.epoch < queue.epoch and t.state == TODO
+            ]
+            if back:  # not in this lane from the start: a maker who slept for long would put them in there once more
+                if not self._extend(queue, claim):
+                    return False
+                which = {"_id": {"$in": back}, "state": TODO, "lane": {"$gte": 0}}
+                self._tasks.update_many(which, {"$set": {"lane": PUT_BACK}})
             mine = {"g": queue.generation}
             self._tasks.delete_many(mine | {"state": DONE, "epoch": {"$lt": queue.epoch - 1}})
             self._tasks.delete_many(mine | {"state": TODO, "lane": {"$gte": 0, "$lt": queue.epoch - 1}})

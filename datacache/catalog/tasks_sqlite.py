@@ -274,6 +274,17 @@ class SqliteTasks:
         now_s = time.time()
         return [_state(row, now_s) for row in rows]
 
+    def put_back(self, queue: QueueRecord) -> list[TaskState]:
+        """Those of earlier epochs that are to do or being done; see the protocol."""
+        with self._catalog.reading() as connection:
+            rows = connection.execute(
+                f"""{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state IN (?, ?) AND epoch < ?
+                ORDER BY epoch, number""",
+                (queue.generation, TODO, DOING, queue.epoch),
+            ).fetchall()
+        now_s = time.time()
+        return [_state(row, now_s) for row in rows]
+
 
 def _take_over(connection: sqlite3.Connection, generation: int, now_s: float, max_lost: int) -> TaskState | None:
     """The task whose lease has expired first, its loss written down. Those lost too often are failed on the way."""

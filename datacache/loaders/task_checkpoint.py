@@ -1,10 +1,12 @@
 """Checkpoints of a task queue: JSON text, small enough to go beside the model's.
 
 Used by `tasks`; pure functions. What is done is a bitmap, so a checkpoint of 100,000 tasks has some kilobytes and the
-positions of the tasks that are being done.
+positions of the tasks that are being done. Tasks of earlier epochs are in it that had failed, and that were put back
+since and are not done; each with the latest of its errors. In the database it is kept packed.
 
     {"version": 1, "queue", "digest", "records", "tasks", "shuffle", "seed", "epoch", "done": base64 of a packed bitmap,
-     "positions": {number: records}, "failed": [{"epoch", "number", "position", "errors"}]}
+     "positions": {number: records}, "failed": [{"epoch", "number", "position", "errors"}],
+     "put_back": [the same]}
 """
 
 from __future__ import annotations
@@ -16,18 +18,27 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from datacache.catalog.tasks import DONE, FAILED, NewTask, TaskState
+from datacache.catalog.tasks import DONE, FAILED, TODO, NewTask, TaskState
 from datacache.core.errors import TasksError
 from datacache.loaders.task_plan import TaskParameters
 
 _VERSION = 1
+_LARGEST = 2**31
 
 
 def encode_checkpoint(
-    name: str, parameters: TaskParameters, epoch: int, tasks: Iterable[TaskState], failed: Iterable[TaskState]
+    name: str,
+    parameters: TaskParameters,
+    epoch: int,
+    tasks: Iterable[TaskState],
+    *,
+    failed: Iterable[TaskState],
+    put_back: Iterable[TaskState],
 ) -> str:
-    """JSON text: the epoch, which of its tasks are done, how far the others are, and what has failed before."""
+    """JSON text: the epoch, which of its tasks are done, how far the others are, and of `failed` and `put_back` (seen
+    at different moments; the former counts) the tasks of earlier epochs."""
     done = np.zeros(parameters.tasks, np.uint8)
     positions: dict[str, int] = {}
     for task in tasks:
@@ -35,6 +46,7 @@ def encode_checkpoint(
             done[task.number] = 1
         elif task.position:
             positions[str(task.number)] = task.position
+    there = {(t.epoch, t.number): t for t in (*put_back, *failed) if t.epoch < epoch}
     saved = {
         "version": _VERSION,
         "queue": name,
@@ -46,9 +58,8 @@ def encode_checkpoint(
         "epoch": epoch,
         "done": base64.b64encode(zlib.compress(np.packbits(done).tobytes())).decode(),
         "positions": positions,
-        "failed": [
-            {"epoch": t.epoch, "number": t.number, "position": t.position, "errors": list(t.errors)} for t in failed
-        ],
+        "failed": [_earlier(task) for task in there.values() if task.state == FAILED],
+        "put_back": [_earlier(task) for task in there.values() if task.state != FAILED],
     }
     return json.dumps(saved, separators=(",", ":"))
 
@@ -60,11 +71,7 @@ def check_checkpoint(text: str, parameters: TaskParameters) -> int:
         version, epoch, count = saved["version"], saved["epoch"], saved["tasks"]
         there = {name: saved[name] for name in ("digest", "records", "tasks", "shuffle", "seed")}
         if version == _VERSION:
-            bits = zlib.decompress(base64.b64decode(saved["done"]))
-            whole = len(bits) == -(-count // 8) and isinstance(epoch, int) and epoch >= 0
-            numbers = [int(number) for number in saved["positions"]] + [failed["number"] for failed in saved["failed"]]
-            if not whole or not all(0 <= number < count for number in numbers):
-                raise ValueError("its parts do not fit")
+            _check_parts(saved, count)
     except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as exc:
         raise TasksError(f"this is no checkpoint of a task queue, or a damaged one: {exc}") from exc
     if version != _VERSION:
@@ -85,13 +92,55 @@ def with_checkpoint(tasks: Sequence[NewTask], epoch: int, text: str) -> list[New
     positions on; and those of earlier epochs that had failed. `text` is one that `check_checkpoint` has passed."""
     saved = json.loads(text)
     restored = list(tasks)
-    done = np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(saved["done"])), np.uint8), count=len(tasks))
-    for number in np.flatnonzero(done).tolist():
+    for number in np.flatnonzero(_done(saved, len(tasks))).tolist():
         restored[number] = tasks[number]._replace(state=DONE, position=tasks[number].records)
     for number, position in ((int(key), value) for key, value in saved["positions"].items()):
-        restored[number] = tasks[number]._replace(position=max(0, min(position, tasks[number].records - 1)))
-    for failed in saved["failed"]:
-        if failed["epoch"] < epoch:
-            same = tasks[failed["number"]]._replace(epoch=failed["epoch"], place=failed["number"], state=FAILED)
-            restored.append(same._replace(position=failed["position"], errors=tuple(failed["errors"])))
+        restored[number] = tasks[number]._replace(position=min(position, tasks[number].records - 1))
+    for state, earlier in ((FAILED, saved["failed"]), (TODO, saved.get("put_back", []))):
+        for there in earlier:
+            if there["epoch"] < epoch:
+                same = tasks[there["number"]]._replace(epoch=there["epoch"], place=there["number"], state=state)
+                position = min(there["position"], same.records - 1)
+                restored.append(same._replace(position=position, errors=tuple(there["errors"])))
     return restored
+
+
+def _earlier(task: TaskState) -> dict[str, Any]:
+    return {"epoch": task.epoch, "number": task.number, "position": task.position, "errors": list(task.errors[-1:])}
+
+
+def _check_parts(saved: dict[str, Any], count: int) -> None:
+    """`ValueError` (or what else comes of it) unless tasks can be made of all of it."""
+    done, most = _done(saved, count), saved["records"]
+    positions = {int(number): position for number, position in saved["positions"].items()}
+    earlier = [*saved["failed"], *saved.get("put_back", [])]
+    fits = (
+        _is_number(saved["epoch"], _LARGEST)
+        and [str(number) for number in positions] == list(saved["positions"])
+        and all(_is_number(number, count) and not done[number] for number in positions)
+        and all(_is_number(position, most + 1) for position in positions.values())
+        and all(
+            _is_number(there["epoch"], _LARGEST)
+            and _is_number(there["number"], count)
+            and _is_number(there["position"], most + 1)
+            and isinstance(there["errors"], list)
+            and all(isinstance(error, str) for error in there["errors"])
+            for there in earlier
+        )
+        and len({(there["epoch"], there["number"]) for there in earlier}) == len(earlier)
+    )
+    if not fits:
+        raise ValueError("its parts do not fit")
+
+
+def _done(saved: dict[str, Any], count: int) -> NDArray[np.uint8]:
+    """For each task, whether it is done."""
+    size = -(-count // 8)
+    packed = zlib.decompressobj().decompress(base64.b64decode(saved["done"]), size + 1)
+    if len(packed) != size:
+        raise ValueError("its parts do not fit")
+    return np.unpackbits(np.frombuffer(packed, np.uint8), count=count)
+
+
+def _is_number(value: object, end: int) -> bool:
+    return type(value) is int and 0 <= value < end

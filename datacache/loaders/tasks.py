@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import zstandard
+
 from datacache.catalog.refs import check_name
 from datacache.catalog.tasks import DOING, FAILED, Count, NewTask, QueueRecord, TaskState, TaskStore
 from datacache.core.errors import CatalogUnavailableError, TasksError, UsageError
@@ -189,11 +191,14 @@ class TaskQueue:
                     time.sleep(_MAKING_WAIT_S)
                 continue
             parameters = TaskParameters.decode(queue.parameters)
+            # Some go from one to the other meanwhile: by `retry`, or because they fail again.
+            put_back = self._tried(self.store.put_back, queue)
             failed = self._tried(self.store.tasks, queue, FAILED)
+            put_back += self._tried(self.store.put_back, queue)
             tasks = self._tried(self.store.progress, queue)
             now = self._queue()
             if now.generation == queue.generation and now.epoch <= queue.epoch + 1:
-                return encode_checkpoint(self.name, parameters, queue.epoch, tasks, failed)
+                return encode_checkpoint(self.name, parameters, queue.epoch, tasks, failed=failed, put_back=put_back)
 
     def restore_shard_from_checkpoint(self, text: str) -> None:
         """Go back to a checkpoint: what was not done then is to do again. All leases that were given are void.
@@ -203,7 +208,7 @@ class TaskQueue:
                 old.parameters,
                 None,
                 check_checkpoint(text, TaskParameters.decode(old.parameters)),
-                text.encode(),
+                zstandard.compress(text.encode()),
             )
         )
 
@@ -259,7 +264,9 @@ class TaskQueue:
             plan, checkpoint = kept
             parameters = TaskParameters.decode(queue.parameters)
             made = new_tasks(Plan.decode(plan), parameters, queue.epoch)
-            return with_checkpoint(made, queue.epoch, checkpoint.decode()) if checkpoint else made
+            if not checkpoint:
+                return made
+            return with_checkpoint(made, queue.epoch, zstandard.decompress(checkpoint).decode())
 
         return self._tried(self.store.make, queue, claim, tasks)
 

@@ -12,6 +12,7 @@ Used by this project's tests and by whoever writes another storage. Needs pytest
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import pickle
 import threading
@@ -384,6 +385,39 @@ class TasksConformance:
         used = {(1, half.name, record) for record in range(half.start, half.start + 3)}
         assert Counter(use_all(queue)) + Counter(done | used) == records([1, 2])
 
+    def test_tasks_of_earlier_epochs_that_were_put_back_are_in_a_checkpoint(self, store: TaskStore) -> None:
+        queue = make_queue(store, epochs=3, max_failures=1)
+        for _task in range(3):
+            queue.report_failed(fetch(queue), "x")
+        while (task := fetch(queue)).epoch == 0:
+            queue.report_done(task)
+        queue.release(task)
+        assert queue.retry(0) == queue.retry(1) == 1
+        held = fetch(queue)
+        assert (held.epoch, held.number) == (0, 0)
+        queue.report_batch_done(held, 3)
+        text = queue.get_shard_checkpoint()
+        queue.report_done(held)
+        use_all(queue)
+        for _time in range(2):
+            queue.restore_shard_from_checkpoint(text)
+            text = queue.get_shard_checkpoint()
+        assert [(failed.epoch, failed.number) for failed in queue.status().failed] == [(0, 2)]
+        again = use_all(queue)
+        assert Counter(again) == records([1, 2]) + Counter((0, "a", record) for record in (3, 4, 5, 6, 7))
+        assert again[0] == (0, "a", 3)
+
+    def test_what_is_left_of_long_errors_can_be_saved_and_restored(self, store: TaskStore) -> None:
+        queue = make_queue(store, records=1, epochs=2, spans=[Span("a", 0, 3)], max_failures=4)
+        for number in range(3 * 4):
+            queue.report_failed(fetch(queue), f"{number}" * 2000)
+        fetch(queue)
+        text = queue.get_shard_checkpoint()
+        assert len(text) < 3 * 2500
+        queue.restore_shard_from_checkpoint(text)
+        queue.release(fetch(queue))
+        assert [len(failed.errors) for failed in queue.status().failed] == [1] * 3
+
     def test_a_checkpoint_of_the_beginning_and_of_the_end_is_one_too(self, store: TaskStore) -> None:
         queue = make_queue(store)
         begin = queue.get_shard_checkpoint()
@@ -399,6 +433,30 @@ class TasksConformance:
         held = fetch(queue)
         other = make_queue(store, "other", spans=SPANS[:2]).get_shard_checkpoint()
         whole = queue.get_shard_checkpoint()
+        parts = json.loads(whole)
+        failed = {"epoch": 0, "number": 0, "position": 0, "errors": []}
+        for wrong in (
+            {"epoch": True},
+            {"epoch": -1},
+            {"epoch": "0"},
+            {"positions": {"0": "1"}},
+            {"positions": {"0": -1}},
+            {"positions": {"0": 5}},
+            {"positions": {"5": 1}},
+            {"positions": {" 1": 1}},
+            {"positions": [1]},
+            {"failed": [{"epoch": 0, "number": 0}]},
+            {"failed": [failed | {"number": 5}]},
+            {"failed": [failed | {"number": 1.0}]},
+            {"failed": [failed | {"position": 5}]},
+            {"failed": [failed | {"errors": [1]}]},
+            {"failed": [failed, failed]},
+            {"failed": [failed], "put_back": [failed]},
+            {"put_back": {}, "failed": 1},
+            {"done": ""},
+        ):
+            with pytest.raises(TasksError, match="checkpoint"):
+                queue.restore_shard_from_checkpoint(json.dumps(parts | wrong))
         for text in ("", "[]", "{}", whole[:-9], whole.replace('"done":"', '"done":"AA'), other, whole.replace(
             '"version":1', '"version":2'
         )):  # fmt: skip

@@ -181,22 +181,22 @@ class Queues(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         saved = [(t.number, t.state, t.position) for t in self.model.tasks if t.epoch == self.model.epoch]
-        failed = [
-            Modelled(t.epoch, t.number, t.number, "failed", t.position)
+        earlier = [
+            Modelled(t.epoch, t.number, t.number, "failed" if t.state == "failed" else "todo", t.position)
             for t in self.model.tasks
-            if t.state == "failed" and t.epoch < self.model.epoch
+            if t.state != "done" and t.epoch < self.model.epoch
         ]
-        self.checkpoint = (self.queue.get_shard_checkpoint(), self.model.epoch, saved, failed)
+        self.checkpoint = (self.queue.get_shard_checkpoint(), self.model.epoch, saved, earlier)
 
     @precondition(lambda self: self.checkpoint)
     @rule()
     def restore(self) -> None:
         assert self.checkpoint is not None
-        text, epoch, saved, failed = self.checkpoint
+        text, epoch, saved, earlier = self.checkpoint
         self.queue.restore_shard_from_checkpoint(text)
         self.model.generation += 1
         self.model.epoch = epoch
-        self.model.tasks = [Modelled(t.epoch, t.number, t.number, "failed", t.position) for t in failed]
+        self.model.tasks = [Modelled(t.epoch, t.number, t.number, t.state, t.position) for t in earlier]
         for number, state, position in saved:
             task = Modelled(epoch, number, number, "done" if state == "done" else "todo", position)
             self.model.tasks.append(task)
