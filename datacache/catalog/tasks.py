@@ -22,6 +22,9 @@ TODO, DOING, DONE, FAILED = "todo", "doing", "done", "failed"
 ERRORS_KEPT = 10
 """Of each task, the newest."""
 ERROR_CHARACTERS = 2000
+CLOCK_SLACK_S = 5.0
+"""A lease that ends later than one given now by more than this was given before the clock was set back: who has it may
+be dead, and one who lives renews it soon. It has ended, too."""
 BEHIND = 2**40
 """What is added to a task's place when it has failed: it is tried again after all others."""
 
@@ -159,7 +162,8 @@ class TaskStore(Protocol):
         ...
 
     def lease(self, queue: QueueRecord, worker: str, claim: str, *, lease_s: float, max_lost: int) -> Leased | None:
-        """Lease a task to `worker`: one whose lease has expired, or the first that is to do; None where there is none.
+        """Lease a task to `worker`: one whose lease has expired (or ends more than `CLOCK_SLACK_S` later than one given
+        now), or the first that is to do; None where there is none.
 
         A lease that has expired is lost: the task's token and its `lost` grow. A task whose leases were lost
         `max_lost` times without a record in between is failed instead. `claim` names the lease: the same call again

@@ -24,6 +24,7 @@ from pymongo.errors import AutoReconnect, ServerSelectionTimeoutError
 from datacache.catalog.mongo_client import MongoDatabase
 from datacache.catalog.tasks import (
     BEHIND,
+    CLOCK_SLACK_S,
     DOING,
     DONE,
     ERROR_CHARACTERS,
@@ -76,7 +77,8 @@ class MongoTasks(MongoQueues):
             {"$set": {"open": {"$eq": ["$state", DOING]}}},
         ]
         mine = {"g": queue.generation, "lane": {"$in": [PUT_BACK, queue.epoch]}}
-        has_expired = mine | {"state": DOING, "$expr": {"$lte": ["$until", "$$NOW"]}}
+        ended = [{"$lte": ["$until", "$$NOW"]}, {"$gt": ["$until", _later(lease_s + CLOCK_SLACK_S)]}]
+        has_expired = mine | {"state": DOING, "$or": [{"$expr": each} for each in ended]}
 
         def attempt() -> Leased | None:
             found = self._tasks.find_one({"g": queue.generation, "state": DOING, "claim": claim})

@@ -16,6 +16,7 @@ from typing import Any
 from datacache.catalog.sqlite import SqliteCatalog
 from datacache.catalog.tasks import (
     BEHIND,
+    CLOCK_SLACK_S,
     DOING,
     DONE,
     ERROR_CHARACTERS,
@@ -39,6 +40,8 @@ _STATE = """SELECT epoch, number, name, start, records, position, state, token, 
 _BY_STATE = f"{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state = ?"
 _TODO = f"{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state = 'todo' ORDER BY epoch, place LIMIT 1"
 _EXPIRED = f"""{_STATE} INDEXED BY tasks_by_lease WHERE generation = ? AND state = 'doing' AND until_s <= ?
+    ORDER BY until_s LIMIT 1"""
+_AHEAD = f"""{_STATE} INDEXED BY tasks_by_lease WHERE generation = ? AND state = 'doing' AND until_s > ?
     ORDER BY until_s LIMIT 1"""
 _CLAIMED = f"{_STATE} INDEXED BY tasks_by_claim WHERE generation = ? AND state = 'doing' AND claim = ?"
 _ONE = "generation = ? AND epoch = ? AND number = ?"
@@ -166,7 +169,8 @@ class SqliteTasks:
             if row is not None:  # given by the call whose answer was lost
                 return _leased(queue.generation, _state(row, 0), claim)
             now_s = time.time()
-            task = _take_over(connection, queue.generation, now_s, max_lost) or _first(connection, queue.generation)
+            task = _take_over(connection, queue.generation, now_s, lease_s, max_lost)
+            task = task or _first(connection, queue.generation)
             if task is None:
                 return None
             task = task._replace(token=task.token + 1)
@@ -286,10 +290,13 @@ class SqliteTasks:
         return [_state(row, now_s) for row in rows]
 
 
-def _take_over(connection: sqlite3.Connection, generation: int, now_s: float, max_lost: int) -> TaskState | None:
+def _take_over(
+    connection: sqlite3.Connection, generation: int, now_s: float, lease_s: float, max_lost: int
+) -> TaskState | None:
     """The task whose lease has expired first, its loss written down. Those lost too often are failed on the way."""
     while True:
         row = connection.execute(_EXPIRED, (generation, now_s)).fetchone()
+        row = row or connection.execute(_AHEAD, (generation, now_s + lease_s + CLOCK_SLACK_S)).fetchone()
         if row is None:
             return None
         task = _state(row, now_s)

@@ -5,6 +5,7 @@ say how a lease is made to expire.
         @pytest.fixture
         def tasks_url(self) -> str: ...                       # of an empty catalog, a new one each time
         def expire(self, store, lease) -> None: ...           # as if the lease had been given long ago
+        def set_clock_back(self, store, lease) -> None: ...   # as if the clock had been ahead when it was given
 
 Used by this project's tests and by whoever writes another storage. Needs pytest.
 """
@@ -72,6 +73,10 @@ class TasksConformance:
 
     def expire(self, store: TaskStore, lease: Leased) -> None:
         """Have the lease end now, by the clock of the database."""
+        raise NotImplementedError
+
+    def set_clock_back(self, store: TaskStore, lease: Leased) -> None:
+        """Have the lease end two hours later: as if the database's clock had been two hours ahead when it was given."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -234,6 +239,19 @@ class TasksConformance:
         other = fetch(queue)
         assert other.number != task.number
         queue.report_done(task)
+
+    def test_a_clock_that_was_set_back_keeps_no_lease_of_a_dead_worker(self, store: TaskStore) -> None:
+        queue = make_queue(store)
+        dead, alive = fetch(queue, "dead"), fetch(queue, "alive")
+        self.set_clock_back(store, dead.lease)
+        self.set_clock_back(store, alive.lease)
+        queue.renew(alive)
+        again = fetch(queue)
+        assert (again.number, again.token) == (dead.number, dead.token + 1)
+        with pytest.raises(LeaseLostError):
+            queue.renew(dead)
+        assert fetch(queue).number not in (dead.number, alive.number)
+        queue.report_done(alive)
 
     def test_a_renewed_lease_holds_on(self, store: TaskStore) -> None:
         queue = make_queue(store)

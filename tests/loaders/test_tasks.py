@@ -16,7 +16,7 @@ from datacache.catalog import tasks_mongo_queues
 from datacache.catalog.sqlite import SqliteCatalog
 from datacache.catalog.tasks import Leased, NewTask, TaskStore, open_task_store
 from datacache.catalog.tasks_mongo import MongoTasks
-from datacache.catalog.tasks_sqlite import _CLAIMED, _EXPIRED, _TODO, SqliteTasks
+from datacache.catalog.tasks_sqlite import _AHEAD, _CLAIMED, _EXPIRED, _TODO, SqliteTasks
 from datacache.core.errors import LeaseLostError
 from datacache.loaders.tasks import Span, TaskQueue, Wait
 from datacache.testing.catalog import a_record
@@ -38,6 +38,14 @@ class TestSqliteTasks(TasksConformance):
                 (lease.generation, lease.number, lease.token),
             )
 
+    def set_clock_back(self, store: TaskStore, lease: Leased) -> None:
+        assert isinstance(store, SqliteTasks)
+        with store._catalog.writing(durable=False) as connection:
+            connection.execute(
+                "UPDATE tasks SET until_s = until_s + 7200 WHERE generation = ? AND number = ? AND token = ?",
+                (lease.generation, lease.number, lease.token),
+            )
+
 
 class TestMongoTasks(TasksConformance):
     @pytest.fixture(autouse=True)
@@ -53,6 +61,13 @@ class TestMongoTasks(TasksConformance):
         store._tasks.update_one(
             {"g": lease.generation, "number": lease.number, "token": lease.token},
             [{"$set": {"until": {"$subtract": ["$until", 7_200_000]}}}],
+        )
+
+    def set_clock_back(self, store: TaskStore, lease: Leased) -> None:
+        assert isinstance(store, MongoTasks)
+        store._tasks.update_one(
+            {"g": lease.generation, "number": lease.number, "token": lease.token},
+            [{"$set": {"until": {"$add": ["$until", 7_200_000]}}}],
         )
 
 
@@ -180,7 +195,7 @@ def test_sqlite_finds_tasks_by_an_index(tmp_path: Path) -> None:
     assert isinstance(store, SqliteTasks)
     make_queue(store)
     with store._catalog.reading() as connection:
-        for query in (_TODO, _EXPIRED, _CLAIMED):
+        for query in (_TODO, _EXPIRED, _AHEAD, _CLAIMED):
             numbers = (1,) * query.count("?")
             plan = [row[-1] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", numbers)]
             assert "USING INDEX tasks_by" in plan[0]
