@@ -234,13 +234,19 @@ def _task_as_json(task: TaskState) -> dict[str, Any]:
     return value
 
 
+def _ended(status: TaskStatus) -> str:
+    if not status.finished:
+        return ""
+    return f", finished, {len(status.failed):,} failed" if status.failed else ", finished"
+
+
 def _show_progress(app: App, status: TaskStatus) -> None:
     value = _as_json(status)
     used, records = value["used"], value["records"]
     for label, text in {
         "queue": value["name"],
         "data set": value["dataset"],
-        "epoch": f"{status.epoch + 1} of {value['epochs']}" + (", finished" if status.finished else ""),
+        "epoch": f"{status.epoch + 1} of {value['epochs']}" + _ended(status),
         "tasks": ", ".join(f"{value[state]:,} {state}" for state in ("todo", "doing", "done", "failed")),
         "records": f"{used:,} of {records:,} used ({used / records:.1%})",
     }.items():

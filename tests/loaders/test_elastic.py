@@ -187,7 +187,7 @@ def test_after_an_error_of_the_training_all_is_given_back(store: TaskStore, erro
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_sample_that_cannot_be_read_fails_its_task_and_in_the_end_is_listed(
-    store: TaskStore, num_workers: int
+    store: TaskStore, num_workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = make_queue(store, max_failures=2, shuffle=False)
     with pytest.raises(ShardError, match="sample 13 cannot be read"):
@@ -197,6 +197,7 @@ def test_a_sample_that_cannot_be_read_fails_its_task_and_in_the_end_is_listed(
     )
     samples(elastic)
     assert queue.status().finished
+    assert "1 task(s) failed" in caplog.text
     (failed,) = queue.status().failed
     assert failed.name == "a"
     assert failed.failures == 2
