@@ -294,17 +294,17 @@ class TasksConformance:
         first = fetch(TaskQueue(store, "job"))
         queue = store.queue("job")
         assert queue is not None
-        lease = store.lease(queue, "w", "claim", lease_s=60, max_lost=3)
+        lease = store.lease(queue, "w", "claim", lease_s=3600, max_lost=3)
         assert lease is not None
-        assert store.lease(queue, "w", "claim", lease_s=60, max_lost=3) == lease
+        assert store.lease(queue, "w", "claim", lease_s=3600, max_lost=3) == lease
         for _again in range(2):
-            store.report(lease, 2, lease_s=60)
+            store.report(lease, 2, lease_s=3600)
         for _again in range(2):
             store.fail(lease, "why", max_failures=9)
         (task,) = [task for task in store.progress(queue) if task.number == lease.number]
         assert (task.state, task.position, task.failures, task.errors) == ("todo", 2, 1, ("why",))
         for _again in range(2):
-            store.report(first.lease, 4, lease_s=60)
+            store.report(first.lease, 4, lease_s=3600)
         use_all(TaskQueue(store, "job"))
         store.begin_epoch(queue)
         store.make(queue, "claim", list)
