@@ -239,7 +239,7 @@ class ZipExport:
         try:
             self._file.seek(at)
             return self._file.read(length)
-        except (OSError, OverflowError) as exc:
+        except (OSError, OverflowError, ValueError) as exc:  # an offset that no file has
             raise damaged(self._shown, "", f"it cannot be read at {at:,}") from exc
 
 

@@ -263,6 +263,7 @@ _WHOLE = raw_zip(
     st.lists(st.tuples(st.integers(0, len(_WHOLE) - 1), st.integers(0, 255)), max_size=6), st.integers(0, len(_WHOLE))
 )
 @example([(len(_WHOLE) - 10, 255)], len(_WHOLE))
+@example([(363, 128)], 1)
 def test_whatever_bytes_are_changed_it_is_read_or_refused(
     unpack: Unpack, changes: list[tuple[int, int]], length: int
 ) -> None:
