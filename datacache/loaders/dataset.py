@@ -138,7 +138,7 @@ class SampleDataset(SampleSource, Dataset):
                     lost.append(at)
                 else:
                     out[starts[at] : starts[at] + len(found)] = found
-            clock.lap(timing.MISS, began)
+            began = clock.lap(timing.MISS, began)
         clock.count(len(samples), total, len(left))
         targets: list[Any] = []
         if self.kind is not None:
@@ -149,6 +149,7 @@ class SampleDataset(SampleSource, Dataset):
                 except DatacacheError as exc:
                     self._unless_skipped(exc)
                     lost.append(at)
+            clock.lap(timing.READ, began)
         if lost:
             data, offsets = _without(data, offsets, set(lost))
         return PackedBatch(
