@@ -126,7 +126,7 @@ def unmount(mountpoint: str | Path, *, lazy: bool = False, settings: Settings | 
     try:
         session.unmount_now(target, lazy=lazy)
         if watched is not None and not lazy:
-            select.select([watched], [], [], _GONE_TIMEOUT_MS / 1000)
+            _readable(watched, _GONE_TIMEOUT_MS / 1000)
     finally:
         if watched is not None:
             os.close(watched)
@@ -201,10 +201,17 @@ def _start(arguments: list[str], config: MountConfig, variables: dict[str, str],
     return _parse_word(text, files)
 
 
+def _readable(fd: int, timeout_s: float) -> bool:
+    """Wait until there is something to read. Not by select(2), which knows the first 1,024 descriptors only."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
 def _read_word(fd: int, files: MountFiles) -> bytes:
     text = b""
     while not text.endswith(b"\n"):
-        if not select.select([fd], [], [], _READY_TIMEOUT_S)[0]:
+        if not _readable(fd, _READY_TIMEOUT_S):
             raise MountError(f"the mount did not start in {_READY_TIMEOUT_S:.0f} s; see {files.log}")
         part = os.read(fd, 65536)
         if not part:

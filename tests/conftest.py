@@ -77,6 +77,9 @@ def ceph_rgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephRgw]:
 def home(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A fresh `DATACACHE_HOME` with a small RAM and SSD tier; its daemons, mounts and files go with the
     test."""
+    from datacache.tiers.index import forget_index
+    from datacache.tiers.layout import index_dir
+
     path = tmp_path_factory.mktemp("home")  # a short name: Unix socket paths have at most 107 characters
     ram = leftovers.SHARED_MEMORY / f"{leftovers.SHARED_MEMORY_PREFIX}{os.getpid()}-{next(_numbers)}"
     ram.mkdir()
@@ -91,6 +94,7 @@ def home(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
     for folder in (path, tmp_path):
         leftovers.unmount_under(folder)
     leftovers.stop_processes(lambda: leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(path)))
+    forget_index(index_dir(path))  # a process has a home or two, not hundreds
     shutil.rmtree(ram, ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)
 

@@ -12,15 +12,14 @@ import pytest
 from datacache.core.errors import ShardError
 from datacache.shards.source import FolderFiles
 
-_LIMIT = 256
-
 
 @pytest.fixture
-def few_descriptors() -> Iterator[None]:
-    """A soft limit that is soon met."""
+def few_descriptors() -> Iterator[int]:
+    """A soft limit that is soon met, whatever else this process has open: the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_LIMIT, hard))
-    yield
+    limit = 256 + 2 * max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -46,19 +45,20 @@ def _expect_all(files: FolderFiles, count: int) -> None:
         assert bytes(parts[0]) == b"%06d" % number
 
 
-def test_so_many_shards_are_mapped_as_take_half_of_the_descriptors(tmp_path: Path, few_descriptors: None) -> None:
-    fits = _LIMIT // 2 - 8
+def test_so_many_shards_are_mapped_as_take_half_of_the_descriptors(tmp_path: Path, few_descriptors: int) -> None:
+    fits = few_descriptors // 2 - 8
     files = _folder(tmp_path / "some", fits)
     for _ in range(2):
         _expect_all(files, fits)
         assert _descriptors(tmp_path) == fits  # all stay mapped, one descriptor each
 
 
-def test_folders_together_leave_half_of_the_descriptors(tmp_path: Path, few_descriptors: None) -> None:
-    first, second = _folder(tmp_path / "first", 300), _folder(tmp_path / "second", 300)
+def test_folders_together_leave_half_of_the_descriptors(tmp_path: Path, few_descriptors: int) -> None:
+    count = few_descriptors // 2
+    first, second = _folder(tmp_path / "first", count), _folder(tmp_path / "second", count)
     for files in (first, second, first, second):
-        _expect_all(files, 300)
-        assert _descriptors(tmp_path) <= _LIMIT // 2 + 16
+        _expect_all(files, count)
+        assert _descriptors(tmp_path) <= few_descriptors // 2 + 16
     view = first.here(0, 0, 6)
     assert view is not None
     del first, files
