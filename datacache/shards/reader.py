@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, ShardError
-from datacache.core.threads import gather, map_in_threads
+from datacache.core.threads import map_in_threads
 from datacache.shards.index import NO_CLASS, Member, ShardIndex, index_name
 from datacache.shards.listing import SHARDS_JSON, ShardInfo, ShardSet
 from datacache.shards.source import ShardFiles, cut_short, missing
 
 _OPEN_THREADS = 16
-_FETCH_BLOCKS = 16
-"""That a batch waits for at a time, in memory: 64 MiB."""
 
 
 class Shards:
@@ -128,36 +126,22 @@ class Shards:
         """The first members of these samples, wherever they are, fetched at once. Errors take the place of what cannot
         be had: `ShardError` naming shard and sample, or the store's. A block that several samples lie in is fetched
         once."""
-        found: dict[int, bytes | memoryview | DatacacheError] = {}
-        group: list[int] = []
-        wanted: dict[tuple[int, int], None] = {}
-        for sample in sorted(set(samples)):  # neighbours together
-            shard, start, stop = self._place(sample)
-            blocks = [(shard, number) for number in self.files.missing(shard, start, stop)]
-            if group and len(wanted) + len(blocks) > _FETCH_BLOCKS:
-                found |= self._fetch(group, list(wanted))
-                group, wanted = [], {}
-            group.append(sample)
-            wanted |= dict.fromkeys(blocks)
-        found |= self._fetch(group, list(wanted))
-        return [found[sample] for sample in samples]
+        found = self.files.read_all([self._place(sample) for sample in samples])
+        return [self._verified(sample, data) for sample, data in zip(samples, found, strict=True)]
 
-    def _fetch(
-        self, samples: Sequence[int], wanted: Sequence[tuple[int, int]]
-    ) -> dict[int, bytes | memoryview | DatacacheError]:
-        """The first members of samples, for which these blocks have to be fetched."""
-        got = gather(lambda block: self.files.fetch(*block), wanted)
-        blocks = {block: data for block, data in zip(wanted, got, strict=True) if not isinstance(data, DatacacheError)}
-        found: dict[int, bytes | memoryview | DatacacheError] = {}
-        for sample in samples:
-            place = self._place(sample)
-            data = self.files.join(*place, blocks) if place[2] > place[1] else None
-            if data is not None and xxh3_64_intdigest(data) == int(self.digests[sample]):
-                # Not a view: it would keep a whole fetched block for as long as one sample of it is kept.
-                found[sample] = bytes(data)
-        left = [sample for sample in samples if sample not in found]
-        found.update(zip(left, gather(self._read_first, left), strict=True))
-        return found
+    def _verified(self, sample: int, data: bytes | memoryview | DatacacheError) -> bytes | memoryview | DatacacheError:
+        """A first member, or what is wrong with it."""
+        shard, local = self._locate(sample)
+        if shard in self.broken:
+            return self.broken[shard]
+        if isinstance(data, DatacacheError):
+            return self._named(sample, data)
+        if xxh3_64_intdigest(data) == int(self.digests[sample]):
+            return data
+        try:  # what lies here may be broken: `read` has it verified, and fetched again
+            return self.read(sample, self._index(shard).members(local)[0])
+        except DatacacheError as exc:
+            return exc
 
     def _place(self, sample: int) -> tuple[int, int, int]:
         """The shard of a sample's first member, and where in it that begins and ends."""
@@ -190,22 +174,25 @@ class Shards:
                 return data
         try:
             found = self.files.read(shard, start, stop)
-        except ShardError as exc:
-            raise self._of_sample(sample, exc.message, exc.hint) from exc
-        except (ObjectNotFoundError, ObjectChangedError) as exc:
-            raise self._of_sample(sample, str(exc), exc.hint) from exc
+        except DatacacheError as exc:
+            raise self._named(sample, exc) from exc
         if xxh3_64_intdigest(found) != member.digest:
-            raise self._of_sample(
-                sample,
-                f"the bytes of {self.set.shards[shard].name} in {self.files.where} are not those that were written",
-                "The shard was damaged, or replaced by another one: copy it again, or see dsctl shard --check.",
-            )
+            raise self._damaged(sample)
         return found
 
-    def _read_first(self, sample: int) -> bytes | memoryview:
-        shard, local = self._locate(sample)
-        index = self._index(shard)
-        return self.read(sample, index.members(local)[0])
+    def _named(self, sample: int, error: DatacacheError) -> DatacacheError:
+        """What is wrong with a shard, as what is wrong with a sample of it. Outages are of no sample."""
+        if isinstance(error, ShardError | ObjectNotFoundError | ObjectChangedError):
+            return self._of_sample(sample, str(error), error.hint)
+        return error
+
+    def _damaged(self, sample: int) -> ShardError:
+        name = self.name(sample)[0]
+        return self._of_sample(
+            sample,
+            f"the bytes of {name} in {self.files.where} are not those that were written",
+            "The shard was damaged, or replaced by another one: copy it again, or see dsctl shard --check.",
+        )
 
     def _of_sample(self, sample: int, message: str, hint: str) -> ShardError:
         shard, key = self.name(sample)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
-from datacache.core.errors import ObjectNotFoundError, PathNotFoundError, ShardError
+from datacache.core.errors import DatacacheError, ObjectNotFoundError, PathNotFoundError, ShardError
 from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, object_id
+from datacache.core.threads import gather
 from datacache.reader.snapshot import Snapshot
 
 _MAX_MAPS, _MIN_MAPS = 4096, 16
@@ -24,8 +25,10 @@ _open: WeakSet[_Mapped] = WeakSet()
 """The mappings of this process: each has a descriptor, of which a process has so many."""
 
 
-Blocks = Mapping[tuple[int, int], bytes | memoryview]
-"""Whole blocks by shard and number."""
+Place = tuple[int, int, int]
+"""A shard's number, and the first byte and the end of some bytes in it."""
+_FETCH_BLOCKS = 16
+"""Held in memory at a time, until what is wanted of them is copied: 64 MiB."""
 
 
 class ShardFiles(Protocol):
@@ -56,16 +59,8 @@ class ShardFiles(Protocol):
         store's errors."""
         ...
 
-    def missing(self, shard: int, start: int, stop: int) -> list[int]:
-        """The blocks of these bytes that have to be fetched; empty where `read` alone can say what is wrong."""
-        ...
-
-    def fetch(self, shard: int, number: int) -> bytes | memoryview:
-        """A whole block; raises as `read`."""
-        ...
-
-    def join(self, shard: int, start: int, stop: int, blocks: Blocks) -> bytes | memoryview | None:
-        """Bytes `start:stop` out of what was fetched and what is here; None if something is in neither."""
+    def read_all(self, places: Sequence[Place]) -> list[bytes | memoryview | DatacacheError]:
+        """The bytes at several places, all at once; errors that `read` raises are among the results."""
         ...
 
     def refs(self) -> tuple[ObjectRef, ...]:
@@ -115,7 +110,7 @@ class FolderFiles:
             return None
         return (mapped.view[start:stop],)
 
-    def read(self, shard: int, start: int, stop: int) -> memoryview:
+    def read(self, shard: int, start: int, stop: int) -> bytes | memoryview:
         """See `ShardFiles`."""
         name = self._names[shard]
         self._maps.pop(shard, None)  # it may have been put in its place anew
@@ -134,17 +129,9 @@ class FolderFiles:
             raise cut_short(self.where, name, size, stop)
         return data
 
-    def missing(self, _shard: int, _start: int, _stop: int) -> list[int]:
-        """See `ShardFiles`: nothing has to be fetched."""
-        return []
-
-    def fetch(self, shard: int, number: int) -> bytes | memoryview:
-        """See `ShardFiles`. Not asked for: nothing is `missing`."""
-        return self.read(shard, number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES)
-
-    def join(self, _shard: int, _start: int, _stop: int, _blocks: Blocks) -> None:
-        """See `ShardFiles`. Not asked for: nothing is `missing`."""
-        return
+    def read_all(self, places: Sequence[Place]) -> list[bytes | memoryview | DatacacheError]:
+        """See `ShardFiles`."""
+        return gather(lambda place: self.read(*place), places)
 
     def refs(self) -> tuple[ObjectRef, ...]:
         """See `ShardFiles`: nothing has to be fetched."""
@@ -236,32 +223,68 @@ class SnapshotFiles:
             raise cut_short(self.where, name, self._sizes[shard], stop)
         return self._snapshot.read_row(row, start, stop)
 
-    def missing(self, shard: int, start: int, stop: int) -> list[int]:
-        """See `ShardFiles`."""
+    def read_all(self, places: Sequence[Place]) -> list[bytes | memoryview | DatacacheError]:
+        """See `ShardFiles`. A block that several places are in is fetched once."""
+        found: dict[Place, bytes | memoryview | DatacacheError] = {}
+        group: list[Place] = []
+        wanted: dict[tuple[int, int], None] = {}
+        for place in sorted(set(places)):  # neighbours together
+            blocks = self._missing(*place)
+            if group and len(wanted) + len(blocks) > _FETCH_BLOCKS:
+                found |= self._fetched(group, list(wanted))
+                group, wanted = [], {}
+            group.append(place)
+            wanted |= dict.fromkeys(blocks)
+        found |= self._fetched(group, list(wanted))
+        return [found[place] for place in places]
+
+    def _fetched(
+        self, places: Sequence[Place], wanted: Sequence[tuple[int, int]]
+    ) -> dict[Place, bytes | memoryview | DatacacheError]:
+        """The bytes at places for which these blocks (shard, number) have to be fetched."""
+        blocks = dict(zip(wanted, gather(lambda block: self._block(*block), wanted), strict=True))
+        found: dict[Place, bytes | memoryview | DatacacheError] = {}
+        left = []
+        for place in places:
+            data = self._join(*place, blocks)
+            if data is None:
+                left.append(place)  # evicted this moment, or nothing that could be fetched: `read` says what is wrong
+            else:
+                found[place] = data
+        return found | dict(zip(left, gather(lambda place: self.read(*place), left), strict=True))
+
+    def _missing(self, shard: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """The blocks of these bytes that are not here; none where `read` alone can say what is wrong."""
         if stop > self._sizes[shard]:
             return []
         numbers = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
-        return [number for number in numbers if self._piece(shard, number, start, stop) is None]
+        return [(shard, number) for number in numbers if self._piece(shard, number, start, stop) is None]
 
-    def fetch(self, shard: int, number: int) -> bytes | memoryview:
-        """See `ShardFiles`."""
+    def _block(self, shard: int, number: int) -> bytes | memoryview:
         first = number * BLOCK_BYTES
         return self.read(shard, first, min(first + BLOCK_BYTES, self._sizes[shard]))
 
-    def join(self, shard: int, start: int, stop: int, blocks: Blocks) -> bytes | memoryview | None:
-        """See `ShardFiles`."""
-        parts: list[bytes | memoryview] = []
+    def _join(
+        self, shard: int, start: int, stop: int, blocks: Mapping[tuple[int, int], bytes | memoryview | DatacacheError]
+    ) -> bytes | DatacacheError | None:
+        """Bytes out of what was fetched and what is here, a copy: a view would keep the whole block."""
+        if stop > self._sizes[shard]:
+            return None
+        parts: list[memoryview] = []
         for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
-            first = number * BLOCK_BYTES
             block = blocks.get((shard, number))
-            if block is None:
-                piece = self._piece(shard, number, start, stop)
-                if piece is None:
-                    return None
-                parts.append(piece)
-            else:
-                parts.append(memoryview(block)[max(start - first, 0) : stop - first])
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            if isinstance(block, DatacacheError):
+                return block
+            first = number * BLOCK_BYTES
+            piece = (
+                self._piece(shard, number, start, stop)
+                if block is None
+                else memoryview(block)[max(start - first, 0) : stop - first]
+            )
+            if piece is None:
+                return None
+            parts.append(piece)
+        return b"".join(parts)
 
     def _piece(self, shard: int, number: int, start: int, stop: int) -> memoryview | None:
         """What of `start:stop` lies in a block, if it is here."""

@@ -308,6 +308,31 @@ def test_a_flipped_byte_is_an_error_out_of_a_dataloader(shards: Path, workers: i
         list(DataLoader(ShardDataset(shards, packed=True, target=None), batch_size=8, num_workers=workers))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_byte_flipped_in_the_cache_is_mended_from_the_store(
+    large_shards: tuple[Path, list[bytes]], settings: Settings, packed: bool
+) -> None:
+    folder, contents = large_shards
+    ref = api.create_snapshot("out", folder.as_uri(), settings=settings).ref
+    read_until_here(ShardDataset(ref, target=None), range(8))
+    damaged = 0
+    for file in sorted((settings.home / "cache" / "ssd").iterdir()):
+        at = file.read_bytes().find(contents[0][1000:1064])
+        if at >= 0:
+            with file.open("r+b") as open_file:
+                open_file.seek(at)
+                open_file.write(bytes([contents[0][1000] ^ 1]))
+            damaged += 1
+    for folder_of_ram in settings.ram_dir.rglob("[or]-*"):
+        folder_of_ram.unlink()
+    assert damaged
+    dataset = ShardDataset(ref, target=None, packed=packed)
+    for _ in range(2):
+        batch = dataset.__getitems__(range(len(contents)))
+        got = [bytes(sample.image.numpy()) for sample in batch] if packed else batch
+        assert got == contents
+
+
 def test_a_shard_cut_short_while_it_is_read_is_an_error(shards: Path) -> None:
     dataset = ShardDataset(shards, packed=True, target=None)
     dataset.__getitems__(range(COUNT))  # all is mapped
