@@ -94,16 +94,19 @@ def open_url(url: str, settings: Settings | None = None) -> Snapshot:
     return Snapshot(record, Manifest.open(id, load), blocks, reopen=(open_url, (url, settings)))
 
 
-def open_shards(where: str | PathLike[str], settings: Settings | None = None, *, lenient: bool = False) -> Shards:
-    """A shard set: in a folder (`./shards`, `file://…`), which is mapped; under a URL, or in a snapshot (`NAME@REF`),
-    both of which are read through the cache.
+def open_samples(
+    where: str | PathLike[str], settings: Settings | None = None, *, lenient: bool = False
+) -> Snapshot | Shards:
+    """What samples can be read from: a shard set in a folder (`./shards`, `file://…`), which is mapped, or under a URL,
+    read through the cache; and for a name (`NAME@REF`) its snapshot, or the shard set that it is a snapshot of.
 
-    A bare name is a snapshot's. Every sidecar is read, and every shard's size is looked at. `ShardError` for what is
-    missing, cut short or damaged; with `lenient` its samples raise it when they are read.
+    A bare name is a snapshot's. Of a shard set every sidecar is read, and every shard's size is looked at. `ShardError`
+    for what is missing, cut short or damaged; with `lenient` its samples raise it when they are read.
     """
     from pathlib import Path
 
     from datacache.core.errors import SnapshotNotFoundError
+    from datacache.shards.listing import SHARDS_JSON
     from datacache.shards.reader import Shards
     from datacache.shards.source import FolderFiles, SnapshotFiles
     from datacache.store.urls import split_url
@@ -115,11 +118,21 @@ def open_shards(where: str | PathLike[str], settings: Settings | None = None, *,
     if not isinstance(where, str) or "/" in text or text in (".", ".."):
         return Shards(FolderFiles(Path("/", split_url(text)[1])), lenient=lenient)
     try:
-        return Shards(SnapshotFiles(open_snapshot(text, settings)), lenient=lenient)
+        snapshot = open_snapshot(text, settings)
     except SnapshotNotFoundError as exc:
         if Path(text).is_dir():
             exc.hint = f"For the folder of that name write ./{text}. {exc.hint}"
         raise
+    return Shards(SnapshotFiles(snapshot), lenient=lenient) if SHARDS_JSON in snapshot else snapshot
+
+
+def open_shards(where: str | PathLike[str], settings: Settings | None = None, *, lenient: bool = False) -> Shards:
+    """A shard set, wherever it is; see `open_samples`. `ShardError` for a snapshot of something else."""
+    from datacache.shards.reader import Shards
+    from datacache.shards.source import SnapshotFiles
+
+    found = open_samples(where, settings, lenient=lenient)
+    return found if isinstance(found, Shards) else Shards(SnapshotFiles(found))  # which says that it is none
 
 
 def open_tasks(name: str, settings: Settings | None = None, *, patience_s: float = 60.0) -> TaskQueue:
@@ -188,17 +201,14 @@ def _spans(where: str | PathLike[str], settings: Settings) -> tuple[str, list[Sp
     from datacache.loaders.selection import select
     from datacache.loaders.shard_source import ShardSource
     from datacache.loaders.snapshot_source import SnapshotSource
-    from datacache.shards.listing import SHARDS_JSON
+    from datacache.shards.reader import Shards
 
-    text = os.fspath(where)
-    if not isinstance(where, str) or "://" in text or text in (".", "..") or ("/" in text and os.path.isdir(text)):
-        return text, ShardSource(open_shards(where, settings, lenient=True), None).spans()
-    with open_snapshot(text, settings) as snapshot, closing(open_catalog(settings)) as catalog:
-        record = snapshot.record
-        if snapshot.manifest.find(SHARDS_JSON.encode()) is not None:
-            shards = open_shards(f"{record.dataset}@{record.id}", settings, lenient=True)
-            return record.ref, ShardSource(shards, None).spans()
-        return record.ref, SnapshotSource(snapshot, select(snapshot, catalog, target="auto", query=Query())).spans()
+    found = open_samples(where, settings, lenient=True)
+    if isinstance(found, Shards):
+        return found.files.where, ShardSource(found, None).spans()
+    with closing(found), closing(open_catalog(settings)) as catalog:
+        selection = select(found, catalog, target="auto", query=Query())
+        return found.record.ref, SnapshotSource(found, selection).spans()
 
 
 def create_snapshot(

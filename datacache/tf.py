@@ -13,24 +13,20 @@ Needs TensorFlow (`pip install 'datacache[tensorflow]'`), and no PyTorch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import closing
 from os import PathLike
 from typing import Any
 
 from datacache.annotations.query import Query
-from datacache.api import open_catalog, open_shards, open_snapshot
+from datacache.api import open_catalog, open_samples
 from datacache.conversion.index import Reading
-from datacache.core.errors import SnapshotNotFoundError, UsageError
+from datacache.core.errors import UsageError
 from datacache.loaders.selection import select
 from datacache.loaders.shard_source import ShardSource
 from datacache.loaders.snapshot_source import SnapshotSource
-from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
-from datacache.shards.listing import SHARDS_JSON
 from datacache.shards.reader import Shards
-from datacache.shards.source import SnapshotFiles
 
 try:
     from datacache.loaders.tf_dataset import TfOptions, samples_dataset
@@ -108,7 +104,7 @@ def dataset(
     query = Query(
         labels=tuple(labels), any_label=any_label, where=where, min_objects=min_objects, max_objects=max_objects
     )
-    found = _open(ref, settings, lenient=on_error == "skip")
+    found = open_samples(ref, settings, lenient=on_error == "skip")
     if isinstance(found, Shards):
         if query != Query() or split:
             raise UsageError(
@@ -127,18 +123,3 @@ def dataset(
     with closing(open_catalog(settings)) as catalog:
         selection = select(found, catalog, target=target, query=query, split=split, reading=reading)
     return samples_dataset(SnapshotSource(found, selection), options, settings)
-
-
-def _open(ref: str | PathLike[str], settings: Settings, *, lenient: bool) -> Snapshot | Shards:
-    text = os.fspath(ref)
-    if not isinstance(ref, str) or "/" in text or text in (".", ".."):
-        return open_shards(ref, settings, lenient=lenient)
-    try:
-        snapshot = open_snapshot(text, settings)
-    except SnapshotNotFoundError as exc:
-        if os.path.isdir(text):
-            exc.hint = f"For the folder of that name write ./{text}. {exc.hint}"
-        raise
-    if SHARDS_JSON not in snapshot:
-        return snapshot
-    return Shards(SnapshotFiles(snapshot), lenient=lenient)

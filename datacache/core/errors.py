@@ -18,8 +18,16 @@ class DatacacheError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if hint:
-            self.add_note(f"hint: {hint}")  # a traceback shows it, too
+
+    @property
+    def hint(self) -> str:
+        """What to do next; '' for nothing. A traceback shows it, too."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, text: str) -> None:
+        self._hint = text
+        self.__notes__ = [f"hint: {text}"] if text else []
 
     def __str__(self) -> str:
         return self.message

@@ -93,8 +93,8 @@ _HOW_TO_GET = "pip install 'datacache[torch]'"
 
 def _open(app: App, where: str, size: tuple[int, int] | None, how: dict[str, Any]) -> Any:
     """The data set, as a training would open it."""
-    from datacache.api import open_snapshot
-    from datacache.shards.listing import SHARDS_JSON
+    from datacache.api import open_samples
+    from datacache.reader.snapshot import Snapshot
     from datacache.torch import ShardDataset, SnapshotDataset
 
     options: dict[str, Any] = {
@@ -104,11 +104,8 @@ def _open(app: App, where: str, size: tuple[int, int] | None, how: dict[str, Any
         "target": None if how["target"] == "none" else how["target"],
         "settings": app.settings,
     }
-    if "/" in where or where in (".", ".."):
-        return ShardDataset(where, **options)
-    with open_snapshot(where, app.settings) as snapshot:
-        of_shards = SHARDS_JSON in snapshot
-    return ShardDataset(where, **options) if of_shards else SnapshotDataset(where, **options)
+    found = open_samples(where, app.settings)
+    return SnapshotDataset(where, **options) if isinstance(found, Snapshot) else ShardDataset(where, **options)
 
 
 def _measure(samples: Any, workers: int, batch_size: int, seconds: float, bar: Progress) -> Report:

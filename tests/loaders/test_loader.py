@@ -9,7 +9,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
 from typing import Any
 
 import numpy as np
@@ -55,12 +54,6 @@ class Pids(Numbers):
 class Draws(Numbers):
     def __getitem__(self, sample: int) -> torch.Tensor:
         return torch.randint(0, 2**40, ())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _tracker():
-    """Python's helper of spawned workers outlives them; it is no process of a test's home."""
-    resource_tracker.ensure_running()
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from functools import partial
-from multiprocessing import resource_tracker
 
 import pytest
 import torch
@@ -46,12 +45,6 @@ class Dies(Squares):
         if sample == 20:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(sample)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _tracker():
-    """Python's helper of spawned workers outlives them; it is no process of a test's home."""
-    resource_tracker.ensure_running()
 
 
 def _dataloader(dataset, clocks: Clocks, workers: int, context: str | None) -> DataLoader:
