@@ -181,7 +181,8 @@ def annotations(draw):
     for label in draw(st.lists(st.sampled_from(CLASSES), max_size=5)):
         x1, x2 = sorted(draw(st.tuples(*[st.floats(0, width)] * 2)))
         y1, y2 = sorted(draw(st.tuples(*[st.floats(0, height)] * 2)))
-        if x2 - x1 > 1e-3 + 1e-6 * width and y2 - y1 > 1e-3 + 1e-6 * height:  # else no annotation is checked
+        # What is smaller is no checked annotation; and six decimals may take 2e-6 of the image's side from a box.
+        if x2 - x1 > 1e-3 + 3e-6 * width and y2 - y1 > 1e-3 + 3e-6 * height:
             found.append(Box(label, x1, y1, x2, y2))
     return Annotation("a.jpg", width, height, tuple(found))
 
