@@ -7,6 +7,7 @@ Exit codes and errnos are mapped at the edges (`dataset_cli/main.py`, `fuse_moun
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Any
 
@@ -202,6 +203,33 @@ class DaemonUnavailableError(DaemonError, ConnectionError):
 
 class MountError(DatacacheError, OSError):
     """A mount, unmount or hand-over failed."""
+
+
+# --- the write path ------------------------------------------------------------------------------------------------
+
+
+class StagingError(DatacacheError, OSError):
+    """The staging area of a read-write mount cannot be used: another bucket's, damaged, no permission."""
+
+
+class StagingBusyError(StagingError):
+    """Another mount works on this staging area."""
+
+
+class StagingFullError(StagingError):
+    """There was no room for what was to be written, and none came in time. `errno` is ENOSPC."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.errno = errno.ENOSPC
+
+
+class UploadError(DatacacheError):
+    """What was acknowledged is not in the bucket (yet). `failures` says why, for each key that was tried."""
+
+    def __init__(self, message: str, *, failures: Sequence[Any] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.failures = tuple(failures)
 
 
 # --- folders -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,154 @@
+"""What is pending: one bucket key's difference between what we acknowledged and what the bucket has.
+
+Pure values, used by all of `writeback` and by `fuse_mount/bucket_fs.py`. Keys are relative to the mount's prefix; a
+folder's key ends in a slash and stands for the marker object of that name.
+
+Attributes travel as object metadata under the names s3fs-fuse uses (`mode`, `uid`, `gid`, `mtime`), so each reads what
+the other wrote; `mtime` is in seconds with a fraction, which rclone reads and writes as well.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import NamedTuple, TypeAlias
+
+WRITER = "datacache-writer"
+"""Metadata: `<staging area's id>-<version>` of the write an object came from. After a crash it tells a write of our own
+that was not recorded any more from somebody else's."""
+
+
+class Attributes(NamedTuple):
+    """What is kept of a file, link or folder besides its bytes. `mode` is all of st_mode, the type included."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether this is a folder's."""
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        """Whether this is a symbolic link's."""
+        return stat.S_ISLNK(self.mode)
+
+    def to_metadata(self, writer: str = "") -> dict[str, str]:
+        """The object metadata that says this."""
+        seconds, ns = divmod(self.mtime_ns, 10**9)
+        found = {"mode": str(self.mode), "uid": str(self.uid), "gid": str(self.gid), "mtime": f"{seconds}.{ns:09d}"}
+        return found | {WRITER: writer} if writer else found
+
+
+def read_attributes(metadata: Mapping[str, str], default: Attributes) -> Attributes:
+    """The attributes that an object's metadata says; what is missing or makes no sense there is the default's. A type
+    that is neither file, link nor folder is not believed, and a folder's only of a folder."""
+    mode = _number(metadata.get("mode"), default.mode)
+    kind = stat.S_IFMT(mode)
+    if kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR) or (kind == stat.S_IFDIR) != default.is_folder:
+        mode = stat.S_IMODE(mode) | stat.S_IFMT(default.mode)
+    return Attributes(
+        mode,
+        _number(metadata.get("uid"), default.uid),
+        _number(metadata.get("gid"), default.gid),
+        _time_ns(metadata.get("mtime"), default.mtime_ns),
+    )
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 12 else default
+
+
+def _time_ns(text: str | None, default: int) -> int:
+    if not text or len(text) > 40:
+        return default
+    try:
+        found = int(Decimal(text) * 10**9)
+    except (InvalidOperation, ValueError, OverflowError):
+        return default
+    return found if abs(found) < 2**63 else default
+
+
+class Logged(NamedTuple):
+    """Bytes that lie in the journal, with the record of the key: small files and links."""
+
+    size_bytes: int
+
+
+class Staged(NamedTuple):
+    """Bytes that lie in a file of the staging area."""
+
+    file: int
+    """Its number."""
+    size_bytes: int
+
+
+class Stored(NamedTuple):
+    """Bytes that lie in the bucket: under the same key when only attributes changed, after a rename under another."""
+
+    key: str
+    """Relative to the prefix."""
+    size_bytes: int
+    etag: str
+
+
+Content: TypeAlias = Logged | Staged | Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """How a key differs from the bucket. Replaced as a whole when it changes."""
+
+    key: str
+    attributes: Attributes | None
+    """None: it is gone, and the object is to be deleted."""
+    content: Content | None
+    """None for folders and for what is gone."""
+    base: str
+    """ETag of the object that the bucket has under this key as far as we know; '' for none."""
+    version: int
+    """Grows with every change in a staging area; never used twice."""
+    since: float
+    """When the key began to differ from the bucket, in seconds since the epoch."""
+    ready: bool = True
+    """False while a new file was neither closed nor synced: nothing of it is to be seen in the bucket."""
+    touched: bool = False
+    """Whether a write may have reached the bucket that `base` does not tell."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of content."""
+        return self.content.size_bytes if self.content is not None else 0
+
+    @property
+    def upload_bytes(self) -> int:
+        """Bytes that have to go to the bucket."""
+        return 0 if self.content is None or isinstance(self.content, Stored) else self.content.size_bytes
+
+
+class Conflict(NamedTuple):
+    """Somebody else changed an object that we changed as well. Nothing was overwritten."""
+
+    key: str
+    kept_as: str
+    """Key of our version; '' where ours was a deletion, or a rename of what is not there any more."""
+    at: float
+    """Seconds since the epoch."""
+    reason: str
+
+
+class Failure(NamedTuple):
+    """Why a key was not uploaded when it was last tried. It will be tried again."""
+
+    key: str
+    reason: str
+    hint: str
+    tries: int
+    at: float
+    """Seconds since the epoch."""
+    retry_at: float
