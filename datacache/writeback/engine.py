@@ -1,0 +1,528 @@
+"""What is pending, in memory and durable: changed by the file system, worked off by the uploader.
+
+`WriteBack` puts overlay, journal and staged files together. A change is `record`ed: it is in the overlay at once, and
+durable when `commit` has returned for its ticket. Whatever takes bytes away (a staged file that nothing refers to any
+more) happens only after the record that says so is durable, so the journal never refers to a file that is gone.
+
+Any thread. `lock` guards everything here and may be held across several calls; no call that waits for a disk or a store
+is made under it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from datacache.core.errors import DatacacheError, StagingError
+from datacache.core.objects import ObjectRef
+from datacache.store.base import ObjectInfo
+from datacache.store.bucket import Bucket
+from datacache.writeback.conflicts import conflict_key
+from datacache.writeback.files import StagedFiles
+from datacache.writeback.journal import Change, Journal
+from datacache.writeback.model import WRITER, Attributes, Conflict, Content, Logged, Pending, Staged, Stored
+from datacache.writeback.overlay import Overlay
+from datacache.writeback.records import (
+    PENDING,
+    UPLOAD,
+    UploadState,
+    decode_pending,
+    decode_upload,
+    encode_pending,
+    encode_upload,
+)
+from datacache.writeback.staging import StagingArea
+
+_log = logging.getLogger("datacache.writeback")
+_COMMIT_EVERY_S = 0.2
+"""How long a change that nobody waits for stays in memory."""
+_COPY_BYTES = 4 * 2**20
+_KEPT_CONFLICTS = 100
+
+
+class Watcher(Protocol):
+    """Who shows the bucket as a directory, and is told (under the lock) what changes behind its back."""
+
+    def uploaded(self, pending: Pending, info: ObjectInfo | None) -> None:
+        """The bucket has this now; None: it is deleted there."""
+        ...
+
+    def moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:
+        """Ours goes on under another key, because somebody else's object has this one. '' for the new key: ours was a
+        deletion or cannot be kept."""
+        ...
+
+
+class Claim:
+    """One key that is being uploaded."""
+
+    __slots__ = ("pending", "torn")
+
+    def __init__(self, pending: Pending) -> None:
+        self.pending = pending
+        self.torn = False
+        """Whether bytes that are being uploaded were overwritten or cut off meanwhile."""
+
+
+class ContentReader:
+    """Reads what lies in the journal or in a staged file."""
+
+    def __init__(self, size_bytes: int, data: bytes | None = None, fd: int = -1) -> None:
+        self.size_bytes = size_bytes
+        self._data = data
+        self._fd = fd
+
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """Bytes `start` to `stop`; fewer where the file was cut off meanwhile."""
+        if self._data is not None:
+            return memoryview(self._data)[start:stop]
+        parts = []
+        while start < stop and (part := os.pread(self._fd, stop - start, start)):
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class WriteBack:
+    """All that is pending of one staging area."""
+
+    def __init__(
+        self,
+        area: StagingArea,
+        files: StagedFiles,
+        journal: Journal,
+        bucket: Bucket,
+        prefix: str,
+        *,
+        host: str,
+        uploads: int = 8,
+        ack: str = "staged",
+    ) -> None:
+        self.area, self.files, self.bucket, self.prefix = area, files, bucket, prefix
+        self.area_id = area.id
+        self.host = host
+        self.uploads = uploads
+        self.ack = ack
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        """Notified when something was finished, given up for now, or became pending."""
+        self.overlay = Overlay()
+        self.conflicts: deque[Conflict] = deque(maxlen=_KEPT_CONFLICTS)
+        self.conflict_count = 0
+        self.watcher: Watcher | None = None
+        self._journal = journal
+        self._uploads: dict[str, UploadState] = {}
+        self._claims: dict[str, Claim] = {}
+        self._listeners: list[Callable[[Pending], None]] = []
+        self._after: deque[tuple[int, Callable[[], None]]] = deque()  # what may happen once a ticket is durable
+        self._ticket = self._durable = 0
+        self._version = time.time_ns() // 1000
+        self._wake = threading.Event()
+        self._closing = False
+        self._replay()
+        self._committer = threading.Thread(target=self._commit_lazily, name="writeback-commit", daemon=True)
+        self._committer.start()
+
+    # --- what is pending -------------------------------------------------------------------------------------------
+
+    def get(self, key: str) -> Pending | None:
+        """What is pending of a key."""
+        with self.lock:
+            return self.overlay.get(key)
+
+    def pendings(self) -> list[Pending]:
+        """All that is pending, as it is now."""
+        with self.lock:
+            return list(self.overlay)
+
+    def listen(self, listener: Callable[[Pending], None]) -> None:
+        """Have each new or changed pending told, under the lock."""
+        with self.lock:
+            self._listeners.append(listener)
+
+    def next_version(self) -> int:
+        """A number larger than any used in this area before: also after a restart, as long as the clock is right."""
+        with self.lock:
+            self._version += 1
+            return self._version
+
+    # --- changes ---------------------------------------------------------------------------------------------------
+
+    def change(
+        self,
+        key: str,
+        attributes: Attributes,
+        content: Content | None,
+        *,
+        base: str,
+        blob: bytes | None = None,
+        ready: bool = True,
+    ) -> Pending:
+        """What a key's `Pending` becomes when it is given these. `base` is what the bucket has, where nothing was
+        pending yet. With `record` it takes effect."""
+        old = self.overlay.get(key)
+        version = self.next_version()
+        if old is None:
+            return Pending(key, attributes, content, base, version, time.time(), ready)
+        return Pending(key, attributes, content, old.base, version, old.since, ready, old.touched)
+
+    def record(
+        self, pendings: Iterable[Pending] = (), *, drop: Iterable[str] = (), blobs: Mapping[str, bytes] | None = None
+    ) -> int:
+        """Make changes, all or none of which survive a crash: the ticket for `commit`. `blobs` are the bytes of keys
+        whose content is `Logged`; where it lacks one, the key keeps the bytes it has. What is not ready stays in
+        memory."""
+        blobs = blobs or {}
+        with self.lock:
+            changes: list[Change] = []
+            released: set[int] = set()
+            for key in drop:
+                old = self.overlay.drop(key)
+                if old is not None:
+                    _note_file(old, released)
+                    if old.ready:
+                        changes.append(Change(PENDING + key, None))
+            pendings = list(pendings)
+            for pending in pendings:
+                changes += self._replace(pending, blobs, released)
+                for listener in self._listeners:
+                    listener(pending)
+            if changes:
+                self._ticket = self._journal.append(changes)
+                self._wake.set()
+            for number in released.difference(_file(pending) for pending in pendings):
+                self._later(partial(self.files.remove, number))
+            self.changed.notify_all()
+            return self._ticket
+
+    def gone(self, key: str, *, base: str) -> tuple[list[Pending], list[str]]:
+        """What `record` is to be given for the deletion of a key: what becomes pending, and what is dropped. `base` as
+        for `change`."""
+        old = self.overlay.get(key)
+        if old is None:
+            if not base:
+                return [], []
+            return [Pending(key, None, None, base, self.next_version(), time.time())], []
+        if not old.base and not old.touched:
+            return [], [key]
+        return [Pending(key, None, None, old.base, self.next_version(), old.since, touched=old.touched)], []
+
+    def blob(self, key: str) -> bytes:
+        """The bytes of a key whose content is `Logged`."""
+        return self._journal.read(PENDING + key)
+
+    def commit(self, ticket: int | None = None) -> None:
+        """Return when the changes up to a ticket (None: all) are durable. Raises `StagingError`; they may be durable
+        later, then."""
+        with self.lock:
+            wanted = self._ticket if ticket is None else ticket
+        if wanted > self._durable:
+            self.area.check()
+            self._journal.commit(wanted)
+        with self.lock:
+            self._durable = max(self._durable, wanted)
+            due = []
+            while self._after and self._after[0][0] <= self._durable:
+                due.append(self._after.popleft()[1])
+        for action in due:
+            action()
+
+    def touch(self, number: int, offset: int) -> None:
+        """A staged file is about to be changed in place from this offset on."""
+        with self.lock:
+            for claim in self._claims.values():
+                content = claim.pending.content
+                if isinstance(content, Staged) and content.file == number and offset < content.size_bytes:
+                    claim.torn = True
+
+    # --- what the uploader does --------------------------------------------------------------------------------------
+
+    def begin(self, key: str) -> Claim | None:
+        """Claim a key for uploading. None where there is nothing to do now."""
+        with self.lock:
+            pending = self.overlay.get(key)
+            if pending is None or not pending.ready or key in self._claims:
+                return None
+            if not pending.touched:
+                pending = replace(pending, touched=True)
+                self.overlay.set(pending)
+            claim = self._claims[key] = Claim(pending)
+            return claim
+
+    def blockers(self, key: str) -> list[str]:
+        """Keys that have to be brought to the bucket before this one."""
+        with self.lock:
+            found = self.overlay.needed_by(key)
+            pending = self.overlay.get(key)
+            if key.endswith("/") and pending is not None and pending.attributes is None:
+                found += self.overlay.below(key)
+            return found
+
+    def content(self, claim: Claim) -> ContentReader:
+        """The bytes of a claimed key. `StagingError` if they are not there."""
+        pending = claim.pending
+        if isinstance(pending.content, Logged):
+            with self.lock:
+                now = self.overlay.get(pending.key)
+                if now is None or now.version != pending.version:
+                    claim.torn = True  # the record has other bytes by now
+                    return ContentReader(0, b"")
+                return ContentReader(pending.content.size_bytes, self.blob(pending.key))
+        if not isinstance(pending.content, Staged):
+            raise StagingError(f"{pending.key} has no bytes here")
+        return ContentReader(pending.content.size_bytes, fd=self.files.open(pending.content.file))
+
+    def writer(self, pending: Pending) -> str:
+        """What the metadata of an uploaded object says of where it came from."""
+        return f"{self.area_id}-{pending.version}"
+
+    def is_ours(self, metadata: Mapping[str, str], pending: Pending) -> int | None:
+        """The version of this key that an object was made of, if this area wrote it."""
+        area, _, version = metadata.get(WRITER, "").rpartition("-")
+        found = int(version) if area == self.area_id and version.isascii() and version.isdigit() else None
+        return found if found is not None and found <= pending.version else None
+
+    def finish(self, claim: Claim, info: ObjectInfo | None) -> None:
+        """A claimed key is in the bucket now as it was claimed; None: it is deleted there."""
+        pending = claim.pending
+        key = pending.key
+        with self.lock:
+            self._end(claim)
+            now = self.overlay.get(key)
+            etag = info.etag if info is not None else ""
+            if self.watcher is not None:
+                self.watcher.uploaded(pending, info)
+            if now is not None and now.version != pending.version:
+                later = replace(now, base=etag, touched=False)
+                if now.content == pending.content and isinstance(now.content, Stored):
+                    # Only attributes changed since, and the bytes lie under the key itself now.
+                    later = replace(later, content=Stored(key, now.content.size_bytes, etag))
+                self.record([later])
+            elif now is not None:
+                content = now.content
+                if isinstance(content, Staged) and info is not None:
+                    # Taken out of the overlay without giving the file back: it is a clean copy once that is durable.
+                    self.overlay.set(replace(now, content=None))
+                    self.record(drop=[key])
+                    full = self.prefix + key
+                    number, size, made = content.file, content.size_bytes, info.etag
+                    self._later(partial(self.files.keep, full, made, number, size))
+                else:
+                    self.record(drop=[key])
+            self.changed.notify_all()
+
+    def rebase(self, claim: Claim, etag: str) -> None:
+        """An earlier version that this area wrote is in the bucket: it may be replaced."""
+        with self.lock:
+            claim.pending = replace(claim.pending, base=etag)
+            now = self.overlay.get(claim.pending.key)
+            if now is not None:
+                self.record([replace(now, base=etag)])
+
+    def abandon(self, claim: Claim) -> None:
+        """A claimed key was not uploaded. It stays pending."""
+        with self.lock:
+            self._end(claim)
+            self.changed.notify_all()
+
+    def conflict(self, claim: Claim, theirs: ObjectInfo | None, reason: str) -> Conflict:
+        """Somebody else's object stays under the claimed key; what we have goes on under the conflict's name."""
+        with self.lock:
+            self._end(claim)
+            key = claim.pending.key
+            now = self.overlay.get(key) or claim.pending
+            kept_as = ""
+            # Bytes that lay in the bucket alone, under this key or one that was changed as well, are not to be had any
+            # more.
+            lost = isinstance(now.content, Stored) and (theirs is None or now.content.key == key)
+            if now.attributes is not None and not lost:
+                kept_as = conflict_key(key, time.time(), self.host, lambda name: self.overlay.get(name) is not None)
+                blobs = {kept_as: self.blob(key)} if isinstance(now.content, Logged) and now.ready else {}
+                moved = replace(now, key=kept_as, base="", touched=False, version=self.next_version())
+                if isinstance(now.content, Staged):
+                    self.overlay.set(replace(now, content=None))  # the file goes along, and is not given back
+                self.record([moved], drop=[key], blobs=blobs)
+            else:
+                self.record(drop=[key])
+            found = Conflict(key, kept_as, time.time(), reason)
+            self.conflicts.append(found)
+            self.conflict_count += 1
+            if self.watcher is not None:
+                self.watcher.moved(key, kept_as, theirs)
+            self.changed.notify_all()
+        _log.warning("%s: %s; %s", key, reason, f"ours is kept as {kept_as}" if kept_as else "ours is given up")
+        return found
+
+    def fetch(self, claim: Claim) -> bool:
+        """Bring content that lies under another key of the bucket here, and end the claim: false where the key changed
+        meanwhile. Errors of the store end it, too."""
+        pending = claim.pending
+        number = -1
+        try:
+            if not isinstance(pending.content, Stored):
+                return False
+            number = self.bring(pending.content)
+            with self.lock:
+                now = self.overlay.get(pending.key)
+                if now is None or now.content != pending.content:
+                    return False
+                content = Staged(number, pending.content.size_bytes)
+                self.record([replace(now, content=content, version=self.next_version())])
+                number = -1
+            return True
+        finally:
+            if number >= 0:
+                self.files.remove(number)
+            self.abandon(claim)
+
+    def bring(self, stored: Stored) -> int:
+        """A new staged file, durable, with the bytes of an object of the bucket: its number."""
+        full = self.prefix + stored.key
+        ref = ObjectRef(self.bucket.url, full, stored.size_bytes, stored.etag)
+        number = self.files.create()
+        try:
+            here = self.files.clean(full, stored.etag)
+            source = self.files.open(here) if here is not None else -1
+            fd = self.files.open(number)
+            try:
+                for start in range(0, stored.size_bytes, _COPY_BYTES):
+                    stop = min(start + _COPY_BYTES, stored.size_bytes)
+                    data = os.pread(source, stop - start, start) if source >= 0 else self.bucket.read(ref, start, stop)
+                    if len(data) != stop - start:
+                        raise StagingError(f"the clean copy of {full} is cut short")
+                    self.files.grow(len(data))
+                    os.pwrite(fd, data, start)
+                self.files.sync(fd, number)
+            finally:
+                os.close(fd)
+                if source >= 0:
+                    os.close(source)
+        except BaseException:
+            self.files.remove(number)
+            raise
+        return number
+
+    def upload_state(self, key: str) -> UploadState | None:
+        """The unfinished upload in parts that was recorded for a key."""
+        with self.lock:
+            return self._uploads.get(key)
+
+    def save_upload(self, key: str, state: UploadState | None) -> None:
+        """Record an unfinished upload, or that there is none any more. Durable when it returns."""
+        with self.lock:
+            if state is None:
+                if self._uploads.pop(key, None) is None:
+                    return
+            else:
+                self._uploads[key] = state
+            header = encode_upload(state) if state is not None else None
+            ticket = self._ticket = self._journal.append([Change(UPLOAD + key, header)])
+            self._wake.set()
+        if state is not None:
+            self.commit(ticket)
+
+    def uploads_recorded(self) -> dict[str, UploadState]:
+        """All of them, by key."""
+        with self.lock:
+            return dict(self._uploads)
+
+    def pressure(self) -> float:
+        """The share of the staging area's room that is in use."""
+        return self.files.pressure()
+
+    def close(self) -> None:
+        """Make everything durable and let go of the staging area."""
+        self._closing = True
+        self._wake.set()
+        self._committer.join()
+        try:
+            self.commit()
+        finally:
+            self._journal.close()
+            self.area.close()
+
+    # --- within ----------------------------------------------------------------------------------------------------
+
+    def _replace(self, pending: Pending, blobs: Mapping[str, bytes], released: set[int]) -> list[Change]:
+        key = PENDING + pending.key
+        old = self.overlay.get(pending.key)
+        if old is not None:
+            _note_file(old, released)
+        self.overlay.set(pending)
+        if not pending.ready:
+            return [Change(key, None)] if old is not None and old.ready else []
+        blob = blobs.get(pending.key, b"")
+        if isinstance(pending.content, Logged) and pending.content.size_bytes and not blob:
+            blob = self._journal.read(key)
+        return [Change(key, encode_pending(pending), blob)]
+
+    def _replay(self) -> None:
+        files: set[int] = set()
+        for key, header, blob_bytes in self._journal.records():
+            if key.startswith(UPLOAD):
+                self._uploads[key[1:]] = decode_upload(key[1:], header)
+                continue
+            pending = decode_pending(key[1:], header, blob_bytes)
+            if isinstance(pending.content, Staged):
+                files.add(pending.content.file)
+                pending = self._measured(pending, pending.content)
+            self._version = max(self._version, pending.version)
+            self.overlay.set(pending)
+        self.files.purge(files)
+
+    def _measured(self, pending: Pending, content: Staged) -> Pending:
+        """With the size the file has: what was written after the last acknowledgement may be there as well."""
+        try:
+            size = os.stat(self.files.path(content.file)).st_size
+        except OSError:
+            _log.error("%s: its staged file %s is not there", pending.key, self.files.path(content.file))
+            return pending
+        if size == content.size_bytes:
+            return pending
+        return replace(pending, content=Staged(content.file, size), version=self.next_version())
+
+    def _end(self, claim: Claim) -> None:
+        if self._claims.get(claim.pending.key) is claim:
+            del self._claims[claim.pending.key]
+
+    def _later(self, action: Callable[[], None]) -> None:
+        self._after.append((self._ticket, action))
+
+    def _commit_lazily(self) -> None:
+        told = False
+        pause = threading.Event()
+        while not self._closing:
+            self._wake.wait()
+            pause.wait(_COMMIT_EVERY_S)
+            self._wake.clear()
+            try:
+                self.commit()
+                told = False
+            except DatacacheError as exc:
+                if not told:
+                    _log.error("what was written is not durable yet: %s", exc)
+                told = True
+                self._wake.set()
+                pause.wait(1.0)
+
+
+def _file(pending: Pending) -> int:
+    return pending.content.file if isinstance(pending.content, Staged) else -1
+
+
+def _note_file(pending: Pending, released: set[int]) -> None:
+    if isinstance(pending.content, Staged):
+        released.add(pending.content.file)

@@ -1,0 +1,65 @@
+"""How a `Pending` and an unfinished upload are written into the journal.
+
+Used by the engine only. A header is a short JSON text; a key's bytes, where they lie in the journal at all, are the
+record's blob. Records of keys and of uploads share the journal under keys with different first letters.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from datacache.core.errors import StagingError
+from datacache.writeback.model import Attributes, Content, Logged, Pending, Staged, Stored
+
+PENDING, UPLOAD = "e", "u"
+
+
+class UploadState(NamedTuple):
+    """An upload in parts that was begun for a version of a key."""
+
+    version: int
+    id: str
+    part_bytes: int
+
+
+def encode_pending(pending: Pending) -> bytes:
+    """The header of a key's record."""
+    content: list[Any] | None = None
+    if isinstance(pending.content, Logged):
+        content = ["l"]
+    elif isinstance(pending.content, Staged):
+        content = ["s", pending.content.file, pending.content.size_bytes]
+    elif pending.content is not None:
+        content = ["b", *pending.content]
+    fields = [pending.attributes, content, pending.base, pending.version, round(pending.since, 3)]
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode_pending(key: str, header: bytes, blob_bytes: int) -> Pending:
+    """The `Pending` of a record. It is `touched`: whether an earlier process tried to upload it is not known."""
+    try:
+        attributes, content, base, version, since = json.loads(header)
+        found: Content | None = None
+        if content is not None:
+            kind, *fields = content
+            found = Logged(blob_bytes) if kind == "l" else Staged(*fields) if kind == "s" else Stored(*fields)
+        kept = Attributes(*attributes) if attributes is not None else None
+        return Pending(key, kept, found, str(base), int(version), float(since), touched=True)
+    except (ValueError, TypeError) as exc:
+        raise StagingError(
+            f"the journal's record of {key!r} makes no sense", hint="It was written by another version of datacache."
+        ) from exc
+
+
+def encode_upload(state: UploadState) -> bytes:
+    """The header of an upload's record."""
+    return json.dumps(state, separators=(",", ":")).encode()
+
+
+def decode_upload(key: str, header: bytes) -> UploadState:
+    """The upload of a record."""
+    try:
+        return UploadState(*json.loads(header))
+    except (ValueError, TypeError) as exc:
+        raise StagingError(f"the journal's record of the upload of {key!r} makes no sense") from exc
