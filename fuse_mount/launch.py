@@ -8,22 +8,17 @@ the kernel's mounts.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from datacache.core.errors import DaemonError, MountError
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings, load_settings
-from fuse_mount import session
+from fuse_mount import process, session
 from fuse_mount.control import receive, reply
 from fuse_mount.state import DEFAULT_OPENER, MOUNT_TYPE, MountConfig, MountFiles, MountInfo, read_state
 
-_READY_TIMEOUT_S = 90.0
 _GONE_TIMEOUT_MS = 10_000
 _DEFAULT_WORKERS = 4
 
@@ -122,11 +117,11 @@ def unmount(mountpoint: str | Path, *, lazy: bool = False, settings: Settings | 
         raise MountError(f"what is mounted at {target} is not ours ({there.kind})", hint=f"umount {target}")
     home = (settings or load_settings()).home
     known = MountFiles(home, target).read()
-    watched = _watch(known.pid) if known is not None else None
+    watched = process.watch(known.pid) if known is not None else None
     try:
         session.unmount_now(target, lazy=lazy)
         if watched is not None and not lazy:
-            _readable(watched, _GONE_TIMEOUT_MS / 1000)
+            process.readable(watched, _GONE_TIMEOUT_MS / 1000)
     finally:
         if watched is not None:
             os.close(watched)
@@ -145,7 +140,7 @@ def list_mounts(settings: Settings) -> list[MountInfo]:
         there = session.mount_at(info.mountpoint)
         if there is not None and there.kind == MOUNT_TYPE:
             found.append(info)
-        elif not _lives(info.pid):
+        elif not process.lives(info.pid):
             MountFiles(settings.home, info.mountpoint).remove()
     return found
 
@@ -174,78 +169,5 @@ def _ask(mountpoint: str | Path, settings: Settings, message: dict[str, Any]) ->
 
 
 def _start(arguments: list[str], config: MountConfig, variables: dict[str, str], *, foreground: bool) -> MountInfo:
-    """Run `python -m fuse_mount` and wait for its word."""
     files = MountFiles(config.home, config.mountpoint)
-    files.make_folder()
-    ours, theirs = os.pipe2(os.O_CLOEXEC)
-    command = [sys.executable, "-m", "fuse_mount", *arguments, "--ready-fd", str(theirs)]
-    environment = os.environ | variables
-    package = str(Path(__file__).parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    with open(files.log, "ab") as log:
-        process = subprocess.Popen(
-            command if foreground else [*command, "--daemon"],
-            stdin=subprocess.DEVNULL,
-            stdout=None if foreground else log,
-            stderr=None if foreground else log,
-            env=environment,
-            pass_fds=[theirs],
-            start_new_session=not foreground,
-        )
-    os.close(theirs)
-    with open(ours, "rb") as pipe:
-        text = _read_word(pipe.fileno(), files)
-    if foreground:
-        return _wait_for(process, text, files)
-    process.wait()  # the parent of the daemon, which ends as soon as it has forked
-    return _parse_word(text, files)
-
-
-def _readable(fd: int, timeout_s: float) -> bool:
-    """Wait until there is something to read. Not by select(2), which knows the first 1,024 descriptors only."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
-
-
-def _read_word(fd: int, files: MountFiles) -> bytes:
-    text = b""
-    while not text.endswith(b"\n"):
-        if not _readable(fd, _READY_TIMEOUT_S):
-            raise MountError(f"the mount did not start in {_READY_TIMEOUT_S:.0f} s; see {files.log}")
-        part = os.read(fd, 65536)
-        if not part:
-            break
-        text += part
-    return text
-
-
-def _wait_for(process: subprocess.Popen[bytes], text: bytes, files: MountFiles) -> MountInfo:
-    info = _parse_word(text, files)
-    while True:
-        try:
-            process.wait()
-            return info
-        except KeyboardInterrupt:
-            continue  # the supervisor got it, too, and unmounts
-
-
-def _parse_word(text: bytes, files: MountFiles) -> MountInfo:
-    try:
-        word = json.loads(text)
-    except ValueError as exc:
-        raise MountError(f"the mount process ended at once; see {files.log}") from exc
-    if "error" in word:
-        raise MountError(word["error"], hint=word.get("hint", ""))
-    return MountInfo.from_dict(word["ok"])
-
-
-def _watch(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
-
-
-def _lives(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")
+    return MountInfo.from_dict(process.start(arguments, files, variables, foreground=foreground))

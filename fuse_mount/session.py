@@ -119,7 +119,7 @@ def mount(config: MountConfig, source: str) -> int:
     """Mount and answer INIT; the descriptor of the connection. Raises `MountError`; nothing stays mounted
     then.
     """
-    fd = _mount_as_root(config, source) if os.geteuid() == 0 else _mount_through_fusermount(config, source)
+    fd = connect(config.mountpoint, source, allow_other=config.allow_other, read_only=True)
     try:
         _answer_init(fd)
     except BaseException:
@@ -129,19 +129,24 @@ def mount(config: MountConfig, source: str) -> int:
     return fd
 
 
-def _options(config: MountConfig) -> str:
-    options = f"default_permissions,max_read={protocol.MAX_READ_BYTES}"
-    return options + ",allow_other" if config.allow_other else options
+def connect(mountpoint: str, source: str, *, allow_other: bool, read_only: bool) -> int:
+    """Mount; the descriptor of the connection, on which the kernel's INIT waits to be answered. Raises
+    `MountError`.
+    """
+    options = f"default_permissions,max_read={protocol.MAX_READ_BYTES}" + (",allow_other" if allow_other else "")
+    if os.geteuid() == 0:
+        return _mount_as_root(mountpoint, source, options, read_only=read_only)
+    return _mount_through_fusermount(mountpoint, source, options, read_only=read_only)
 
 
-def _mount_as_root(config: MountConfig, source: str) -> int:
+def _mount_as_root(mountpoint: str, source: str, options: str, *, read_only: bool) -> int:
     fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-    data = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},{_options(config)}"
+    data = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},{options}"
     libc = ctypes.CDLL(None, use_errno=True)
-    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV
+    flags = _MS_NOSUID | _MS_NODEV | (_MS_RDONLY if read_only else 0)
     if libc.mount(
-        source.encode(),
-        os.fsencode(config.mountpoint),
+        os.fsencode(source),
+        os.fsencode(mountpoint),
         MOUNT_TYPE.encode(),
         ctypes.c_ulong(flags),
         data.encode(),
@@ -151,19 +156,20 @@ def _mount_as_root(config: MountConfig, source: str) -> int:
         hint = ""
         if number == errno.EPERM:
             hint = "A container needs CAP_SYS_ADMIN (and no seccomp or AppArmor profile against mount) for this."
-        raise MountError(f"{config.mountpoint} cannot be mounted: {os.strerror(number)}", hint=hint)
+        raise MountError(f"{mountpoint} cannot be mounted: {os.strerror(number)}", hint=hint)
     return fd
 
 
-def _mount_through_fusermount(config: MountConfig, source: str) -> int:
+def _mount_through_fusermount(mountpoint: str, source: str, options: str, *, read_only: bool) -> int:
     """The set-uid helper mounts and sends the descriptor through the socket named in _FUSE_COMMFD
     (fusermount3(1)).
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    options = f"ro,nosuid,nodev,fsname={_escape_option(source)},subtype={SUBTYPE},{_options(config)}"
+    access = "ro" if read_only else "rw"
+    options = f"{access},nosuid,nodev,fsname={_escape_option(source)},subtype={SUBTYPE},{options}"
     with ours, theirs:
         process = subprocess.Popen(
-            ["fusermount3", "-o", options, "--", config.mountpoint],
+            ["fusermount3", "-o", options, "--", mountpoint],
             pass_fds=[theirs.fileno()],
             env=os.environ | {"_FUSE_COMMFD": str(theirs.fileno())},
             stdin=subprocess.DEVNULL,
@@ -187,7 +193,7 @@ def _mount_through_fusermount(config: MountConfig, source: str) -> int:
         hint = "Mount without allow_other, or have root put the line user_allow_other into /etc/fuse.conf."
     elif "mount_max" in said:
         hint = "Unmount others, or have root raise mount_max in /etc/fuse.conf."
-    raise MountError(f"{config.mountpoint} cannot be mounted: {said}", hint=hint)
+    raise MountError(f"{mountpoint} cannot be mounted: {said}", hint=hint)
 
 
 def _escape_option(text: str) -> str:

@@ -97,13 +97,16 @@ class MountInfo:
         return MountInfo(**known)
 
 
-class MountFiles:
-    """The files of one mount under a home."""
+class FilesOfMount:
+    """The files of one mount under a home, whatever kind of mount it is."""
+
+    suffix = ".json"
+    """Of the state."""
 
     def __init__(self, home: str | Path, mountpoint: str | Path) -> None:
         self.folder = Path(home) / "mounts"
         self.key = blake2b(os.fsencode(mountpoint), digest_size=8).hexdigest()
-        self.state = self.folder / f"{self.key}.json"
+        self.state = self.folder / f"{self.key}{self.suffix}"
         self.lock = self.folder / f"{self.key}.lock"
         self.log = self.folder / f"{self.key}.log"
         self.socket_name = f"{self.key}.sock"
@@ -118,15 +121,11 @@ class MountFiles:
                 hint="Set DATACACHE_HOME to a folder you can write to.",
             ) from exc
 
-    def write(self, info: MountInfo) -> None:
+    def replace_state(self, values: dict[str, Any]) -> None:
         """Replace the state atomically."""
-        new = self.state.with_suffix(".json.new")
-        new.write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
+        new = self.state.with_name(f"{self.state.name}.new")
+        new.write_text(json.dumps(values, indent=1), encoding="utf-8")
         new.replace(self.state)
-
-    def read(self) -> MountInfo | None:
-        """The state, or None where there is none (or none of this version)."""
-        return read_state(self.state)
 
     def remove(self) -> None:
         """Remove state and socket; the log stays for whoever wants to know why."""
@@ -166,6 +165,18 @@ class MountFiles:
             yield f"/proc/self/fd/{folder}/{name}"
         finally:
             os.close(folder)
+
+
+class MountFiles(FilesOfMount):
+    """The files of a mounted snapshot."""
+
+    def write(self, info: MountInfo) -> None:
+        """Replace the state atomically."""
+        self.replace_state(info.to_dict())
+
+    def read(self) -> MountInfo | None:
+        """The state, or None where there is none (or none of this version)."""
+        return read_state(self.state)
 
 
 def read_state(path: Path) -> MountInfo | None:
