@@ -84,6 +84,13 @@ class Settings:
     """Read through the daemon only, never from the tiers directly: what a mount's worker does after others died of
     what lies there."""
     staging: Path | None = None
+    """Where read-write mounts stage what they write; see `staging_root`."""
+    staging_bytes: int = 0
+    """How much a mount may stage at a time; 0: what the file system has."""
+    staging_wait_s: float = 60.0
+    """How long a write to a full staging area waits for room; 0: not at all."""
+    uploads: int = 8
+    """Objects a read-write mount uploads at a time."""
     objects: str = ""
     """URL of the content-addressed storage for large new objects and pinned copies; see `require_objects`."""
     stores: tuple[StoreOptions, ...] = ()
@@ -104,11 +111,17 @@ class Settings:
         names |= {"prefetch": "1" if self.prefetch else "0"}
         if self.staging is not None:
             names["staging"] = self.staging
+        names |= {"staging_bytes": self.staging_bytes, "staging_wait_s": self.staging_wait_s, "uploads": self.uploads}
         if self.objects:
             names["objects"] = self.objects
         if self.config is not None:
             names["config"] = self.config
         return {f"DATACACHE_{name.upper()}": str(value) for name, value in names.items()}
+
+    @property
+    def staging_root(self) -> Path:
+        """Where the staging areas of read-write mounts are: `staging`, or a folder in the home."""
+        return self.home / "staging" if self.staging is None else self.staging
 
     def require_objects(self) -> str:
         """Where large new objects go. `SettingsError` if it was not set and the catalog is shared: a folder of this
@@ -181,6 +194,16 @@ def _positive(kind: type[int | float]) -> Any:
     return parse
 
 
+def _seconds_or_none(value: str | float) -> float:
+    try:
+        number = float(value)
+    except ValueError as exc:
+        raise ValueError(f"{value!r} is not a number") from exc
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"{value!r} must be 0 or more")
+    return number
+
+
 def _path(value: str) -> Path:
     if not value:
         raise ValueError("the path is empty")
@@ -200,6 +223,9 @@ _PARSERS: dict[str, Any] = {
     "prefetch": _parse_bool,
     "bypass_local": _parse_bool,
     "staging": _path,
+    "staging_bytes": parse_bytes,
+    "staging_wait_s": _seconds_or_none,
+    "uploads": _positive(int),
     "objects": _parse_objects,
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from datacache.core.errors import DatacacheError, SettingsError
@@ -27,6 +29,10 @@ def test_sizes_are_read_with_and_without_units(text, size):
         ("DATACACHE_EVICTION", "fifo"),
         ("DATACACHE_CATALOG", "postgres://x"),
         ("DATACACHE_CONCURRENCY", "0"),
+        ("DATACACHE_STAGING_BYTES", "lots"),
+        ("DATACACHE_STAGING_WAIT_S", "-1"),
+        ("DATACACHE_STAGING_WAIT_S", "nan"),
+        ("DATACACHE_UPLOADS", "0"),
         ("DATACACHE_PREFETCH", "perhaps"),
         ("DATACACHE_CONFIG", "/nowhere/at/all.toml"),
     ],
@@ -68,6 +74,23 @@ def test_a_stores_secret_is_not_shown(tmp_path):
 def test_a_child_process_gets_the_same_settings(tmp_path):
     settings = load(tmp_path, DATACACHE_SSD_BYTES="123", DATACACHE_PREFETCH="no", DATACACHE_STAGING="/stage")
     assert load_settings(settings.environment()) == settings
+
+
+def test_a_child_process_stages_as_its_parent_does(tmp_path):
+    settings = load(
+        tmp_path,
+        DATACACHE_STAGING="/stage",
+        DATACACHE_STAGING_BYTES="20GB",
+        DATACACHE_STAGING_WAIT_S="0",
+        DATACACHE_UPLOADS="3",
+    )
+    assert (settings.staging_bytes, settings.staging_wait_s, settings.uploads) == (20 * 10**9, 0, 3)
+    assert load_settings(settings.environment()) == settings
+
+
+def test_staging_areas_lie_in_the_home_unless_a_folder_is_named(tmp_path):
+    assert load(tmp_path).staging_root == tmp_path / "staging"
+    assert load(tmp_path, DATACACHE_STAGING="/stage").staging_root == Path("/stage")
 
 
 def test_a_child_process_in_another_folder_gets_the_same_file(tmp_path, monkeypatch):

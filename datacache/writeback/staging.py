@@ -1,0 +1,392 @@
+"""Staging areas: the folders in which writes wait, durable, until they are in the bucket. One area for each bucket URL.
+
+    <root>/<readable name>-<hash of the bucket's URL>/
+        area.json    format, URL and id; written once
+        owner.json   who works on it: host, pid, boot, mount point, since when, a token; gone after a clean end
+        lock         held with flock(2) by the owner for as long as it lives; never deleted
+        journal/     `journal.Journal`
+        data/        `files.StagedFiles`
+
+Used by whoever composes a live bucket, and by status and flush (`areas()`). The root may be shared by several nodes.
+What keeps two of them from one area is flock(2) alone: CephFS has it between clients, NFS since Linux 2.6.12 as a lock
+of the whole file (flock(2), "NFS details"; a mount with `nolock` or `local_lock` has it within one node only). When an
+owner's node dies, the file system gives its lock away after a while, and the next one that opens the area replaces
+`owner.json`. Should the former owner not have died, `check()` tells it that the area is not its own any more.
+
+Any thread may call anything here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from datacache.core.errors import StagingBusyError, StagingError
+from datacache.store.urls import split_url
+
+FORMAT_VERSION = 1
+
+_AREA, _OWNER, _LOCK, _JOURNAL, _DATA = "area.json", "owner.json", "lock", "journal", "data"
+_CHECK_EVERY_S = 1.0
+_LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
+"""`areas()` holds a lock for the moment it looks; and who has just got it may not have said so in `owner.json` yet."""
+_ELSEWHERE = "Set DATACACHE_STAGING to a folder on durable storage that you can write to."
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class Owner(NamedTuple):
+    """Who works on an area, as it wrote itself."""
+
+    host: str
+    pid: int
+    boot_id: str
+    since: float
+    """Seconds since the epoch."""
+    who: str
+    """The mount point, or whatever else it called itself."""
+    token: str
+    """Random, another one for each time an area is opened."""
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(self.since))
+        return f"{self.who} on {self.host} (pid {self.pid}, since {since})"
+
+
+class AreaInfo(NamedTuple):
+    """An area as it is found without opening it."""
+
+    folder: Path
+    bucket_url: str
+    """'' where `problem` says why it cannot be known."""
+    owner: Owner | None
+    """Who works on it, or who did when it died. None after a clean end."""
+    locked: bool
+    """Whether the owner lives."""
+    problem: str
+
+
+class StagingArea:
+    """An area that this process owns, from `open()` to `close()`."""
+
+    def __init__(self, folder: Path, bucket_url: str, area_id: str, owner: Owner, lock: int) -> None:
+        self.folder = folder
+        self.bucket_url = bucket_url
+        """In the form of `split_url`, with a trailing slash."""
+        self.id = area_id
+        """Random hex, made once with the area."""
+        self.owner = owner
+        self._lock = lock
+        self._checked_at_s = time.monotonic()
+
+    @property
+    def journal_folder(self) -> Path:
+        """Where the journal is."""
+        return self.folder / _JOURNAL
+
+    @property
+    def data_folder(self) -> Path:
+        """Where the data files are."""
+        return self.folder / _DATA
+
+    @classmethod
+    def open(cls, root: Path, bucket_url: str, *, who: str) -> StagingArea:
+        """Take a bucket URL's area under `root`; what is not there is made (`root` too, but not its parent).
+
+        `StagingBusyError` if somebody else has it, `StagingError` if it cannot be used, `UsageError` for a URL that
+        names no place or carries credentials. `who` is shown to others.
+        """
+        url = "/".join(split_url(bucket_url))
+        folder = root / _folder_name(url)
+        with _refusing(root):
+            _make_folder(root)
+            _make_folder(folder)
+            _keep_private(folder)
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _take_lock(lock, folder)
+            area_id = _read_or_make_area(folder, url)
+            owner = Owner(socket.gethostname(), os.getpid(), _boot_id(), time.time(), who, secrets.token_hex(8))
+            with _refusing(folder):
+                _make_folder(folder / _JOURNAL)
+                _make_folder(folder / _DATA)
+                _write_json(folder / _OWNER, owner._asdict())
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(folder, url, area_id, owner, lock)
+
+    def check(self) -> None:
+        """`StagingError` if the area is not this one's any more: taken over after the lock was lost, moved away,
+        deleted, or out of reach. Looks at most once a second while all is well, so it may be asked before each write.
+        """
+        if self._lock >= 0 and time.monotonic() - self._checked_at_s < _CHECK_EVERY_S:
+            return
+        if self._lock < 0:
+            raise StagingError(f"the staging area {self.folder} is closed")
+        now_s = time.monotonic()
+        try:
+            # Opened anew, not only stat()ed: NFS asks its server at open(2), and not about what it has cached.
+            found = _read_owner(self.folder)
+            there, mine = os.stat(self.folder / _LOCK), os.fstat(self._lock)
+        except FileNotFoundError as exc:
+            raise StagingError(
+                f"the staging area {self.folder} is gone: {exc.filename} is not there any more",
+                hint="If its file system was unmounted or the folder was moved, put it back; then mount again.",
+            ) from exc
+        except OSError as exc:
+            raise StagingError(
+                f"the staging area {self.folder} is out of reach: {exc.strerror}", hint="See to its file system."
+            ) from exc
+        if (
+            found is None
+            or found.token != self.owner.token
+            or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
+        ):
+            by = f"by {found}" if found is not None and found.token != self.owner.token else "or replaced"
+            raise StagingError(
+                f"the staging area {self.folder} was taken over {by}",
+                hint="Nothing is written from here any more. What was acknowledged is in the area, and whoever has it "
+                "now uploads it. Unmount here.",
+            )
+        self._checked_at_s = now_s
+
+    def close(self) -> None:
+        """Give the area back. Again: nothing happens."""
+        lock, self._lock = self._lock, -1
+        if lock < 0:
+            return
+        try:
+            with contextlib.suppress(OSError):  # gone or out of reach: there is nothing to say good-bye to
+                found = _read_owner(self.folder)
+                if found is not None and found.token == self.owner.token:
+                    (self.folder / _OWNER).unlink()
+        finally:
+            os.close(lock)
+
+    def __enter__(self) -> StagingArea:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def areas(root: Path) -> list[AreaInfo]:
+    """All areas under `root`, by name; changes nothing. A root that is not there has none; `StagingError` if it cannot
+    be looked into."""
+    try:
+        folders = sorted(path for path in root.iterdir() if re.search(r"-[0-9a-f]{16}$", path.name) and path.is_dir())
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise StagingError(f"the staging folder {root} cannot be looked into: {exc.strerror}", hint=_ELSEWHERE) from exc
+    return [_look(folder) for folder in folders]
+
+
+def _look(folder: Path) -> AreaInfo:
+    try:
+        locked = _is_locked(folder)
+        owner = None
+        with contextlib.suppress(FileNotFoundError):
+            owner = _read_owner(folder)
+        url, _ = _read_area(folder)
+    except FileNotFoundError as exc:
+        return AreaInfo(folder, "", None, False, f"{exc.filename} is not there")
+    except OSError as exc:
+        reason = str(exc) if isinstance(exc, StagingError) else f"cannot be looked into: {exc.strerror}"
+        return AreaInfo(folder, "", None, False, reason)
+    return AreaInfo(folder, url, owner, locked, "")
+
+
+def _is_locked(folder: Path) -> bool:
+    fd = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _folder_name(url: str) -> str:
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:60].strip("-")
+    return f"{readable}-{hashlib.sha256(url.encode(errors='surrogateescape')).hexdigest()[:16]}"
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Any:
+    """What the file system refuses becomes a `StagingError`."""
+    try:
+        yield
+    except StagingError:
+        raise
+    except OSError as exc:
+        at = f" ({exc.filename})" if exc.filename and str(exc.filename) != str(path) else ""
+        hint = _ELSEWHERE
+        if exc.errno == errno.ENOENT:
+            hint = "The folder it lies in must exist: is its file system mounted? " + _ELSEWHERE
+        elif exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "Free some room on its file system. " + _ELSEWHERE
+        raise StagingError(f"the staging folder {path} cannot be used: {exc.strerror}{at}", hint=hint) from exc
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder, its name durable; one that is there is fine, anything else is not."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+        return
+    sync_folder(path.parent)
+
+
+def _keep_private(folder: Path) -> None:
+    """In a root that everybody may write to, somebody else may have made the folder, to read along."""
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # fsync(2): a file system that has none for folders
+            raise
+    finally:
+        os.close(fd)
+
+
+def _take_lock(fd: int, folder: Path) -> None:
+    for tries_left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as exc:
+            if not tries_left:
+                _raise_busy(folder, exc)
+        except OSError as exc:
+            if exc.errno not in _NO_LOCKS:
+                raise StagingError(f"the staging area {folder} cannot be locked: {exc.strerror}") from exc
+            raise StagingError(
+                f"the file system of {folder} has no locks ({exc.strerror})",
+                hint="An NFS mount needs its lock service (no `nolock`). Or set DATACACHE_STAGING to a folder on a "
+                "file system that has flock(2): CephFS, RBD, a disk.",
+            ) from exc
+        time.sleep(_LOCK_PAUSE_S)
+
+
+def _raise_busy(folder: Path, exc: OSError) -> NoReturn:
+    owner = None
+    with contextlib.suppress(OSError):
+        owner = _read_owner(folder)
+    if owner is None:
+        raise StagingBusyError(
+            f"the staging area {folder} is in use by a process that does not say who it is",
+            hint=f"See who has {folder / _LOCK} open: fuser, on each node that reaches this folder.",
+        ) from exc
+    if owner.host == socket.gethostname() and owner.boot_id == _boot_id():
+        hint = f"Unmount there: dsctl umount {owner.who}"
+    else:
+        hint = (
+            f"Unmount there, on {owner.host}: dsctl umount {owner.who}. If {owner.host} is dead, wait: the file system "
+            "takes the lock from a dead node after its session timeout (CephFS: 5 minutes unless set otherwise, "
+            "NFS 4: a minute or two)."
+        )
+    raise StagingBusyError(f"the staging area {folder} is in use by {owner}", hint=hint) from exc
+
+
+def _read_or_make_area(folder: Path, url: str) -> str:
+    try:
+        found, area_id = _read_area(folder)
+    except FileNotFoundError:
+        with _refusing(folder):
+            if any((folder / name).is_dir() and any((folder / name).iterdir()) for name in (_JOURNAL, _DATA)):
+                raise _damaged(folder, "it is not there") from None
+            area_id = secrets.token_hex(8)
+            _write_json(folder / _AREA, {"format": FORMAT_VERSION, "bucket_url": url, "id": area_id})
+        return area_id
+    except StagingError:
+        raise
+    except OSError as exc:
+        raise StagingError(f"the staging area {folder} cannot be read: {exc.strerror}") from exc
+    if found != url:
+        raise StagingError(
+            f"the staging area {folder} belongs to {found}, not to {url}",
+            hint=f"It was copied or renamed. Give it back its name, and mount {found} to upload what is in it; or move it "
+            "away to begin with an empty one.",
+        )
+    return area_id
+
+
+def _read_area(folder: Path) -> tuple[str, str]:
+    """URL and id. `FileNotFoundError` if the area was never made."""
+    try:
+        table = json.loads((folder / _AREA).read_bytes())
+        version = table["format"]
+        if version == FORMAT_VERSION:
+            url, area_id = table["bucket_url"], table["id"]
+            if isinstance(url, str) and isinstance(area_id, str) and re.fullmatch("[0-9a-f]{8,}", area_id):
+                return url, area_id
+            raise ValueError("no URL or no id")
+    except (ValueError, TypeError, KeyError) as exc:
+        raise _damaged(folder, "it cannot be understood") from exc
+    raise StagingError(
+        f"the staging area {folder} has format {str(version)[:20]}; this version of datacache knows {FORMAT_VERSION}",
+        hint="Upload what is in it with the version that made it, or set DATACACHE_STAGING to another folder.",
+    )
+
+
+def _damaged(folder: Path, how: str) -> StagingError:
+    return StagingError(
+        f"the staging area {folder} is damaged: {_AREA}: {how}",
+        hint=f"Put {folder / _AREA} back from a copy. Or move the folder away to begin with an empty area: what was "
+        "not uploaded stays in the moved one.",
+    )
+
+
+def _read_owner(folder: Path) -> Owner | None:
+    """None if it makes no sense. `FileNotFoundError` if nobody says to be the owner."""
+    try:
+        table = json.loads((folder / _OWNER).read_bytes())
+        return Owner(
+            host=str(table["host"]),
+            pid=int(table["pid"]),
+            boot_id=str(table["boot_id"]),
+            since=float(table["since"]),
+            who=str(table["who"]),
+            token=str(table["token"]),
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _write_json(path: Path, table: dict[str, Any]) -> None:
+    """Durable and as a whole: after a crash the old one is there, or the new one."""
+    new = path.with_suffix(".new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(json.dumps(table, indent=1).encode())
+        file.flush()
+        os.fsync(fd)
+    new.replace(path)
+    sync_folder(path.parent)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
