@@ -132,12 +132,12 @@ def test_an_operation_that_does_something_else_is_found(
 
 
 class _Forgetful(PlainSubject):
-    """Its remount loses the newest file's last byte."""
+    """Its remount loses the last byte of every file."""
 
     def remount(self) -> None:
-        files = [p for p in self.folder().rglob("*") if p.is_file() and not p.is_symlink() and p.stat().st_size]
-        if files:
-            os.truncate(files[-1], files[-1].stat().st_size - 1)
+        for path in self.folder().rglob("*"):
+            if path.is_file() and not path.is_symlink() and path.stat().st_size:
+                os.truncate(path, path.stat().st_size - 1)
 
 
 def test_what_a_remount_loses_is_found(folders: tuple[Path, Path]) -> None:
