@@ -22,44 +22,37 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import secrets
 import socket
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from datacache.core.errors import StagingBusyError, StagingError
 from datacache.store.urls import split_url
+from datacache.writeback.area_files import (
+    AREA,
+    ELSEWHERE,
+    FORMAT_VERSION,
+    OWNER,
+    Owner,
+    boot_id,
+    damaged,
+    keep_private,
+    make_folder,
+    read_area,
+    read_owner,
+    refusing,
+    write_json,
+)
 
-FORMAT_VERSION = 1
-
-_AREA, _OWNER, _LOCK, _JOURNAL, _DATA = "area.json", "owner.json", "lock", "journal", "data"
+_LOCK, _JOURNAL, _DATA = "lock", "journal", "data"
 _CHECK_EVERY_S = 1.0
 _LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
 """`areas()` holds a lock for the moment it looks; and who has just got it may not have said so in `owner.json` yet."""
-_ELSEWHERE = "Set DATACACHE_STAGING to a folder on durable storage that you can write to."
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-
-
-class Owner(NamedTuple):
-    """Who works on an area, as it wrote itself."""
-
-    host: str
-    pid: int
-    boot_id: str
-    since: float
-    """Seconds since the epoch."""
-    who: str
-    """The mount point, or whatever else it called itself."""
-    token: str
-    """Random, another one for each time an area is opened."""
-
-    def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(self.since))
-        return f"{self.who} on {self.host} (pid {self.pid}, since {since})"
 
 
 class AreaInfo(NamedTuple):
@@ -107,19 +100,19 @@ class StagingArea:
         """
         url = "/".join(split_url(bucket_url))
         folder = root / _folder_name(url)
-        with _refusing(root):
-            _make_folder(root)
-            _make_folder(folder)
-            _keep_private(folder)
+        with refusing(root):
+            make_folder(root)
+            make_folder(folder)
+            keep_private(folder)
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             _take_lock(lock, folder)
             area_id = _read_or_make_area(folder, url)
-            owner = Owner(socket.gethostname(), os.getpid(), _boot_id(), time.time(), who, secrets.token_hex(8))
-            with _refusing(folder):
-                _make_folder(folder / _JOURNAL)
-                _make_folder(folder / _DATA)
-                _write_json(folder / _OWNER, owner._asdict())
+            owner = Owner(socket.gethostname(), os.getpid(), boot_id(), time.time(), who, secrets.token_hex(8))
+            with refusing(folder):
+                make_folder(folder / _JOURNAL)
+                make_folder(folder / _DATA)
+                write_json(folder / OWNER, owner._asdict())
         except BaseException:
             os.close(lock)
             raise
@@ -136,7 +129,7 @@ class StagingArea:
         now_s = time.monotonic()
         try:
             # Opened anew, not only stat()ed: NFS asks its server at open(2), and not about what it has cached.
-            found = _read_owner(self.folder)
+            found = read_owner(self.folder)
             there, mine = os.stat(self.folder / _LOCK), os.fstat(self._lock)
         except FileNotFoundError as exc:
             raise StagingError(
@@ -167,9 +160,9 @@ class StagingArea:
             return
         try:
             with contextlib.suppress(OSError):  # gone or out of reach: there is nothing to say good-bye to
-                found = _read_owner(self.folder)
+                found = read_owner(self.folder)
                 if found is not None and found.token == self.owner.token:
-                    (self.folder / _OWNER).unlink()
+                    (self.folder / OWNER).unlink()
         finally:
             os.close(lock)
 
@@ -188,7 +181,7 @@ def areas(root: Path) -> list[AreaInfo]:
     except FileNotFoundError:
         return []
     except OSError as exc:
-        raise StagingError(f"the staging folder {root} cannot be looked into: {exc.strerror}", hint=_ELSEWHERE) from exc
+        raise StagingError(f"the staging folder {root} cannot be looked into: {exc.strerror}", hint=ELSEWHERE) from exc
     return [_look(folder) for folder in folders]
 
 
@@ -197,8 +190,8 @@ def _look(folder: Path) -> AreaInfo:
         locked = _is_locked(folder)
         owner = None
         with contextlib.suppress(FileNotFoundError):
-            owner = _read_owner(folder)
-        url, _ = _read_area(folder)
+            owner = read_owner(folder)
+        url, _ = read_area(folder)
     except FileNotFoundError as exc:
         return AreaInfo(folder, "", None, False, f"{exc.filename} is not there")
     except OSError as exc:
@@ -223,52 +216,6 @@ def _folder_name(url: str) -> str:
     return f"{readable}-{hashlib.sha256(url.encode(errors='surrogateescape')).hexdigest()[:16]}"
 
 
-@contextlib.contextmanager
-def _refusing(path: Path) -> Any:
-    """What the file system refuses becomes a `StagingError`."""
-    try:
-        yield
-    except StagingError:
-        raise
-    except OSError as exc:
-        at = f" ({exc.filename})" if exc.filename and str(exc.filename) != str(path) else ""
-        hint = _ELSEWHERE
-        if exc.errno == errno.ENOENT:
-            hint = "The folder it lies in must exist: is its file system mounted? " + _ELSEWHERE
-        elif exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = "Free some room on its file system. " + _ELSEWHERE
-        raise StagingError(f"the staging folder {path} cannot be used: {exc.strerror}{at}", hint=hint) from exc
-
-
-def _make_folder(path: Path) -> None:
-    """Make a folder, its name durable; one that is there is fine, anything else is not."""
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        if not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
-        return
-    sync_folder(path.parent)
-
-
-def _keep_private(folder: Path) -> None:
-    """In a root that everybody may write to, somebody else may have made the folder, to read along."""
-    if folder.stat().st_mode & 0o077:
-        folder.chmod(0o700)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as exc:
-        if exc.errno != errno.EINVAL:  # fsync(2): a file system that has none for folders
-            raise
-    finally:
-        os.close(fd)
-
-
 def _take_lock(fd: int, folder: Path) -> None:
     for tries_left in reversed(range(_LOCK_TRIES)):
         try:
@@ -291,13 +238,13 @@ def _take_lock(fd: int, folder: Path) -> None:
 def _raise_busy(folder: Path, exc: OSError) -> NoReturn:
     owner = None
     with contextlib.suppress(OSError):
-        owner = _read_owner(folder)
+        owner = read_owner(folder)
     if owner is None:
         raise StagingBusyError(
             f"the staging area {folder} is in use by a process that does not say who it is",
             hint=f"See who has {folder / _LOCK} open: fuser, on each node that reaches this folder.",
         ) from exc
-    if owner.host == socket.gethostname() and owner.boot_id == _boot_id():
+    if owner.host == socket.gethostname() and owner.boot_id == boot_id():
         hint = f"Unmount there: dsctl umount {owner.who}"
     else:
         hint = (
@@ -310,13 +257,13 @@ def _raise_busy(folder: Path, exc: OSError) -> NoReturn:
 
 def _read_or_make_area(folder: Path, url: str) -> str:
     try:
-        found, area_id = _read_area(folder)
+        found, area_id = read_area(folder)
     except FileNotFoundError:
-        with _refusing(folder):
+        with refusing(folder):
             if any((folder / name).is_dir() and any((folder / name).iterdir()) for name in (_JOURNAL, _DATA)):
-                raise _damaged(folder, "it is not there") from None
+                raise damaged(folder, "it is not there") from None
             area_id = secrets.token_hex(8)
-            _write_json(folder / _AREA, {"format": FORMAT_VERSION, "bucket_url": url, "id": area_id})
+            write_json(folder / AREA, {"format": FORMAT_VERSION, "bucket_url": url, "id": area_id})
         return area_id
     except StagingError:
         raise
@@ -325,68 +272,7 @@ def _read_or_make_area(folder: Path, url: str) -> str:
     if found != url:
         raise StagingError(
             f"the staging area {folder} belongs to {found}, not to {url}",
-            hint=f"It was copied or renamed. Give it back its name, and mount {found} to upload what is in it; or move it "
-            "away to begin with an empty one.",
+            hint=f"It was copied or renamed. Give it back its name and mount {found} to upload what is in it, or move "
+            "it away to begin with an empty one.",
         )
     return area_id
-
-
-def _read_area(folder: Path) -> tuple[str, str]:
-    """URL and id. `FileNotFoundError` if the area was never made."""
-    try:
-        table = json.loads((folder / _AREA).read_bytes())
-        version = table["format"]
-        if version == FORMAT_VERSION:
-            url, area_id = table["bucket_url"], table["id"]
-            if isinstance(url, str) and isinstance(area_id, str) and re.fullmatch("[0-9a-f]{8,}", area_id):
-                return url, area_id
-            raise ValueError("no URL or no id")
-    except (ValueError, TypeError, KeyError) as exc:
-        raise _damaged(folder, "it cannot be understood") from exc
-    raise StagingError(
-        f"the staging area {folder} has format {str(version)[:20]}; this version of datacache knows {FORMAT_VERSION}",
-        hint="Upload what is in it with the version that made it, or set DATACACHE_STAGING to another folder.",
-    )
-
-
-def _damaged(folder: Path, how: str) -> StagingError:
-    return StagingError(
-        f"the staging area {folder} is damaged: {_AREA}: {how}",
-        hint=f"Put {folder / _AREA} back from a copy. Or move the folder away to begin with an empty area: what was "
-        "not uploaded stays in the moved one.",
-    )
-
-
-def _read_owner(folder: Path) -> Owner | None:
-    """None if it makes no sense. `FileNotFoundError` if nobody says to be the owner."""
-    try:
-        table = json.loads((folder / _OWNER).read_bytes())
-        return Owner(
-            host=str(table["host"]),
-            pid=int(table["pid"]),
-            boot_id=str(table["boot_id"]),
-            since=float(table["since"]),
-            who=str(table["who"]),
-            token=str(table["token"]),
-        )
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-def _write_json(path: Path, table: dict[str, Any]) -> None:
-    """Durable and as a whole: after a crash the old one is there, or the new one."""
-    new = path.with_suffix(".new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(json.dumps(table, indent=1).encode())
-        file.flush()
-        os.fsync(fd)
-    new.replace(path)
-    sync_folder(path.parent)
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

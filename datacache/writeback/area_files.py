@@ -1,0 +1,147 @@
+"""What a staging area says of itself, in two small files: `area.json` (what it is) and `owner.json` (whose it is).
+
+Used by `staging`; `sync_folder()` by all that makes names durable. No state, any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from datacache.core.errors import StagingError
+
+FORMAT_VERSION = 1
+AREA, OWNER = "area.json", "owner.json"
+ELSEWHERE = "Set DATACACHE_STAGING to a folder on durable storage that you can write to."
+
+
+class Owner(NamedTuple):
+    """Who works on an area, as it wrote itself."""
+
+    host: str
+    pid: int
+    boot_id: str
+    since: float
+    """Seconds since the epoch."""
+    who: str
+    """The mount point, or whatever else it called itself."""
+    token: str
+    """Random, another one for each time an area is opened."""
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(self.since))
+        return f"{self.who} on {self.host} (pid {self.pid}, since {since})"
+
+
+@contextlib.contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """What the file system refuses becomes a `StagingError`."""
+    try:
+        yield
+    except StagingError:
+        raise
+    except OSError as exc:
+        at = f" ({exc.filename})" if exc.filename and str(exc.filename) != str(path) else ""
+        hint = ELSEWHERE
+        if exc.errno == errno.ENOENT:
+            hint = "The folder it lies in must exist: is its file system mounted? " + ELSEWHERE
+        elif exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "Free some room on its file system. " + ELSEWHERE
+        raise StagingError(f"the staging folder {path} cannot be used: {exc.strerror}{at}", hint=hint) from exc
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, its name durable; one that is there is fine, anything else is not."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+        return
+    sync_folder(path.parent)
+
+
+def keep_private(folder: Path) -> None:
+    """In a root that everybody may write to, somebody else may have made the folder, to read along."""
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # fsync(2): a file system that has none for folders
+            raise
+    finally:
+        os.close(fd)
+
+
+def read_area(folder: Path) -> tuple[str, str]:
+    """URL and id. `FileNotFoundError` if the area was never made."""
+    try:
+        table = json.loads((folder / AREA).read_bytes())
+        version = table["format"]
+        if version == FORMAT_VERSION:
+            url, area_id = table["bucket_url"], table["id"]
+            if isinstance(url, str) and isinstance(area_id, str) and re.fullmatch("[0-9a-f]{8,}", area_id):
+                return url, area_id
+            raise ValueError("no URL or no id")
+    except (ValueError, TypeError, KeyError) as exc:
+        raise damaged(folder, "it cannot be understood") from exc
+    raise StagingError(
+        f"the staging area {folder} has format {str(version)[:20]}; this version of datacache knows {FORMAT_VERSION}",
+        hint="Upload what is in it with the version that made it, or set DATACACHE_STAGING to another folder.",
+    )
+
+
+def damaged(folder: Path, how: str) -> StagingError:
+    return StagingError(
+        f"the staging area {folder} is damaged: {AREA}: {how}",
+        hint=f"Put {folder / AREA} back from a copy. Or move the folder away to begin with an empty area: what was "
+        "not uploaded stays in the moved one.",
+    )
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """None if it makes no sense. `FileNotFoundError` if nobody says to be the owner."""
+    try:
+        table = json.loads((folder / OWNER).read_bytes())
+        return Owner(
+            host=str(table["host"]),
+            pid=int(table["pid"]),
+            boot_id=str(table["boot_id"]),
+            since=float(table["since"]),
+            who=str(table["who"]),
+            token=str(table["token"]),
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def write_json(path: Path, table: dict[str, Any]) -> None:
+    """Durable and as a whole: after a crash the old one is there, or the new one."""
+    new = path.with_suffix(".new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(json.dumps(table, indent=1).encode())
+        file.flush()
+        os.fsync(fd)
+    new.replace(path)
+    sync_folder(path.parent)
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
