@@ -126,6 +126,8 @@ class WriteBack:
         self._journal = journal
         self._uploads: dict[str, UploadState] = {}
         self._claims: dict[str, Claim] = {}
+        self._refs: dict[int, str] = {}  # staged file -> the key whose content it is
+        self._held: dict[int, int] = {}  # staged file -> how many drafts have it open
         self._listeners: list[Callable[[Pending], None]] = []
         self._after: deque[tuple[int, Callable[[], None]]] = deque()  # what may happen once a ticket is durable
         self._ticket = self._durable = 0
@@ -192,10 +194,9 @@ class WriteBack:
             for key in drop:
                 old = self.overlay.drop(key)
                 if old is not None:
-                    _note_file(old, released)
+                    self._release(old, released)
                     if old.ready:
                         changes.append(Change(PENDING + key, None))
-            pendings = list(pendings)
             for pending in pendings:
                 changes += self._replace(pending, blobs, released)
                 for listener in self._listeners:
@@ -203,8 +204,9 @@ class WriteBack:
             if changes:
                 self._ticket = self._journal.append(changes)
                 self._wake.set()
-            for number in released.difference(_file(pending) for pending in pendings):
-                self._later(partial(self.files.remove, number))
+            for number in released.difference(self._refs):
+                if number not in self._held:
+                    self._later(partial(self.files.remove, number))
             self.changed.notify_all()
             return self._ticket
 
@@ -239,6 +241,22 @@ class WriteBack:
                 due.append(self._after.popleft()[1])
         for action in due:
             action()
+
+    def hold(self, number: int) -> int:
+        """An fd of a staged file for a draft. While it is held it is neither deleted nor taken for a clean copy."""
+        with self.lock:
+            fd = self.files.open(number)
+            self._held[number] = self._held.get(number, 0) + 1
+            return fd
+
+    def free(self, number: int) -> None:
+        """A draft has closed a staged file. If nothing refers to it (any more) it is deleted."""
+        with self.lock:
+            self._held[number] -= 1
+            if not self._held[number]:
+                del self._held[number]
+                if number not in self._refs:
+                    self._later(partial(self.files.remove, number))
 
     def touch(self, number: int, offset: int) -> None:
         """A staged file is about to be changed in place from this offset on."""
@@ -313,13 +331,12 @@ class WriteBack:
                 self.record([later])
             elif now is not None:
                 content = now.content
-                if isinstance(content, Staged) and info is not None:
-                    # Taken out of the overlay without giving the file back: it is a clean copy once that is durable.
-                    self.overlay.set(replace(now, content=None))
+                if isinstance(content, Staged) and info is not None and content.file not in self._held:
+                    # Not given back: it is a clean copy, once it is durable that nothing refers to it any more.
+                    del self._refs[content.file]
                     self.record(drop=[key])
-                    full = self.prefix + key
-                    number, size, made = content.file, content.size_bytes, info.etag
-                    self._later(partial(self.files.keep, full, made, number, size))
+                    copy = (self.prefix + key, info.etag, content.file, content.size_bytes)
+                    self._later(partial(self.files.keep, *copy))
                 else:
                     self.record(drop=[key])
             self.changed.notify_all()
@@ -352,8 +369,6 @@ class WriteBack:
                 kept_as = conflict_key(key, time.time(), self.host, lambda name: self.overlay.get(name) is not None)
                 blobs = {kept_as: self.blob(key)} if isinstance(now.content, Logged) and now.ready else {}
                 moved = replace(now, key=kept_as, base="", touched=False, version=self.next_version())
-                if isinstance(now.content, Staged):
-                    self.overlay.set(replace(now, content=None))  # the file goes along, and is not given back
                 self.record([moved], drop=[key], blobs=blobs)
             else:
                 self.record(drop=[key])
@@ -394,8 +409,8 @@ class WriteBack:
         ref = ObjectRef(self.bucket.url, full, stored.size_bytes, stored.etag)
         number = self.files.create()
         try:
-            here = self.files.clean(full, stored.etag)
-            source = self.files.open(here) if here is not None else -1
+            clean = self.files.open_clean(full, stored.etag)
+            source = -1 if clean is None else clean
             fd = self.files.open(number)
             try:
                 for start in range(0, stored.size_bytes, _COPY_BYTES):
@@ -403,7 +418,7 @@ class WriteBack:
                     data = os.pread(source, stop - start, start) if source >= 0 else self.bucket.read(ref, start, stop)
                     if len(data) != stop - start:
                         raise StagingError(f"the clean copy of {full} is cut short")
-                    self.files.grow(len(data))
+                    self.files.grow(number, len(data))
                     os.pwrite(fd, data, start)
                 self.files.sync(fd, number)
             finally:
@@ -460,7 +475,9 @@ class WriteBack:
         key = PENDING + pending.key
         old = self.overlay.get(pending.key)
         if old is not None:
-            _note_file(old, released)
+            self._release(old, released)
+        if isinstance(pending.content, Staged):
+            self._refs[pending.content.file] = pending.key
         self.overlay.set(pending)
         if not pending.ready:
             return [Change(key, None)] if old is not None and old.ready else []
@@ -468,6 +485,11 @@ class WriteBack:
         if isinstance(pending.content, Logged) and pending.content.size_bytes and not blob:
             blob = self._journal.read(key)
         return [Change(key, encode_pending(pending), blob)]
+
+    def _release(self, old: Pending, released: set[int]) -> None:
+        if isinstance(old.content, Staged) and self._refs.get(old.content.file) == old.key:
+            del self._refs[old.content.file]
+            released.add(old.content.file)
 
     def _replay(self) -> None:
         files: set[int] = set()
@@ -478,6 +500,7 @@ class WriteBack:
             pending = decode_pending(key[1:], header, blob_bytes)
             if isinstance(pending.content, Staged):
                 files.add(pending.content.file)
+                self._refs[pending.content.file] = pending.key
                 pending = self._measured(pending, pending.content)
             self._version = max(self._version, pending.version)
             self.overlay.set(pending)
@@ -500,6 +523,7 @@ class WriteBack:
 
     def _later(self, action: Callable[[], None]) -> None:
         self._after.append((self._ticket, action))
+        self._wake.set()
 
     def _commit_lazily(self) -> None:
         told = False
@@ -517,12 +541,3 @@ class WriteBack:
                 told = True
                 self._wake.set()
                 pause.wait(1.0)
-
-
-def _file(pending: Pending) -> int:
-    return pending.content.file if isinstance(pending.content, Staged) else -1
-
-
-def _note_file(pending: Pending, released: set[int]) -> None:
-    if isinstance(pending.content, Staged):
-        released.add(pending.content.file)
