@@ -2,7 +2,9 @@
 
 For tests of whatever speaks HTTP to a store. A fault applies to one request (`add`), to all (`always`), or
 to the listener itself (`refuse`); everything else is passed on byte for byte, headers included, so signed
-requests stay valid. Bodies are held in memory. Every connection has a thread; `close` ends them all.
+requests stay valid. Bodies are held in memory, and the server sees a request only when all of it has come: one whose
+client dies half-way, or whose body a fault cuts off, never happened. Every connection has a thread; `close` ends them
+all.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import http.client
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -43,6 +46,10 @@ class Answer:
 class Fault:
     """What happens to one request. The fields that are set apply in this order."""
 
+    reset_request_at: int | None = None
+    """Read this many bytes of the request's body and reset the connection. The server never hears of it."""
+    request_bytes_s: int = 0
+    """Read the request's body at this rate."""
     wait: threading.Event | None = None
     """Hold the request until this is set."""
     status: int = 0
@@ -50,6 +57,12 @@ class Fault:
     code: str = "InternalError"
     change: Callable[[Answer], None] | None = None
     """Change the server's answer in place. Content-Length follows the body unless it is set here."""
+    lose_answer: bool = False
+    """The server has done the request, but the connection is reset instead of its answer."""
+    wrong_length: int = 0
+    """How many bytes more (or fewer) than the body has Content-Length says. The connection is closed after the body."""
+    answer_bytes_s: int = 0
+    """Send the body at this rate."""
     truncate_at: int | None = None
     """Send this many bytes of the body and close the connection in good order."""
     reset_at: int | None = None
@@ -198,8 +211,16 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = server.proxy
         proxy.requests.append(f"{self.command} {self.path}")
         proxy.headers.append({k.lower(): v for k, v in self.headers.items()})
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = proxy.take(self.command, self.path)
+        length = int(self.headers.get("Content-Length") or 0)
+        if fault.reset_request_at is not None:
+            self.rfile.read(min(length, fault.reset_request_at))
+            self._reset()
+            return
+        body = self._receive(length, fault.request_bytes_s)
+        if len(body) < length:  # the client is gone
+            self.close_connection = True
+            return
         while fault.wait is not None and not fault.wait.wait(0.01):
             if server.stopping.is_set():
                 self.close_connection = True
@@ -209,7 +230,10 @@ class _Handler(BaseHTTPRequestHandler):
             answer = Answer(fault.status, [("Content-Type", "application/xml")], text.encode())
         else:
             answer = proxy.forward(self.command, self.path, self.headers.items(), body)
-        self._send(answer, fault)
+        if fault.lose_answer:
+            self._reset()
+        else:
+            self._send(answer, fault)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - names of http.server
 
@@ -220,6 +244,8 @@ class _Handler(BaseHTTPRequestHandler):
             fault.change(answer)
             if self.command != "HEAD":
                 length = str(len(answer.body))
+        if fault.wrong_length:
+            length = str(max(0, int(length) + fault.wrong_length))
         answer.set_header("Transfer-Encoding", None)
         answer.set_header("Connection", None)
         self.send_response_only(answer.status)
@@ -230,15 +256,50 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         cut_at = fault.reset_at if fault.truncate_at is None else fault.truncate_at
         if self.command != "HEAD":
-            self.wfile.write(answer.body[:cut_at])
+            self._write(answer.body[:cut_at], fault.answer_bytes_s)
         self.wfile.flush()
-        if cut_at is not None:
+        if cut_at is not None or fault.wrong_length:
             self.close_connection = True
         if fault.reset_at is not None:
             # Linger 0: close() sends RST and throws away what was not sent, so give the bytes a reader first.
             _wait_until_sent(self.connection)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
+            self._reset()
+
+    def _receive(self, length: int, bytes_s: int) -> bytes:
+        """A request's body, or less of it where the client went away."""
+        if not bytes_s:
+            return self.rfile.read(length)
+        parts, left = [], length
+        while left:
+            part = self.rfile.read(min(left, self._portion(bytes_s)))
+            if not part:
+                break
+            parts.append(part)
+            left -= len(part)
+            time.sleep(len(part) / bytes_s)
+        return b"".join(parts)
+
+    def _write(self, body: bytes, bytes_s: int) -> None:
+        if not bytes_s:
+            self.wfile.write(body)
+            return
+        step = self._portion(bytes_s)
+        for at in range(0, len(body), step):
+            part = body[at : at + step]
+            self.wfile.write(part)
+            self.wfile.flush()
+            time.sleep(len(part) / bytes_s)
+
+    @staticmethod
+    def _portion(bytes_s: int) -> int:
+        """What is moved at a time: a hundredth of a second's bytes."""
+        return max(1, min(65_536, bytes_s // 100))
+
+    def _reset(self) -> None:
+        """End the connection with RST."""
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
 
     def log_message(self, *_args: object) -> None:
         """Quiet."""
