@@ -54,6 +54,8 @@ _BUSY_CODES = (
     "ServiceUnavailable",
     "ThrottlingException",
     "TooManyRequests",
+    "ConditionalRequestConflict",
+    "OperationAborted",
 )
 
 
@@ -88,6 +90,12 @@ def expect_same(ref: ObjectRef, *, etag: str, size_bytes: int | None) -> None:
         raise changed(ref, "its ETag is another one" if etag else "the store gives no ETag for it")
     if size_bytes is not None and size_bytes != ref.size_bytes:
         raise changed(ref, f"it has {size_bytes:,} bytes now, not {ref.size_bytes:,}")
+
+
+def unexpected(url: str, expect: str) -> ObjectChangedError:
+    """What was to be written would have replaced something else than `expect` (see `store/bucket.py`)."""
+    what = "is another object now" if expect else "is there already"
+    return ObjectChangedError(f"{url} {what}: somebody else wrote it", url=url)
 
 
 def plain_etag(etag: str | None) -> str:

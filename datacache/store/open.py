@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from datacache.core.errors import UsageError
 from datacache.settings import Settings
 from datacache.store.base import ObjectStore
+from datacache.store.bucket import Bucket
 from datacache.store.retry import RetryingStore
 from datacache.store.urls import split_url
 
@@ -73,3 +75,26 @@ def open_backend(store_url: str, settings: Settings) -> ObjectStore:
     from datacache.store.fsspec_backend import FsspecStore
 
     return FsspecStore(url)
+
+
+def open_bucket_backend(store_url: str, settings: Settings, *, probe_prefix: str = "") -> Bucket:
+    """A live bucket, read and written, without retries. `UsageError` for a URL that only snapshots are made of.
+
+    `probe_prefix` ('' or ending in `/`) is where a store may be tried out, on an object of our own.
+    """
+    url, _ = split_url(store_url if store_url != "file://" else "file:///")
+    scheme = url.partition("://")[0]
+    if scheme == "file":
+        from datacache.store.local_bucket import LocalBucket
+
+        return LocalBucket()
+    if scheme == "s3":
+        from datacache.store.s3_access import resolve_access, store_options
+        from datacache.store.s3_bucket import S3Bucket
+
+        store_options(url, settings)  # a wrong one is told now
+        return S3Bucket(url, lambda: resolve_access(url, settings), probe_prefix=probe_prefix)
+    raise UsageError(
+        f"{url} cannot be written as a live bucket",
+        hint="Read-write mounts are for s3:// buckets and for folders (file://).",
+    )

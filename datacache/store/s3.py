@@ -88,10 +88,11 @@ class S3Store:
 
     def _make_getter(self) -> Getter:
         access = self._access.get()
-        return Getter(_driver(access), self.url, endpoint=access.endpoint)
+        return Getter(make_driver(access), self.url, endpoint=access.endpoint)
 
 
-def _driver(access: S3Access) -> Driver:
+def make_driver(access: S3Access) -> Driver:
+    """obstore's client of a bucket."""
     from obstore.store import S3Store as Driver
 
     client: dict[str, Any] = {

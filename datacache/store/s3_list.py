@@ -27,7 +27,16 @@ _TOKEN = re.compile(rb"<NextContinuationToken>([^<]+)</NextContinuationToken>")
 
 def list_pages(fetch: FetchPage, prefix: str, start_after: str, store_url: str) -> Iterator[list[ObjectInfo]]:
     """All pages under a prefix, one request ahead of the consumer."""
-    query = {"list-type": "2", "encoding-type": "url", "prefix": prefix}
+    for objects, _ in list_documents(fetch, {"prefix": prefix}, start_after, store_url):
+        if objects:
+            yield objects
+
+
+def list_documents(
+    fetch: FetchPage, query: dict[str, str], start_after: str, store_url: str
+) -> Iterator[tuple[list[ObjectInfo], list[str]]]:
+    """The same with the prefixes that a delimiter in the query gives."""
+    query = {"list-type": "2", "encoding-type": "url"} | query
     if start_after:
         query["start-after"] = start_after
     ahead = ThreadPoolExecutor(1, thread_name_prefix="list")
@@ -40,9 +49,7 @@ def list_pages(fetch: FetchPage, prefix: str, start_after: str, store_url: str) 
             if token is not None:
                 query = query | {"continuation-token": html.unescape(token[1].decode())}
                 following = ahead.submit(fetch, query)
-            page = parse_page(document, store_url)
-            if page:
-                yield page
+            yield parse_listing(document, store_url)
             if following is None:
                 return
             document = following.result()
@@ -50,8 +57,8 @@ def list_pages(fetch: FetchPage, prefix: str, start_after: str, store_url: str) 
         ahead.shutdown(wait=True, cancel_futures=True)
 
 
-def parse_page(document: bytes, store_url: str) -> list[ObjectInfo]:
-    """The objects of a ListObjectsV2 answer. `StoreError` if it is something else."""
+def parse_listing(document: bytes, store_url: str) -> tuple[list[ObjectInfo], list[str]]:
+    """The objects and the common prefixes of a ListObjectsV2 answer. `StoreError` if it is something else."""
     try:
         root = ET.fromstring(document)  # noqa: S314 - expat bounds entity expansion by itself since 2.4
     except ET.ParseError as exc:
@@ -81,7 +88,8 @@ def parse_page(document: bytes, store_url: str) -> list[ObjectInfo]:
                 plain_etag(fields.get(etag_tag)),
             )
         )
-    return page
+    folders = [text or "" for text in (e.findtext(f"{space}Prefix") for e in root.iterfind(f"{space}CommonPrefixes"))]
+    return page, [_decoded(f) if encoded and ("%" in f or "+" in f) else f for f in folders]
 
 
 def _decoded(key: str) -> str:

@@ -57,14 +57,14 @@ class S3Requests:
         key: str = "",
         *,
         query: dict[str, str] | None = None,
-        headers: dict[str, str] | None = None,
-        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | memoryview = b"",
     ) -> urllib3.BaseHTTPResponse:
         """One request, signed; the answer is not read yet and may be an error. Raises for a failed
         connection."""
-        path = f"{self._base_path}/{self._access.bucket}{'/' if key else ''}{_quoted(key)}"
+        path = f"{self._base_path}/{self._access.bucket}{'/' if key else ''}{quoted_key(key)}"
         if query:
-            pairs = sorted((quote(k, safe="-_.~"), _quoted(v, safe="-_.~")) for k, v in query.items())
+            pairs = sorted((quote(k, safe="-_.~"), quoted_key(v, safe="-_.~")) for k, v in query.items())
             path += "?" + "&".join(f"{k}={v}" for k, v in pairs)
         url = self._url_of(key)
         try:
@@ -82,7 +82,7 @@ class S3Requests:
             return self._pool.urlopen(
                 method,
                 self._origin + path if self._absolute else path,
-                body=body or None,
+                body=body or None,  # type: ignore[arg-type]  # a memoryview is sent as it lies
                 headers=dict(request.headers.items()),
                 retries=False,
                 redirect=False,
@@ -100,7 +100,12 @@ class S3Requests:
         return self._body(answer, "")
 
     def head(self, key: str) -> ObjectInfo:
-        """HEAD; an error is asked for again with GET, because only that answer says which."""
+        """`look` without the headers."""
+        return self.look(key)[0]
+
+    def look(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]]:
+        """HEAD: the object and all headers; an error is asked for again with GET, because only that answer says
+        which."""
         answer = self.send("HEAD", key)
         self._body(answer, key)
         if answer.status >= 300:
@@ -109,7 +114,17 @@ class S3Requests:
                 again.close()
                 raise from_status(answer.status, "", self._url_of(key), store=self._url)
             self._expect(again, key, ())
-        return self._info(key, int(answer.headers.get("Content-Length", "0")), answer)
+        return self._info(key, int(answer.headers.get("Content-Length", "0")), answer), answer.headers
+
+    def etag(self, key: str) -> str:
+        """The object's ETag by one HEAD, '' if it is not there. Whether the bucket is there it does not say."""
+        answer = self.send("HEAD", key)
+        self._body(answer, key)
+        if answer.status == 404:
+            return ""
+        if answer.status >= 300:
+            raise from_status(answer.status, "", self._url_of(key), store=self._url)
+        return plain_etag(answer.headers.get("ETag"))
 
     def get(self, ref: ObjectRef, start: int, stop: int) -> bytes:
         """Bytes `start` to `stop` of exactly this version, from a 206, or from a 200 of the part or of the
@@ -130,26 +145,33 @@ class S3Requests:
             # Read to its end, it goes back to the pool; otherwise the connection is cut, not drained.
             answer.close() if answer.length_remaining else answer.release_conn()
 
-    def put(self, key: str, data: bytes) -> ObjectInfo:
+    def put(self, key: str, data: bytes | memoryview, headers: Mapping[str, str] | None = None) -> ObjectInfo:
         """PUT of a whole object. A HEAD follows where the answer has no ETag."""
-        answer = self.send("PUT", key, body=data, headers={"Content-Length": str(len(data))})
+        answer = self.send("PUT", key, body=data, headers={"Content-Length": str(len(data)), **(headers or {})})
         self._expect(answer, key, (200, 201))
         self._body(answer, key)
         info = self._info(key, len(data), answer)
         return info if info.etag else self.head(key)
 
     def call(
-        self, method: str, key: str, good: tuple[int, ...], *, query: dict[str, str], body: bytes = b""
+        self,
+        method: str,
+        key: str,
+        good: tuple[int, ...],
+        *,
+        query: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | memoryview = b"",
     ) -> tuple[Mapping[str, str], bytes]:
         """Headers and body of an answer whose status is one of `good`."""
-        headers = {"Content-Length": str(len(body))} if method in ("PUT", "POST") else {}
-        answer = self.send(method, key, query=query, headers=headers, body=body)
+        length = {"Content-Length": str(len(body))} if method in ("PUT", "POST") else {}
+        answer = self.send(method, key, query=query, headers={**length, **(headers or {})}, body=body)
         self._expect(answer, key, good)
         return answer.headers, self._body(answer, key)
 
-    def delete(self, key: str) -> None:
-        """DELETE; nothing there is fine."""
-        answer = self.send("DELETE", key)
+    def delete(self, key: str, *, version: str = "", headers: Mapping[str, str] | None = None) -> None:
+        """DELETE; nothing there is fine. With a version that one is gone for good."""
+        answer = self.send("DELETE", key, query={"versionId": version} if version else None, headers=headers)
         with suppress(ObjectNotFoundError):
             self._expect(answer, key, (200, 202, 204))
         self._body(answer, key)
@@ -216,7 +238,8 @@ class S3Requests:
         return f"{self._url}/{key}" if key else self._url
 
 
-def _quoted(text: str, safe: str = "/-_.~") -> str:
+def quoted_key(text: str, safe: str = "/-_.~") -> str:
+    """A key as it stands in a URL."""
     return quote(text.encode("utf-8", "surrogateescape"), safe=safe)
 
 

@@ -1,0 +1,107 @@
+"""Copies inside an S3 bucket, of exactly one version of an object, with new metadata.
+
+One CopyObject, or parts of the source copied into an upload where it is larger than one request may copy (5 GiB).
+A copy is bound to its source by the header that the server is known to heed (`s3_traits.py`). Where there is none, and
+for parts (whose conditions Ceph 16 passes over), the source is looked at before and after: parts become an object only
+when it was the same both times; one request that copied something else is found out, told, and taken back if the key
+was free before. Any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from datacache.core.errors import DatacacheError, StoreError
+from datacache.core.objects import ObjectRef
+from datacache.core.threads import map_in_threads
+from datacache.store.bucket import Part
+from datacache.store.errors import expect_same
+from datacache.store.s3_multipart import MAX_PARTS, abort, answered_etag, begin, complete, quoted
+from datacache.store.s3_requests import S3Requests, quoted_key
+
+COPY_LIMIT_BYTES = 5 * 2**30
+"""CopyObject and UploadPartCopy take no more (S3's user guide, "Copying, moving, and renaming objects")."""
+_PART_BYTES = 512 * 2**20
+_PARTS_AT_A_TIME = 4
+
+
+def copy_whole(
+    requests: S3Requests, source: ObjectRef, key: str, headers: Mapping[str, str], *, bound_by: str, was_free: bool
+) -> None:
+    """One CopyObject. `headers` are the new object's metadata and conditions, `bound_by` the header for the source's
+    ETag or ''."""
+    bound = {bound_by: quoted(source.etag)} if bound_by and source.etag and not source.version else {}
+    watched = not bound and not source.version
+    if watched:
+        _expect_source(requests, source)
+    _, body = requests.call(
+        "PUT",
+        key,
+        (200,),
+        headers={
+            "x-amz-copy-source": _source(source),
+            "x-amz-metadata-directive": "REPLACE",
+            **headers,
+            **bound,
+        },
+    )
+    etag = answered_etag(body, f"{source.store}/{key}", source.store)
+    if watched and etag != source.etag and key != source.key:
+        try:
+            _expect_source(requests, source)
+        except StoreError:
+            if was_free:
+                with suppress(DatacacheError):
+                    requests.delete(key)
+            raise
+
+
+def copy_in_parts(
+    requests: S3Requests,
+    source: ObjectRef,
+    key: str,
+    metadata: Mapping[str, str],
+    conditions: Mapping[str, str],
+    *,
+    limit_bytes: int,
+) -> None:
+    """An upload whose parts are copied by the store, `_PARTS_AT_A_TIME` at once."""
+    part_bytes = min(limit_bytes, max(_PART_BYTES, -(-source.size_bytes // MAX_PARTS)))
+    if not source.version:
+        _expect_source(requests, source)
+    upload = begin(requests, source.store, key, metadata)
+
+    def copy_part(number: int) -> Part:
+        start = (number - 1) * part_bytes
+        stop = min(start + part_bytes, source.size_bytes)
+        headers = {"x-amz-copy-source": _source(source), "x-amz-copy-source-range": f"bytes={start}-{stop - 1}"}
+        if source.etag and not source.version:
+            headers["x-amz-copy-source-if-match"] = quoted(source.etag)
+        query = {"partNumber": str(number), "uploadId": upload}
+        _, body = requests.call("PUT", key, (200,), query=query, headers=headers)
+        etag = answered_etag(body, f"{source.store}/{key}", source.store)
+        if not etag:  # a server that does not know such requests has stored an empty part
+            raise StoreError(f"{source.store} cannot copy objects as large as {source.url}", url=source.url)
+        return Part(number, stop - start, etag)
+
+    try:
+        count = -(-source.size_bytes // part_bytes)
+        parts = list(map_in_threads(copy_part, range(1, count + 1), threads=_PARTS_AT_A_TIME))
+        if not source.version:
+            _expect_source(requests, source)
+        complete(requests, source.store, key, upload, parts, headers=conditions)
+    except BaseException:
+        with suppress(DatacacheError):
+            abort(requests, key, upload)
+        raise
+
+
+def _expect_source(requests: S3Requests, source: ObjectRef) -> None:
+    info = requests.head(source.key)
+    expect_same(source, etag=info.etag, size_bytes=info.size_bytes)
+
+
+def _source(source: ObjectRef) -> str:
+    path = f"/{source.store.removeprefix('s3://')}/{quoted_key(source.key)}"
+    return f"{path}?versionId={quoted_key(source.version)}" if source.version else path
