@@ -1,6 +1,7 @@
-"""What a staging area says of itself, in two small files: `area.json` (what it is) and `owner.json` (whose it is).
+"""What a staging area says of itself, in two small files: `area.json` (what it is) and `owner.json` (whose it is); and
+what all that works in an area needs: durable names, and errors that say what to do.
 
-Used by `staging`; `sync_folder()` by all that makes names durable. No state, any thread.
+Used by `staging`, `files` and their parts. No state, any thread.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datacache.core.errors import StagingError
+from datacache.core.errors import StagingError, StagingFullError
 
 FORMAT_VERSION = 1
 AREA, OWNER = "area.json", "owner.json"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 ELSEWHERE = "Set DATACACHE_STAGING to a folder on durable storage that you can write to."
 
 
@@ -52,9 +54,33 @@ def refusing(path: Path) -> Iterator[None]:
         hint = ELSEWHERE
         if exc.errno == errno.ENOENT:
             hint = "The folder it lies in must exist: is its file system mounted? " + ELSEWHERE
-        elif exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        elif exc.errno in FULL:
             hint = "Free some room on its file system. " + ELSEWHERE
         raise StagingError(f"the staging folder {path} cannot be used: {exc.strerror}{at}", hint=hint) from exc
+
+
+@contextlib.contextmanager
+def reaching(folder: Path, what: str) -> Iterator[None]:
+    """What the file system refuses while an area is in use becomes a `StagingError`; but a file that is there already
+    (`FileExistsError`) is the caller's affair."""
+    try:
+        yield
+    except (StagingError, FileExistsError):
+        raise
+    except OSError as exc:
+        raise unreachable(folder, what, exc) from exc
+
+
+def unreachable(folder: Path, what: str, exc: OSError) -> StagingError:
+    """The error for what cannot be done in a folder of an area; `errno` is the cause's."""
+    if exc.errno in FULL:
+        return StagingFullError(
+            f"the file system of the staging area {folder} is full: {exc.strerror}",
+            hint="Free some room there. Room also comes free as files are uploaded: see dsctl status.",
+        )
+    error = StagingError(f"the staging area {folder} cannot be {what}: {exc.strerror}", hint="See to its file system.")
+    error.errno = exc.errno
+    return error
 
 
 def make_folder(path: Path) -> None:
