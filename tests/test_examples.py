@@ -122,6 +122,54 @@ def test_the_commands_and_the_code_of_the_readme_run_as_they_are_written(home: P
         assert done.returncode == 0, done.stderr
 
 
+def checkpoints(script: str, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "examples" / "checkpoints" / script, *map(str, arguments)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_checkpoints_saved_into_a_folder_are_verified_in_the_bucket(rclone_s3: RcloneS3, tmp_path: Path) -> None:
+    folder = rclone_s3.make_bucket("checkpoints") / "runs"
+    folder.mkdir()
+    record = tmp_path / "record.jsonl"
+    saved = checkpoints("save.py", folder, "--every", "0", "--count", "3", "--megabytes", "1", "--record", record)
+    assert saved.returncode == 0, saved.stderr
+    assert "3 checkpoints saved, 0 attempts failed" in saved.stdout
+    assert sorted(os.listdir(folder)) == ["latest.pt", *(f"step-00000{number}.pt" for number in (1, 2, 3))]
+    verified = checkpoints("verify.py", "s3://checkpoints/runs", "--record", record, **rclone_s3.env())
+    assert verified.returncode == 0, verified.stderr
+    assert "4 acknowledged files, 4 of them in the bucket as saved" in verified.stdout
+
+
+def test_checkpoints_that_are_missing_torn_old_or_others_are_named_and_those_not_saved_are_not(tmp_path: Path) -> None:
+    record, folder = tmp_path / "record.jsonl", tmp_path / "runs"
+    paths = {number: folder / f"step-00000{number}.pt" for number in (1, 2, 3, 4)}
+    (paths[4] / "in the way").mkdir(parents=True)
+    saved = checkpoints("save.py", folder, "--every", "0", "--count", "4", "--megabytes", "1", "--record", record)
+    assert saved.returncode == 0, saved.stderr
+    assert "step-000004.pt of step 4 was not saved" in saved.stderr
+    assert "4 checkpoints saved, 1 attempts failed" in saved.stdout
+    (folder / "step-000005.pt").unlink()
+    (folder / "latest.pt").write_bytes(paths[2].read_bytes())
+    other = torch.load(paths[3])
+    other["model"]["0.bias"] += 1
+    torch.save(other, paths[3])
+    paths[2].write_bytes(paths[2].read_bytes()[:-1000])
+    paths[1].unlink()
+    verified = checkpoints("verify.py", folder, "--record", record)
+    assert verified.returncode == 1
+    assert "5 acknowledged files, 0 of them" in verified.stdout
+    for number, wrong in ((1, "not in the bucket"), (2, "cannot be loaded"), (3, "not the weights that were saved")):
+        assert f"step-00000{number}.pt: {wrong}" in verified.stderr
+    assert "latest.pt: step 2, but step 5 was acknowledged" in verified.stderr
+    assert "step-000004.pt" not in verified.stderr
+
+
 def test_the_same_seed_gives_the_same_detector(faces_shards: str, settings: Settings) -> None:
     dataset = ShardDataset(faces_shards, decode="rgb", size=(64, 80), settings=settings)
     threads = torch.get_num_threads()
