@@ -41,6 +41,7 @@ COMMANDS = {
     "preview": "dataset_cli.commands.preview:preview",
     "mount": "dataset_cli.commands.mount:mount",
     "umount": "dataset_cli.commands.mount:umount",
+    "flush": "dataset_cli.commands.flush:flush",
     "export": "dataset_cli.commands.export:export",
     "warm": "dataset_cli.commands.warm:warm",
     "tasks": "dataset_cli.commands.tasks:tasks",

@@ -1,16 +1,51 @@
-"""Snapshots as directories: a read-only mount that speaks the kernel's FUSE protocol itself.
+"""Snapshots as directories, read-only, by speaking the kernel's FUSE protocol; buckets as directories, read-write.
 
     launch ──starts──▶ __main__ → supervisor ──forks──▶ worker → snapshot_fs → the snapshot
     session: mount(2), fusermount3, unmount        protocol: the kernel's ABI        errno_map: error → errno
     state: what a mount is, and its files          control: the supervisor's socket  orphans: after kill -9
+
+    bucket_launch ──starts──▶ __main__ → bucket_supervisor ──starts──▶ bucket_server → pyfuse3_adapter → bucket_fs
+    bucket_session: placing a mount    bucket_config: what it is, its files    bucket_control: the server's socket
+    bucket_check: before mounting      bucket_areas: staging without a mount   bucket_metrics: for Prometheus
 
 Its users call the functions below; docs/CONCURRENCY.md says what its processes promise each other.
 """
 
 from __future__ import annotations
 
+from fuse_mount.bucket_config import BucketInfo
+from fuse_mount.bucket_launch import (
+    bucket_mount_at,
+    bucket_status,
+    flush_command,
+    flush_mount,
+    list_bucket_mounts,
+    mount_bucket,
+    mount_command,
+    stop_server,
+    take_away_dead,
+)
 from fuse_mount.launch import list_mounts, mount_snapshot, status, stop, takeover, unmount
 from fuse_mount.session import users_of
 from fuse_mount.state import MountInfo
 
-__all__ = ["MountInfo", "list_mounts", "mount_snapshot", "status", "stop", "takeover", "unmount", "users_of"]
+__all__ = [
+    "MountInfo",
+    "list_mounts",
+    "mount_snapshot",
+    "status",
+    "stop",
+    "takeover",
+    "unmount",
+    "users_of",
+    "BucketInfo",
+    "bucket_mount_at",
+    "bucket_status",
+    "flush_command",
+    "flush_mount",
+    "list_bucket_mounts",
+    "mount_bucket",
+    "mount_command",
+    "stop_server",
+    "take_away_dead",
+]

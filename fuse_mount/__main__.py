@@ -1,8 +1,10 @@
-"""The supervisor's process: `python -m fuse_mount`, started by `launch`.
+"""The processes of mounts: `python -m fuse_mount`, started by `launch`.
 
     python -m fuse_mount --config JSON [--ready-fd N] [--daemon]         mount
     python -m fuse_mount --takeover MOUNTPOINT [--only-if-dead] [...]     take a mount over; its home is
     DATACACHE_HOME's
+    python -m fuse_mount --bucket JSON [...]                              mount a bucket, read-write
+    python -m fuse_mount --bucket-server JSON [--restarts N] [...]        the server of such a mount, started by that
 
 When the mount can be read, or could not be made, one JSON line says so on descriptor N. Nothing else is read
 or written there. With `--daemon` it forks once more, so that whoever started it has no child to wait for.
@@ -18,16 +20,20 @@ import sys
 from typing import Any
 
 from datacache.core.errors import DatacacheError
+from fuse_mount.bucket_config import BucketConfig
 from fuse_mount.state import MountConfig, MountFiles
 from fuse_mount.supervisor import Supervisor, set_up_logging
 
 
 def main() -> int:
     """Serve one mount to its end; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m fuse_mount", description="Serve one mounted snapshot.")
+    parser = argparse.ArgumentParser(prog="python -m fuse_mount", description="Serve one mount.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="JSON", help="mount what this says")
     what.add_argument("--takeover", metavar="MOUNTPOINT", help="take over the mount there")
+    what.add_argument("--bucket", metavar="JSON", help="mount the bucket this says, read-write")
+    what.add_argument("--bucket-server", metavar="JSON", help="serve such a mount")
+    parser.add_argument("--restarts", type=int, default=0, metavar="N", help="how many servers died before")
     parser.add_argument("--only-if-dead", action="store_true", help="leave a mount alone whose supervisor lives")
     parser.add_argument("--ready-fd", type=int, metavar="N", help="where to say that the mount is there")
     parser.add_argument("--daemon", action="store_true", help="go on in the background")
@@ -50,14 +56,25 @@ def main() -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    config = MountConfig.from_json(arguments.config) if arguments.config is not None else _known(arguments.takeover)
-    os.chdir("/")
-    supervisor = Supervisor(config)
-
     def report(word: dict[str, Any]) -> None:
         _say(arguments.ready_fd, word)
         arguments.ready_fd = None
 
+    if arguments.bucket_server is not None:
+        from fuse_mount.bucket_server import BucketServer
+
+        return BucketServer(BucketConfig.from_json(arguments.bucket_server), arguments.restarts).run(report)
+    if arguments.bucket is not None:
+        from fuse_mount.bucket_supervisor import BucketSupervisor
+
+        os.chdir("/")
+        keeper = BucketSupervisor(BucketConfig.from_json(arguments.bucket))
+        keeper.start(report)
+        keeper.serve()
+        return 0
+    config = MountConfig.from_json(arguments.config) if arguments.config is not None else _known(arguments.takeover)
+    os.chdir("/")
+    supervisor = Supervisor(config)
     if arguments.config is not None:
         supervisor.start(report)
     elif not supervisor.take_over(report, only_if_dead=arguments.only_if_dead):

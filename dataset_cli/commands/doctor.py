@@ -2,7 +2,7 @@
 
 With `--json`: `{"ok", "checks": [{"name", "state", "message", "hint"}]}`, where a state is `ok`, `warn`
 (works, but not fully) or `fail`. Exit code 1 if a check fails. It changes nothing but a probe file in the
-home, which it removes.
+home and one in the staging folder, which it removes.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def _checks(app: App) -> Iterator[Check]:
     settings = app.settings
     yield home(settings)
     yield ram(settings)
+    yield _pyfuse3()
+    yield staging(settings)
     yield from _catalog_and_stores(app)
     yield _daemon(settings)
 
@@ -174,6 +176,48 @@ def ram(settings: Settings) -> Check:
             "Lower DATACACHE_RAM_BYTES, or give it more (docker --shm-size, an emptyDir of medium Memory)",
         )
     return Check("memory", "ok", f"{folder} has {format_bytes(free)} free, the RAM tier may take {wanted}")
+
+
+def _pyfuse3() -> Check:
+    from datacache.core.errors import MountError
+    from fuse_mount.bucket_check import check_pyfuse3
+
+    try:
+        check_pyfuse3()
+    except MountError as exc:
+        return Check("pyfuse3", "warn", f"{exc.message}; snapshots can be mounted without", exc.hint)
+    return Check("pyfuse3", "ok", "buckets can be mounted read-write")
+
+
+def staging(settings: Settings) -> Check:
+    """Whether read-write mounts can stage what they write."""
+    import fcntl
+
+    folder = settings.staging_root
+    hint = "Set DATACACHE_STAGING to a folder on durable storage that you can write to."
+    if not folder.is_dir():
+        if folder.parent.is_dir() and os.access(folder.parent, os.W_OK | os.X_OK):
+            return Check("staging", "ok", f"{folder} will be made when something is mounted read-write")
+        return Check("staging", "fail", f"{folder} is not there and cannot be made", hint)
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="doctor-") as probe:
+            probe.write(b"x" * 4096)
+            probe.flush()
+            os.fsync(probe.fileno())
+            fcntl.flock(probe.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        return Check("staging", "fail", f"{folder} cannot be written, synced and locked: {exc.strerror}", hint)
+    room = f"{folder}: {format_bytes(shutil.disk_usage(folder).free)} free"
+    if _kind_of(folder) in ("tmpfs", "ramfs"):
+        return Check("staging", "warn", f"{room}, in memory: what waits there is lost when the node goes down", hint)
+    return Check("staging", "ok", room)
+
+
+def _kind_of(folder: Path) -> str:
+    from fuse_mount.session import mounts
+
+    device = os.stat(folder).st_dev
+    return next((mount.kind for mount in mounts() if mount.device == device), "")
 
 
 def _catalog_and_stores(app: App) -> Iterator[Check]:

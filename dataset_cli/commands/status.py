@@ -1,7 +1,8 @@
 """`dsctl status`: this home at a glance. It starts nothing and waits for nothing but the catalog.
 
 With `--json`: `{"home", "catalog": {"url", "datasets", "error"}, "daemon": {…} | null, "cache": {…} | null,
-"mounts": […]}`.
+"mounts": […], "read_write": [{…, "live": {…} | null, "error", "hint"}], "staged": [{"folder", "url", "files", "bytes",
+"problem"}]}`. With `--metrics` it is text for Prometheus: of the daemon, if it runs, and of the read-write mounts.
 """
 
 from __future__ import annotations
@@ -13,18 +14,23 @@ import click
 from dataset_cli.app import App, json_option, pass_app
 from dataset_cli.commands.cache import print_cache
 from dataset_cli.commands.mount import as_json
-from dataset_cli.output import format_seconds
+from dataset_cli.commands.writes import left_lines, left_state, read_write_lines, read_write_state
+from dataset_cli.output import format_seconds, printable
 
 
 @click.command()
+@click.option("--metrics", is_flag=True, help="Print the daemon's and the read-write mounts' metrics for Prometheus.")
 @json_option
 @pass_app
-def status(app: App) -> None:
+def status(app: App, metrics: bool) -> None:
     """Show catalog, daemon, cache and mounts of this home."""
     from datacache import api
     from datacache.core.errors import CatalogError, DaemonError
-    from fuse_mount import list_mounts
+    from fuse_mount import list_bucket_mounts, list_mounts
 
+    if metrics:
+        _print_metrics(app)
+        return
     catalog_state: dict[str, Any] = {"url": None, "datasets": None, "error": None}
     try:
         with app.catalog() as catalog:
@@ -40,7 +46,10 @@ def status(app: App) -> None:
             app.out.warning(exc.message)
     mounts = [as_json(info) for info in list_mounts(app.settings)]
     home = str(app.settings.home)
-    app.out.result({"home": home, "catalog": catalog_state, "daemon": daemon, "cache": cache, "mounts": mounts})
+    read_write = [read_write_state(info) for info in list_bucket_mounts(app.settings)]
+    staged = left_state(app.settings)
+    shown = {"home": home, "catalog": catalog_state, "daemon": daemon, "cache": cache, "mounts": mounts}
+    app.out.result(shown | {"read_write": read_write, "staged": staged})
     if app.out.json:
         return
     app.out.line(f"home     {home}")
@@ -50,6 +59,29 @@ def status(app: App) -> None:
     app.out.line(f"daemon   {running}")
     for mount in mounts:
         app.out.line(f"mount    {mount['mountpoint']}  {mount['ref']}  {mount['files']:,} files")
+    for state in read_write:
+        app.out.lines(printable(line) for line in read_write_lines(state))
+    for area in staged:
+        app.out.lines(printable(line) for line in left_lines(area))
     if cache is not None:
         app.out.line()
         print_cache(app.out, cache)
+
+
+def _print_metrics(app: App) -> None:
+    from datacache import api
+    from datacache.core.errors import DatacacheError
+    from fuse_mount import bucket_status, list_bucket_mounts
+    from fuse_mount.bucket_metrics import render_metrics
+
+    client = api.running_daemon(app.settings)
+    if client is not None:
+        print(client.metrics(), end="")
+    found = []
+    for info in list_bucket_mounts(app.settings):
+        try:
+            found.append((info, bucket_status(info)))
+        except DatacacheError as exc:
+            app.out.warning(exc.message)
+    if found:
+        print(render_metrics(found), end="")

@@ -1,0 +1,157 @@
+"""`dsctl flush`: wait until what was written to read-write mounts is in the bucket.
+
+With `--json` it prints `[{"url", "mountpoint", "staging", "uploaded_files", "uploaded_bytes", "error", "hint"}]`, one
+for each mount or staging area; the mount point is null where there is no mount. Exit code 1 if anything could not be
+uploaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from datacache.core.errors import DatacacheError, MountError, UploadError, UsageError
+from dataset_cli.app import App, json_option, pass_app
+from dataset_cli.output import format_bytes
+
+if TYPE_CHECKING:
+    from dataset_cli.output import Progress
+    from fuse_mount import BucketInfo
+    from fuse_mount.bucket_areas import LeftArea
+
+
+@click.command()
+@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--staging",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to look for what mounts have left behind (default: DATACACHE_STAGING, or staging/ in the home).",
+)
+@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait at most (default: until it is done).")
+@json_option
+@pass_app
+def flush(app: App, directory: Path | None, staging: Path | None, timeout: float | None) -> None:
+    """Wait until everything written so far is in the bucket.
+
+    Without DIR: of all read-write mounts, and then of the staging areas that mounts have left behind.
+    """
+    from fuse_mount import list_bucket_mounts
+    from fuse_mount.bucket_areas import left_areas
+
+    if directory is not None:
+        if staging is not None:
+            raise UsageError("give a mount or a staging folder, not both")
+        info = _mount_of(directory, list_bucket_mounts(app.settings))
+        done = follow_flush(app, info, timeout, still="The upload goes on, and what failed is tried again.")
+        app.out.result([done], f"everything written to {info.mountpoint} is in {info.url}")
+        return
+    settings = app.settings if staging is None else replace(app.settings, staging=staging.absolute())
+    results, errors = [], []
+    for info in list_bucket_mounts(app.settings) if staging is None else []:
+        try:
+            results.append(follow_flush(app, info, timeout, still=""))
+            app.out.line(f"everything written to {info.mountpoint} is in {info.url}")
+        except DatacacheError as exc:
+            results.append(_result(info.url, str(info.mountpoint), info.staging, error=exc))
+            errors.append(exc)
+    for area in left_areas(settings):
+        try:
+            results.append(_flush_left(app, area, settings, timeout))
+        except DatacacheError as exc:
+            results.append(_result(area.url, None, str(area.folder), error=exc))
+            errors.append(exc)
+    app.out.result(results, "" if results else "nothing is waiting to be uploaded")
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise UploadError("\n       ".join(exc.message for exc in errors), hint=errors[0].hint)
+
+
+def follow_flush(app: App, info: BucketInfo, timeout_s: float | None, *, still: str) -> dict[str, Any]:
+    """Flush a mount with a progress bar. An error, and Ctrl-C, say what is left; `still` is added to what to do."""
+    from fuse_mount import bucket_status, flush_mount
+    from fuse_mount.bucket_areas import counted
+
+    before = bucket_status(info)
+    try:
+        with app.out.progress(f"uploading to {info.url}") as bar:
+            flush_mount(info, timeout_s=timeout_s, progress=_Shown(bar, before))
+    except UploadError as exc:
+        exc.hint = f"{exc.hint} {still}".strip()
+        raise
+    except KeyboardInterrupt:
+        left = bucket_status(info)
+        app.out.warning(
+            f"not uploaded yet: {counted(left['dirty_files'], left['dirty_bytes'])}, staged in {info.staging}. {still}"
+        )
+        raise
+    return _result(info.url, str(info.mountpoint), info.staging, before=before, after=bucket_status(info))
+
+
+def _flush_left(app: App, area: LeftArea, settings: Any, timeout_s: float | None) -> dict[str, Any]:
+    from fuse_mount.bucket_areas import flush_area
+
+    if area.problem:
+        raise MountError(f"the staging area {area.folder} cannot be used: {area.problem}")
+    with app.out.progress(f"uploading to {area.url}") as bar:
+        status = flush_area(area, settings, timeout_s=timeout_s, progress=_Shown(bar, None))
+    if status is None:
+        app.out.line(f"{area.folder} was taken over by a mount meanwhile, which uploads it")
+    else:
+        app.out.line(f"everything that was staged in {area.folder} is in {area.url}")
+    return _result(area.url, None, str(area.folder), after=status)
+
+
+class _Shown:
+    """Shows a live bucket's status on a progress bar."""
+
+    def __init__(self, bar: Progress, first: dict[str, Any] | None) -> None:
+        self._bar = bar
+        self._first = first
+
+    def __call__(self, status: dict[str, Any]) -> None:
+        from fuse_mount.bucket_areas import counted
+
+        first = self._first = self._first or status
+        left = counted(status["dirty_files"], status["dirty_bytes"])
+        failed = f", {len(status['failures'])} failed" if status["failures"] else ""
+        text = f"{left} left, {format_bytes(status['upload_bytes_per_s'])}/s{failed}"
+        done = max(first["dirty_bytes"] - status["dirty_bytes"], 0)
+        self._bar.update(text, done, max(first["dirty_bytes"], 1))
+
+
+def _mount_of(path: Path, mounts: list[BucketInfo]) -> BucketInfo:
+    """The mount that a path is or lies in."""
+    from fuse_mount.session import resolved
+
+    target = Path(resolved(path))
+    for info in sorted(mounts, key=lambda info: len(str(info.mountpoint)), reverse=True):
+        if target.is_relative_to(info.mountpoint):
+            return info
+    raise MountError(f"{path} is in no read-write mount of this home", hint="dsctl status lists the mounts.")
+
+
+def _result(
+    url: str,
+    mountpoint: str | None,
+    staging: str,
+    *,
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
+    error: DatacacheError | None = None,
+) -> dict[str, Any]:
+    def more(name: str) -> int:
+        return (after[name] - (before[name] if before else 0)) if after else 0
+
+    return {
+        "url": url,
+        "mountpoint": mountpoint,
+        "staging": staging,
+        "uploaded_files": more("uploaded_files"),
+        "uploaded_bytes": more("uploaded_bytes"),
+        "error": error.message if error else None,
+        "hint": error.hint if error else "",
+    }

@@ -1,0 +1,100 @@
+"""How read-write mounts, and what mounts have left behind, are shown by `dsctl status`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from datacache.core.errors import DatacacheError
+from dataset_cli.commands.mount import rw_as_json
+from dataset_cli.output import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from datacache.settings import Settings
+    from fuse_mount import BucketInfo
+
+_SHOWN = 10
+"""Failures and conflicts for people; `--json` has all."""
+
+
+def read_write_state(info: BucketInfo) -> dict[str, Any]:
+    """A mount with the state of its live bucket; `error` says why there is none."""
+    from fuse_mount import bucket_status
+
+    state: dict[str, Any] = rw_as_json(info) | {"live": None, "error": None, "hint": ""}
+    try:
+        state["live"] = bucket_status(info)
+    except DatacacheError as exc:
+        state |= {"error": exc.message, "hint": exc.hint}
+    return state
+
+
+def left_state(settings: Settings) -> list[dict[str, Any]]:
+    """Staging areas without a mount, with what is left in them (null: not counted since the last owner died)."""
+    from fuse_mount.bucket_areas import left_areas
+
+    try:
+        found = left_areas(settings)
+    except DatacacheError as exc:
+        return [{"folder": str(settings.staging_root), "url": "", "files": None, "bytes": None, "problem": exc.message}]
+    return [area._asdict() | {"folder": str(area.folder)} for area in found]
+
+
+def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
+    """A mount for people."""
+    from fuse_mount.bucket_areas import counted
+
+    live = state["live"]
+    yield f"rw mount {state['mountpoint']}  {state['url']}  (close waits until: {state['ack']})"
+    if state["restarts"]:
+        yield f"         its server died and was started again, {state['restarts']} times so far; see {state['log']}"
+    if live is None:
+        yield f"         {state['error']}"
+        yield f"         → {state['hint']}"
+        return
+    if live["dirty_files"]:
+        age = format_seconds(live["oldest_dirty_s"] or 0)
+        rate = f"{format_bytes(live['upload_bytes_per_s'])}/s"
+        yield f"         {counted(live['dirty_files'], live['dirty_bytes'])} to upload, the oldest for {age}; {rate}"
+    else:
+        yield "         everything is uploaded"
+    staging = live["staging"]
+    limit = f" of {format_bytes(staging['limit_bytes'])}" if staging["limit_bytes"] else ""
+    used = f"{format_bytes(staging['used_bytes'])}{limit}, {staging['pressure']:.0%} full"
+    yield f"         staged in {staging['folder']}: {used}"
+    yield from _listed(live["failures"], _failure)
+    yield from _listed(live["conflicts"], _conflict)
+
+
+def left_lines(area: dict[str, Any]) -> Iterator[str]:
+    """A staging area without a mount, for people."""
+    from fuse_mount.bucket_areas import counted
+
+    yield f"staged   {area['folder']}  {area['url']}"
+    if area["problem"]:
+        yield f"         {area['problem']}"
+        return
+    amount = "some files" if area["files"] is None else counted(area["files"], area["bytes"] or 0)
+    doubt = "may wait" if area["files"] is None else "wait"
+    yield f"         {amount} {doubt} here, and no mount uploads them: dsctl flush"
+
+
+def _failure(failure: dict[str, Any]) -> Iterator[str]:
+    tries = "once" if failure["tries"] == 1 else f"{failure['tries']} times"
+    again = format_seconds(max(failure["retry_in_s"], 0))
+    yield f"failed   {failure['key']}: {failure['reason']} (tried {tries}, again in {again})"
+    if failure["hint"]:
+        yield f"         → {failure['hint']}"
+
+
+def _conflict(conflict: dict[str, Any]) -> Iterator[str]:
+    kept = f"; ours is {conflict['kept_as']}" if conflict["kept_as"] else ""
+    yield f"conflict {conflict['key']}: {conflict['reason']}{kept}"
+
+
+def _listed(found: list[dict[str, Any]], lines: Callable[[dict[str, Any]], Iterator[str]]) -> Iterator[str]:
+    for one in found[:_SHOWN]:
+        yield from (f"         {line}" for line in lines(one))
+    if len(found) > _SHOWN:
+        yield f"         … and {len(found) - _SHOWN} more (--json has all)"

@@ -1,0 +1,189 @@
+"""Read-write mounts for callers: mounting, flushing, unmounting, listing.
+
+Used by `dataset_cli` through `fuse_mount`. Functions may be called from any thread and from several processes; two that
+mount one URL at a time are kept apart by its staging area's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from datacache.core.errors import DaemonError, MountError, UsageError
+from datacache.daemon.client import DaemonClient
+from datacache.settings import Settings
+from fuse_mount import bucket_session, process, session
+from fuse_mount.bucket_check import check_pyfuse3
+from fuse_mount.bucket_config import ACKS, BucketConfig, BucketFiles, BucketInfo, normal_url, read_bucket_state
+from fuse_mount.bucket_control import ask, follow
+from fuse_mount.state import MOUNT_TYPE
+
+_GONE_TIMEOUT_S = 30.0
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+def mount_bucket(
+    url: str,
+    mountpoint: str | Path,
+    *,
+    settings: Settings,
+    ack: str = "staged",
+    staging: Path | None = None,
+    ttl_s: float = 5.0,
+    upload_every_s: float = 30.0,
+    uid: int | None = None,
+    gid: int | None = None,
+    umask: int = 0o022,
+    allow_other: bool | None = None,
+    foreground: bool = False,
+) -> BucketInfo:
+    """Mount a bucket prefix read-write on an empty directory and return when it can be used.
+
+    What has no owner and mode of its own in the bucket belongs to `uid` and `gid` (default: the caller's) with the
+    modes 0666 and 0777 less `umask`. The mount outlives the caller and its own server's death. A dead mount at the
+    place is replaced. Raises `MountError`, also for what staging or store refuse; nothing is mounted then.
+    """
+    if ack not in ACKS:
+        raise UsageError(f"{ack!r} is no way to acknowledge", hint=f"There are {' and '.join(ACKS)}.")
+    normal_url(url)
+    target = session.resolved(mountpoint)
+    known = BucketFiles(settings.home, target).read()
+    if bucket_session.is_dead(target):
+        if known is not None and not known.problem and _serves(known.supervisor):
+            raise MountError(
+                f"{target} is mounted already, and its server is being started again",
+                hint=f"Wait, or: dsctl umount {target}",
+            )
+    else:
+        session.check_mountpoint(target)
+        if known is not None and _serves(known.pid):
+            with contextlib.suppress(MountError):  # it was unmounted and only uploads yet: so will the new one
+                stop_server(known, flush_s=0.0, lazy=False)
+    session.check_device()
+    check_pyfuse3()
+    if staging is not None:
+        staging = Path(os.path.abspath(staging))
+    config = BucketConfig(
+        url=normal_url(url),
+        mountpoint=target,
+        home=str(settings.home),
+        staging=str(staging or ""),
+        ack=ack,
+        ttl_s=ttl_s,
+        upload_every_s=upload_every_s,
+        uid=os.getuid() if uid is None else uid,
+        gid=os.getgid() if gid is None else gid,
+        umask=umask,
+        allow_other=os.geteuid() == 0 if allow_other is None else allow_other,
+    )
+    daemon = DaemonClient(settings)
+    with contextlib.suppress(DaemonError):  # reads go past it then
+        daemon.start_soon()
+    files = BucketFiles(settings.home, target)
+    arguments = ["--bucket", config.to_json()]
+    info = BucketInfo.from_dict(process.start(arguments, files, settings.environment(), foreground=foreground))
+    if not foreground:
+        with contextlib.suppress(DaemonError):
+            daemon.ensure()
+    return info
+
+
+def list_bucket_mounts(settings: Settings) -> list[BucketInfo]:
+    """The read-write mounts of this home, dead ones included. State of mounts that are gone is removed."""
+    found = []
+    for path in sorted((settings.home / "mounts").glob(f"*{BucketFiles.suffix}")):
+        info = read_bucket_state(path)
+        if info is None:
+            continue
+        there = session.mount_at(info.mountpoint)
+        if there is not None and there.kind == MOUNT_TYPE:
+            found.append(info)
+        elif not _serves(info.pid) and not _serves(info.supervisor):
+            BucketFiles(settings.home, info.mountpoint).remove()
+    return found
+
+
+def bucket_mount_at(path: str | Path, settings: Settings) -> BucketInfo | None:
+    """The read-write mount of this home at exactly this place."""
+    target = Path(session.resolved(path))
+    return next((info for info in list_bucket_mounts(settings) if info.mountpoint == target), None)
+
+
+def bucket_status(info: BucketInfo) -> dict[str, Any]:
+    """What the mount's live bucket says now. `MountError` when no server answers."""
+    if info.problem:
+        raise MountError(f"the mount is dead: {info.problem}", hint=f"Mount it again: {mount_command(info)}")
+    answer: dict[str, Any] = ask(_files(info), {"op": "status"})
+    status: dict[str, Any] = answer["live"]
+    return status
+
+
+def flush_mount(info: BucketInfo, *, timeout_s: float | None, progress: Progress) -> dict[str, Any]:
+    """Wait until everything written so far is in the bucket; `{"files", "bytes", …}` that were written since.
+    `UploadError` says what is not, and why. `progress` gets the status of the live bucket again and again."""
+    left: dict[str, Any] = follow(_files(info), {"op": "flush", "timeout_s": timeout_s}, progress)
+    return left
+
+
+def stop_server(info: BucketInfo, *, flush_s: float, lazy: bool, progress: Progress | None = None) -> dict[str, Any]:
+    """Have the server unmount, upload for `flush_s` at most, and end; what is left then. `MountError` when the mount is
+    busy (it names who uses it) or no server answers."""
+    watched = process.watch(info.pid)
+    try:
+        request = {"op": "stop", "flush_s": flush_s, "lazy": lazy}
+        left: dict[str, Any] = follow(_files(info), request, progress or _ignore)
+        if watched is not None and not lazy:
+            process.readable(watched, _GONE_TIMEOUT_S)
+    finally:
+        if watched is not None:
+            os.close(watched)
+    return left
+
+
+def take_away_dead(info: BucketInfo) -> None:
+    """Unmount a mount that no server serves, and end its supervisor. What is staged stays."""
+    if not bucket_session.is_dead(str(info.mountpoint)):
+        raise MountError(
+            f"the server of {info.mountpoint} does not answer", hint=f"Its log: {info.log}. To end it: kill {info.pid}"
+        )
+    watched = process.watch(info.supervisor) if _serves(info.supervisor) else None
+    if watched is not None:
+        try:
+            with contextlib.suppress(OSError):
+                os.kill(info.supervisor, 15)
+            process.readable(watched, _GONE_TIMEOUT_S)
+        finally:
+            os.close(watched)
+    bucket_session.take_away(str(info.mountpoint))
+    _files(info).remove()
+
+
+def mount_command(info: BucketInfo) -> str:
+    """What to type to mount it again."""
+    staging = f" --staging {info.config.staging}" if info.config.staging else ""
+    return f"dsctl mount --rw {info.url} {info.mountpoint}{staging}"
+
+
+def flush_command(info: BucketInfo) -> str:
+    """What to type to upload what is left without mounting."""
+    return f"dsctl flush --staging {info.config.staging}" if info.config.staging else "dsctl flush"
+
+
+def _files(info: BucketInfo) -> BucketFiles:
+    return BucketFiles(info.config.home, info.mountpoint)
+
+
+def _serves(pid: int) -> bool:
+    """Whether the process lives and is one of ours: ids are given again."""
+    try:
+        return b"fuse_mount" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _ignore(_status: dict[str, Any]) -> None:
+    pass
