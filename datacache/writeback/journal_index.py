@@ -22,7 +22,7 @@ def place_of(segment: Segment, offset: int, size: int) -> int:
 
 def split_place(place: int) -> tuple[int, int, int]:
     """(number of the segment, offset, length)."""
-    return place >> 64, place >> 32 & _MASK, place & _MASK
+    return place >> 64 & _MASK, place >> 32 & _MASK, place & _MASK
 
 
 class Index:
