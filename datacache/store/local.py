@@ -73,7 +73,7 @@ class LocalStore:
             return ObjectInfo(key, 0, found.st_mtime_ns, "")
         if key.endswith("/") or not stat.S_ISREG(found.st_mode):
             raise ObjectNotFoundError(f"{self.url}/{key} is no regular file", url=f"{self.url}/{key}")
-        return ObjectInfo(key, found.st_size, found.st_mtime_ns, _etag(found))
+        return ObjectInfo(key, found.st_size, found.st_mtime_ns, etag_of(found))
 
     def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
         """See `ObjectStore`. The file is looked at before and after, so a file being rewritten is noticed."""
@@ -148,7 +148,7 @@ class LocalStore:
             os.replace(path, self._path(key))
         except OSError as exc:
             raise from_oserror(exc, f"{self.url}/{key}") from exc
-        return ObjectInfo(key, found.st_size, found.st_mtime_ns, _etag(found))
+        return ObjectInfo(key, found.st_size, found.st_mtime_ns, etag_of(found))
 
     def _put(self, key: str, fill: Callable[[BinaryIO], object]) -> ObjectInfo:
         path = self._path(key)
@@ -171,7 +171,7 @@ class LocalStore:
             raise
         except OSError as exc:
             raise from_oserror(exc, f"{self.url}/{key}") from exc
-        return ObjectInfo(key, found.st_size, found.st_mtime_ns, _etag(found))
+        return ObjectInfo(key, found.st_size, found.st_mtime_ns, etag_of(found))
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`. A key with a trailing slash deletes an empty folder."""
@@ -271,7 +271,7 @@ class _Walk:
         if name.startswith(_TEMPORARY):
             return None
         return ObjectInfo(
-            prefix + name.decode("utf-8", "surrogateescape"), found.st_size, found.st_mtime_ns, _etag(found)
+            prefix + name.decode("utf-8", "surrogateescape"), found.st_size, found.st_mtime_ns, etag_of(found)
         )
 
     def _is_behind(self, folder: bytes) -> bool:
@@ -315,14 +315,15 @@ def _exact_path(key: str) -> bytes | None:
     return b"/" + raw
 
 
-def _etag(found: os.stat_result) -> str:
+def etag_of(found: os.stat_result) -> str:
+    """The ETag of a file by what `stat` says of it."""
     return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
 
 
 def _expect_same(ref: ObjectRef, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise changed(ref, "it is no regular file")
-    expect_same(ref, etag=_etag(found), size_bytes=found.st_size)
+    expect_same(ref, etag=etag_of(found), size_bytes=found.st_size)
 
 
 def _pread(fd: int, start: int, length: int) -> bytes:

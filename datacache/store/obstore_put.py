@@ -1,6 +1,7 @@
 """Whole objects put through obstore, with metadata and conditions.
 
-The other half of `obstore_get.py`, whose limits hold here, too (`addressable`, `usable_here`). Three to four times as fast as requests of our own. Any thread.
+The other half of `obstore_get.py`, whose limits hold here, too (`addressable`, `usable_here`). Three to four times as
+fast as requests of our own. Any thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Object metadata in HTTP headers: `x-amz-meta-NAME`, any text as a value.
 
 Headers carry ASCII only, and servers trim blanks. Any other value travels as one RFC 2047 encoded word
-(`=?UTF-8?B?…?=`), the form in which S3 itself gives back what is not ASCII. Used by the S3 bucket alone. Pure functions, any thread.
+(`=?UTF-8?B?…?=`), the form in which S3 itself gives back what is not ASCII. Used by the S3 bucket alone. Pure
+functions, any thread.
 """
 
 from __future__ import annotations

@@ -1,0 +1,264 @@
+"""`file://` read and written: a folder of this machine as the live bucket of a read-write mount.
+
+For folders on CephFS, NFS or a disk. What a bucket has and a file system has not:
+
+- metadata lie in the extended attribute `user.datacache.metadata` (JSON). A file system without such attributes refuses
+  them with a `StoreError`; without metadata it works.
+- a folder's marker is the folder. Its ETag stays the same while files come and go.
+- uploads in parts: `local_uploads.py`. All parts but the last are `part_bytes` long.
+- `expect` is checked right before the rename, which is not one step: `conditional()` is false.
+
+Links are not followed: what a link points to is not listed and not found, and a write to the name of a link finds
+something else there. Any thread, and after `fork()`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from datacache.core.errors import ObjectNotFoundError, StoreError
+from datacache.core.objects import ObjectRef
+from datacache.store.base import ObjectInfo
+from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
+from datacache.store.errors import expect_same, unexpected
+from datacache.store.local import TEMPORARY, LocalStore, etag_of
+from datacache.store.local_files import get_metadata, set_metadata, sync_folder, translated, write_all
+from datacache.store.local_uploads import LocalUploads
+
+_PAGE_NAMES = 1000
+_COPY_BYTES = 2**30
+
+
+class LocalBucket(LocalStore):
+    """The file system from its root down, as `LocalStore` has it, written as a bucket."""
+
+    part_bytes = 16 * 2**20
+
+    def __init__(self) -> None:
+        self._uploads = LocalUploads(self.part_bytes)
+
+    def conditional(self) -> bool:
+        """See `Bucket`: never."""
+        return False
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore`; a folder has an ETag here, and a link is not there."""
+        found = self._stat(key)
+        if found is None or not (stat.S_ISDIR if key.endswith("/") else stat.S_ISREG)(found.st_mode):
+            raise ObjectNotFoundError(f"{self.url}/{key} is not there", url=f"{self.url}/{key}")
+        return _info(key, found)
+
+    def list_folder(self, prefix: str, *, start_after: str = "") -> Iterator[FolderPage]:
+        """See `Bucket`. The folder itself is its marker."""
+        behind, page = _bytes(start_after), FolderPage([], [])
+        for key, found in self._entries(prefix):
+            if start_after and _bytes(key) <= behind:
+                continue
+            if stat.S_ISDIR(found.st_mode) and key != prefix:
+                page.folders.append(key)
+            else:
+                page.objects.append(_info(key, found))
+            if len(page.objects) + len(page.folders) == _PAGE_NAMES:
+                yield page
+                page = FolderPage([], [])
+        if page.objects or page.folders:
+            yield page
+
+    def find(self, path: str) -> tuple[ObjectInfo | None, bool]:
+        """See `Bucket`. Never both."""
+        found = self._stat(path)
+        if found is None:
+            return None, False
+        return (_info(path, found) if stat.S_ISREG(found.st_mode) else None), stat.S_ISDIR(found.st_mode)
+
+    def look(self, key: str) -> LiveObject:
+        """See `Bucket`."""
+        info = self.head(key)
+        return LiveObject(info, get_metadata(self._path(key), f"{self.url}/{key}"))
+
+    def write(
+        self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], *, expect: str | None
+    ) -> ObjectInfo:
+        """See `Bucket`. Atomic and durable."""
+        if key.endswith("/"):
+            return self._make_folder(key, data, metadata, expect)
+        return self._store(key, lambda fd: write_all(fd, data, 0), metadata, expect)
+
+    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
+        """See `Bucket`."""
+        return self._uploads.begin(self._path(key), metadata, f"{self.url}/{key}")
+
+    def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview) -> Part:
+        """See `Bucket`. Durable when it returns."""
+        return self._uploads.put_part(self._path(key), upload, number, data, f"{self.url}/{key}")
+
+    def list_parts(self, key: str, upload: str) -> list[Part]:
+        """See `Bucket`."""
+        return self._uploads.list_parts(self._path(key), upload, f"{self.url}/{key}")
+
+    def complete_upload(
+        self, key: str, upload: str, parts: Sequence[Part], metadata: Mapping[str, str], *, expect: str | None
+    ) -> ObjectInfo:
+        """See `Bucket`."""
+        url, path = f"{self.url}/{key}", self._path(key)
+        self._uploads.finish(path, upload, parts, metadata, url)
+        self._expect(key, expect)
+        return _info(key, self._uploads.take(path, upload, url))
+
+    def abort_upload(self, key: str, upload: str) -> None:
+        """See `Bucket`."""
+        self._uploads.abort(self._path(key), upload, f"{self.url}/{key}")
+
+    def list_uploads(self, prefix: str) -> Iterator[Upload]:
+        """See `Bucket`. Walks the folders under the prefix."""
+        folder = prefix.rpartition("/")[0]
+        for path, upload, started_at in self._uploads.find(self._path(folder) if folder else b"/"):
+            key = path[1:].decode("utf-8", "surrogateescape")
+            if key.startswith(prefix):
+                yield Upload(key, upload, started_at)
+
+    def copy(self, source: ObjectRef, key: str, metadata: Mapping[str, str], *, expect: str | None) -> ObjectInfo:
+        """See `Bucket`. The kernel copies, where the file system can without moving bytes. A file that is copied to
+        itself keeps its ETag."""
+        if source.key == key or source.key.endswith("/") or key.endswith("/"):
+            found = self.head(source.key)
+            expect_same(source, etag=found.etag, size_bytes=found.size_bytes)
+            if source.key != key:
+                return self.write(key, b"", metadata, expect=expect)
+            self._expect(key, expect)
+            set_metadata(self._path(key), metadata, f"{self.url}/{key}")
+            return self.head(key)
+
+        def fill(target: int) -> None:
+            at = 0
+            while at < source.size_bytes:
+                copied = os.copy_file_range(fd, target, min(_COPY_BYTES, source.size_bytes - at), at, at)
+                if not copied:
+                    break
+                at += copied
+            self.expect_exact(source, fd)
+
+        self._expect(key, expect)
+        fd = self.open_exact(source)
+        try:
+            return self._store(key, fill, metadata, expect)
+        finally:
+            os.close(fd)
+
+    def remove(self, key: str, *, expect: str | None) -> None:
+        """See `Bucket`. A marker's removal removes the folder if it is empty; else the folder is there as long as
+        there is something in it, as in a bucket."""
+        if self._stat(key) is None:
+            return
+        self._expect(key, expect)
+        with translated(f"{self.url}/{key}"), suppress(FileNotFoundError, NotADirectoryError):
+            if not key.endswith("/"):
+                os.unlink(self._path(key))
+                return
+            try:
+                os.rmdir(self._path(key))
+            except OSError as exc:
+                if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+
+    def _make_folder(
+        self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], expect: str | None
+    ) -> ObjectInfo:
+        url = f"{self.url}/{key}"
+        if data:
+            raise StoreError(f"{url} is a folder and holds no bytes", url=url)
+        self._expect(key, expect)
+        path = self._path(key)
+        with translated(url):
+            os.makedirs(path, exist_ok=True)
+            set_metadata(path, metadata, url)
+            sync_folder(os.path.dirname(path))
+        return self.head(key)
+
+    def _store(
+        self, key: str, fill: Callable[[int], None], metadata: Mapping[str, str], expect: str | None
+    ) -> ObjectInfo:
+        url, path = f"{self.url}/{key}", self._path(key)
+        folder = os.path.dirname(path)
+        beside = os.path.join(folder, TEMPORARY.encode() + secrets.token_hex(8).encode())
+        with translated(url):
+            os.makedirs(folder, exist_ok=True)
+            try:
+                fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                try:
+                    fill(fd)
+                    set_metadata(beside, metadata, url)
+                    os.fsync(fd)
+                    found = os.fstat(fd)
+                finally:
+                    os.close(fd)
+                self._expect(key, expect)
+                os.replace(beside, path)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(beside)
+                raise
+            sync_folder(folder)
+        return _info(key, found)
+
+    def _entries(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+        """The folder and what is in it, in the byte order of the keys; no links, and nothing unfinished."""
+        if prefix:
+            found = self._stat(prefix)
+            if found is None or not stat.S_ISDIR(found.st_mode):
+                return
+            yield prefix, found
+        listed = []
+        with (
+            translated(f"{self.url}/{prefix}"),
+            suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(self._path(prefix) if prefix else b"/") as entries,
+        ):
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(found.st_mode):
+                        listed.append((entry.name + b"/", found))
+                    elif stat.S_ISREG(found.st_mode) and not entry.name.startswith(TEMPORARY.encode()):
+                        listed.append((entry.name, found))
+        listed.sort(key=lambda item: item[0])
+        for name, found in listed:
+            yield prefix + name.decode("utf-8", "surrogateescape"), found
+
+    def _stat(self, key: str) -> os.stat_result | None:
+        try:
+            path = self._path(key)
+        except ObjectNotFoundError:  # no name a file system can have
+            return None
+        with translated(f"{self.url}/{key}"):
+            try:
+                found = os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return None if key.endswith("/") and not stat.S_ISDIR(found.st_mode) else found
+
+    def _expect(self, key: str, expect: str | None) -> None:
+        if expect is not None:
+            found = self._stat(key)
+            if (_etag(found) if found is not None else "") != expect:
+                raise unexpected(f"{self.url}/{key}", expect)
+
+
+def _info(key: str, found: os.stat_result) -> ObjectInfo:
+    size_bytes = 0 if stat.S_ISDIR(found.st_mode) else found.st_size
+    return ObjectInfo(key, size_bytes, found.st_mtime_ns, _etag(found))
+
+
+def _etag(found: os.stat_result) -> str:
+    if stat.S_ISREG(found.st_mode):
+        return etag_of(found)
+    return f"{found.st_ino:x}-{'folder' if stat.S_ISDIR(found.st_mode) else 'special'}"
+
+
+def _bytes(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
