@@ -22,13 +22,15 @@ ROOT = Path(__file__).resolve().parents[3]
 class Writers:
     """Writer processes, each in its own folder of a directory."""
 
-    def __init__(self, folder: Path, manifests: Path, count: int, seed: int, *, plain: bool = False) -> None:
+    def __init__(
+        self, folder: Path, manifests: Path, count: int, seed: int, *, largest: int = 3_000_000, plain: bool = False
+    ) -> None:
         self._manifests = {f"w{number}": manifests / f"w{number}.jsonl" for number in range(count)}
         self._processes = []
         for number, (name, manifest) in enumerate(self._manifests.items()):
             (folder / name).mkdir()
             command = [sys.executable, "-m", "tests.fuse_mount.crash.writer", str(folder / name), str(manifest)]
-            command += [str(seed * 100 + number), *(["plain"] if plain else [])]
+            command += [str(seed * 100 + number), str(largest), *(["plain"] if plain else [])]
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
             self._processes.append(process)
             assert process.stdout is not None

@@ -1,6 +1,6 @@
 """One process that writes to a mount for as long as it is let, and keeps a manifest of what it was told.
 
-    python -m tests.fuse_mount.crash.writer FOLDER MANIFEST SEED [plain]
+    python -m tests.fuse_mount.crash.writer FOLDER MANIFEST SEED LARGEST [plain]
 
 FOLDER lies right in the mount (or, `plain`, in any directory), is there already and belongs to this writer alone. Every
 operation that fails is settled: when the mount is back, what is there is read and synced, and must be what was before
@@ -36,8 +36,8 @@ class ImpatientError(RuntimeError):
 class Writer:
     """The operations. Paths are relative to the folder."""
 
-    def __init__(self, folder: Path, ledger: Ledger, seed: int, *, plain: bool = False) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, ledger: Ledger, seed: int, largest: int, *, plain: bool = False) -> None:
+        self.folder, self.largest = folder, largest
         self.outside = -1 if plain else os.stat(folder.parent.parent).st_dev
         """The device that the mount point lies on."""
         self.name = folder.name
@@ -100,7 +100,7 @@ class Writer:
         ]
 
     def new_state(self) -> str:
-        size = self.dice.choice([1, 100, 4096, self.dice.randrange(70_000), self.dice.randrange(3_000_000)])
+        size = self.dice.choice([1, 100, 4096, self.dice.randrange(70_000), self.dice.randrange(self.largest)])
         return f"{self.name}-{self.ledger.count}-{self.dice.randrange(10**6)}:{size}"
 
     # --- operations ---
@@ -213,7 +213,7 @@ class Writer:
             return
         path = self.dice.choice(files)
         try:
-            data = Path(self.path(path)).read_bytes()
+            data: bytes | None = Path(self.path(path)).read_bytes()
         except FileNotFoundError:
             data = self.look(path, sync=False)  # believed only when the mount is there
         except OSError:
@@ -258,7 +258,7 @@ class Writer:
             self.ledger.problem(
                 f"{path} has {None if data is None else len(data)} bytes, not {log.acknowledged} to {len(log.intended)}"
             )
-        log.intended = data or b""
+        log.intended = data or b""  # as the next append will have it in the manifest
 
     def remove(self, path: str) -> None:
         """Until it is gone for sure."""
@@ -337,9 +337,9 @@ def describe(found: dict[str, bytes], wanted: dict[str, State]) -> str:
     )
 
 
-def main(folder: str, manifest: str, seed: str, plain: str = "") -> None:
+def main(folder: str, manifest: str, seed: str, largest: str, plain: str = "") -> None:
     """Run a writer."""
-    writer = Writer(Path(folder), Ledger.create(Path(manifest)), int(seed), plain=bool(plain))
+    writer = Writer(Path(folder), Ledger.create(Path(manifest)), int(seed), int(largest), plain=bool(plain))
 
     def stop(*_: object) -> None:
         writer.stopping = True

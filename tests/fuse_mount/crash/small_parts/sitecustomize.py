@@ -1,0 +1,7 @@
+"""Imported by every Python that has this folder on its PYTHONPATH: uploads are cut into parts that tests can fill."""
+
+import os
+
+from datacache.store.s3_bucket import S3Bucket
+
+S3Bucket.part_bytes = int(os.environ["TEST_PART_BYTES"])

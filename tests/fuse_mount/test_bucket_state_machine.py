@@ -1,0 +1,122 @@
+"""A read-write mount of a bucket does what a plain directory does, over random sequences of operations.
+
+The quick run is the same every time. `DATACACHE_TEST_SEQUENCES` (how many sequences; 2,000 take about an hour) asks for
+a long one with new sequences each time; a failure prints the shortest sequence that shows it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from datacache.settings import Settings
+from tests.fuse_mount.bucket_mount import BucketMount
+from tests.fuse_mount.posix_model import Comparison, Subject
+from tests.servers import CephRgw, RcloneS3
+
+SEQUENCES = int(os.environ.get("DATACACHE_TEST_SEQUENCES") or 0)
+
+_numbers = itertools.count()
+
+
+class Place:
+    """A mount of an empty bucket, and a plain directory of nothing beside it."""
+
+    def __init__(self, server: RcloneS3 | CephRgw, settings: Settings, folder: Path) -> None:
+        bucket = f"compared-{next(_numbers)}"
+        server.client().create_bucket(Bucket=bucket)
+        self.plain = folder / "plain"
+        self.plain.mkdir()
+        self.mount = BucketMount(server, bucket, folder / "mnt", settings, ttl_s=1.0)
+        self.mount.mount()
+        self.cases = itertools.count()
+
+    def compare(self, profile: settings) -> None:
+        """Run the state machine, then look at everything it left from another node."""
+        place = self
+
+        class Machine(Comparison):
+            def setting(self) -> tuple[Subject, Path]:
+                return place.mount, place.plain / f"case-{next(place.cases)}"
+
+        run_state_machine_as_test(Machine, settings=profile)  # type: ignore[no-untyped-call]
+
+    def look_from_elsewhere(self, folder: Path) -> None:
+        """A mount of the same bucket whose home is empty shows the same."""
+        self.mount.flush()
+        self.mount.unmount()
+        other = self.mount.elsewhere(folder / "elsewhere", folder / "other-home")
+        other.mount()
+        try:
+            machine = _Everything(other, self.plain)
+            machine.check_tree()
+        finally:
+            other.unmount()
+
+
+class _Everything(Comparison):
+    """Both trees whole, with nothing done to them."""
+
+    def __init__(self, mount: BucketMount, plain: Path) -> None:
+        from tests.fuse_mount.posix_model import Side
+
+        self.plain, self.other = Side(plain, refuses=True), Side(mount.mountpoint, refuses=False)
+
+
+@pytest.fixture
+def placed(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Place]:
+    """A function that makes a `Place` on a server."""
+
+    def place(server: RcloneS3 | CephRgw) -> Place:
+        for name, value in server.env().items():
+            monkeypatch.setenv(name, value)
+        return Place(server, settings, tmp_path)
+
+    return place
+
+
+def profile(sequences: int, *, steps: int = 40) -> settings:
+    """How many sequences of how many operations. Long runs look for new ones and shorten what fails."""
+    return settings(
+        max_examples=SEQUENCES or sequences,
+        stateful_step_count=100 if SEQUENCES else steps,
+        derandomize=not SEQUENCES,
+        phases=[Phase.generate, Phase.shrink] if SEQUENCES else [Phase.generate],
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.fixture(scope="module")
+def writable_rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneS3]:
+    """Nobody puts files into its folders but through it, so it need not look for them."""
+    with RcloneS3(tmp_path_factory.mktemp("rclone"), live=False, log_requests=False) as server:
+        yield server
+
+
+@pytest.mark.timeout(max(300, SEQUENCES * 10))
+def test_a_mount_does_what_a_plain_directory_does(
+    writable_rclone: RcloneS3, placed: Callable[..., Place], tmp_path: Path
+) -> None:
+    place = placed(writable_rclone)
+    place.compare(profile(100))
+    place.look_from_elsewhere(tmp_path)
+
+
+@pytest.mark.ceph
+@pytest.mark.timeout(max(300, SEQUENCES * 10))
+def test_a_mount_of_a_ceph_bucket_does_what_a_plain_directory_does(
+    ceph_rgw: CephRgw, placed: Callable[..., Place], tmp_path: Path
+) -> None:
+    place = placed(ceph_rgw)
+    place.compare(profile(60))
+    place.look_from_elsewhere(tmp_path)
