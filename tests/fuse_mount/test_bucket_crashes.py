@@ -1,5 +1,5 @@
-"""Whatever was acknowledged is in the bucket in the end, whoever is killed, whatever the store does and however full the
-staging disk is (in the manner of JuiceFS's crash test).
+"""Whatever was acknowledged is in the bucket in the end, whoever is killed, whatever the store does and however full
+the staging disk is (in the manner of JuiceFS's crash test).
 
 `DATACACHE_TEST_KILLS` (how many kills a run has, 15) asks for a long one.
 """
