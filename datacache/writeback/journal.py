@@ -137,18 +137,14 @@ class Journal:
         for key in keys:
             try:
                 data, where = self._load(key, _HEADER_GUESS_BYTES)
+                if fmt.RECORD_BYTES <= len(data) < fmt.decode_record(data).blob_at:
+                    data, where = self._load(key, None)
             except KeyError:
                 continue
-            record = fmt.decode_record(data) if len(data) >= fmt.RECORD_BYTES else None
-            if record is None or data[fmt.RECORD_BYTES : record.header_at] != fmt.encode_key(key):
+            if where is not None and not fmt.record_is_of(data, fmt.encode_key(key)):
                 raise self._wrong(where)
-            if len(data) < record.blob_at:
-                try:
-                    data, _ = self._load(key, None)
-                except KeyError:
-                    continue
-                record = fmt.decode_record(data)
-            yield key, bytes(data[record.header_at : record.blob_at]), record.blob_bytes
+            record = fmt.decode_record(data)
+            yield key, data[record.header_at : record.blob_at], record.blob_bytes
 
     def read(self, key: str) -> bytes:
         """The live record's blob, durable or not. KeyError if there is none, StagingError if it is damaged."""
@@ -368,16 +364,18 @@ class Journal:
             segment.path.unlink(missing_ok=True)
 
     def _clean(self) -> None:
-        """Write a few live records of the oldest segment again."""
-        with self._changed:
-            oldest = self._index.oldest
-            if oldest is self._index.newest:
-                return
-        found = self._cleaner.step(oldest)
-        with self._changed:
-            moved = [(key, record) for key, place, record in found if self._index.move(key, place, record)]
-            if moved:
-                self._push([key for key, _ in moved], [record for _, record in moved])
+        """Write a few live records of the oldest segments again."""
+        budget = self._cleaner.begin()
+        while budget > 0:
+            with self._changed:
+                oldest = next((segment for segment in self._index.segments.values() if segment.live_bytes), None)
+                if oldest is None or oldest is self._index.newest:
+                    return
+            found, budget = self._cleaner.step(oldest, budget)
+            with self._changed:
+                moved = [(key, record) for key, place, record in found if self._index.move(key, place, record)]
+                if moved:
+                    self._push([key for key, _ in moved], [record for _, record in moved])
 
     def close(self) -> None:
         """Commit everything. Raises as `commit` does; it is closed all the same, and what was not durable is lost."""

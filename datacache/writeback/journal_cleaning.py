@@ -37,8 +37,14 @@ class Cleaner:
 
     @property
     def is_due(self) -> bool:
-        """Whether a step is worth its while."""
+        """Whether some steps are worth their while."""
         return self._debt_bytes >= _MIN_STEP_BYTES
+
+    def begin(self) -> int:
+        """How many bytes may be scanned now."""
+        budget = min(self._debt_bytes, _MAX_STEP_BYTES)
+        self._debt_bytes -= budget
+        return budget
 
     def owe(self, written_bytes: int, size_bytes: int, live_bytes: int, segments: int, segment_bytes: int) -> None:
         """Take into account what was written. Many small segments (one for each start) count as waste, too."""
@@ -48,13 +54,11 @@ class Cleaner:
         else:
             self._debt_bytes = 0
 
-    def step(self, segment: Segment) -> list[tuple[str, int, bytes]]:
-        """(key, place, record) of records that are live now, from where the last step ended. StagingError if one is
-        damaged; the segment stays then, and the next start says so."""
+    def step(self, segment: Segment, budget: int) -> tuple[list[tuple[str, int, bytes]], int]:
+        """(key, place, record) of records that are live now, from where the last step ended, and what of the budget is
+        left. StagingError if a record is damaged; the segment stays then, and the next start says so."""
         if self._number != segment.number or self._offset >= segment.size_bytes:
             self._number, self._offset, self._left = segment.number, fmt.HEADER_BYTES, 0
-        budget = min(self._debt_bytes, _MAX_STEP_BYTES)
-        self._debt_bytes = max(0, self._debt_bytes - budget)
         found: list[tuple[str, int, bytes]] = []
         window = _Window(segment)
         offset, left = self._offset, self._left
@@ -78,8 +82,9 @@ class Cleaner:
                 found.append((key, place, data))
             offset += size
             left -= 1
+        spent = offset - self._offset + _SEGMENT_COST_BYTES
         self._offset, self._left = offset, left
-        return found
+        return found, budget - spent
 
 
 class _Window:

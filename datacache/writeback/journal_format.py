@@ -160,13 +160,21 @@ def decode_record(data: bytes, at: int = 0) -> Record:
     return Record(serial, kind == _DROP, key_bytes, header_bytes, blob_bytes)
 
 
+def record_is_of(data: bytes, key: bytes) -> bool:
+    """Whether these bytes begin with a record of this key, up to its blob at least. Its checksum is not looked at."""
+    return (
+        len(data) >= RECORD_BYTES
+        and len(data) >= decode_record(data).blob_at
+        and data[RECORD_BYTES : decode_record(data).header_at] == key
+    )
+
+
 def record_is_whole(data: bytes, key: bytes) -> bool:
     """Whether these bytes are one record, as it was written, of this key."""
     return (
-        len(data) >= RECORD_BYTES
-        and xxh3_64_digest(memoryview(data)[8:]) == data[:8]
+        record_is_of(data, key)
         and decode_record(data).size_bytes == len(data)
-        and data[RECORD_BYTES : RECORD_BYTES + len(key)] == key
+        and xxh3_64_digest(memoryview(data)[8:]) == data[:8]
     )
 
 
