@@ -114,10 +114,18 @@ def bucket_mount_at(path: str | Path, settings: Settings) -> BucketInfo | None:
 
 
 def bucket_status(info: BucketInfo) -> dict[str, Any]:
-    """What the mount's live bucket says now. `MountError` when no server answers."""
+    """What the mount's live bucket says now. `MountError` says why no server answers."""
+    again = f"Mount it again: {mount_command(info)}"
     if info.problem:
-        raise MountError(f"the mount is dead: {info.problem}", hint=f"Mount it again: {mount_command(info)}")
-    answer: dict[str, Any] = ask(_files(info), {"op": "status"})
+        raise MountError(f"the mount is dead: {info.problem}", hint=again)
+    try:
+        answer: dict[str, Any] = ask(_files(info), {"op": "status"})
+    except MountError as exc:
+        if _serves(info.pid):
+            raise
+        if _serves(info.supervisor):
+            raise MountError("its server died and is being started again", hint=f"Its log: {info.log}") from exc
+        raise MountError("the mount is dead: its processes were killed", hint=again) from exc
     status: dict[str, Any] = answer["live"]
     return status
 

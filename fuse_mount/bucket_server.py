@@ -36,7 +36,7 @@ from fuse_mount.bucket_metrics import render_metrics
 from fuse_mount.control import Request
 
 if TYPE_CHECKING:
-    from datacache.api import LiveBucket
+    from datacache.writeback.live import LiveBucket
 
 _PROGRESS_EVERY_S = 0.2
 _SERVED_TIMEOUT_S = 2.0
@@ -82,7 +82,7 @@ class BucketServer:
         config, target = self._config, self._config.mountpoint
         notes = self._open()
         try:
-            fs = BucketFs(self._live, config.uid, config.gid, config.umask)
+            fs = BucketFs(self._live, uid=config.uid, gid=config.gid, umask=config.umask)
             placed = bucket_session.place(target, normal_url(config.url), allow_other=config.allow_other)
         except BaseException:
             self._live.close()
@@ -285,7 +285,8 @@ def _left_notes(status: dict[str, Any]) -> list[str]:
         return []
     from fuse_mount.bucket_areas import counted
 
-    return [f"{counted(status['dirty_files'], status['dirty_bytes'])} written earlier are being uploaded"]
+    verb = "is" if status["dirty_files"] == 1 else "are"
+    return [f"{counted(status['dirty_files'], status['dirty_bytes'])} written earlier {verb} being uploaded"]
 
 
 def _stray_notes(mountpoint: str, strays: list[str]) -> list[str]:
