@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from datacache.core.concurrency import PerProcess
-from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StoreError
+from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.objects import ObjectRef
 from datacache.store import s3_multipart as multipart
 from datacache.store.base import ObjectInfo
@@ -138,7 +138,12 @@ class S3Bucket(S3Store):
         complete already, by a request whose answer was lost."""
 
         def complete(conditions: Mapping[str, str]) -> str:
-            return multipart.complete(self._requests.get(), self.url, key, upload, parts, headers=conditions)
+            try:
+                return multipart.complete(self._requests.get(), self.url, key, upload, parts, headers=conditions)
+            except StoreUnavailableError as exc:
+                if "HTTP 500" in exc.message:  # Ceph's answer for an upload that is not there
+                    self.list_parts(key, upload)
+                raise
 
         etag = self._checked("complete", key, expect, complete)
         # Ceph says no ETag, others another one than they list; and somebody may have come right after us.

@@ -87,11 +87,18 @@ def abort(requests: S3Requests, key: str, upload: str) -> None:
 
 def list_uploads(requests: S3Requests, store_url: str, prefix: str) -> Iterator[Upload]:
     """All unfinished uploads of keys with a prefix."""
-    query = {"uploads": "", "encoding-type": "url", "prefix": prefix}
+    query = {"uploads": "", "prefix": prefix}
+    encoded = False
     while True:
         _, body = requests.call("GET", "", (200,), query=query)
-        root, space = _document(body, store_url, "ListMultipartUploadsResult")
-        encoded = root.findtext(f"{space}EncodingType") == "url"
+        try:
+            root, space = _document(body, store_url, "ListMultipartUploadsResult")
+        except StoreError:
+            if encoded:
+                raise
+            # A key with a control character is no XML. Not asked for at first: Ceph encodes then and does not say so.
+            encoded, query["encoding-type"] = True, "url"
+            continue
         for item in root.iterfind(f"{space}Upload"):
             key, upload, began = (item.findtext(space + tag) or "" for tag in ("Key", "UploadId", "Initiated"))
             key = unquote_plus(key, errors="surrogateescape") if encoded else key

@@ -117,7 +117,7 @@ class _Probe:
     def _copies(self, headers: Mapping[str, str]) -> bool:
         source = f"/{self._store_url.removeprefix('s3://')}/{quoted_key(self._key)}"
         try:
-            answer, body = self._requests.call(
+            _, body = self._requests.call(
                 "PUT",
                 self._key,
                 (200,),
@@ -128,7 +128,7 @@ class _Probe:
             raise
         except StoreError:
             return False
-        version = answer.get("x-amz-version-id", "")
-        self._made.append((self._key, "" if version == "null" else version))
-        self._etag = self._requests.etag(self._key)  # some give a copy another one
+        info = self._requests.head(self._key)  # some give a copy another ETag, and Ceph does not say its version
+        self._made.append((self._key, info.version))
+        self._etag = info.etag
         return True

@@ -55,6 +55,7 @@ class TestRcloneS3(_S3):
     odd_keys = (*PLAIN_KEYS, *ODD_KEYS, *TRAILING_KEYS)
     conditional = False
     markers = False
+    merges_metadata = True
 
     @pytest.fixture
     def bucket(self, writable_rclone: WritableRclone, open_s3: Callable[..., Bucket]) -> Bucket:
@@ -63,7 +64,14 @@ class TestRcloneS3(_S3):
 
 @pytest.mark.ceph
 class TestCeph(_S3):
-    odd_keys = (*PLAIN_KEYS, *ODD_KEYS, *CONTROL_KEYS, *TRAILING_KEYS, *(k for k in BUCKET_KEYS if k[-1] != "/"))
+    odd_keys = (
+        *PLAIN_KEYS,
+        *ODD_KEYS,
+        *CONTROL_KEYS,
+        "c\x01d/e\x02f",
+        *TRAILING_KEYS,
+        *(k for k in BUCKET_KEYS if k[-1] != "/"),
+    )
 
     @pytest.fixture
     def bucket(self, ceph_rgw: CephRgw, open_s3: Callable[..., Bucket]) -> Bucket:
@@ -72,6 +80,8 @@ class TestCeph(_S3):
 
 @pytest.mark.ceph
 class TestCephWithVersions(_S3):
+    conditional = False
+
     @pytest.fixture
     def bucket(self, ceph_rgw: CephRgw, open_s3: Callable[..., Bucket]) -> Bucket:
         return open_s3(ceph_rgw, versioning=True)
