@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from datacache.shards.listing import ShardSet
     from datacache.shards.reader import Shards
     from datacache.shards.verify import ShardProblem
+    from datacache.writeback.live import LiveBucket
 
 
 def open_catalog(settings: Settings | None = None) -> Catalog:
@@ -92,6 +93,60 @@ def open_url(url: str, settings: Settings | None = None) -> Snapshot:
     )
     blocks = NodeBlocks(settings, DaemonClient(settings), load, dataset=origin, snapshot="")
     return Snapshot(record, Manifest.open(id, load), blocks, reopen=(open_url, (url, settings)))
+
+
+def open_bucket(
+    url: str,
+    settings: Settings | None = None,
+    *,
+    who: str,
+    ack: str = "staged",
+    ttl_s: float = 5.0,
+    upload_every_s: float = 30.0,
+) -> LiveBucket:
+    """A live bucket prefix, read and written through its staging area, which is this process's until `close`.
+
+    What an earlier process has left there goes on being uploaded. `who` is shown to others that want the area. With
+    `ack="uploaded"` a write is acknowledged when it is in the bucket, with `"staged"` when it is durable in the staging
+    area. Listings are used for `ttl_s`; files that stay open are uploaded every `upload_every_s`. Nothing is asked of
+    the store yet. `StagingBusyError` where another mount has the area, `StagingError`, `UsageError`.
+    """
+    import socket
+
+    from datacache.core.errors import UsageError
+    from datacache.store.open import open_bucket_backend
+    from datacache.store.urls import split_url
+    from datacache.writeback.engine import WriteBack
+    from datacache.writeback.files import StagedFiles
+    from datacache.writeback.journal import Journal
+    from datacache.writeback.live import LiveBucket
+    from datacache.writeback.staging import StagingArea
+    from datacache.writeback.uploader import Uploader
+
+    settings = settings or load_settings()
+    if ack not in ("staged", "uploaded"):
+        raise UsageError(f"{ack!r} is no way to acknowledge writes", hint="It is 'staged' or 'uploaded'.")
+    store_url, prefix = split_url(url)
+    with ExitStack() as stack:
+        bucket = stack.enter_context(closing(open_bucket_backend(store_url, settings, probe_prefix=prefix)))
+        area = stack.enter_context(StagingArea.open(settings.staging_root, url, who=who))
+        files = StagedFiles(area.data_folder, limit_bytes=settings.staging_bytes)
+        journal = stack.enter_context(closing(Journal(area.journal_folder)))
+        host = socket.gethostname()
+        engine = WriteBack(area, files, journal, bucket, prefix, host=host, uploads=settings.uploads, ack=ack)
+        stack.pop_all()
+    uploader = Uploader(engine, upload_every_s=upload_every_s)
+    uploader.start()
+    blocks = NodeBlocks(settings, DaemonClient(settings), lambda _ids: {}, dataset=f"{store_url}/{prefix}", snapshot="")
+    return LiveBucket(
+        engine,
+        uploader,
+        blocks,
+        url=f"{store_url}/{prefix}",
+        ttl_s=ttl_s,
+        upload_every_s=upload_every_s,
+        staging_wait_s=settings.staging_wait_s,
+    )
 
 
 def open_samples(

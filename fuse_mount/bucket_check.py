@@ -13,7 +13,7 @@ from datacache.settings import Settings
 from fuse_mount.bucket_config import BucketConfig, normal_url
 
 if TYPE_CHECKING:
-    from datacache.api import LiveBucket
+    from datacache.writeback.live import LiveBucket
 
 PYFUSE3_HINT = (
     "Install it with `pip install 'datacache[rw]'`. It is built on the spot: first `apt-get install libfuse3-dev "

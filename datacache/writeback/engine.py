@@ -234,6 +234,7 @@ class WriteBack:
         if wanted > self._durable:
             self.area.check()
             self._journal.commit(wanted)
+            self.files.set_journal_bytes(self._journal.size_bytes)
         with self.lock:
             self._durable = max(self._durable, wanted)
             due = []
@@ -406,25 +407,39 @@ class WriteBack:
     def bring(self, stored: Stored) -> int:
         """A new staged file, durable, with the bytes of an object of the bucket: its number."""
         full = self.prefix + stored.key
+        clean = self.files.open_clean(full, stored.etag)
+        if clean is not None:
+            try:
+                number = self._copied(lambda start, stop: os.pread(clean, stop - start, start), stored.size_bytes)
+            finally:
+                os.close(clean)
+            if number is not None and self.files.clean(full, stored.etag) is not None:
+                return number
+            # Somebody has begun to change the copy, or it is cut short.
+            if number is not None:
+                self.files.remove(number)
         ref = ObjectRef(self.bucket.url, full, stored.size_bytes, stored.etag)
+        number = self._copied(lambda start, stop: self.bucket.read(ref, start, stop), stored.size_bytes)
+        if number is None:
+            raise StagingError(f"{ref.url} came cut short")
+        return number
+
+    def _copied(self, read: Callable[[int, int], bytes | memoryview], size_bytes: int) -> int | None:
         number = self.files.create()
         try:
-            clean = self.files.open_clean(full, stored.etag)
-            source = -1 if clean is None else clean
             fd = self.files.open(number)
             try:
-                for start in range(0, stored.size_bytes, _COPY_BYTES):
-                    stop = min(start + _COPY_BYTES, stored.size_bytes)
-                    data = os.pread(source, stop - start, start) if source >= 0 else self.bucket.read(ref, start, stop)
+                for start in range(0, size_bytes, _COPY_BYTES):
+                    stop = min(start + _COPY_BYTES, size_bytes)
+                    data = read(start, stop)
                     if len(data) != stop - start:
-                        raise StagingError(f"the clean copy of {full} is cut short")
-                    self.files.grow(number, len(data))
+                        self.files.remove(number)
+                        return None
                     os.pwrite(fd, data, start)
+                    self.files.grow(number, len(data))
                 self.files.sync(fd, number)
             finally:
                 os.close(fd)
-                if source >= 0:
-                    os.close(source)
         except BaseException:
             self.files.remove(number)
             raise

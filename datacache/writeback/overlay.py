@@ -1,7 +1,7 @@
 """Everything that is pending, by key: in memory, without any I/O.
 
 Part of the engine, which guards it with its lock. Besides the keys themselves it knows the folders they lie in (a
-pending `a/b/c` makes the folders `a/` and `a/b/` known) and which keys still need an object that lies under another key.
+pending `a/b/c` makes the folders `a/` and `a/b/` known) and which keys still need an object under another key.
 """
 
 from __future__ import annotations
@@ -65,18 +65,17 @@ class Overlay:
         """Names right in a folder of which something is pending at or below them; folders end in '/'."""
         return list(self._names.get(folder, ()))
 
-    def below(self, folder: str) -> list[str]:
-        """All pending keys below a folder, without its own."""
-        found, waiting = [], [folder]
+    def below(self, folder: str) -> Iterator[str]:
+        """All pending keys below a folder, without its own. Not to be changed meanwhile."""
+        waiting = [folder]
         while waiting:
             above = waiting.pop()
             for name in self._names.get(above, ()):
                 key = above + name
                 if key in self._pending:
-                    found.append(key)
+                    yield key
                 if key in self._names:
                     waiting.append(key)
-        return found
 
     def exists_below(self, folder: str) -> bool:
         """Whether a pending key below a folder is there (is not a deletion)."""

@@ -1,0 +1,168 @@
+"""A file that is being written: its bytes from the first change until the last writer closes it.
+
+Used by `fuse_mount/bucket_files.py`; calls for one draft are made one at a time by its owner, except `read`. Small
+files are kept in memory and go into the journal, which takes one sync; larger ones lie in a staged file. A draft that
+starts from nothing (a new file, or one that was truncated to nothing) never touches what was acknowledged before: that
+stays in the overlay until the draft is settled. One that continues a staged file changes it in place, as a local file
+system does.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+
+from datacache.core.errors import StagingError
+from datacache.writeback.engine import WriteBack
+from datacache.writeback.model import Attributes, Content, Logged, Staged
+
+INLINE_BYTES = 64 * 1024
+"""Files up to this size go into the journal."""
+
+
+class Draft:
+    """One file being written. `attributes` are its own while it lives."""
+
+    __slots__ = (
+        "_buffer",
+        "_engine",
+        "_file",
+        "_number",
+        "attributes",
+        "changes",
+        "dirty_since",
+        "settled_changes",
+        "size",
+    )
+
+    def __init__(self, engine: WriteBack, attributes: Attributes, data: bytes = b"") -> None:
+        self._engine = engine
+        self.attributes = attributes
+        self._buffer: bytearray | None = bytearray(data)
+        # Whoever reads it in a thread keeps it open, so that its descriptor is not another file's meanwhile.
+        self._file: io.FileIO | None = None
+        self._number = -1
+        self.size = len(data)
+        """Bytes it has now."""
+        self.changes = 0
+        """Counts what was changed."""
+        self.settled_changes = 0
+        """How many of these are durable and in the overlay."""
+        self.dirty_since = 0.0
+        """When the oldest change that is not was made (seconds, monotonic)."""
+
+    @staticmethod
+    def of_staged(engine: WriteBack, attributes: Attributes, number: int) -> Draft:
+        """A draft that continues a staged file in place."""
+        draft = Draft(engine, attributes)
+        draft._buffer = None
+        draft._number = number
+        draft._file = io.FileIO(engine.hold(number), "r+b")
+        draft.size = os.fstat(draft._file.fileno()).st_size
+        return draft
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something was changed since it was settled."""
+        return self.changes != self.settled_changes
+
+    def content(self) -> Content:
+        """What `Pending` is to say of the bytes as they are now."""
+        return Logged(self.size) if self._buffer is not None else Staged(self._number, self.size)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes from an offset on, up to the end."""
+        buffer, file = self._buffer, self._file
+        if buffer is not None or file is None:
+            return bytes(buffer[offset : offset + size]) if buffer is not None else b""
+        parts = []
+        while size > 0 and (part := os.pread(file.fileno(), size, offset)):
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def in_memory(self, end: int) -> bool:
+        """Whether a write up to this offset stays in memory."""
+        return self._buffer is not None and end <= INLINE_BYTES
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write at an offset; a gap before it reads as zeros. `OSError` of a full disk leaves the rest unwritten."""
+        end = offset + len(data)
+        if self._buffer is not None and end > INLINE_BYTES:
+            self._spill()
+        if self._buffer is not None:
+            if offset > self.size:
+                self._buffer.extend(bytes(offset - self.size))
+            self._buffer[offset:end] = data
+        else:
+            if offset < self.size:
+                self._engine.touch(self._number, offset)
+            done = 0
+            while done < len(data):
+                done += os.pwrite(self._fd(), memoryview(data)[done:], offset + done)
+            if end > self.size:
+                self._engine.files.grow(self._number, end - self.size)
+        self.size = max(self.size, end)
+
+    def truncate(self, size: int) -> None:
+        """Cut off, or extend with zeros."""
+        if self._buffer is not None and size > INLINE_BYTES:
+            self._spill()
+        if self._buffer is not None:
+            if size < self.size:
+                del self._buffer[size:]
+            else:
+                self._buffer.extend(bytes(size - self.size))
+        else:
+            if size < self.size:
+                self._engine.touch(self._number, size)
+            os.ftruncate(self._fd(), size)
+            if size < self.size:
+                self._engine.files.grow(self._number, size - self.size)
+        self.size = size
+
+    def empty(self) -> None:
+        """Begin anew with nothing: what was acknowledged stays as it is until this is settled."""
+        self._let_go()
+        self._buffer = bytearray()
+        self.size = 0
+
+    def sync(self) -> None:
+        """Have the bytes of a staged file on the disk. May take long."""
+        if self._buffer is None:
+            self._engine.files.sync(self._fd(), self._number)
+
+    def blob(self) -> bytes | None:
+        """The bytes for the journal, of a draft in memory."""
+        return bytes(self._buffer) if self._buffer is not None else None
+
+    def close(self) -> None:
+        """Let go of the bytes. What nothing in the overlay refers to is deleted."""
+        self._let_go()
+        self._buffer = None
+
+    def _spill(self) -> None:
+        if self._buffer is None:
+            raise StagingError("this draft lies in a file already")
+        number = self._engine.files.create()
+        self._file = io.FileIO(self._engine.hold(number), "r+b")
+        self._number = number
+        data, done = memoryview(self._buffer), 0
+        try:
+            while done < len(data):
+                done += os.pwrite(self._fd(), data[done:], done)
+        except OSError:
+            self._let_go()
+            raise
+        self._engine.files.grow(number, len(data))
+        self._buffer = None
+
+    def _fd(self) -> int:
+        if self._file is None:
+            raise StagingError("this draft lies in no file")
+        return self._file.fileno()
+
+    def _let_go(self) -> None:
+        if self._file is not None:
+            self._engine.free(self._number)
+        self._file, self._number = None, -1

@@ -1,0 +1,68 @@
+"""A live bucket prefix as a read-write mount uses it: engine, uploader and the way to read, put together by `api`.
+
+Any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from datacache.core.objects import BlockId, ObjectRef
+from datacache.writeback.engine import WriteBack
+from datacache.writeback.uploader import Uploader
+
+
+class Blocks(Protocol):
+    """What is needed of the node's read cache (`reader.blocks.BlockSource`)."""
+
+    def view_here(self, block: BlockId, start: int, stop: int) -> memoryview | None:
+        """A part of a block if it can be had without waiting for anybody."""
+        ...
+
+    def read(self, ref: ObjectRef, number: int, start: int, stop: int) -> memoryview | bytes:
+        """The same, wherever it is."""
+        ...
+
+
+class LiveBucket:
+    """One prefix, read and written."""
+
+    def __init__(
+        self,
+        engine: WriteBack,
+        uploader: Uploader,
+        blocks: Blocks,
+        *,
+        url: str,
+        ttl_s: float,
+        upload_every_s: float,
+        staging_wait_s: float,
+    ) -> None:
+        self.engine, self.uploader, self.blocks = engine, uploader, blocks
+        self.url = url
+        self.ttl_s = ttl_s
+        self.upload_every_s = upload_every_s
+        self.staging_wait_s = staging_wait_s
+
+    def status(self) -> dict[str, Any]:
+        """What is pending, how the uploads go, and how much room there is: values that fit into JSON."""
+        files = self.engine.files
+        staging = {
+            "folder": str(self.engine.area.folder),
+            "used_bytes": files.used_bytes,
+            "limit_bytes": files.capacity_bytes,
+            "pressure": round(files.pressure(), 4),
+        }
+        return {"url": self.url, "ack": self.engine.ack, **self.uploader.status(), "staging": staging}
+
+    def flush(self, timeout_s: float | None = None, progress: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """Return when all that was acknowledged before the call is in the bucket. `UploadError` if it cannot be."""
+        self.engine.commit()
+        self.uploader.flush(timeout_s, progress)
+
+    def close(self) -> None:
+        """Stop uploading, make everything durable, and let the staging area go. What is pending stays there."""
+        self.uploader.stop(10.0)
+        self.engine.close()
+        self.engine.bucket.close()

@@ -1,0 +1,337 @@
+"""Open files of a read-write mount: where their bytes come from, drafts of those that are written.
+
+Part of `BucketFs`. What is called under its lock does not wait: `Needs` says what has to be done without it.
+`OpenFile.io` guards a draft's bytes and is taken before the lock, never the other way round (but for a try that does
+not wait).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from datacache.core.errors import StagingError
+from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
+from datacache.writeback.draft import INLINE_BYTES, Draft
+from datacache.writeback.model import Attributes, Content, Logged, Staged, Stored
+from datacache.writeback.remote import Needs
+from fuse_mount.bucket_tree import LOCAL, Node
+
+if TYPE_CHECKING:
+    from datacache.writeback.live import LiveBucket
+    from fuse_mount.bucket_view import State
+
+_QUICK_BYTES = 64 * 1024
+"""Up to here a read or write of a local file is done at once, and not in a thread."""
+
+
+class Reader(Protocol):
+    """Where an open file's bytes are read from."""
+
+    def here(self, offset: int, size: int) -> bytes | None:
+        """The bytes if they can be had at once."""
+        ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes, wherever they are."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class OpenFile:
+    """A file that somebody has open."""
+
+    __slots__ = ("attributes", "base", "content", "draft", "fetched", "handles", "io", "node", "reader", "writers")
+
+    def __init__(self, node: Node, state: State) -> None:
+        self.node = node
+        self.attributes = state.attributes
+        """As they were when it was opened or last changed."""
+        self.content: Content = state.content or Logged(0)
+        """The bytes, where there is no draft."""
+        self.base = state.base
+        self.draft: Draft | None = None
+        self.reader: Reader | None = None
+        self.fetched: tuple[Content, bytes | int] | None = None
+        """What was fetched to begin a draft with: bytes, or the number of a staged file."""
+        self.handles = 0
+        self.writers = 0
+        self.io = threading.Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes it has now."""
+        return self.draft.size if self.draft is not None else self.content.size_bytes
+
+
+class OpenFiles:
+    """What can be done with the bytes of open files. Which of them have a name is the caller's to know."""
+
+    def __init__(self, live: LiveBucket) -> None:
+        self._live = live
+        self._engine = live.engine
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, file: OpenFile, offset: int, size: int) -> bytes:
+        """Bytes of an open file."""
+        draft = file.draft
+        if draft is not None:
+            if draft.in_memory(0) or size <= _QUICK_BYTES:
+                return draft.read(offset, size)
+            raise Needs(lambda: draft.read(offset, size), final=True)
+        size = min(size, file.content.size_bytes - offset)
+        if size <= 0:
+            return b""
+        if file.reader is None:
+            file.reader = self._reader(file)
+        reader = file.reader
+        found = reader.here(offset, size)
+        if found is not None:
+            return found
+        raise Needs(lambda: reader.read(offset, size), final=True)
+
+    def set_content(self, file: OpenFile, content: Content) -> None:
+        """The bytes lie somewhere else now."""
+        if content != file.content:
+            self._close_reader(file)
+        file.content = content
+
+    def keep_readable(self, file: OpenFile) -> None:
+        """The file is about to lose its name: have its bytes so that they can still be read."""
+        if file.draft is not None or not file.handles:
+            return
+        content = file.content
+        if isinstance(content, Stored):
+            if file.reader is not None and not isinstance(file.reader, _StoredReader):
+                return
+            fd = self._engine.files.open_clean(self._engine.prefix + content.key, content.etag)
+            if fd is None:
+                raise Needs(lambda: self._bring(file, content))
+            self._close_reader(file)
+            file.reader = _FileReader(fd)
+        elif file.reader is None:
+            file.reader = self._reader(file)
+
+    def _bring(self, file: OpenFile, content: Stored) -> None:
+        number = self._engine.bring(content)
+        try:
+            fd = self._engine.files.open(number)
+        finally:
+            self._engine.files.remove(number)
+        with self._engine.lock:
+            if file.content != content or not file.handles:
+                os.close(fd)
+                return
+            self._close_reader(file)
+            file.reader = _FileReader(fd)
+
+    def _reader(self, file: OpenFile) -> Reader:
+        content = file.content
+        if isinstance(content, Logged):
+            return _BytesReader(self._engine.blob(file.node.key) if content.size_bytes else b"")
+        if isinstance(content, Staged):
+            return _FileReader(self._engine.files.open(content.file))
+        fd = self._engine.files.open_clean(self._engine.prefix + content.key, content.etag)
+        return _FileReader(fd) if fd is not None else _StoredReader(self._live, content)
+
+    def _close_reader(self, file: OpenFile) -> None:
+        if file.reader is not None:
+            file.reader.close()
+            file.reader = None
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def begin(self, file: OpenFile, *, empty: bool = False) -> Draft:
+        """The draft of a file that is to be changed; `empty`: of nothing."""
+        draft = file.draft
+        if draft is not None:
+            if empty and draft.size:
+                if not file.io.acquire(blocking=False):
+                    raise Needs(lambda: _wait(file))
+                try:
+                    draft.empty()
+                finally:
+                    file.io.release()
+            return draft
+        content = file.content
+        if empty:
+            draft = Draft(self._engine, file.attributes)
+        elif isinstance(content, Logged):
+            draft = Draft(
+                self._engine, file.attributes, self._engine.blob(file.node.key) if content.size_bytes else b""
+            )
+        elif isinstance(content, Staged):
+            draft = Draft.of_staged(self._engine, file.attributes, content.file)
+        elif file.fetched is None or file.fetched[0] != content:
+            raise Needs(lambda: self._fetch(file, content))
+        elif isinstance(file.fetched[1], int):
+            draft = Draft.of_staged(self._engine, file.attributes, file.fetched[1])
+        else:
+            draft = Draft(self._engine, file.attributes, file.fetched[1])
+        file.fetched = None
+        self._close_reader(file)
+        file.draft = draft
+        file.node.cached = LOCAL
+        return draft
+
+    def _fetch(self, file: OpenFile, content: Stored) -> None:
+        """Bring an object here that is to be changed in part."""
+        found: bytes | int
+        if content.size_bytes <= INLINE_BYTES:
+            found = _StoredReader(self._live, content).read(0, content.size_bytes)
+        else:
+            self._wait_for_room(content.size_bytes)
+            taken = self._engine.files.take(self._engine.prefix + content.key, content.etag)
+            found = taken if taken is not None else self._engine.bring(content)
+        with self._engine.lock:
+            file.fetched = (content, found)
+
+    def write(self, file: OpenFile, offset: int, data: bytes) -> int:
+        """Write to an open file. What does not fit into memory is written in a thread."""
+        draft = self.begin(file)
+        end = offset + len(data)
+        if not self._engine.files.make_room(max(0, end - draft.size)):
+            raise Needs(lambda: self._wait_for_room(end - draft.size))
+        quick = draft.in_memory(end) or (not draft.in_memory(0) and len(data) <= _QUICK_BYTES)
+        if not quick or not file.io.acquire(blocking=False):
+            raise Needs(lambda: self._write(file, offset, data), final=True)
+        try:
+            self._changed(draft)
+            draft.write(offset, data)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise Needs(lambda: self._write(file, offset, data), final=True) from exc
+        finally:
+            file.io.release()
+        return len(data)
+
+    def _write(self, file: OpenFile, offset: int, data: bytes) -> int:
+        deadline = time.monotonic() + self._live.staging_wait_s
+        while True:
+            with file.io:
+                draft = file.draft
+                if draft is None:
+                    raise StagingError("the file was closed while it was written")
+                with self._engine.lock:
+                    self._changed(draft)
+                try:
+                    draft.write(offset, data)
+                    return len(data)
+                except OSError as exc:
+                    if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+            self._engine.files.wait_for_room(len(data), deadline - time.monotonic(), refused=True)
+
+    def truncate(self, file: OpenFile, size: int) -> None:
+        """Cut an open file off, or extend it with zeros."""
+        draft = self.begin(file, empty=size == 0)
+        if draft.size != size:
+            if not file.io.acquire(blocking=False):
+                raise Needs(lambda: _wait(file))
+            try:
+                draft.truncate(size)
+            finally:
+                file.io.release()
+        self._changed(draft)
+
+    def _changed(self, draft: Draft) -> None:
+        if not draft.dirty:
+            draft.dirty_since = time.monotonic()
+        draft.changes += 1
+        draft.attributes = draft.attributes._replace(mtime_ns=time.time_ns())
+
+    def _wait_for_room(self, n_bytes: int) -> None:
+        self._engine.files.wait_for_room(n_bytes, self._live.staging_wait_s)
+
+    def discard(self, file: OpenFile) -> None:
+        """Nobody has it open any more."""
+        self._close_reader(file)
+        if file.draft is not None:
+            file.draft.close()
+            file.draft = None
+        if file.fetched is not None and isinstance(file.fetched[1], int):
+            self._engine.files.remove(file.fetched[1])
+        file.fetched = None
+
+
+def _wait(file: OpenFile) -> None:
+    with file.io:
+        pass
+
+
+class _BytesReader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def here(self, offset: int, size: int) -> bytes | None:
+        return self._data[offset : offset + size]
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
+
+    def close(self) -> None:
+        pass
+
+
+class _FileReader:
+    def __init__(self, fd: int) -> None:
+        self._fd = os.fdopen(fd, "rb", buffering=0)  # closed when the last read in a thread has ended
+
+    def here(self, offset: int, size: int) -> bytes | None:
+        return self.read(offset, size) if size <= _QUICK_BYTES else None
+
+    def read(self, offset: int, size: int) -> bytes:
+        parts = []
+        while size > 0 and (part := os.pread(self._fd.fileno(), size, offset)):
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        pass
+
+
+class _StoredReader:
+    """An object of the bucket, through the node's cache."""
+
+    def __init__(self, live: LiveBucket, content: Stored) -> None:
+        self._blocks = live.blocks
+        full = live.engine.prefix + content.key
+        self._ref = ObjectRef(live.engine.bucket.url, full, content.size_bytes, content.etag)
+        self._id = object_id(self._ref)
+
+    def here(self, offset: int, size: int) -> bytes | None:
+        number = offset // BLOCK_BYTES
+        start = offset - number * BLOCK_BYTES
+        if start + size > block_length(self._ref.size_bytes, number):
+            return None
+        view = self._blocks.view_here(block_id(self._id, number), start, start + size)
+        return bytes(view) if view is not None else None
+
+    def read(self, offset: int, size: int) -> bytes:
+        parts = []
+        end = min(offset + size, self._ref.size_bytes)
+        while offset < end:
+            number = offset // BLOCK_BYTES
+            first = number * BLOCK_BYTES
+            stop = min(end, first + BLOCK_BYTES)
+            parts.append(bytes(self._blocks.read(self._ref, number, offset - first, stop - first)))
+            offset = stop
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        pass
+
+
+def link_attributes(uid: int, gid: int) -> Attributes:
+    """Of a new symbolic link."""
+    return Attributes(stat.S_IFLNK | 0o777, uid, gid, time.time_ns())

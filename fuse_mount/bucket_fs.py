@@ -1,0 +1,727 @@
+"""A live bucket prefix as a directory that can be read and written; knows nothing of FUSE.
+
+Used by `pyfuse3_adapter`, or by any other skin. Calls work on inode numbers and handles and raise `OSError` for what a
+file system refuses, `core.errors` for what fails, and `Needs` for what has to be done first: its `load` is to be
+called, in a thread, and then the call made again. They take the engine's lock and never wait themselves. Changes of
+names (`unlink`, `rename`, `mkdir`, `rmdir`, `symlink`) are durable after a `commit`; what was written, after what
+`flush` and `fsync` return was done.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from datacache.store.base import ObjectInfo
+from datacache.writeback.draft import Draft
+from datacache.writeback.model import Attributes, Logged, Pending, Stored
+from datacache.writeback.overlay import parent_of
+from datacache.writeback.remote import Needs, RemoteFile, RemoteView
+from fuse_mount.bucket_files import OpenFile, OpenFiles, link_attributes
+from fuse_mount.bucket_tree import LOCAL, Node, Tree
+from fuse_mount.bucket_view import FOLDER_BASE, State, View
+
+if TYPE_CHECKING:
+    from datacache.writeback.live import LiveBucket
+
+LONGEST_NAME = 255
+LONGEST_KEY = 1024
+"""Bytes, of S3."""
+LONGEST_LINK = 4095
+_TREE_S = 5.0
+"""How long the list of what lies below a folder may take to be used for renaming it."""
+
+
+class Attr(NamedTuple):
+    """What stat(2) tells."""
+
+    ino: int
+    mode: int
+    uid: int
+    gid: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    complete: bool = True
+    """False where more is known only when the name is looked up."""
+
+
+class DirEntry(NamedTuple):
+    """One name of a folder."""
+
+    name: str
+    attr: Attr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What setattr is to change; None: as it is."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    mtime_ns: int | None = None
+
+
+class Handle(NamedTuple):
+    """One open(2)."""
+
+    file: OpenFile
+    writes: bool
+
+
+class BucketFs:
+    """One mount."""
+
+    def __init__(self, live: LiveBucket, *, uid: int, gid: int, umask: int = 0o022) -> None:
+        engine = live.engine
+        now = time.time_ns()
+        self.live, self.engine = live, engine
+        self.ttl_s = live.ttl_s
+        self.on_stale: Callable[[int, str], None] = lambda _parent, _name: None
+        """Called when the kernel should forget a name (inode number of the folder, name)."""
+        folder_attributes = Attributes(stat.S_IFDIR | (0o777 & ~umask), uid, gid, now)
+        self.remote = RemoteView(
+            engine.bucket,
+            engine.prefix,
+            engine.lock,
+            ttl_s=live.ttl_s,
+            file_attributes=Attributes(stat.S_IFREG | (0o666 & ~umask), uid, gid, now),
+            folder_attributes=folder_attributes,
+            made_here=self._made_here,
+        )
+        self._root_attributes = folder_attributes
+        self._view = View(engine, self.remote)
+        self._tree = Tree()
+        self._files = OpenFiles(live)
+        self._handles: dict[int, Handle] = {}
+        self._lists: dict[int, list[DirEntry]] = {}
+        self._next_handle = 1
+        self._below: dict[str, tuple[float, dict[str, RemoteFile]]] = {}
+        engine.watcher = self
+
+    # --- names ------------------------------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        """The file or folder of a name. The kernel will `forget` it."""
+        with self.engine.lock:
+            folder, text = self._place(parent, name)
+            state = self._state(folder, text)
+            node = self._tree.make(folder, text, is_folder=state.content is None)
+            node.lookups += 1
+            return self._attr(node, state)
+
+    def forget(self, ino: int, count: int) -> None:
+        """The kernel does not know it any more."""
+        with self.engine.lock:
+            self._tree.forget(ino, count)
+
+    def getattr(self, ino: int) -> Attr:
+        """Attributes of a file or folder."""
+        with self.engine.lock:
+            node = self._tree.get(ino)
+            return self._attr(node, self._state_of(node))
+
+    def opendir(self, ino: int) -> int:
+        """A handle of what lies in a folder now, in order."""
+        with self.engine.lock:
+            node = self._tree.get(ino)
+            key = node.key
+            found = []
+            if not self._tree.is_gone(node):
+                for name, _ in self._view.names(key):
+                    state = self._view.look(key, name, plain=True)
+                    if state is not None:
+                        found.append(DirEntry(name, self._plain_attr(node, name, state)))
+            handle = self._new_handle()
+            self._lists[handle] = found
+            return handle
+
+    def readdir(self, handle: int, start: int) -> list[DirEntry]:
+        """Entries from a position on. For each that is taken over `entered` is to be called."""
+        return self._lists[handle][start:]
+
+    def entered(self, ino: int, entry: DirEntry) -> Attr:
+        """The kernel has been told of an entry, and will `forget` it: its attributes with an inode number."""
+        with self.engine.lock:
+            folder = self._tree.get(ino)
+            node = self._tree.make(folder, entry.name, is_folder=stat.S_ISDIR(entry.attr.mode))
+            node.lookups += 1
+            if node.open is not None:
+                return self._attr(node, self._state_of(node))
+            return entry.attr._replace(ino=node.ino)
+
+    def releasedir(self, handle: int) -> None:
+        """The handle is not used any more."""
+        self._lists.pop(handle, None)
+
+    def readlink(self, ino: int) -> bytes:
+        """What a symbolic link points to."""
+        with self.engine.lock:
+            node = self._tree.get(ino)
+            state = self._state_of(node)
+            if not state.attributes.is_link:
+                raise OSError(errno.EINVAL, "no symbolic link")
+            file = node.open or OpenFile(node, state)
+            return self._files.read(file, 0, LONGEST_LINK)
+
+    # --- changes of names -------------------------------------------------------------------------------------------
+
+    def create(self, parent: int, name: bytes, flags: int, *, mode: int, uid: int, gid: int) -> tuple[int, Attr]:
+        """A new file, open: its handle. It is in the bucket only after it was closed or synced."""
+        with self.engine.lock:
+            folder, text = self._place(parent, name, new=True)
+            key = folder.key + text
+            old = self._view.look(folder.key, text)
+            if old is not None:
+                if flags & os.O_EXCL or old.content is None:
+                    raise OSError(errno.EEXIST, "it is there already")
+                node = self._tree.make(folder, text, is_folder=False)
+                node.lookups += 1
+                try:
+                    handle, _ = self.open(node.ino, flags)
+                except Needs:
+                    node.lookups -= 1
+                    raise
+                return handle, self._attr(node, self._state_of(node))
+            gid = self._inherited_gid(folder, gid)
+            attributes = Attributes(stat.S_IFREG | stat.S_IMODE(mode), uid, gid, time.time_ns())
+            pending = self.engine.change(key, attributes, Logged(0), base="", ready=False)
+            self.engine.record([pending])
+            node = self._tree.make(folder, text, is_folder=False)
+            node.lookups += 1
+            node.cached = LOCAL
+            file = node.open = OpenFile(node, State(key, attributes, pending.content, pending.base))
+            file.draft = Draft(self.engine, attributes)
+            file.draft.changes = 1
+            file.draft.dirty_since = time.monotonic()
+            self._touch(folder)
+            return self._opened(file, writes=True), self._attr(node, self._state_of(node))
+
+    def mkdir(self, parent: int, name: bytes, *, mode: int, uid: int, gid: int) -> Attr:
+        """A new folder."""
+        with self.engine.lock:
+            folder, text = self._place(parent, name, new=True)
+            if self._view.look(folder.key, text, plain=True) is not None:
+                raise OSError(errno.EEXIST, "it is there already")
+            inherited = self._inherited_gid(folder, gid)
+            setgid = stat.S_ISGID if self._attributes(folder).mode & stat.S_ISGID else 0
+            mode = stat.S_IFDIR | stat.S_IMODE(mode) | setgid
+            attributes = Attributes(mode, uid, inherited, time.time_ns())
+            key = f"{folder.key}{text}/"
+            self.engine.record([self.engine.change(key, attributes, None, base="")])
+            node = self._tree.make(folder, text, is_folder=True)
+            node.lookups += 1
+            self._touch(folder)
+            return self._attr(node, self._state_of(node))
+
+    def symlink(self, parent: int, name: bytes, target: bytes, *, uid: int, gid: int) -> Attr:
+        """A new symbolic link."""
+        with self.engine.lock:
+            folder, text = self._place(parent, name, new=True)
+            if len(target) > LONGEST_LINK:
+                raise OSError(errno.ENAMETOOLONG, "the link's target is too long")
+            if self._view.look(folder.key, text, plain=True) is not None:
+                raise OSError(errno.EEXIST, "it is there already")
+            key = folder.key + text
+            attributes = link_attributes(uid, self._inherited_gid(folder, gid))
+            pending = self.engine.change(key, attributes, Logged(len(target)), base="")
+            self.engine.record([pending], blobs={key: target})
+            node = self._tree.make(folder, text, is_folder=False)
+            node.lookups += 1
+            self._touch(folder)
+            return self._attr(node, self._state_of(node))
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        """Delete a file. Who has it open goes on reading and writing it."""
+        with self.engine.lock:
+            folder, text = self._place(parent, name)
+            state = self._state(folder, text, plain=True)
+            if state.content is None:
+                raise OSError(errno.EISDIR, "it is a folder")
+            self._detach(folder, text)
+            pendings, drop = self.engine.gone(state.key, base=state.base)
+            pendings += self._kept_folder(folder.key)
+            self.engine.record(pendings, drop=drop)
+            self._touch(folder)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        """Delete an empty folder."""
+        with self.engine.lock:
+            folder, text = self._place(parent, name)
+            state = self._state(folder, text, plain=True)
+            if state.content is not None:
+                raise OSError(errno.ENOTDIR, "it is a file")
+            if self._view.names(state.key):
+                raise OSError(errno.ENOTEMPTY, "the folder is not empty")
+            pendings, drop = self.engine.gone(state.key, base=state.base or self._seen_base(folder, text))
+            pendings += self._kept_folder(folder.key)
+            self.engine.record(pendings, drop=drop)
+            node = self._tree.child(folder, text)
+            if node is not None:
+                self._tree.unname(node)
+            self._touch(folder)
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        """Give a file or folder another name, replacing what has it, in one step."""
+        with self.engine.lock:
+            folder, text = self._place(parent, name)
+            new_folder, new_text = self._place(new_parent, new_name, new=True)
+            if flags & ~1:  # RENAME_NOREPLACE is 1; exchanging is not offered
+                raise OSError(errno.EINVAL, "these flags are not supported")
+            state = self._state(folder, text)
+            target = self._view.look(new_folder.key, new_text, plain=True)
+            if target is not None and flags & 1:
+                raise OSError(errno.EEXIST, "the new name is there already")
+            if target is not None and target.key == state.key:
+                return
+            if state.content is None:
+                self._rename_folder(folder, state, new_folder, new_text, target)
+            else:
+                self._rename_file(folder, state, new_folder, new_text, target)
+            node = self._tree.child(folder, text)
+            if node is not None:
+                node.ctime_ns = time.time_ns()
+                self._tree.rename(node, new_folder, new_text)
+            else:
+                other = self._tree.child(new_folder, new_text)
+                if other is not None:
+                    self._tree.unname(other)
+            self._touch(folder)
+            self._touch(new_folder)
+
+    def _rename_file(self, folder: Node, state: State, new_folder: Node, new_text: str, target: State | None) -> None:
+        if target is not None and target.content is None:
+            raise OSError(errno.EISDIR, "the new name is a folder's")
+        node = self._tree.find(state.key)
+        if node is not None and node.open is not None and node.open.draft is not None and node.open.draft.dirty:
+            file = node.open
+            raise Needs(lambda: self._settle(file))
+        self._detach(new_folder, new_text)
+        new_key = new_folder.key + new_text
+        base = target.base if target is not None else ""
+        pendings, drop, blobs = self._moved(state.key, state, new_key, base)
+        pendings += self._kept_folder(folder.key)
+        self.engine.record(pendings, drop=drop, blobs=blobs)
+        if node is not None and node.open is not None:
+            node.open.base = pendings[0].base
+            self._files.set_content(node.open, pendings[0].content or Logged(0))
+
+    def _moved(
+        self, key: str, state: State, new_key: str, base: str
+    ) -> tuple[list[Pending], list[str], dict[str, bytes]]:
+        """What is to be recorded for one object to have another key."""
+        moved = self.engine.change(new_key, state.attributes, state.content, base=base)
+        blobs = {}
+        if isinstance(state.content, Logged) and state.content.size_bytes:
+            blobs[new_key] = self.engine.blob(key)
+        pendings, drop = self.engine.gone(key, base=state.base)
+        return [moved, *pendings], drop, blobs
+
+    def _rename_folder(self, folder: Node, state: State, new_folder: Node, new_text: str, target: State | None) -> None:
+        key, new_key = state.key, f"{new_folder.key}{new_text}/"
+        if new_key.startswith(key):
+            raise OSError(errno.EINVAL, "a folder cannot be moved into itself")
+        if target is not None:
+            if target.content is not None:
+                raise OSError(errno.ENOTDIR, "the new name is a file's")
+            if self._view.names(target.key):
+                raise OSError(errno.ENOTEMPTY, "the folder of the new name is not empty")
+        node = self._tree.find(key)
+        inside = self._tree.below(node) if node is not None else []
+        unsettled = [n.open for n in inside if n.open is not None and n.open.draft is not None and n.open.draft.dirty]
+        if unsettled:
+            raise Needs(lambda: self._settle_all(unsettled))
+        below = self._below.pop(key, None)
+        if below is None or below[0] + _TREE_S < time.monotonic():
+            if self.engine.overlay.get(key) is not None and self._made_here(key):
+                below = (0.0, {})
+            else:
+                raise Needs(lambda: self._look_below(key))
+        pendings, drop, blobs = self._moved_below(key, new_key, below[1])
+        base = target.base if target is not None else self._seen_base(new_folder, new_text)
+        pendings.append(self.engine.change(new_key, state.attributes, None, base=base))
+        gone, dropped = self.engine.gone(key, base=state.base)
+        pendings += gone + self._kept_folder(folder.key)
+        self.engine.record(pendings, drop=drop + dropped, blobs=blobs)
+        contents = {pending.key: pending for pending in pendings}
+        for child in inside:
+            if child.open is not None and (moved := contents.get(new_key + child.key[len(key) :])) is not None:
+                child.open.base = moved.base
+                self._files.set_content(child.open, moved.content or Logged(0))
+
+    def _moved_below(
+        self, key: str, new_key: str, remote: dict[str, RemoteFile]
+    ) -> tuple[list[Pending], list[str], dict[str, bytes]]:
+        pendings: list[Pending] = []
+        drops: list[str] = []
+        blobs: dict[str, bytes] = {}
+        states: dict[str, State] = {}
+        for old_key, file in remote.items():
+            attributes = file.attributes or self.remote.plain_attributes(file)
+            if old_key.endswith("/"):
+                states[old_key] = State(old_key, attributes, None, FOLDER_BASE)
+            else:
+                content = Stored(old_key, file.size_bytes, file.etag)
+                states[old_key] = State(old_key, attributes, content, file.etag)
+        for old_key in list(self.engine.overlay.below(key)):
+            pending = self.engine.overlay.get(old_key)
+            states.pop(old_key, None)
+            if pending is not None and pending.attributes is not None:
+                states[old_key] = State(old_key, pending.attributes, pending.content, pending.base)
+        for old_key, state in states.items():
+            moved_key = new_key + old_key[len(key) :]
+            moved, drop, blob = self._moved(old_key, state, moved_key, "")
+            old = self.engine.overlay.get(old_key)
+            if old is not None and not old.ready:
+                moved[0] = replace(moved[0], ready=False)
+            pendings += moved
+            drops += drop
+            blobs |= blob
+        return pendings, drops, blobs
+
+    def _look_below(self, key: str) -> None:
+        found = self.remote.below(key)
+        with self.engine.lock:
+            self._below[key] = (time.monotonic(), found)
+
+    # --- attributes -------------------------------------------------------------------------------------------------
+
+    def setattr(self, ino: int, changes: Changes, *, is_open: bool) -> Attr:
+        """Change attributes. A size is durable when this returns, unless the caller has the file open."""
+        with self.engine.lock:
+            node = self._tree.get(ino)
+            state = self._state_of(node)
+            if changes.size is not None:
+                if state.content is None:
+                    raise OSError(errno.EISDIR, "it is a folder")
+                self._truncate(node, state, changes.size, is_open=is_open)
+                state = self._state_of(node)
+            attributes = _changed(state.attributes, changes)
+            node.ctime_ns = time.time_ns()
+            if changes.mtime_ns is not None:
+                node.mtime_ns = 0
+            if attributes != state.attributes:
+                self._set_attributes(node, state, attributes)
+            return self._attr(node, self._state_of(node))
+
+    def _set_attributes(self, node: Node, state: State, attributes: Attributes) -> None:
+        if node is self._tree.root:
+            self._root_attributes = attributes
+            return
+        file = node.open
+        if file is not None:
+            file.attributes = attributes
+            if file.draft is not None:
+                file.draft.attributes = attributes
+                if file.draft.dirty:
+                    return  # goes along with the bytes
+        if self._tree.is_gone(node):
+            return
+        old = self.engine.overlay.get(state.key)
+        ready = old.ready if old is not None else True
+        self.engine.record([self.engine.change(state.key, attributes, state.content, base=state.base, ready=ready)])
+
+    def _truncate(self, node: Node, state: State, size: int, *, is_open: bool) -> None:
+        file = node.open
+        if is_open and file is not None:
+            self._files.truncate(file, size)
+            return
+        draft = file.draft if file is not None else None
+        if size != (file.size_bytes if file is not None else state.size_bytes) or (draft is not None and draft.dirty):
+            raise Needs(lambda: self._truncate_now(node, state, size))
+
+    def _truncate_now(self, node: Node, state: State, size: int) -> None:
+        """truncate(2), without a handle: durable when it returns."""
+        with self.engine.lock:
+            file = node.open = node.open or OpenFile(node, state)
+        try:
+            while True:
+                try:
+                    with self.engine.lock:
+                        self._files.truncate(file, size)
+                    break
+                except Needs as needs:
+                    needs.load()
+            self._settle(file)
+        finally:
+            self._close_if_unused(file)
+
+    def _settle_all(self, files: list[OpenFile]) -> None:
+        for file in files:
+            self._settle(file)
+
+    def _settle_closed(self, file: OpenFile) -> None:
+        try:
+            self._settle(file)
+        finally:
+            self._close_if_unused(file)
+
+    def _close_if_unused(self, file: OpenFile) -> None:
+        with self.engine.lock:
+            if not file.handles and file.node.open is file:
+                self._files.discard(file)
+                file.node.open = None
+                self._tree.drop(file.node)
+
+    # --- open files -------------------------------------------------------------------------------------------------
+
+    def open(self, ino: int, flags: int) -> tuple[int, bool]:
+        """A handle, and whether what the kernel has kept of the file's bytes is still right."""
+        with self.engine.lock:
+            node = self._tree.get(ino)
+            state = self._state_of(node)
+            if state.content is None:
+                raise OSError(errno.EISDIR, "it is a folder")
+            if node.open is None:
+                node.open = OpenFile(node, state)
+            file = node.open
+            writes = flags & os.O_ACCMODE != os.O_RDONLY
+            if file.draft is None and state.content != file.content:
+                self._files.set_content(file, state.content)  # another version by now
+                file.base, file.attributes = state.base, state.attributes
+            if flags & os.O_TRUNC and writes:
+                try:
+                    self._files.truncate(file, 0)
+                except Needs:
+                    if not file.handles:
+                        node.open = None
+                    raise
+            cached = LOCAL if file.draft is not None or not isinstance(file.content, Stored) else file.content.etag
+            keep = node.cached == cached
+            node.cached = cached
+            return self._opened(file, writes=writes), keep
+
+    def read(self, handle: int, offset: int, size: int) -> bytes:
+        """Bytes of an open file."""
+        with self.engine.lock:
+            return self._files.read(self._handles[handle].file, offset, size)
+
+    def write(self, handle: int, offset: int, data: bytes) -> int:
+        """Write to an open file: how much was written, which is all."""
+        with self.engine.lock:
+            return self._files.write(self._handles[handle].file, offset, data)
+
+    def flush(self, handle: int) -> Callable[[], None] | None:
+        """close(2): what has to be done, in a thread, for all that was written to be acknowledged."""
+        with self.engine.lock:
+            opened = self._handles[handle]
+            draft = opened.file.draft
+            return (lambda: self._settle(opened.file)) if opened.writes and draft is not None and draft.dirty else None
+
+    def fsync(self, handle: int) -> Callable[[], None]:
+        """fsync(2): the same, and all else that was changed before."""
+        with self.engine.lock:
+            file = self._handles[handle].file
+
+        def settle() -> None:
+            self._settle(file)
+            self.engine.commit()
+
+        return settle
+
+    def release(self, handle: int) -> Callable[[], None] | None:
+        """The handle is not used any more: what is left to be done, in a thread."""
+        with self.engine.lock:
+            opened = self._handles.pop(handle)
+            file = opened.file
+            file.handles -= 1
+            file.writers -= opened.writes
+            if file.handles or (file.draft is not None and file.draft.dirty and not self._tree.is_gone(file.node)):
+                if not file.writers and file.draft is not None and file.draft.dirty:
+                    return lambda: self._settle_closed(file)
+                return None
+            self._close_if_unused(file)
+            return None
+
+    def long_open(self) -> list[Callable[[], None]]:
+        """What has to be done, in threads, for files that were written to a while ago and are still open."""
+        due = time.monotonic() - self.live.upload_every_s
+        with self.engine.lock:
+            files = {id(opened.file): opened.file for opened in self._handles.values()}.values()
+            late = [f for f in files if f.draft is not None and f.draft.dirty and f.draft.dirty_since <= due]
+            return [lambda file=file: self._settle(file) for file in late]  # type: ignore[misc]
+
+    def commit(self) -> None:
+        """Return when all changes of names so far are durable. May take long."""
+        self.engine.commit()
+
+    def _opened(self, file: OpenFile, *, writes: bool) -> int:
+        handle = self._new_handle()
+        self._handles[handle] = Handle(file, writes)
+        file.handles += 1
+        file.writers += writes
+        return handle
+
+    def _new_handle(self) -> int:
+        self._next_handle += 1
+        return self._next_handle
+
+    def _settle(self, file: OpenFile) -> None:
+        """Make what was written to a file durable and pending. In a thread, without the lock."""
+        with file.io:
+            draft = file.draft
+            if draft is None or not draft.dirty:
+                return
+            changes = draft.changes
+            draft.sync()
+            with self.engine.lock:
+                if self._tree.is_gone(file.node):
+                    return
+                key = file.node.key
+                content, blob = draft.content(), draft.blob()
+                pending = self.engine.change(key, draft.attributes, content, base=file.base)
+                ticket = self.engine.record([pending], blobs={key: blob} if blob else {})
+                draft.settled_changes = changes
+                draft.dirty_since = time.monotonic()
+                file.content, file.attributes = content, draft.attributes
+        self.engine.commit(ticket)
+        if self.engine.ack == "uploaded":
+            self.live.uploader.wait_for(key, pending.version, None)
+
+    # --- what others did --------------------------------------------------------------------------------------------
+
+    def uploaded(self, pending: Pending, info: ObjectInfo | None) -> None:
+        """See `writeback.engine.Watcher`."""
+        self.remote.applied(pending.key, info, pending.attributes)
+        node = self._tree.find(pending.key)
+        if info is None or node is None or node.is_folder:
+            return
+        now = self.engine.overlay.get(pending.key)
+        unchanged = now is not None and now.version == pending.version
+        if unchanged and node.cached == LOCAL:
+            node.cached = info.etag
+        if node.open is not None:
+            node.open.base = info.etag
+            if unchanged and node.open.draft is None:
+                node.open.content = Stored(pending.key, info.size_bytes, info.etag)  # what is read from is the same
+
+    def moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:
+        """See `writeback.engine.Watcher`."""
+        node = self._tree.find(key)
+        self.remote.applied(key, theirs, None)
+        if theirs is None:
+            self.remote.expire(parent_of(key))
+        if node is None:
+            return
+        parent, name = node.parent, node.name
+        if new_key:
+            self._tree.rename(node, node.parent or self._tree.root, new_key[len(parent_of(new_key)) :])
+            if node.open is not None:
+                node.open.base = ""
+        else:
+            self._tree.unname(node)
+        if parent is not None:
+            self.on_stale(parent.ino, name)
+
+    # --- within -----------------------------------------------------------------------------------------------------
+
+    def _place(self, parent: int, name: bytes, *, new: bool = False) -> tuple[Node, str]:
+        folder = self._tree.get(parent)
+        if len(name) > LONGEST_NAME:
+            raise OSError(errno.ENAMETOOLONG, "the name is too long")
+        if self._tree.is_gone(folder):
+            raise OSError(errno.ENOENT, "the folder was deleted")
+        try:
+            text = name.decode()
+        except UnicodeDecodeError as exc:
+            if new:
+                raise OSError(errno.EILSEQ, "an object's name has to be UTF-8") from exc
+            raise OSError(errno.ENOENT, "no object has such a name") from exc
+        if new and len((self.engine.prefix + folder.key + text).encode()) > LONGEST_KEY:
+            raise OSError(errno.ENAMETOOLONG, "the path is too long for an object's key")
+        return folder, text
+
+    def _state(self, folder: Node, name: str, *, plain: bool = False) -> State:
+        node = self._tree.child(folder, name)
+        if node is not None and node.open is not None and node.open.draft is not None:
+            return self._state_of(node)
+        state = self._view.look(folder.key, name, plain=plain)
+        if state is None:
+            raise OSError(errno.ENOENT, "there is nothing of this name")
+        return state
+
+    def _state_of(self, node: Node) -> State:
+        if node is self._tree.root:
+            return State("", self._root_attributes, None, FOLDER_BASE)
+        file = node.open
+        if file is not None and (file.draft is not None or self._tree.is_gone(node)):
+            attributes = file.draft.attributes if file.draft is not None else file.attributes
+            pending = None if self._tree.is_gone(node) else self.engine.overlay.get(node.key)
+            return State(node.key, attributes, file.content, pending.base if pending is not None else file.base)
+        if self._tree.is_gone(node):
+            raise OSError(errno.ENOENT, "it was deleted")
+        if node.parent is None:
+            raise OSError(errno.ENOENT, "it was deleted")
+        state = self._view.look(node.parent.key, node.name)
+        if state is None or (state.content is None) != node.is_folder:
+            raise OSError(errno.ENOENT, "it is not there any more")
+        return state
+
+    def _attributes(self, folder: Node) -> Attributes:
+        return self._root_attributes if folder is self._tree.root else self._view.folder_attributes(folder.key)
+
+    def _inherited_gid(self, folder: Node, gid: int) -> int:
+        attributes = self._attributes(folder)
+        return attributes.gid if attributes.mode & stat.S_ISGID else gid
+
+    def _attr(self, node: Node, state: State) -> Attr:
+        size = node.open.size_bytes if node.open is not None else state.size_bytes
+        kept = state.attributes
+        mtime_ns = max(node.mtime_ns, kept.mtime_ns)
+        ctime_ns = max(node.ctime_ns, mtime_ns)
+        return Attr(node.ino, kept.mode, kept.uid, kept.gid, size, mtime_ns, ctime_ns, state.complete)
+
+    def _plain_attr(self, folder: Node, name: str, state: State) -> Attr:
+        node = self._tree.child(folder, name)
+        if node is not None and node.is_folder == (state.content is None):
+            return self._attr(node, state)
+        kept = state.attributes
+        return Attr(0, kept.mode, kept.uid, kept.gid, state.size_bytes, kept.mtime_ns, kept.mtime_ns, state.complete)
+
+    def _touch(self, folder: Node) -> None:
+        """Something in a folder has another name: its times change, in memory only."""
+        folder.ctime_ns = folder.mtime_ns = time.time_ns()
+
+    def _detach(self, folder: Node, name: str) -> None:
+        """A file is about to lose its name."""
+        node = self._tree.child(folder, name)
+        if node is None:
+            return
+        if node.open is not None:
+            self._files.keep_readable(node.open)
+        self._tree.unname(node)
+
+    def _kept_folder(self, key: str) -> list[Pending]:
+        """A folder that would be gone in the bucket with the last object in it is given an object of its own."""
+        if self._view.has_marker(key):
+            return []
+        return [self.engine.change(key, self._view.folder_attributes(key), None, base=FOLDER_BASE)]
+
+    def _made_here(self, folder: str) -> bool:
+        """Whether a folder was made through this mount and the bucket cannot have anything in it."""
+        pending = self.engine.overlay.get(folder)
+        return pending is not None and pending.attributes is not None and not pending.base and not pending.touched
+
+    def _seen_base(self, folder: Node, name: str) -> str:
+        """The base of a folder that is or was here: whether the bucket has anything under its name."""
+        _, is_folder = self.remote.entry(folder.key, name)
+        return FOLDER_BASE if is_folder else ""
+
+
+def _changed(attributes: Attributes, changes: Changes) -> Attributes:
+    mode = attributes.mode
+    if changes.mode is not None:
+        mode = stat.S_IFMT(mode) | stat.S_IMODE(changes.mode)
+    return Attributes(
+        mode,
+        attributes.uid if changes.uid is None else changes.uid,
+        attributes.gid if changes.gid is None else changes.gid,
+        attributes.mtime_ns if changes.mtime_ns is None else changes.mtime_ns,
+    )

@@ -1,0 +1,294 @@
+"""`BucketFs` behind pyfuse3: requests in, answers and errnos out, and nothing else.
+
+Used by the server process of a read-write mount, which has one mount and runs `serve` in its main thread. What takes
+time (`Needs`, and all that makes something durable) runs in threads; everything else is answered in the loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import stat
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import pyfuse3
+import trio
+
+from datacache.core.errors import DatacacheError
+from datacache.writeback.remote import Needs
+from fuse_mount.bucket_fs import LONGEST_NAME, Attr, BucketFs, Changes
+from fuse_mount.errno_map import FailureLog, errno_of
+
+T = TypeVar("T")
+_log = logging.getLogger("fuse_mount")
+_CHECK_OPEN_S = 1.0
+_BLOCK_BYTES = 4096
+_ROOM_BLOCKS = 2**50 // _BLOCK_BYTES
+"""A bucket has no size: statfs(2) says 1 PiB, of which all is free."""
+_MAX_REQUESTS = 99
+_THREADS = 64
+
+
+def serve(fs: BucketFs, mountpoint: str, options: Iterable[str], *, ready: Callable[[], None] | None = None) -> None:
+    """Mount, and answer the kernel until it is unmounted. `ready` is called once it is mounted.
+
+    `options` are mount(8) options besides those that BucketFs relies on. Raises what pyfuse3 raises if it cannot be
+    mounted.
+    """
+    operations = _Operations(fs)
+    # What the kernel keeps of a file's bytes is judged when it is opened (keep_cache), not by its times, which its own
+    # writes change.
+    pyfuse3.init(operations, mountpoint, {"no_auto_inval_data", *options})
+    try:
+        fs.on_stale = _forget_name
+        if ready is not None:
+            ready()
+        trio.run(_run, fs)
+    finally:
+        pyfuse3.close(unmount=True)
+
+
+def stop() -> None:
+    """End `serve` from another thread; the mount is taken away."""
+    token = pyfuse3.trio_token
+    if token is not None:
+        trio.from_thread.run_sync(pyfuse3.terminate, trio_token=token)
+
+
+async def _run(fs: BucketFs) -> None:
+    trio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_sync_long_open, fs)
+        await pyfuse3.main(max_tasks=_MAX_REQUESTS)
+        nursery.cancel_scope.cancel()
+
+
+async def _sync_long_open(fs: BucketFs) -> None:
+    """Files that stay open are made durable, and so uploaded, from time to time."""
+    while True:
+        await trio.sleep(_CHECK_OPEN_S)
+        for settle in fs.long_open():
+            try:
+                await trio.to_thread.run_sync(settle)
+            except (DatacacheError, OSError) as exc:
+                _log.warning("an open file could not be made durable: %s", exc)
+
+
+def _forget_name(parent: int, name: str) -> None:
+    try:
+        pyfuse3.invalidate_entry_async(parent, name.encode(), ignore_enoent=True)
+    except OSError as exc:
+        _log.info("the kernel did not forget %s: %s", name, exc)
+
+
+async def _answer(call: Callable[..., T], *args: Any) -> T:
+    """What a call of `BucketFs` gives, after all that it needs."""
+    while True:
+        try:
+            return call(*args)
+        except Needs as needs:
+            found = await trio.to_thread.run_sync(needs.load)
+            if needs.final:
+                return found  # type: ignore[return-value]
+
+
+def _request(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """A request handler whose errors become errnos."""
+
+    @functools.wraps(handler)
+    async def answer(self: _Operations, *args: Any) -> T:
+        try:
+            return await handler(self, *args)
+        except pyfuse3.FUSEError:
+            raise
+        except DatacacheError as exc:
+            self.failures.report(handler.__name__, exc)
+            raise pyfuse3.FUSEError(errno_of(exc)) from exc
+        except OSError as exc:
+            raise pyfuse3.FUSEError(exc.errno or errno.EIO) from exc
+        except Exception as exc:
+            _log.exception("%s failed", handler.__name__)
+            raise pyfuse3.FUSEError(errno.EIO) from exc
+
+    return answer
+
+
+class _Operations(pyfuse3.Operations):  # type: ignore[misc]
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(self, fs: BucketFs) -> None:
+        super().__init__()
+        self.failures = FailureLog()
+        self._fs = fs
+        self._folders: dict[int, int] = {}  # handle of a folder -> its inode number
+
+    # --- names -----------------------------------------------------------------------------------------------------
+
+    @_request
+    async def lookup(self, parent: int, name: bytes, _ctx: Any) -> Any:
+        return self._entry(await _answer(self._fs.lookup, parent, name))
+
+    async def forget(self, inodes: Iterable[tuple[int, int]]) -> None:
+        for ino, count in inodes:
+            self._fs.forget(ino, count)
+
+    @_request
+    async def getattr(self, ino: int, _ctx: Any) -> Any:
+        return self._entry(await _answer(self._fs.getattr, ino))
+
+    @_request
+    async def setattr(self, ino: int, attr: Any, fields: Any, fh: int | None, _ctx: Any) -> Any:
+        now = time.time_ns()
+        changes = Changes(
+            mode=attr.st_mode if fields.update_mode else None,
+            uid=attr.st_uid if fields.update_uid else None,
+            gid=attr.st_gid if fields.update_gid else None,
+            size=attr.st_size if fields.update_size else None,
+            mtime_ns=(attr.st_mtime_ns or now) if fields.update_mtime else None,
+        )
+        call = functools.partial(self._fs.setattr, ino, changes, is_open=fh is not None)
+        return self._entry(await _answer(call))
+
+    @_request
+    async def opendir(self, ino: int, _ctx: Any) -> int:
+        handle = await _answer(self._fs.opendir, ino)
+        self._folders[handle] = ino
+        return handle
+
+    @_request
+    async def readdir(self, fh: int, start: int, token: Any) -> None:
+        ino = self._folders[fh]
+        for number, entry in enumerate(self._fs.readdir(fh, start), start + 1):
+            attr = self._fs.entered(ino, entry)
+            if not pyfuse3.readdir_reply(token, entry.name.encode(), self._entry(attr), number):
+                self._fs.forget(attr.ino, 1)
+                return
+
+    @_request
+    async def releasedir(self, fh: int) -> None:
+        self._folders.pop(fh, None)
+        self._fs.releasedir(fh)
+
+    @_request
+    async def readlink(self, ino: int, _ctx: Any) -> bytes:
+        return await _answer(self._fs.readlink, ino)
+
+    # --- changes of names ------------------------------------------------------------------------------------------
+
+    @_request
+    async def create(self, parent: int, name: bytes, mode: int, flags: int, ctx: Any) -> Any:
+        call = functools.partial(self._fs.create, parent, name, flags, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid)
+        handle, attr = await _answer(call)
+        return pyfuse3.FileInfo(fh=handle, keep_cache=True), self._entry(attr)
+
+    @_request
+    async def mknod(self, parent: int, name: bytes, mode: int, _rdev: int, ctx: Any) -> Any:
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EPERM, "an object store has no devices, pipes or sockets")
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        call = functools.partial(self._fs.create, parent, name, flags, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid)
+        handle, attr = await _answer(call)
+        await self._close(handle)
+        return self._entry(attr)
+
+    @_request
+    async def mkdir(self, parent: int, name: bytes, mode: int, ctx: Any) -> Any:
+        call = functools.partial(self._fs.mkdir, parent, name, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid)
+        return await self._durably(self._entry(await _answer(call)))
+
+    @_request
+    async def symlink(self, parent: int, name: bytes, target: bytes, ctx: Any) -> Any:
+        call = functools.partial(self._fs.symlink, parent, name, target, uid=ctx.uid, gid=ctx.gid)
+        return await self._durably(self._entry(await _answer(call)))
+
+    @_request
+    async def unlink(self, parent: int, name: bytes, _ctx: Any) -> None:
+        await _answer(self._fs.unlink, parent, name)
+        await self._durably(None)
+
+    @_request
+    async def rmdir(self, parent: int, name: bytes, _ctx: Any) -> None:
+        await _answer(self._fs.rmdir, parent, name)
+        await self._durably(None)
+
+    @_request
+    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, _ctx: Any) -> None:
+        await _answer(self._fs.rename, parent, name, new_parent, new_name, flags)
+        await self._durably(None)
+
+    @_request
+    async def link(self, _ino: int, _parent: int, _name: bytes, _ctx: Any) -> Any:
+        raise OSError(errno.EPERM, "an object store has no hard links")
+
+    # --- open files ------------------------------------------------------------------------------------------------
+
+    @_request
+    async def open(self, ino: int, flags: int, _ctx: Any) -> Any:
+        handle, keep = await _answer(self._fs.open, ino, flags)
+        return pyfuse3.FileInfo(fh=handle, keep_cache=keep)
+
+    @_request
+    async def read(self, fh: int, offset: int, size: int) -> bytes:
+        return await _answer(self._fs.read, fh, offset, size)
+
+    @_request
+    async def write(self, fh: int, offset: int, data: bytes) -> int:
+        return await _answer(self._fs.write, fh, offset, data)
+
+    @_request
+    async def flush(self, fh: int) -> None:
+        settle = self._fs.flush(fh)
+        if settle is not None:
+            await trio.to_thread.run_sync(settle)
+
+    @_request
+    async def fsync(self, fh: int, _datasync: bool) -> None:
+        await trio.to_thread.run_sync(self._fs.fsync(fh))
+
+    @_request
+    async def fsyncdir(self, _fh: int, _datasync: bool) -> None:
+        await trio.to_thread.run_sync(self._fs.commit)
+
+    @_request
+    async def release(self, fh: int) -> None:
+        await self._close(fh)
+
+    @_request
+    async def statfs(self, _ctx: Any) -> Any:
+        found = pyfuse3.StatvfsData()
+        found.f_bsize = found.f_frsize = _BLOCK_BYTES
+        found.f_blocks = found.f_bfree = found.f_bavail = _ROOM_BLOCKS
+        found.f_files = found.f_ffree = found.f_favail = 2**32
+        found.f_namemax = LONGEST_NAME
+        return found
+
+    # --- within ----------------------------------------------------------------------------------------------------
+
+    async def _close(self, fh: int) -> None:
+        settle = self._fs.release(fh)
+        if settle is not None:
+            await trio.to_thread.run_sync(settle)
+
+    async def _durably(self, answer: T) -> T:
+        await trio.to_thread.run_sync(self._fs.commit)
+        return answer
+
+    def _entry(self, attr: Attr) -> Any:
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = attr.ino
+        entry.st_mode = attr.mode
+        entry.st_uid, entry.st_gid = attr.uid, attr.gid
+        entry.st_nlink = 1
+        entry.st_size = attr.size_bytes
+        entry.st_blksize = 1 << 20
+        entry.st_blocks = -(-attr.size_bytes // 512)
+        entry.st_mtime_ns = entry.st_atime_ns = attr.mtime_ns
+        entry.st_ctime_ns = attr.ctime_ns
+        entry.entry_timeout = entry.attr_timeout = self._fs.ttl_s if attr.complete else 0
+        entry.generation = 0
+        return entry
