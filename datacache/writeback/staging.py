@@ -244,13 +244,16 @@ def _raise_busy(folder: Path, exc: OSError) -> NoReturn:
             f"the staging area {folder} is in use by a process that does not say who it is",
             hint=f"See who has {folder / _LOCK} open: fuser, on each node that reaches this folder.",
         ) from exc
-    if owner.host == socket.gethostname() and owner.boot_id == boot_id():
-        hint = f"Unmount there: dsctl umount {owner.who}"
+    here = owner.host == socket.gethostname() and owner.boot_id == boot_id()
+    at = "there" if here else f"on {owner.host}"
+    if owner.who.startswith("/"):
+        hint = f"Unmount {at}: dsctl umount {owner.who}"
     else:
-        hint = (
-            f"Unmount there, on {owner.host}: dsctl umount {owner.who}. If {owner.host} is dead, wait: the file system "
-            "takes the lock from a dead node after its session timeout (CephFS: 5 minutes unless set otherwise, "
-            "NFS 4: a minute or two)."
+        hint = f"Wait until it has ended, or end it {at}: kill {owner.pid}"
+    if not here:
+        hint += (
+            f". If {owner.host} is dead, wait: the file system takes the lock from a dead node after its session timeout "
+            "(CephFS: 5 minutes unless set otherwise, NFS 4: a minute or two)."
         )
     raise StagingBusyError(f"the staging area {folder} is in use by {owner}", hint=hint) from exc
 

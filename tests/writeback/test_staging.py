@@ -101,7 +101,14 @@ def test_the_owner_on_another_node_is_named_with_what_to_do_if_that_is_dead(tmp_
         (area.folder / "owner.json").write_text(json.dumps(owner))
         with pytest.raises(StagingBusyError, match="node7") as caught:
             StagingArea.open(tmp_path, URL, who="/mnt/b")
-        assert "If node7 is dead" in caught.value.hint
+        assert caught.value.hint.startswith("Unmount on node7: dsctl umount /mnt/a. If node7 is dead, wait")
+
+
+def test_the_hint_for_an_owner_that_is_no_mount_is_not_to_unmount_it(tmp_path):
+    with StagingArea.open(tmp_path, URL, who="dsctl flush") as area:
+        with pytest.raises(StagingBusyError, match="dsctl flush") as caught:
+            StagingArea.open(tmp_path, URL, who="/mnt/b")
+        assert caught.value.hint.endswith(f"end it there: kill {area.owner.pid}")
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[1", '{"host": 1}'])
