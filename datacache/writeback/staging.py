@@ -252,8 +252,8 @@ def _raise_busy(folder: Path, exc: OSError) -> NoReturn:
         hint = f"Wait until it has ended, or end it {at}: kill {owner.pid}"
     if not here:
         hint += (
-            f". If {owner.host} is dead, wait: the file system takes the lock from a dead node after its session timeout "
-            "(CephFS: 5 minutes unless set otherwise, NFS 4: a minute or two)."
+            f". If {owner.host} is dead, wait: the file system takes the lock from a dead node after its session "
+            "timeout (CephFS: 5 minutes unless set otherwise, NFS 4: a minute or two)."
         )
     raise StagingBusyError(f"the staging area {folder} is in use by {owner}", hint=hint) from exc
 
