@@ -1,7 +1,7 @@
 """Somebody else changed what we changed as well: when that is so, and what our version is called then.
 
-The bucket's newer object keeps its name; ours goes on as `NAME.conflict-<UTC time>-<host>` beside it. The suffix is behind
-the extension on purpose: `*.pt` does not match a loser. Used by the uploader (`standing`) and the engine
+The bucket's newer object keeps its name; ours goes on as `NAME.conflict-<UTC time>-<host>` beside it. The suffix is
+behind the extension on purpose: `*.pt` does not match a loser. Used by the uploader (`standing`) and the engine
 (`conflict_key`). Pure functions, any thread.
 """
 

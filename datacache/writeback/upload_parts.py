@@ -1,0 +1,139 @@
+"""One large file on its way to the bucket in parts, sent by as many threads as have nothing else to do.
+
+Part of the uploader: the thread that has claimed the key calls `run`, others join in with `help`. A part is read, sent
+and let go; how many are in memory at a time is bounded by a budget of bytes that all uploads share.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from datacache.core.budget import ByteBudget
+from datacache.store.bucket import Bucket, Part
+
+MAX_PARTS = 10_000
+_MIB = 2**20
+
+
+class Reader(Protocol):
+    """Where the bytes come from; safe from several threads."""
+
+    size_bytes: int
+
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """Bytes `start` to `stop`; fewer if the file was cut off."""
+        ...
+
+
+class Torn(Protocol):
+    """Tells when bytes are not those any more that the upload is of."""
+
+    torn: bool
+
+
+def part_size(size_bytes: int, part_bytes: int) -> int:
+    """The size of the parts of a file: `part_bytes`, or as many MiB as it takes for not more than `MAX_PARTS`."""
+    return max(part_bytes, -(-size_bytes // MAX_PARTS // _MIB) * _MIB)
+
+
+class PartsUpload:
+    """The parts of one file. `kept` are those that are there already; `sent` is told the bytes of each that is sent;
+    `stopped` says when to begin no other part."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        key: str,
+        upload_id: str,
+        *,
+        part_bytes: int,
+        reader: Reader,
+        claim: Torn,
+        kept: Iterable[Part],
+        budget: ByteBudget,
+        sent: Callable[[int], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._bucket, self._key, self._id = bucket, key, upload_id
+        self._reader, self._claim, self._budget = reader, claim, budget
+        self._part_bytes = part_bytes
+        self._sent, self._stopped = sent, stopped
+        self._changed = threading.Condition()  # guards what follows
+        self._parts = {part.number: part for part in kept if self._fits(part)}
+        numbers = range(1, -(-reader.size_bytes // part_bytes) + 1)
+        self._missing = deque(number for number in numbers if number not in self._parts)
+        self._sending = 0
+        self._error: BaseException | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the parts that are there."""
+        return sum(part.size_bytes for part in self._parts.values())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a thread can help."""
+        return bool(self._missing) and self._error is None and not self._claim.torn
+
+    def help(self) -> bool:
+        """Send one part: whether there was one to send. Errors are `run`'s to raise."""
+        with self._changed:
+            if not self.has_work or self._stopped():
+                return False
+            number = self._missing.popleft()
+            self._sending += 1
+        part: Part | None = None
+        error: BaseException | None = None
+        try:
+            part = self._send(number)
+        except BaseException as exc:  # noqa: BLE001 - raised by run
+            error = exc
+        with self._changed:
+            self._sending -= 1
+            if part is not None:
+                self._parts[number] = part
+            else:
+                self._missing.appendleft(number)
+            self._error = self._error or error
+            self._changed.notify_all()
+        return True
+
+    def run(self) -> list[Part] | None:
+        """All parts, once they are sent; None if it was stopped, or the file changed meanwhile. Raises the first
+        error. No thread is at it when it returns."""
+        while self.help():
+            pass
+        with self._changed:
+            self._changed.wait_for(lambda: not self._sending)
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._missing or self._claim.torn:
+                return None
+            return [self._parts[number] for number in sorted(self._parts)]
+
+    def _range(self, number: int) -> tuple[int, int]:
+        start = (number - 1) * self._part_bytes
+        return start, min(start + self._part_bytes, self._reader.size_bytes)
+
+    def _fits(self, part: Part) -> bool:
+        start, stop = self._range(part.number)
+        return part.number >= 1 and part.size_bytes == stop - start > 0
+
+    def _send(self, number: int) -> Part | None:
+        start, stop = self._range(number)
+        self._budget.take(stop - start)
+        try:
+            data = self._reader.read(start, stop)
+            if len(data) != stop - start:
+                self._claim.torn = True
+            if self._claim.torn:
+                return None
+            part = self._bucket.put_part(self._key, self._id, number, data)
+        finally:
+            self._budget.give(stop - start)
+        self._sent(stop - start)
+        return part

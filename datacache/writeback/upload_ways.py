@@ -1,0 +1,272 @@
+"""The ways a key's content gets to the bucket: in one request, in parts, as a copy inside the store.
+
+Part of the uploader: `upload.py` chooses one for a claim and uses it in one thread. A way sends under the condition it
+is given and says what the store said; what follows from an unexpected answer is decided in `upload.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from datacache.core.budget import ByteBudget
+from datacache.core.errors import DatacacheError, ObjectNotFoundError
+from datacache.core.objects import ObjectRef
+from datacache.store.base import ObjectInfo
+from datacache.store.bucket import Part
+from datacache.writeback.engine import Claim, ContentReader, WriteBack
+from datacache.writeback.model import Pending, Staged, Stored
+from datacache.writeback.records import UploadState
+from datacache.writeback.upload_parts import PartsUpload, part_size
+
+_log = logging.getLogger("datacache.writeback")
+
+
+@dataclass
+class Sending:
+    """What all uploads share. `offer` and `withdraw` are given large files that other threads may help with; `stopped`
+    says when to begin no other part."""
+
+    engine: WriteBack
+    budget: ByteBudget
+    offer: Callable[[PartsUpload], None]
+    withdraw: Callable[[PartsUpload], None]
+    stopped: Callable[[], bool]
+    stamps: dict[str, int] = field(default_factory=dict)
+    """Unfinished uploads of this process: what the staged file's time was. Between two tries nobody watches it, so an
+    upload is not gone on with when the file was written to meanwhile."""
+
+    def forget_unfinished(self, key: str) -> None:
+        """Take back an upload in parts that was recorded for a key and that nobody will go on with."""
+        state = self.engine.upload_state(key)
+        if state is not None:
+            self.engine.bucket.abort_upload(self.engine.prefix + key, state.id)
+            self.engine.save_upload(key, None)
+
+    def raise_if_bucket(self, exc: BaseException) -> None:
+        """A bucket that is not there says nothing of its objects."""
+        if isinstance(exc, ObjectNotFoundError) and exc.url == self.engine.bucket.url:
+            raise exc
+
+
+class Progress(Protocol):
+    """Who wants to know how far an upload is."""
+
+    def has(self, size_bytes: int) -> None:
+        """So many bytes were there already."""
+        ...
+
+    def sent(self, size_bytes: int) -> None:
+        """So many more bytes are there."""
+        ...
+
+
+class Way(Protocol):
+    """How a key gets to the bucket."""
+
+    def send(self, expect: str | None) -> ObjectInfo | None:
+        """Do it; None if the file was written to meanwhile. Raises as `Bucket` does, and may be called again."""
+        ...
+
+    def replaces(self, found: ObjectInfo) -> None:
+        """An earlier version of ours turned out to be under the key; the next `send` is to replace that."""
+        ...
+
+    def source_changed(self) -> bool:
+        """What is under the key is as expected, and still it did not work: whether that is because what is sent is not
+        to be had any more."""
+        ...
+
+    def end(self, *, keep: bool) -> None:
+        """It is over. What was begun in the bucket and did not become the object is taken back, unless it is to be kept
+        for the next try."""
+        ...
+
+
+class InOneRequest:
+    """Bytes of up to one part."""
+
+    def __init__(self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: Progress) -> None:
+        self._sending, self._claim, self._full, self._metadata = sending, claim, full, metadata
+        self._progress = progress
+        self._size = claim.pending.upload_bytes
+
+    def send(self, expect: str | None) -> ObjectInfo | None:
+        sending, claim = self._sending, self._claim
+        sending.budget.take(self._size)
+        try:
+            reader = sending.engine.content(claim)
+            try:
+                data = reader.read(0, self._size)
+            finally:
+                reader.close()
+            if claim.torn or len(data) != self._size:
+                return None
+            info = sending.engine.bucket.write(self._full, data, self._metadata, expect=expect)
+        finally:
+            sending.budget.give(self._size)
+        self._progress.sent(self._size)
+        return info
+
+    def replaces(self, found: ObjectInfo) -> None:
+        pass
+
+    def source_changed(self) -> bool:
+        return False
+
+    def end(self, *, keep: bool) -> None:
+        pass
+
+
+class Copied:
+    """The bytes are in the bucket already, under another key or, when only attributes changed, under the same."""
+
+    def __init__(self, engine: WriteBack, pending: Pending, content: Stored, metadata: dict[str, str]) -> None:
+        self._engine, self._pending, self._metadata = engine, pending, metadata
+        self._in_place = content.key == pending.key
+        full = engine.prefix + content.key
+        self._source = ObjectRef(engine.bucket.url, full, content.size_bytes, content.etag)
+
+    def send(self, expect: str | None) -> ObjectInfo | None:
+        full = self._engine.prefix + self._pending.key
+        return self._engine.bucket.copy(self._source, full, self._metadata, expect=expect)
+
+    def replaces(self, found: ObjectInfo) -> None:
+        if self._in_place:  # an earlier try to change the attributes, of the same bytes
+            self._source = self._source._replace(etag=found.etag)
+
+    def source_changed(self) -> bool:
+        if self._in_place:
+            return True
+        try:
+            found = self._engine.bucket.look(self._source.key)
+        except ObjectNotFoundError:
+            return True
+        # While a copy of it is pending we write a key only to change its attributes, so the bytes are the same.
+        ours = self._engine.is_ours(found.metadata, self._pending) is not None
+        if not ours or found.info.size_bytes != self._source.size_bytes or found.info.etag == self._source.etag:
+            return found.info.etag != self._source.etag
+        self._source = self._source._replace(etag=found.info.etag)
+        return False
+
+    def end(self, *, keep: bool) -> None:
+        pass
+
+
+class InParts:
+    """Bytes of more than one part. The upload is recorded before its first part is sent, and gone on with after an
+    error or a restart."""
+
+    def __init__(self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: Progress) -> None:
+        self._sending, self._claim, self._full, self._metadata = sending, claim, full, metadata
+        self._progress = progress
+        self._state: UploadState | None = None
+        self._parts: list[Part] | None = None
+        self._completed = False
+
+    def send(self, expect: str | None) -> ObjectInfo | None:
+        sending = self._sending
+        if self._parts is None:
+            self._parts = self._send_parts()
+        if self._parts is None or self._claim.torn:
+            return None
+        assert self._state is not None
+        sending.engine.area.check()
+        try:
+            info = sending.engine.bucket.complete_upload(
+                self._full, self._state.id, self._parts, self._metadata, expect=expect
+            )
+        except ObjectNotFoundError as exc:  # taken away, or completed by a try whose answer was lost
+            self._begin_anew(exc)
+            raise
+        self._completed = True
+        return info
+
+    def _send_parts(self) -> list[Part] | None:
+        sending, pending = self._sending, self._claim.pending
+        kept = self._go_on()
+        reader: ContentReader = sending.engine.content(self._claim)
+        try:
+            if self._state is None:
+                part_bytes = part_size(reader.size_bytes, sending.engine.bucket.part_bytes)
+                found = sending.engine.bucket.begin_upload(self._full, self._metadata)
+                self._state = UploadState(pending.version, found, part_bytes)
+                sending.engine.save_upload(pending.key, self._state)
+            parts = PartsUpload(
+                sending.engine.bucket, self._full, self._state.id, part_bytes=self._state.part_bytes, reader=reader,
+                claim=self._claim, kept=kept, budget=sending.budget, sent=self._progress.sent, stopped=self._stopped,
+            )  # fmt: skip
+            self._progress.has(parts.kept_bytes)
+            sending.offer(parts)
+            try:
+                return parts.run()
+            finally:
+                sending.withdraw(parts)
+        except ObjectNotFoundError as exc:
+            self._begin_anew(exc)
+            raise
+        finally:
+            reader.close()
+
+    def _begin_anew(self, exc: ObjectNotFoundError) -> None:
+        self._sending.raise_if_bucket(exc)
+        self._parts = self._state = None
+        self._sending.engine.save_upload(self._claim.pending.key, None)
+
+    def _go_on(self) -> list[Part]:
+        """The parts that are there of an upload of this version."""
+        sending, pending = self._sending, self._claim.pending
+        self._state = sending.engine.upload_state(pending.key)
+        if self._state is None:
+            return []
+        stamp = self._stamp()
+        if self._state.version == pending.version and sending.stamps.pop(pending.key, stamp) == stamp:
+            try:
+                return sending.engine.bucket.list_parts(self._full, self._state.id)
+            except ObjectNotFoundError as exc:
+                sending.raise_if_bucket(exc)
+                sending.engine.save_upload(pending.key, None)
+                self._state = None
+                raise
+        sending.forget_unfinished(pending.key)
+        self._state = None
+        return []
+
+    def _stopped(self) -> bool:
+        return self._sending.stopped() or self._superseded()
+
+    def _superseded(self) -> bool:
+        """Whether the file was deleted or renamed meanwhile: nobody wants it under this key."""
+        now = self._sending.engine.get(self._claim.pending.key)
+        return now is None or now.attributes is None
+
+    def replaces(self, found: ObjectInfo) -> None:
+        pass
+
+    def source_changed(self) -> bool:
+        return False
+
+    def end(self, *, keep: bool) -> None:
+        sending, key = self._sending, self._claim.pending.key
+        if self._completed:
+            sending.engine.save_upload(key, None)
+        elif keep or (sending.stopped() and not self._claim.torn):
+            sending.stamps[key] = self._stamp()
+        else:
+            try:
+                sending.forget_unfinished(key)
+            except DatacacheError as exc:  # it stays recorded, and the next upload or start tries again
+                _log.info("%s: its unfinished upload cannot be taken back yet: %s", key, exc)
+
+    def _stamp(self) -> int:
+        """Tells whether the staged file was written to since."""
+        content = self._claim.pending.content
+        if not isinstance(content, Staged):
+            return 0
+        try:
+            return os.stat(self._sending.engine.files.path(content.file)).st_mtime_ns
+        except OSError:
+            return 0
