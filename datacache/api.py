@@ -127,6 +127,8 @@ def open_bucket(
     if ack not in ("staged", "uploaded"):
         raise UsageError(f"{ack!r} is no way to acknowledge writes", hint="It is 'staged' or 'uploaded'.")
     store_url, prefix = split_url(url)
+    if settings.staging is None:
+        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with ExitStack() as stack:
         bucket = stack.enter_context(closing(open_bucket_backend(store_url, settings, probe_prefix=prefix)))
         area = stack.enter_context(StagingArea.open(settings.staging_root, url, who=who))

@@ -48,7 +48,19 @@ class Reader(Protocol):
 class OpenFile:
     """A file that somebody has open."""
 
-    __slots__ = ("attributes", "base", "content", "draft", "fetched", "handles", "io", "node", "reader", "writers")
+    __slots__ = (
+        "attributes",
+        "base",
+        "content",
+        "draft",
+        "fetched",
+        "handles",
+        "io",
+        "node",
+        "reader",
+        "synced_at",
+        "writers",
+    )
 
     def __init__(self, node: Node, state: State) -> None:
         self.node = node
@@ -63,6 +75,8 @@ class OpenFile:
         """What was fetched to begin a draft with: bytes, or the number of a staged file."""
         self.handles = 0
         self.writers = 0
+        self.synced_at = time.monotonic()
+        """When it was opened, or what was written was last made durable."""
         self.io = threading.Lock()
 
     @property
@@ -188,9 +202,11 @@ class OpenFiles:
         if content.size_bytes <= INLINE_BYTES:
             found = _StoredReader(self._live, content).read(0, content.size_bytes)
         else:
-            self._wait_for_room(content.size_bytes)
             taken = self._engine.files.take(self._engine.prefix + content.key, content.etag)
-            found = taken if taken is not None else self._engine.bring(content)
+            if taken is None:
+                self._wait_for_room(content.size_bytes)
+                taken = self._engine.bring(content)
+            found = taken
         with self._engine.lock:
             file.fetched = (content, found)
 
@@ -244,8 +260,6 @@ class OpenFiles:
         self._changed(draft)
 
     def _changed(self, draft: Draft) -> None:
-        if not draft.dirty:
-            draft.dirty_since = time.monotonic()
         draft.changes += 1
         draft.attributes = draft.attributes._replace(mtime_ns=time.time_ns())
 

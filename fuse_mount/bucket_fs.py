@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from datacache.store.base import ObjectInfo
@@ -55,7 +56,7 @@ class DirEntry(NamedTuple):
     """One name of a folder."""
 
     name: str
-    attr: Attr
+    state: State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class BucketFs:
         with self.engine.lock:
             folder, text = self._place(parent, name)
             state = self._state(folder, text)
-            node = self._tree.make(folder, text, is_folder=state.content is None)
+            node = self._node(folder, text, state)
             node.lookups += 1
             return self._attr(node, state)
 
@@ -138,7 +139,7 @@ class BucketFs:
                 for name, _ in self._view.names(key):
                     state = self._view.look(key, name, plain=True)
                     if state is not None:
-                        found.append(DirEntry(name, self._plain_attr(node, name, state)))
+                        found.append(DirEntry(name, state))
             handle = self._new_handle()
             self._lists[handle] = found
             return handle
@@ -151,11 +152,10 @@ class BucketFs:
         """The kernel has been told of an entry, and will `forget` it: its attributes with an inode number."""
         with self.engine.lock:
             folder = self._tree.get(ino)
-            node = self._tree.make(folder, entry.name, is_folder=stat.S_ISDIR(entry.attr.mode))
+            state = entry.state
+            node = self._node(folder, entry.name, state)
             node.lookups += 1
-            if node.open is not None:
-                return self._attr(node, self._state_of(node))
-            return entry.attr._replace(ino=node.ino)
+            return self._attr(node, self._state_of(node) if node.open is not None else state)
 
     def releasedir(self, handle: int) -> None:
         """The handle is not used any more."""
@@ -182,10 +182,10 @@ class BucketFs:
             if old is not None:
                 if flags & os.O_EXCL or old.content is None:
                     raise OSError(errno.EEXIST, "it is there already")
-                node = self._tree.make(folder, text, is_folder=False)
+                node = self._node(folder, text, old)
                 node.lookups += 1
                 try:
-                    handle, _ = self.open(node.ino, flags)
+                    handle = self.open(node.ino, flags)
                 except Needs:
                     node.lookups -= 1
                     raise
@@ -200,7 +200,6 @@ class BucketFs:
             file = node.open = OpenFile(node, State(key, attributes, pending.content, pending.base))
             file.draft = Draft(self.engine, attributes)
             file.draft.changes = 1
-            file.draft.dirty_since = time.monotonic()
             self._touch(folder)
             return self._opened(file, writes=True), self._attr(node, self._state_of(node))
 
@@ -472,8 +471,8 @@ class BucketFs:
 
     # --- open files -------------------------------------------------------------------------------------------------
 
-    def open(self, ino: int, flags: int) -> tuple[int, bool]:
-        """A handle, and whether what the kernel has kept of the file's bytes is still right."""
+    def open(self, ino: int, flags: int) -> int:
+        """A handle. What the kernel has kept of the file's bytes is right: other bytes have another inode."""
         with self.engine.lock:
             node = self._tree.get(ino)
             state = self._state_of(node)
@@ -493,10 +492,7 @@ class BucketFs:
                     if not file.handles:
                         node.open = None
                     raise
-            cached = LOCAL if file.draft is not None or not isinstance(file.content, Stored) else file.content.etag
-            keep = node.cached == cached
-            node.cached = cached
-            return self._opened(file, writes=writes), keep
+            return self._opened(file, writes=writes)
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
         """Bytes of an open file."""
@@ -540,13 +536,17 @@ class BucketFs:
             self._close_if_unused(file)
             return None
 
-    def long_open(self) -> list[Callable[[], None]]:
-        """What has to be done, in threads, for files that were written to a while ago and are still open."""
-        due = time.monotonic() - self.live.upload_every_s
+    def long_open(self) -> list[tuple[int, Callable[[], None]]]:
+        """Inode numbers of files that have been open for writing for a while, and what is to be done in a thread for
+        each, after the kernel has written what it has of it."""
+        now = time.monotonic()
+        due: list[tuple[int, Callable[[], None]]] = []
         with self.engine.lock:
-            files = {id(opened.file): opened.file for opened in self._handles.values()}.values()
-            late = [f for f in files if f.draft is not None and f.draft.dirty and f.draft.dirty_since <= due]
-            return [lambda file=file: self._settle(file) for file in late]  # type: ignore[misc]
+            for opened in self._handles.values():
+                if opened.writes and opened.file.synced_at + self.live.upload_every_s <= now:
+                    opened.file.synced_at = now
+                    due.append((opened.file.node.ino, partial(self._settle, opened.file)))
+        return due
 
     def commit(self) -> None:
         """Return when all changes of names so far are durable. May take long."""
@@ -579,7 +579,7 @@ class BucketFs:
                 pending = self.engine.change(key, draft.attributes, content, base=file.base)
                 ticket = self.engine.record([pending], blobs={key: blob} if blob else {})
                 draft.settled_changes = changes
-                draft.dirty_since = time.monotonic()
+                file.synced_at = time.monotonic()
                 file.content, file.attributes = content, draft.attributes
         self.engine.commit(ticket)
         if self.engine.ack == "uploaded":
@@ -594,13 +594,15 @@ class BucketFs:
         if info is None or node is None or node.is_folder:
             return
         now = self.engine.overlay.get(pending.key)
-        unchanged = now is not None and now.version == pending.version
-        if unchanged and node.cached == LOCAL:
+        if now is None or now.content != pending.content:
+            return
+        if now.version == pending.version or isinstance(now.content, Stored):
             node.cached = info.etag
-        if node.open is not None:
-            node.open.base = info.etag
-            if unchanged and node.open.draft is None:
-                node.open.content = Stored(pending.key, info.size_bytes, info.etag)  # what is read from is the same
+        file = node.open
+        if file is not None:
+            file.base = info.etag
+            if file.draft is None and now.version == pending.version:
+                file.content = Stored(pending.key, info.size_bytes, info.etag)  # what is read from is the same
 
     def moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:
         """See `writeback.engine.Watcher`."""
@@ -662,7 +664,26 @@ class BucketFs:
         state = self._view.look(node.parent.key, node.name)
         if state is None or (state.content is None) != node.is_folder:
             raise OSError(errno.ENOENT, "it is not there any more")
+        if self._is_another(node, state):
+            raise OSError(errno.ESTALE, "it was changed elsewhere")  # the kernel looks the name up again
         return state
+
+    def _node(self, folder: Node, name: str, state: State) -> Node:
+        """The node of a name. The kernel keeps an inode's bytes and size for its own, so what somebody else has put
+        under the name gets another one."""
+        node = self._tree.child(folder, name)
+        if node is not None and node.is_folder == (state.content is None) and self._is_another(node, state):
+            self._tree.unname(node)
+        return self._tree.make(folder, name, is_folder=state.content is None)
+
+    def _is_another(self, node: Node, state: State) -> bool:
+        if node.is_folder or (node.open is not None and node.open.draft is not None):
+            return False
+        if not isinstance(state.content, Stored):
+            node.cached = LOCAL
+        elif not node.cached:
+            node.cached = state.content.etag
+        return isinstance(state.content, Stored) and node.cached != state.content.etag
 
     def _attributes(self, folder: Node) -> Attributes:
         return self._root_attributes if folder is self._tree.root else self._view.folder_attributes(folder.key)
@@ -677,13 +698,6 @@ class BucketFs:
         mtime_ns = max(node.mtime_ns, kept.mtime_ns)
         ctime_ns = max(node.ctime_ns, mtime_ns)
         return Attr(node.ino, kept.mode, kept.uid, kept.gid, size, mtime_ns, ctime_ns, state.complete)
-
-    def _plain_attr(self, folder: Node, name: str, state: State) -> Attr:
-        node = self._tree.child(folder, name)
-        if node is not None and node.is_folder == (state.content is None):
-            return self._attr(node, state)
-        kept = state.attributes
-        return Attr(0, kept.mode, kept.uid, kept.gid, state.size_bytes, kept.mtime_ns, kept.mtime_ns, state.complete)
 
     def _touch(self, folder: Node) -> None:
         """Something in a folder has another name: its times change, in memory only."""

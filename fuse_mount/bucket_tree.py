@@ -37,7 +37,7 @@ class Node:
         self.mtime_ns = 0
         """Of a folder: when a name in it was last changed; not kept anywhere else."""
         self.cached = ""
-        """What the kernel may have pages of: an ETag, or `LOCAL`."""
+        """Which bytes the kernel takes this inode for: an ETag, or `LOCAL`; '' before it was told."""
 
     @property
     def key(self) -> str:

@@ -40,9 +40,7 @@ def serve(fs: BucketFs, mountpoint: str, options: Iterable[str], *, ready: Calla
     mounted.
     """
     operations = _Operations(fs)
-    # What the kernel keeps of a file's bytes is judged when it is opened (keep_cache), not by its times, which its own
-    # writes change.
-    pyfuse3.init(operations, mountpoint, {"no_auto_inval_data", *options})
+    pyfuse3.init(operations, mountpoint, set(options))
     try:
         fs.on_stale = _forget_name
         if ready is not None:
@@ -71,11 +69,20 @@ async def _sync_long_open(fs: BucketFs) -> None:
     """Files that stay open are made durable, and so uploaded, from time to time."""
     while True:
         await trio.sleep(_CHECK_OPEN_S)
-        for settle in fs.long_open():
+        for ino, settle in fs.long_open():
             try:
+                await trio.to_thread.run_sync(_bring_pages, ino)
                 await trio.to_thread.run_sync(settle)
             except (DatacacheError, OSError) as exc:
                 _log.warning("an open file could not be made durable: %s", exc)
+
+
+def _bring_pages(ino: int) -> None:
+    """Have the kernel write what it has gathered of a file: it does before it forgets the file's pages."""
+    try:
+        pyfuse3.invalidate_inode(ino)
+    except OSError as exc:
+        _log.info("the kernel did not write the pages of inode %d: %s", ino, exc)
 
 
 def _forget_name(parent: int, name: str) -> None:
@@ -119,7 +126,10 @@ def _request(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]
 
 class _Operations(pyfuse3.Operations):  # type: ignore[misc]
     supports_dot_lookup = False
-    enable_writeback_cache = False
+    # The kernel gathers small writes and keeps what was written; it trusts its own size and times of a file, which is
+    # why `BucketFs` gives another inode to what somebody else has put under a name. close(2) and fsync(2) bring all of
+    # it here before they ask for it to be made durable.
+    enable_writeback_cache = True
 
     def __init__(self, fs: BucketFs) -> None:
         super().__init__()
@@ -229,8 +239,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     @_request
     async def open(self, ino: int, flags: int, _ctx: Any) -> Any:
-        handle, keep = await _answer(self._fs.open, ino, flags)
-        return pyfuse3.FileInfo(fh=handle, keep_cache=keep)
+        return pyfuse3.FileInfo(fh=await _answer(self._fs.open, ino, flags), keep_cache=True)
 
     @_request
     async def read(self, fh: int, offset: int, size: int) -> bytes:

@@ -30,7 +30,6 @@ class Draft:
         "_number",
         "attributes",
         "changes",
-        "dirty_since",
         "settled_changes",
         "size",
     )
@@ -48,8 +47,6 @@ class Draft:
         """Counts what was changed."""
         self.settled_changes = 0
         """How many of these are durable and in the overlay."""
-        self.dirty_since = 0.0
-        """When the oldest change that is not was made (seconds, monotonic)."""
 
     @staticmethod
     def of_staged(engine: WriteBack, attributes: Attributes, number: int) -> Draft:

@@ -284,9 +284,9 @@ class RemoteView:
         self._folders[folder] = found
         self._names += len(found)
         self._probed.pop(folder, None)
-        for number, key, file in self._events:
+        for number, key, now in self._events:
             if number > since and key.startswith(folder):
-                self._apply(key, file)
+                self._apply(key, now)
         while self._names > _MAX_NAMES and len(self._folders) > 1:
             _, forgotten = self._folders.popitem(last=False)
             self._names -= len(forgotten)
