@@ -30,6 +30,7 @@ from datacache.core.errors import StagingError
 from datacache.writeback import journal_format as fmt
 from datacache.writeback.journal_cleaning import Cleaner
 from datacache.writeback.journal_index import Index, split_place
+from datacache.writeback.journal_log import Group, Log
 from datacache.writeback.journal_segments import (
     FULL,
     Ballast,
@@ -39,7 +40,6 @@ from datacache.writeback.journal_segments import (
     make_segment,
     open_segments,
     sync_folder,
-    write_at,
 )
 
 _log = logging.getLogger(__name__)
@@ -60,18 +60,6 @@ class Change(NamedTuple):
     """Small content, up to some 64 KiB."""
 
 
-class _Group(NamedTuple):
-    """A group that is not durable yet. Its frame is the same bytes wherever and how often it is written."""
-
-    sequence: int
-    synced: int
-    first: int
-    keys: list[str]
-    records: list[bytes]
-    size_bytes: int
-    has_drop: bool
-
-
 class Journal:
     """See the module. Close it."""
 
@@ -82,15 +70,14 @@ class Journal:
         self._changed = threading.Condition(threading.Lock())  # guards all that follows; never held during I/O
         self._index = Index()
         self._size_bytes = 0
-        self._unwritten: deque[_Group] = deque()
+        self._unwritten: deque[Group] = deque()
         self._unwritten_bytes = 0
         self._appended = 0  # sequence number of the last group
         self._durable = 0
         self._first = 1  # the oldest segment that is needed, as of the last group
         self._durable_first = 1
         self._refused: StagingError | None = None  # why the last write failed
-        self._syncing = False  # one thread writes; it alone uses _active
-        self._active: Segment | None = None
+        self._syncing = False  # one thread writes; it alone uses _log
         self._tidying = False
         self._closed = False
         self._ballast_at = 0.0
@@ -110,9 +97,12 @@ class Journal:
             self._folder.mkdir(mode=0o700, parents=True)
             sync_folder(self._folder.parent)
         segments = open_segments(self._folder)
+        made = None
         if not segments:
-            self._active = make_segment(self._folder, None, first=1, sequence=1)
-            segments = [self._active]
+            made = make_segment(self._folder, None, first=1, sequence=1)
+            segments = [made]
+        # Never go on in a segment that was there: its blocks may hold frames that were valid in it once.
+        self._log = Log(self._folder, self._segment_bytes, made)
         self._appended = self._durable = self._index.replay(segments)
         self._size_bytes = sum(segment.size_bytes for segment in segments)
         self._first = self._durable_first = segments[0].number
@@ -208,7 +198,7 @@ class Journal:
                 f"a group of {size} bytes is too large for the journal, {fmt.MAX_GROUP_BYTES} is the limit"
             )
         self._appended += 1
-        self._unwritten.append(_Group(self._appended, self._durable, self._first, keys, records, size, has_drop))
+        self._unwritten.append(Group(self._appended, self._durable, self._first, keys, records, size, has_drop))
         self._unwritten_bytes += size
 
     def _is_closed(self) -> StagingError:
@@ -237,8 +227,8 @@ class Journal:
             if tidy:
                 self._tidy()
 
-    def _batch(self) -> list[_Group]:
-        batch: list[_Group] = []
+    def _batch(self) -> list[Group]:
+        batch: list[Group] = []
         size = 0
         for group in self._unwritten:
             if batch and size + group.size_bytes > _BATCH_BYTES:
@@ -247,7 +237,7 @@ class Journal:
             size += group.size_bytes
         return batch
 
-    def _write(self, batch: list[_Group]) -> bool:
+    def _write(self, batch: list[Group]) -> bool:
         """Make a batch durable; whether there is something to tidy up. One thread at a time."""
         try:
             try:
@@ -278,39 +268,13 @@ class Journal:
             )
             return self._untidy()
 
-    def _try_write(self, batch: list[_Group]) -> tuple[Segment, list[int], int]:
-        segment = self._active
-        if segment is None or segment.size_bytes >= self._segment_bytes:
-            segment = self._rotate(batch[0].sequence)
-        start = at = segment.size_bytes
-        offsets, parts = [], []
-        for group in batch:
-            head = fmt.FrameHead(group.size_bytes, len(group.records), group.first, group.sequence, group.synced)
-            parts.append(fmt.encode_frame(head, group.records, segment.header.nonce + at))
-            parts += group.records
-            offsets.append(at)
-            at += fmt.FRAME_BYTES + group.size_bytes
-        self._active = None  # whatever fails now: never write to it again
-        try:
-            write_at(segment.fd, b"".join(parts), start)
-        except OSError as exc:
-            if exc.errno in FULL:  # no page was lost: what was written goes, and the same frames may come there again
-                os.ftruncate(segment.fd, start)
-                self._active = segment
-            raise
-        os.fdatasync(segment.fd)
-        self._active = segment
-        return segment, offsets, at - start
-
-    def _rotate(self, sequence: int) -> Segment:
-        previous = self._index.newest
-        self._active = None
-        segment = make_segment(self._folder, previous, first=self._durable_first, sequence=sequence)
-        with self._changed:
-            self._index.segments[segment.number] = segment
-            self._size_bytes += segment.size_bytes
-        self._active = segment
-        return segment
+    def _try_write(self, batch: list[Group]) -> tuple[Segment, list[int], int]:
+        if self._log.needs_segment:
+            segment = self._log.rotate(self._index.newest, first=self._durable_first, sequence=batch[0].sequence)
+            with self._changed:
+                self._index.segments[segment.number] = segment
+                self._size_bytes += segment.size_bytes
+        return self._log.write(batch)
 
     # --- cleaning --------------------------------------------------------------------------------------------------
 
@@ -388,7 +352,7 @@ class Journal:
         finally:
             with self._changed:  # the files are closed as soon as nobody reads them any more
                 self._index.segments.clear()
-                self._active = None
+                self._log.close()
 
 
 def _again(error: StagingError) -> StagingError:
