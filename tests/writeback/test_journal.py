@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -75,19 +76,21 @@ def test_a_dropped_key_is_gone_and_may_come_back(tmp_path: Path) -> None:
 
 
 def test_records_come_in_the_order_they_were_last_written_whatever_cleaning_moved(tmp_path: Path) -> None:
-    journal = small(tmp_path)
-    keys = [f"key {number}" for number in range(40)]
+    journal = small(tmp_path / "journal")
+    keys = [f"key {number}" for number in range(300)]
     for key in keys:
-        journal.commit(journal.append([Change(key, b"old", b"x" * 50)]))
+        journal.append([Change(key, b"old", b"x" * 600)])
     order = random.Random(3).sample(keys, len(keys))
     for key in order:
-        journal.commit(journal.append([Change(key, b"new", b"y" * 50)]))
-    for number in range(1500):
-        journal.commit(journal.append([Change("busy", b"n", str(number).encode() * 40)]))
-    assert segments(tmp_path)[0].name != "00000001.log"
-    assert [key for key, _, _ in journal.records()] == [*order, "busy"]
+        journal.append([Change(key, b"new", b"y" * 600)])
+    for turn in range(20):  # now and then half of the cold keys are at the end of the log, before the others
+        for number in range(20):
+            journal.commit(journal.append([Change("busy", b"n", b"%d" % number * 2000)]))
+        assert [key for key, _, _ in journal.records()] == [*order, "busy"]
+        shutil.copytree(tmp_path / "journal", tmp_path / str(turn))
+        assert list(reopened(tmp_path / str(turn))) == [*order, "busy"]
+    assert segments(tmp_path / "journal")[0].name != "00000001.log"
     journal.close()
-    assert list(reopened(tmp_path)) == [*order, "busy"]
 
 
 def test_a_header_may_be_of_any_length(tmp_path: Path) -> None:
@@ -270,21 +273,24 @@ def test_a_blob_that_was_damaged_since_is_not_returned(tmp_path: Path) -> None:
 
 
 def test_what_recycled_blocks_hold_is_not_taken_for_frames(tmp_path: Path) -> None:
-    journal = small(tmp_path, 1 << 20)
-    journal.commit(journal.append([Change("a", b"1")]))
-    first_end = journal.size_bytes
-    journal.commit(journal.append([Change("a", b"2")]))
-    journal.close()
-    stale = (tmp_path / "00000001.log").read_bytes()
-    os.truncate(tmp_path / "00000001.log", first_end)
-    journal = small(tmp_path, 1 << 20)
-    journal.commit(journal.append([Change("b", b"3")]))
-    journal.close()
-    # The same group numbers at the same offsets, from another segment, or behind the end of one that was gone on from.
-    for path in segments(tmp_path):
-        end = path.stat().st_size
-        path.write_bytes(path.read_bytes() + stale[end:] + stale[first_end:])
-    assert reopened(tmp_path) == {"a": (b"1", b""), "b": (b"3", b"")}
+    def start_again(*values: bytes) -> None:
+        journal = small(tmp_path / "journal", 1 << 20)
+        for value in values:
+            journal.commit(journal.append([Change("a", value)]))
+        journal.close()
+
+    start_again(b"1")
+    shutil.copytree(tmp_path / "journal", tmp_path / "before")
+    start_again(b"2", b"lost")
+    stale = (tmp_path / "journal" / "00000002.log").read_bytes()
+    shutil.rmtree(tmp_path / "journal")
+    (tmp_path / "before").rename(tmp_path / "journal")
+    start_again(b"3")
+    # The next group's number at the very offset where the next one is expected, in a file of the same name.
+    path = tmp_path / "journal" / "00000002.log"
+    whole = path.read_bytes()
+    path.write_bytes(whole + stale[len(whole) :])
+    assert reopened(tmp_path / "journal") == {"a": (b"3", b"")}
 
 
 def test_left_overs_of_a_start_that_was_cut_off_are_removed(tmp_path: Path) -> None:
@@ -308,15 +314,17 @@ def test_a_closed_journal_says_so(tmp_path: Path) -> None:
 
 
 _MEMORY = """
-import sys, tracemalloc
+import re, sys
 from pathlib import Path
 from datacache.writeback.journal import Change, Journal
-tracemalloc.start()
-before = tracemalloc.get_traced_memory()[0]
+def kib():
+    status = Path("/proc/self/status").read_text()
+    return [int(re.search(name + r":\\s+(\\d+)", status)[1]) for name in ("VmRSS", "VmHWM")]
+before = kib()[0]
 journal = Journal(Path(sys.argv[1]), ballast_bytes=0)
 count = sum(1 for _ in journal.records())
-now, peak = tracemalloc.get_traced_memory()
-print(count, (now - before) >> 10, (peak - before) >> 10)
+now, peak = kib()
+print(count, now - before, peak - before)
 """
 
 
