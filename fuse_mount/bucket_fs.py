@@ -48,6 +48,7 @@ class Attr(NamedTuple):
     size_bytes: int
     mtime_ns: int
     ctime_ns: int
+    links: int
     complete: bool = True
     """False where more is known only when the name is looked up."""
 
@@ -697,7 +698,8 @@ class BucketFs:
         kept = state.attributes
         mtime_ns = max(node.mtime_ns, kept.mtime_ns)
         ctime_ns = max(node.ctime_ns, mtime_ns)
-        return Attr(node.ino, kept.mode, kept.uid, kept.gid, size, mtime_ns, ctime_ns, state.complete)
+        links = 0 if self._tree.is_gone(node) else 1
+        return Attr(node.ino, kept.mode, kept.uid, kept.gid, size, mtime_ns, ctime_ns, links, state.complete)
 
     def _touch(self, folder: Node) -> None:
         """Something in a folder has another name: its times change, in memory only."""

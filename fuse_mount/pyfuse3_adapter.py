@@ -292,7 +292,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
         entry.st_ino = attr.ino
         entry.st_mode = attr.mode
         entry.st_uid, entry.st_gid = attr.uid, attr.gid
-        entry.st_nlink = 1
+        entry.st_nlink = attr.links
         entry.st_size = attr.size_bytes
         entry.st_blksize = 1 << 20
         entry.st_blocks = -(-attr.size_bytes // 512)
