@@ -59,6 +59,7 @@ class OpenFile:
         "node",
         "reader",
         "synced_at",
+        "ticket",
         "writers",
     )
 
@@ -77,6 +78,8 @@ class OpenFile:
         self.writers = 0
         self.synced_at = time.monotonic()
         """When it was opened, or what was written was last made durable."""
+        self.ticket = 0
+        """Of the last change that was recorded of it."""
         self.io = threading.Lock()
 
     @property

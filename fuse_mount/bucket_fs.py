@@ -457,18 +457,16 @@ class BucketFs:
         for file in files:
             self._settle(file)
 
-    def _settle_closed(self, file: OpenFile) -> None:
-        try:
-            self._settle(file)
-        finally:
-            self._close_if_unused(file)
-
     def _close_if_unused(self, file: OpenFile) -> None:
         with self.engine.lock:
-            if not file.handles and file.node.open is file:
+            if file.handles or file.node.open is not file or not file.io.acquire(blocking=False):
+                return  # who has `io` comes here afterwards
+            try:
                 self._files.discard(file)
-                file.node.open = None
-                self._tree.drop(file.node)
+            finally:
+                file.io.release()
+            file.node.open = None
+            self._tree.drop(file.node)
 
     # --- open files -------------------------------------------------------------------------------------------------
 
@@ -509,8 +507,11 @@ class BucketFs:
         """close(2): what has to be done, in a thread, for all that was written to be acknowledged."""
         with self.engine.lock:
             opened = self._handles[handle]
-            draft = opened.file.draft
-            return (lambda: self._settle(opened.file)) if opened.writes and draft is not None and draft.dirty else None
+            file = opened.file
+            dirty = file.draft is not None and file.draft.dirty
+            if not opened.writes or not (dirty or self.engine.unsettled(file.ticket)):
+                return None
+            return partial(self._settle, file)
 
     def fsync(self, handle: int) -> Callable[[], None]:
         """fsync(2): the same, and all else that was changed before."""
@@ -532,7 +533,7 @@ class BucketFs:
             file.writers -= opened.writes
             if file.handles or (file.draft is not None and file.draft.dirty and not self._tree.is_gone(file.node)):
                 if not file.writers and file.draft is not None and file.draft.dirty:
-                    return lambda: self._settle_closed(file)
+                    return lambda: self._settle(file)
                 return None
             self._close_if_unused(file)
             return None
@@ -566,25 +567,32 @@ class BucketFs:
 
     def _settle(self, file: OpenFile) -> None:
         """Make what was written to a file durable and pending. In a thread, without the lock."""
+        try:
+            pending = self._stage(file)
+        finally:
+            self._close_if_unused(file)
+        self.engine.commit(file.ticket)
+        if pending is not None and self.engine.ack == "uploaded":
+            self.live.uploader.wait_for(pending.key, pending.version, None)
+
+    def _stage(self, file: OpenFile) -> Pending | None:
         with file.io:
             draft = file.draft
             if draft is None or not draft.dirty:
-                return
+                return None
             changes = draft.changes
             draft.sync()
             with self.engine.lock:
                 if self._tree.is_gone(file.node):
-                    return
+                    return None
                 key = file.node.key
                 content, blob = draft.content(), draft.blob()
                 pending = self.engine.change(key, draft.attributes, content, base=file.base)
-                ticket = self.engine.record([pending], blobs={key: blob} if blob else {})
+                file.ticket = self.engine.record([pending], blobs={key: blob} if blob else {})
                 draft.settled_changes = changes
                 file.synced_at = time.monotonic()
                 file.content, file.attributes = content, draft.attributes
-        self.engine.commit(ticket)
-        if self.engine.ack == "uploaded":
-            self.live.uploader.wait_for(key, pending.version, None)
+                return pending
 
     # --- what others did --------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import stat
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -153,13 +152,12 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     @_request
     async def setattr(self, ino: int, attr: Any, fields: Any, fh: int | None, _ctx: Any) -> Any:
-        now = time.time_ns()
         changes = Changes(
             mode=attr.st_mode if fields.update_mode else None,
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
             size=attr.st_size if fields.update_size else None,
-            mtime_ns=(attr.st_mtime_ns or now) if fields.update_mtime else None,
+            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
         call = functools.partial(self._fs.setattr, ino, changes, is_open=fh is not None)
         return self._entry(await _answer(call))

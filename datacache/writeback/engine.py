@@ -243,6 +243,10 @@ class WriteBack:
         for action in due:
             action()
 
+    def unsettled(self, ticket: int) -> bool:
+        """Whether a change is not durable yet."""
+        return ticket > self._durable
+
     def hold(self, number: int) -> int:
         """An fd of a staged file for a draft. While it is held it is neither deleted nor taken for a clean copy."""
         with self.lock:
