@@ -435,12 +435,14 @@ class BucketFs:
             return
         draft = file.draft if file is not None else None
         if size != (file.size_bytes if file is not None else state.size_bytes) or (draft is not None and draft.dirty):
-            raise Needs(lambda: self._truncate_now(node, state, size))
+            raise Needs(lambda: self._truncate_now(node, size))
 
-    def _truncate_now(self, node: Node, state: State, size: int) -> None:
+    def _truncate_now(self, node: Node, size: int) -> None:
         """truncate(2), without a handle: durable when it returns."""
         with self.engine.lock:
-            file = node.open = node.open or OpenFile(node, state)
+            if node.open is None:
+                node.open = OpenFile(node, self._state_of(node))
+            file = node.open
         try:
             while True:
                 try:

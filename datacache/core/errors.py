@@ -80,6 +80,10 @@ class StoreUnavailableError(StoreError, ConnectionError):
     """The store did not answer properly (refused, reset, 5xx, timeout). The only kind that is worth a retry."""
 
 
+class NoMarkersError(StoreError):
+    """The store keeps no objects that stand for folders."""
+
+
 # --- catalog and manifests -----------------------------------------------------------------------------------------
 
 

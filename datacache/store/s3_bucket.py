@@ -10,8 +10,8 @@ on where a write says what it may replace (`expect`):
   CompleteMultipartUpload, CopyObject and DeleteObject; if the server refuses what HEAD then says is met, it is tried
   without, from then on.
 
-An upload's metadata are those it was begun with. Where a store keeps no folder markers, writing one is a `StoreError`.
-Any thread; a forked child works, with connections of its own.
+An upload's metadata are those it was begun with. Where a store keeps no folder markers, writing one is a
+`NoMarkersError`. Any thread; a forked child works, with connections of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from datacache.core.concurrency import PerProcess
-from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StoreError, StoreUnavailableError
+from datacache.core.errors import (
+    NoMarkersError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
 from datacache.core.objects import ObjectRef
 from datacache.store import s3_multipart as multipart
 from datacache.store.base import ObjectInfo
@@ -239,7 +245,7 @@ class S3Bucket(S3Store):
 
     def _expect_storable(self, key: str) -> None:
         if key.endswith("/") and not self._traits.get().markers:
-            raise StoreError(
+            raise NoMarkersError(
                 f"{self.url}/{key}: this store keeps no folder markers",
                 url=f"{self.url}/{key}",
                 hint="An empty folder cannot be kept there; one with files in it needs no marker.",

@@ -127,6 +127,7 @@ class WriteBack:
         self._uploads: dict[str, UploadState] = {}
         self._claims: dict[str, Claim] = {}
         self._refs: dict[int, str] = {}  # staged file -> the key whose content it is
+        self._local_folders: set[str] = set()  # folders that the store cannot keep
         self._held: dict[int, int] = {}  # staged file -> how many drafts have it open
         self._listeners: list[Callable[[Pending], None]] = []
         self._after: deque[tuple[int, Callable[[], None]]] = deque()  # what may happen once a ticket is durable
@@ -146,9 +147,9 @@ class WriteBack:
             return self.overlay.get(key)
 
     def pendings(self) -> list[Pending]:
-        """All that is pending, as it is now."""
+        """All that is to be brought to the bucket, as it is now."""
         with self.lock:
-            return list(self.overlay)
+            return [pending for pending in self.overlay if pending.key not in self._local_folders]
 
     def listen(self, listener: Callable[[Pending], None]) -> None:
         """Have each new or changed pending told, under the lock."""
@@ -277,7 +278,7 @@ class WriteBack:
         """Claim a key for uploading. None where there is nothing to do now."""
         with self.lock:
             pending = self.overlay.get(key)
-            if pending is None or not pending.ready or key in self._claims:
+            if pending is None or not pending.ready or key in self._claims or key in self._local_folders:
                 return None
             if not pending.touched:
                 pending = replace(pending, touched=True)
@@ -353,6 +354,14 @@ class WriteBack:
             now = self.overlay.get(claim.pending.key)
             if now is not None:
                 self.record([replace(now, base=etag)])
+
+    def keep_folder(self, claim: Claim) -> None:
+        """The store cannot keep a claimed folder: it is kept here, and nothing is left to be done for it."""
+        with self.lock:
+            self._end(claim)
+            now = self.overlay.get(claim.pending.key)
+            if now is not None and now.version == claim.pending.version:
+                self._local_folders.add(now.key)
 
     def abandon(self, claim: Claim) -> None:
         """A claimed key was not uploaded. It stays pending."""
@@ -506,6 +515,7 @@ class WriteBack:
         return [Change(key, encode_pending(pending), blob)]
 
     def _release(self, old: Pending, released: set[int]) -> None:
+        self._local_folders.discard(old.key)
         if isinstance(old.content, Staged) and self._refs.get(old.content.file) == old.key:
             del self._refs[old.content.file]
             released.add(old.content.file)

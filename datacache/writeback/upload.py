@@ -8,10 +8,9 @@ object itself says whether we wrote it (`conflicts.standing`).
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
-from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, StoreError
+from datacache.core.errors import DatacacheError, NoMarkersError, ObjectChangedError, ObjectNotFoundError, StoreError
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import LiveObject
 from datacache.writeback.conflicts import Standing, standing
@@ -67,11 +66,10 @@ class Uploads:
         metadata = pending.attributes.to_metadata(self.engine.writer(pending))
         try:
             info = self.bucket.write(full, b"", metadata, expect=None)
-        except StoreError as exc:
-            # A store that keeps no markers needs none where there is something in the folder.
-            if type(exc) is not StoreError or not self.bucket.find(full.rstrip("/"))[1]:
-                raise
-            info = ObjectInfo(full, 0, time.time_ns(), "")
+        except NoMarkersError:
+            # It is there as long as something is in it; until then it is known here alone.
+            self.engine.keep_folder(claim)
+            return Outcome(pending.version)
         return self._finish(claim, info)
 
     def _write(self, claim: Claim, progress: Progress, *, look_first: bool) -> Outcome:
