@@ -4,20 +4,22 @@ One CopyObject, or parts of the source copied into an upload where it is larger 
 A copy is bound to its source by the header that the server is known to heed (`s3_traits.py`). Where there is none, and
 for parts (whose conditions Ceph 16 passes over), the source is looked at before and after: parts become an object only
 when it was the same both times; one request that copied something else is found out, told, and taken back if the key
-was free before. Any thread.
+was free before. Where a server cannot copy a part (Ceph 16 for keys that have to be encoded), the bytes go through this
+machine, some MiB at a time. Any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
-from datacache.core.errors import DatacacheError, StoreError
+from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreError
 from datacache.core.objects import ObjectRef
 from datacache.core.threads import map_in_threads
 from datacache.store.bucket import Part
 from datacache.store.errors import expect_same
-from datacache.store.s3_multipart import MAX_PARTS, abort, answered_etag, begin, complete, quoted
+from datacache.store.s3_multipart import MAX_PARTS, PART_BYTES, abort, answered_etag, begin, complete, put_part, quoted
 from datacache.store.s3_requests import S3Requests, quoted_key
 
 COPY_LIMIT_BYTES = 5 * 2**30
@@ -66,28 +68,47 @@ def copy_in_parts(
     *,
     limit_bytes: int,
 ) -> None:
-    """An upload whose parts are copied by the store, `_PARTS_AT_A_TIME` at once."""
-    part_bytes = min(limit_bytes, max(_PART_BYTES, -(-source.size_bytes // MAX_PARTS)))
+    """An upload whose parts are copied by the store, some at once."""
     if not source.version:
         _expect_source(requests, source)
-    upload = begin(requests, source.store, key, metadata)
-
-    def copy_part(number: int) -> Part:
-        start = (number - 1) * part_bytes
-        stop = min(start + part_bytes, source.size_bytes)
-        headers = {"x-amz-copy-source": _source(source), "x-amz-copy-source-range": f"bytes={start}-{stop - 1}"}
-        if source.etag and not source.version:
-            headers["x-amz-copy-source-if-match"] = quoted(source.etag)
-        query = {"partNumber": str(number), "uploadId": upload}
-        _, body = requests.call("PUT", key, (200,), query=query, headers=headers)
-        etag = answered_etag(body, f"{source.store}/{key}", source.store)
-        if not etag:  # a server that does not know such requests has stored an empty part
-            raise StoreError(f"{source.store} cannot copy objects as large as {source.url}", url=source.url)
-        return Part(number, stop - start, etag)
-
+    copied = min(limit_bytes, max(_PART_BYTES, -(-source.size_bytes // MAX_PARTS)))
     try:
-        count = -(-source.size_bytes // part_bytes)
-        parts = list(map_in_threads(copy_part, range(1, count + 1), threads=_PARTS_AT_A_TIME))
+        _upload(requests, source, key, metadata, conditions, part_bytes=copied, make=_copy_part)
+    except _NotCopiedError:
+        carried = max(PART_BYTES, -(-source.size_bytes // MAX_PARTS))
+        _upload(requests, source, key, metadata, conditions, part_bytes=carried, make=_carry_part)
+
+
+class _Range(NamedTuple):
+    key: str
+    upload: str
+    number: int
+    start: int
+    stop: int
+
+
+class _NotCopiedError(Exception):
+    """The store does not copy parts of this object."""
+
+
+def _upload(
+    requests: S3Requests,
+    source: ObjectRef,
+    key: str,
+    metadata: Mapping[str, str],
+    conditions: Mapping[str, str],
+    *,
+    part_bytes: int,
+    make: Callable[[S3Requests, ObjectRef, _Range], Part],
+) -> None:
+    upload = begin(requests, source.store, key, metadata)
+    try:
+        ranges = (
+            _Range(key, upload, number, start, min(start + part_bytes, source.size_bytes))
+            for number, start in enumerate(range(0, source.size_bytes, part_bytes), 1)
+        )
+        made = map_in_threads(lambda part: make(requests, source, part), ranges, threads=_PARTS_AT_A_TIME)
+        parts = list(made)
         if not source.version:
             _expect_source(requests, source)
         complete(requests, source.store, key, upload, parts, headers=conditions)
@@ -95,6 +116,26 @@ def copy_in_parts(
         with suppress(DatacacheError):
             abort(requests, key, upload)
         raise
+
+
+def _copy_part(requests: S3Requests, source: ObjectRef, part: _Range) -> Part:
+    headers = {"x-amz-copy-source": _source(source), "x-amz-copy-source-range": f"bytes={part.start}-{part.stop - 1}"}
+    if source.etag and not source.version:
+        headers["x-amz-copy-source-if-match"] = quoted(source.etag)
+    query = {"partNumber": str(part.number), "uploadId": part.upload}
+    try:
+        _, body = requests.call("PUT", part.key, (200,), query=query, headers=headers)
+    except ObjectNotFoundError as exc:  # the source is there, but Ceph 16 does not decode its key here
+        raise _NotCopiedError from exc
+    etag = answered_etag(body, f"{source.store}/{part.key}", source.store)
+    if not etag:  # rclone's server takes the request for a part without bytes
+        raise _NotCopiedError
+    return Part(part.number, part.stop - part.start, etag)
+
+
+def _carry_part(requests: S3Requests, source: ObjectRef, part: _Range) -> Part:
+    data = requests.get(source, part.start, part.stop)
+    return put_part(requests, part.key, part.upload, part.number, data)
 
 
 def _expect_source(requests: S3Requests, source: ObjectRef) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -123,7 +124,7 @@ class BucketConformance:
         self._refused(bucket, key, None, lambda: bucket.write(key, b"x", {}, expect="0" * 32))
         first = bucket.write(key, b"first", MODE, expect="")
         for wrong in ("", "0" * 32):
-            self._refused(bucket, key, first, lambda wrong=wrong: bucket.write(key, b"other", {}, expect=wrong))
+            self._refused(bucket, key, first, partial(bucket.write, key, b"other", {}, expect=wrong))
         second = bucket.write(key, b"second", MODE, expect=first.etag)
         self._refused(bucket, key, second, lambda: bucket.write(key, b"other", {}, expect=first.etag))
         assert bucket.write(key, b"third", {}, expect=None).etag == bucket.head(key).etag
@@ -131,7 +132,7 @@ class BucketConformance:
     def test_a_removal_removes_only_what_it_expects(self, bucket: Bucket) -> None:
         info = bucket.write(self.base + "a", b"first", {}, expect=None)
         for wrong in ("", "0" * 32):
-            self._refused(bucket, info.key, info, lambda wrong=wrong: bucket.remove(info.key, expect=wrong))
+            self._refused(bucket, info.key, info, partial(bucket.remove, info.key, expect=wrong))
         bucket.remove(info.key, expect=info.etag)
         bucket.remove(info.key, expect=info.etag)
         assert bucket.find(info.key) == (None, False)
@@ -263,7 +264,7 @@ class BucketConformance:
                 bucket,
                 key,
                 mine,
-                lambda wrong=wrong: bucket.complete_upload(key, upload, parts, MODE, expect=wrong),
+                partial(bucket.complete_upload, key, upload, parts, MODE, expect=wrong),
             )
         assert bucket.list_parts(key, upload) == parts
         info = bucket.complete_upload(key, upload, parts, MODE, expect=mine.etag)
@@ -310,7 +311,7 @@ class BucketConformance:
         source = bucket.write(self.base + "a", b"bytes", MODE, expect=None).ref(bucket.url)
         mine = bucket.write(self.base + "b", b"mine!", {}, expect=None)
         for wrong in ("", "0" * 32):
-            self._refused(bucket, mine.key, mine, lambda wrong=wrong: bucket.copy(source, mine.key, {}, expect=wrong))
+            self._refused(bucket, mine.key, mine, partial(bucket.copy, source, mine.key, {}, expect=wrong))
         copy = bucket.copy(source, mine.key, {}, expect=mine.etag)
         assert bucket.read(copy.ref(bucket.url), 0, 5) == b"bytes"
 

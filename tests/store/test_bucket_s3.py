@@ -1,0 +1,307 @@
+"""Live S3 buckets beyond the conformance suite: faults of the network, servers' ideas, permissions, large copies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from datacache.core.errors import (
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreAccessError,
+    StoreUnavailableError,
+)
+from datacache.settings import Settings
+from datacache.store.bucket import Bucket
+from datacache.store.open import open_bucket_backend
+from datacache.store.s3_access import resolve_access
+from datacache.store.s3_bucket import S3Bucket
+from datacache.testing.faults import Answer, Fault, FaultProxy
+from tests.servers import CephRgw
+from tests.store.conftest import WritableRclone, new_bucket
+
+pytestmark = pytest.mark.ceph
+KEYS = ["plain", "odd//key"]
+"""One that goes through obstore, one through requests of our own."""
+
+
+class Live:
+    """A bucket in Ceph behind a proxy that injects faults."""
+
+    def __init__(self, server: CephRgw, proxy: FaultProxy, settings: Settings) -> None:
+        self.name = new_bucket()
+        server.make_bucket(self.name)
+        self.server, self.proxy, self.settings, self.url = server, proxy, settings, f"s3://{self.name}"
+        self.bucket: Bucket = open_bucket_backend(self.url, settings, probe_prefix="p/")
+
+    def keys(self) -> list[str]:
+        """What is in the bucket, asked for without the proxy."""
+        found = self.server.client().list_objects_v2(Bucket=self.name)
+        return [item["Key"] for item in found.get("Contents", [])]
+
+
+@pytest.fixture
+def live(ceph_rgw: CephRgw, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings]) -> Iterator[Live]:
+    with FaultProxy(ceph_rgw.endpoint) as proxy:
+        for variable, value in ceph_rgw.env().items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        found = Live(ceph_rgw, proxy, make_settings())
+        yield found
+        found.bucket.close()
+
+
+def puts(method: str, _path: str) -> bool:
+    return method == "PUT"
+
+
+def completes(method: str, path: str) -> bool:
+    return method == "POST" and "uploadId=" in path
+
+
+def drop(answer: Answer) -> None:
+    """What a client sees of a request that was carried out and whose answer is lost on the way."""
+    answer.status, answer.body = 502, b""
+
+
+# --- faults ---
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(("status", "code"), [(500, "InternalError"), (503, "SlowDown"), (409, "OperationAborted")])
+def test_a_server_error_is_worth_another_try_and_asked_once(live: Live, key: str, status: int, code: str) -> None:
+    live.bucket.conditional()
+    live.proxy.requests.clear()
+    live.proxy.add(Fault(status=status, code=code))
+    with pytest.raises(StoreUnavailableError, match=str(status)):
+        live.bucket.write(key, b"1", {}, expect="")
+    assert len(live.proxy.requests) == 1
+    assert live.keys() == []
+    assert live.bucket.write(key, b"1", {}, expect="").etag
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_write_whose_answer_is_lost_is_unavailable_and_a_second_one_finds_it(live: Live, key: str) -> None:
+    live.bucket.conditional()
+    live.proxy.add(Fault(change=drop, only=puts))
+    with pytest.raises(StoreUnavailableError):
+        live.bucket.write(key, b"mine", {"writer": "1"}, expect="")
+    with pytest.raises(ObjectChangedError):
+        live.bucket.write(key, b"mine", {"writer": "1"}, expect="")
+    assert live.bucket.look(key).metadata == {"writer": "1"}
+
+
+def test_a_completion_whose_answer_is_lost_can_be_found_out(live: Live) -> None:
+    upload = live.bucket.begin_upload("a", {"writer": "1"})
+    parts = [live.bucket.put_part("a", upload, 1, b"data")]
+    live.proxy.add(Fault(change=drop, only=completes))
+    with pytest.raises(StoreUnavailableError):
+        live.bucket.complete_upload("a", upload, parts, {"writer": "1"}, expect="")
+    assert live.bucket.look("a").metadata == {"writer": "1"}
+    with pytest.raises(ObjectChangedError):
+        live.bucket.complete_upload("a", upload, parts, {"writer": "1"}, expect="")
+
+
+def test_a_completion_that_fails_with_a_status_of_200_has_failed(live: Live) -> None:
+    def spoil(answer: Answer) -> None:
+        answer.body = b"<?xml version='1.0'?>  <Error><Code>InternalError</Code></Error>"
+
+    upload = live.bucket.begin_upload("a", {})
+    parts = [live.bucket.put_part("a", upload, 1, b"data")]
+    live.proxy.add(Fault(change=spoil, only=completes))
+    with pytest.raises(StoreUnavailableError):
+        live.bucket.complete_upload("a", upload, parts, {}, expect=None)
+
+
+def test_a_copy_that_fails_with_a_status_of_200_has_failed(live: Live) -> None:
+    def spoil(answer: Answer) -> None:
+        answer.body = b"<Error><Code>SlowDown</Code></Error>"
+
+    source = live.bucket.write("a", b"data", {}, expect="").ref(live.url)
+    live.bucket.conditional()
+    live.proxy.add(Fault(change=spoil, only=puts))
+    with pytest.raises(StoreUnavailableError):
+        live.bucket.copy(source, "b", {}, expect="")
+
+
+@pytest.mark.parametrize("fault", [Fault(status=500), Fault(change=drop), Fault(status=503, code="SlowDown")])
+def test_a_part_that_fails_is_sent_again(live: Live, fault: Fault) -> None:
+    data = os.urandom(3_000_000)
+    upload = live.bucket.begin_upload("a", {})
+    live.proxy.add(fault)
+    with pytest.raises(StoreUnavailableError):
+        live.bucket.put_part("a", upload, 1, memoryview(data))
+    parts = [live.bucket.put_part("a", upload, 1, memoryview(data))]
+    info = live.bucket.complete_upload("a", upload, parts, {}, expect="")
+    assert live.bucket.read(info.ref(live.url), 0, len(data)) == data
+
+
+def test_a_probe_that_is_cut_off_is_made_again_and_leaves_nothing(live: Live) -> None:
+    for number in range(12):
+        live.proxy.heal()
+        live.proxy.requests.clear()
+
+        def is_next(_method: str, _path: str, number: int = number) -> bool:
+            return len(live.proxy.requests) == number + 1
+
+        live.proxy.add(Fault(status=503, code="SlowDown", only=is_next))
+        bucket = open_bucket_backend(live.url, live.settings, probe_prefix="p/")
+        with suppress(StoreUnavailableError):
+            bucket.conditional()
+        assert bucket.conditional()
+        bucket.close()
+    left = live.keys()
+    assert len(left) <= 2  # where its deletion is what failed
+    assert all(key.startswith("p/.datacache-probe-") for key in left)
+
+
+# --- servers' own ideas ---
+
+
+def test_an_answer_without_an_etag_is_asked_for(live: Live) -> None:
+    live.bucket.conditional()
+    for key in KEYS:
+        live.proxy.add(Fault(change=lambda answer: answer.set_header("ETag", None), only=puts))
+        info = live.bucket.write(key, b"1", {}, expect="")
+        assert info.etag == live.bucket.head(key).etag
+
+
+def test_a_source_overwritten_while_a_server_without_conditions_copies_it_is_found_out(
+    writable_rclone: WritableRclone, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings]
+) -> None:
+    name = new_bucket()
+    writable_rclone.make_bucket(name)
+    with FaultProxy(writable_rclone.endpoint) as proxy:
+        for variable, value in writable_rclone.env().items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        bucket = open_bucket_backend(f"s3://{name}", make_settings())
+        source = bucket.write("a", b"first", {}, expect=None).ref(bucket.url)
+        assert not bucket.conditional()
+
+        def overwrite(method: str, path: str) -> bool:
+            if method == "PUT" and path.endswith("/b"):
+                writable_rclone.client().put_object(Bucket=name, Key="a", Body=b"other")
+            return False
+
+        proxy.always(Fault(only=overwrite))
+        with pytest.raises(ObjectChangedError):
+            bucket.copy(source, "b", {}, expect="")
+        assert bucket.find("b") == (None, False)
+        bucket.close()
+
+
+@pytest.mark.parametrize(("name", "key"), [("big", "big copy"), ("odd+ %41 ü", "b+%41//x")])
+def test_an_object_too_large_for_one_copy_is_copied_in_parts(live: Live, name: str, key: str) -> None:
+    bucket = S3Bucket(
+        live.url, lambda: resolve_access(live.url, live.settings), copy_limit_bytes=5 * 2**20, probe_prefix="p/"
+    )
+    data = os.urandom(12 * 2**20)
+    source = bucket.write(name, data, {}, expect="").ref(live.url)
+    copy = bucket.copy(source, key, {"mode": "5"}, expect="")
+    assert bucket.look(key).metadata == {"mode": "5"}
+    for start in range(0, len(data), 2**22):
+        assert bucket.read(copy.ref(live.url), start, start + 2**22) == data[start : start + 2**22]
+    with pytest.raises(ObjectChangedError):
+        bucket.copy(source, key, {}, expect="")
+    again = bucket.copy(copy.ref(live.url), key, {"mode": "6"}, expect=copy.etag)
+    assert (bucket.look(key).metadata, again.size_bytes) == ({"mode": "6"}, len(data))
+
+    def overwrite(method: str, path: str) -> bool:
+        if method == "PUT" and "partNumber=1&" in path:
+            live.server.client().put_object(Bucket=live.name, Key=source.key, Body=data[::-1])
+        return False
+
+    live.proxy.always(Fault(only=overwrite))
+    with pytest.raises(ObjectChangedError):
+        bucket.copy(source, "other", {}, expect=None)
+    assert bucket.find("other") == (None, False)
+    assert list(bucket.list_uploads("")) == []
+    bucket.close()
+
+
+def test_what_a_server_cannot_copy_in_parts_goes_through_this_machine(
+    writable_rclone: WritableRclone, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings]
+) -> None:
+    name = new_bucket()
+    writable_rclone.make_bucket(name)
+    for variable, value in writable_rclone.env().items():
+        monkeypatch.setenv(variable, value)
+    url, settings = f"s3://{name}", make_settings()
+    bucket = S3Bucket(url, lambda: resolve_access(url, settings), copy_limit_bytes=5)
+    source = bucket.write("a", b"more than five", {}, expect=None).ref(url)
+    copy = bucket.copy(source, "b", {"mode": "1"}, expect="")
+    assert bucket.look("b").metadata["mode"] == "1"
+    assert bucket.read(copy.ref(url), 0, 14) == b"more than five"
+    assert list(bucket.list_uploads("")) == []
+    bucket.close()
+
+
+# --- permissions and missing buckets ---
+
+
+def everything(bucket: Bucket, url: str) -> list[Callable[[], object]]:
+    from datacache.core.objects import ObjectRef
+
+    return [
+        lambda: bucket.write("a", b"", {}, expect=None),
+        lambda: bucket.write("a", b"", {}, expect=""),
+        lambda: bucket.write("a/", b"", {}, expect=None),
+        lambda: bucket.write("odd//a", b"", {}, expect=None),
+        bucket.conditional,
+        lambda: bucket.begin_upload("a", {}),
+        lambda: list(bucket.list_uploads("")),
+        lambda: list(bucket.list_folder("")),
+        lambda: bucket.find("a"),
+        lambda: bucket.copy(ObjectRef(url, "a", 1, "e"), "b", {}, expect=None),
+    ]
+
+
+def test_a_missing_bucket_is_not_found_and_named(live: Live) -> None:
+    bucket = open_bucket_backend("s3://no-such-bucket", live.settings)
+    for call in everything(bucket, "s3://no-such-bucket"):
+        with pytest.raises(ObjectNotFoundError, match="there is no bucket s3://no-such-bucket"):
+            call()
+    bucket.close()
+
+
+def test_who_may_not_write_is_told_so_and_the_secret_is_not(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not the secret")
+    bucket = open_bucket_backend(live.url, live.settings)
+    for call in everything(bucket, live.url):
+        with pytest.raises(StoreAccessError) as caught:
+            call()
+        assert "not the secret" not in str(caught.value)
+    bucket.close()
+
+
+def test_who_may_only_read_gets_an_access_error_from_every_write(live: Live) -> None:
+    denied = Fault(status=403, code="AccessDenied", only=lambda method, _: method in ("PUT", "POST", "DELETE"))
+    live.proxy.always(denied)
+    for call in (live.bucket.conditional, lambda: live.bucket.write("a", b"", {}, expect="")):
+        with pytest.raises(StoreAccessError):
+            call()
+
+
+def test_a_forked_child_writes_with_connections_of_its_own(live: Live) -> None:
+    live.bucket.write("a", b"parent", {}, expect="")
+    pid = os.fork()
+    if pid == 0:
+        done = 1
+        with suppress(BaseException):
+            live.bucket.write("b", b"child", {"mode": "1"}, expect="")
+            done = 0
+        os._exit(done)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert live.bucket.look("b").metadata == {"mode": "1"}
+
+
+def test_writes_of_ordinary_keys_carry_no_checksum_trailers(live: Live) -> None:
+    live.bucket.write("plain", b"1", {"mode": "1"}, expect=None)
+    live.bucket.write("odd//key", b"1", {"mode": "1"}, expect=None)
+    sent: list[dict[str, Any]] = live.proxy.headers
+    assert not any("trailer" in name or "checksum" in name for headers in sent for name in headers)
