@@ -338,14 +338,12 @@ class BucketFs:
         unsettled = [n.open for n in inside if n.open is not None and n.open.draft is not None and n.open.draft.dirty]
         if unsettled:
             raise Needs(lambda: self._settle_all(unsettled))
-        below = self._below.pop(key, None)
-        if below is None or below[0] + _TREE_S < time.monotonic():
-            if self.engine.overlay.get(key) is not None and self._made_here(key):
-                below = (0.0, {})
-            else:
-                raise Needs(lambda: self._look_below(key))
-        pendings, drop, blobs = self._moved_below(key, new_key, below[1])
         base = target.base if target is not None else self._seen_base(new_folder, new_text)
+        made_here = self._made_here(key)
+        taken_at, below = self._below.pop(key, (-1e9, {}))
+        if not made_here and taken_at + _TREE_S < time.monotonic():
+            raise Needs(lambda: self._look_below(key))
+        pendings, drop, blobs = self._moved_below(key, new_key, {} if made_here else below)
         pendings.append(self.engine.change(new_key, state.attributes, None, base=base))
         gone, dropped = self.engine.gone(key, base=state.base)
         pendings += gone + self._kept_folder(folder.key)
@@ -522,7 +520,7 @@ class BucketFs:
 
         def settle() -> None:
             self._settle(file)
-            self.engine.commit()
+            self.commit()
 
         return settle
 
@@ -554,7 +552,7 @@ class BucketFs:
 
     def commit(self) -> None:
         """Return when all changes of names so far are durable. May take long."""
-        self.engine.commit()
+        self.engine.commit(wait_s=self.live.staging_wait_s)
 
     def _opened(self, file: OpenFile, *, writes: bool) -> int:
         handle = self._new_handle()
@@ -573,7 +571,7 @@ class BucketFs:
             pending = self._stage(file)
         finally:
             self._close_if_unused(file)
-        self.engine.commit(file.ticket)
+        self.engine.commit(file.ticket, wait_s=self.live.staging_wait_s)
         if pending is not None and self.engine.ack == "uploaded":
             self.live.uploader.wait_for(pending.key, pending.version, None)
 

@@ -1,7 +1,7 @@
 """The only table from errors to errnos, and the log of the failures readers got to see.
 
-Used by `worker`. A reader behind the mount sees nothing but an errno, so each failure is also logged once
-with the path and the reason. Any thread may call.
+Used by `worker` and `pyfuse3_adapter`. Who is behind a mount sees nothing but an errno, so each failure is also logged
+once with the path and the reason. Any thread may call.
 
 | error | errno | why |
 |---|---|---|
@@ -9,6 +9,7 @@ with the path and the reason. Any thread may call.
 | `ObjectChangedError` | ESTALE | the bucket holds another object than the snapshot recorded |
 | `ObjectNotFoundError` | ESTALE | the snapshot has it, the bucket lost it: the name is not wrong |
 | `StoreAccessError` | EACCES | credentials |
+| `StagingFullError` | ENOSPC | there was no room for a write in the staging area, and none came in time |
 | everything else, `StoreUnavailableError` and `DaemonUnavailableError` included | EIO | |
 """
 
@@ -23,6 +24,7 @@ from datacache.core.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     PathNotFoundError,
+    StagingFullError,
     StoreAccessError,
 )
 
@@ -33,6 +35,7 @@ _TABLE: tuple[tuple[type[BaseException], int], ...] = (
     (ObjectChangedError, errno.ESTALE),
     (ObjectNotFoundError, errno.ESTALE),
     (StoreAccessError, errno.EACCES),
+    (StagingFullError, errno.ENOSPC),
 )
 
 

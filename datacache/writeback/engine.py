@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from datacache.core.errors import DatacacheError, StagingError
+from datacache.core.errors import DatacacheError, StagingError, StagingFullError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
@@ -44,6 +44,7 @@ _log = logging.getLogger("datacache.writeback")
 _COMMIT_EVERY_S = 0.2
 """How long a change that nobody waits for stays in memory."""
 _COPY_BYTES = 4 * 2**20
+_RECORD_BYTES = 64 * 1024
 _KEPT_CONFLICTS = 100
 
 
@@ -227,17 +228,25 @@ class WriteBack:
         """The bytes of a key whose content is `Logged`."""
         return self._journal.read(PENDING + key)
 
-    def commit(self, ticket: int | None = None) -> None:
+    def commit(self, ticket: int | None = None, *, wait_s: float = 0.0) -> None:
         """Return when the changes up to a ticket (None: all) are durable. Raises `StagingError`; they may be durable
-        later, then."""
+        later, then. On a full disk room is waited for, `wait_s` at most."""
+        deadline = time.monotonic() + wait_s
         with self.lock:
             wanted = self._ticket if ticket is None else ticket
-        if wanted > self._durable:
+        while wanted > self._durable:
             self.area.check()
-            self._journal.commit(wanted)
+            try:
+                self._journal.commit(wanted)
+            except StagingFullError:
+                if time.monotonic() >= deadline:
+                    raise
+                self.files.wait_for_room(_RECORD_BYTES, deadline - time.monotonic(), refused=True)
+                continue
             self.files.set_journal_bytes(self._journal.size_bytes)
+            with self.lock:
+                self._durable = max(self._durable, wanted)
         with self.lock:
-            self._durable = max(self._durable, wanted)
             due = []
             while self._after and self._after[0][0] <= self._durable:
                 due.append(self._after.popleft()[1])

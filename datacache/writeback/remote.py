@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("datacache.writeback")
 _AWAY_S = 3.0
-"""How long a store that could not be reached is not asked again where something older will do."""
+"""How long a store that could not be reached is not asked again where something older will do. Then one request finds
+out whether it is back."""
+_SHORTEST_TTL_S = 0.2
+"""What was asked for must be of use to who asked."""
 _FOLDER_ATTRIBUTES_S = 60.0
 _RELIST = 2000
 """Names up to which a folder is listed anew for one name's sake; of larger ones the name alone is asked for."""
@@ -66,12 +69,12 @@ class RemoteFolder:
 
     __slots__ = ("files", "folders", "marker", "probes", "read_at")
 
-    def __init__(self, read_at: float) -> None:
+    def __init__(self) -> None:
         self.files: dict[str, RemoteFile] = {}
         self.folders: dict[str, None] = {}
         self.marker = False
         """Whether the folder has an object of its own."""
-        self.read_at = read_at
+        self.read_at = _now()
 
     def __len__(self) -> int:
         return len(self.files) + len(self.folders)
@@ -97,7 +100,7 @@ class RemoteView:
         folder_attributes: Attributes,
         made_here: Callable[[str], bool],
     ) -> None:
-        self.ttl_s = ttl_s
+        self._ttl_s = max(ttl_s, _SHORTEST_TTL_S)
         self._bucket, self._prefix, self._lock = bucket, prefix, lock
         self._file_default, self._folder_default = file_attributes, folder_attributes
         self._made_here = made_here
@@ -116,14 +119,15 @@ class RemoteView:
 
     def entry(self, folder: str, name: str) -> tuple[RemoteFile | None, bool]:
         """The object of this name in a folder, and whether there is a folder of this name."""
+        away = self._is_away()
         listed = self._folders.get(folder)
-        if listed is not None and self._usable(listed.read_at):
+        if listed is not None and (away or self._is_fresh(listed.read_at)):
             return listed.files.get(name), f"{name}/" in listed.folders
         key = folder + name
         probe = self._probes.get(key)
-        if probe is not None and self._usable(probe.read_at):
+        if probe is not None and (away or self._is_fresh(probe.read_at)):
             return probe.file, probe.is_folder
-        if self._is_away():
+        if away:
             if self._made_here(folder):
                 return None, False
             raise self._unavailable(key)
@@ -132,15 +136,16 @@ class RemoteView:
 
     def folder(self, folder: str) -> RemoteFolder:
         """All that lies right in a folder. With attributes for what may be links, unless there are very many."""
+        away = self._is_away()
         listed = self._folders.get(folder)
-        if listed is None or not self._usable(listed.read_at):
-            if self._is_away():
+        if listed is None or not (away or self._is_fresh(listed.read_at)):
+            if away:
                 if self._made_here(folder):
-                    return RemoteFolder(0.0)
+                    return RemoteFolder()
                 raise self._unavailable(folder)
             raise Needs(lambda: self._list(folder))
         unknown = [n for n, f in listed.files.items() if f.attributes is None and 0 < f.size_bytes <= _LINK_BYTES]
-        if unknown and len(unknown) <= _LOOK_AHEAD and not self._is_away():
+        if unknown and len(unknown) <= _LOOK_AHEAD and not away:
             raise Needs(lambda: self._look_at(folder + name for name in unknown))
         return listed
 
@@ -159,10 +164,10 @@ class RemoteView:
     def folder_attributes(self, folder: str) -> Attributes:
         """A folder's attributes: its marker's, if it has one."""
         known = self._folder_attributes.get(folder)
-        if known is not None and (known[0] + max(self.ttl_s, _FOLDER_ATTRIBUTES_S) > _now() or self._is_away()):
+        if known is not None and known[0] + max(self._ttl_s, _FOLDER_ATTRIBUTES_S) > _now():
             return known[1]
         if self._is_away():
-            return self._folder_default
+            return known[1] if known is not None else self._folder_default
         raise Needs(lambda: self._look_at_folder(folder))
 
     def plain_folder_attributes(self, folder: str) -> Attributes:
@@ -258,7 +263,7 @@ class RemoteView:
 
     def _list(self, folder: str) -> None:
         with self._request(folder, self._folders.get(folder) is not None) as since:
-            found = RemoteFolder(_now())
+            found = RemoteFolder()
             for page in self._bucket.list_folder(self._prefix + folder):
                 for info in page.objects:
                     name = info.key[len(self._prefix) + len(folder) :]
@@ -281,6 +286,7 @@ class RemoteView:
                 known = old.files.get(name)
                 if known is not None and known.etag == file.etag and known.attributes is not None:
                     found.files[name] = file._replace(attributes=known.attributes)
+        found.read_at = _now()  # from its end on, or a listing that takes longer than it is used for is never of use
         self._folders[folder] = found
         self._names += len(found)
         self._probed.pop(folder, None)
@@ -376,10 +382,16 @@ class RemoteView:
                     self._events.clear()
 
     def _is_away(self) -> bool:
-        return self._away is not None and _now() < self._away_until
+        """Whether older knowledge has to do. Once in a while it says no to one caller, who finds out."""
+        if self._away is None:
+            return False
+        if _now() < self._away_until:
+            return True
+        self._away_until = _now() + _AWAY_S  # the others wait for what comes of this one
+        return False
 
-    def _usable(self, read_at: float) -> bool:
-        return read_at + self.ttl_s > _now() or self._is_away()
+    def _is_fresh(self, read_at: float) -> bool:
+        return read_at + self._ttl_s > _now()
 
     def _unavailable(self, key: str) -> StoreUnavailableError:
         why = self._away.message if self._away is not None else "the store is away"
