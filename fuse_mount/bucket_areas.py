@@ -42,6 +42,25 @@ def counted(files: int, size_bytes: int) -> str:
     return f"{files:,} file{'' if files == 1 else 's'}, {amount}"
 
 
+def left_of(status: dict[str, Any]) -> dict[str, Any]:
+    """What a live bucket has not uploaded, in short."""
+    return {
+        "files": status["dirty_files"],
+        "bytes": status["dirty_bytes"],
+        "url": status["url"],
+        "staging": status["staging"]["folder"],
+    }
+
+
+def left_notes(status: dict[str, Any]) -> list[str]:
+    """What a live bucket that was just opened has still to upload, in words."""
+    files = status["dirty_files"]
+    if not files:
+        return []
+    verb = "is" if files == 1 else "are"
+    return [f"{counted(files, status['dirty_bytes'])} written earlier {verb} being uploaded"]
+
+
 def note_left(folder: Path, left: dict[str, Any]) -> None:
     """Write down what an area's owner leaves behind, while it still owns it."""
     with contextlib.suppress(OSError):  # it is for people only
@@ -80,8 +99,7 @@ def flush_area(
         done: dict[str, Any] = live.status()
         return done
     finally:
-        status = live.status()
-        note_left(area.folder, {"files": status["dirty_files"], "bytes": status["dirty_bytes"]})
+        note_left(area.folder, left_of(live.status()))
         live.close()
 
 

@@ -19,12 +19,14 @@ _METRICS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], float]], ...] = 
     ),
     ("dirty_bytes", "gauge", "Bytes that are not in the bucket yet.", lambda s: s["dirty_bytes"]),
     ("oldest_dirty_seconds", "gauge", "Age of what has waited longest.", lambda s: s["oldest_dirty_s"] or 0),
-    ("uploads_under_way", "gauge", "Objects that are being uploaded.", lambda s: _count(s["uploading"])),
+    ("uploads_under_way", "gauge", "Objects that are being uploaded.", lambda s: len(s["uploading"])),
     ("upload_bytes_per_second", "gauge", "Rate of the uploads.", lambda s: s["upload_bytes_per_s"]),
     ("uploaded_files_total", "counter", "Files uploaded.", lambda s: s["uploaded_files"]),
     ("uploaded_bytes_total", "counter", "Bytes uploaded.", lambda s: s["uploaded_bytes"]),
-    ("upload_failures", "gauge", "Files whose last upload failed; they are tried again.", lambda s: len(s["failures"])),
-    ("conflicts", "gauge", "Files somebody else changed, too; ours lie beside them.", lambda s: len(s["conflicts"])),
+    ("upload_failures", "gauge", "Files whose last upload failed; they are tried again.", lambda s: s["failed_files"]),
+    ("conflicts_total", "counter", "Files somebody else changed, too; ours lie beside.", lambda s: s["conflict_count"]),
+    ("store_away_seconds", "gauge", "For how long the store has not answered.", lambda s: s["store_away_s"]),
+    ("halted", "gauge", "1 while nothing can be uploaded until somebody sees to it.", lambda s: int(bool(s["halted"]))),
     ("staging_used_bytes", "gauge", "Bytes in the staging area.", lambda s: s["staging"]["used_bytes"]),
     (
         "staging_limit_bytes",
@@ -52,10 +54,6 @@ def render_metrics(mounts: Sequence[tuple[BucketInfo, dict[str, Any]]]) -> str:
         labels = f'mountpoint="{_escape(str(info.mountpoint))}",url="{_escape(info.url)}"'
         lines.append(f"datacache_write_server_restarts_total{{{labels}}} {info.restarts}")
     return "\n".join(lines) + "\n"
-
-
-def _count(found: Any) -> float:
-    return float(found if isinstance(found, int | float) else len(found))
 
 
 def _escape(text: str) -> str:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from datacache.core.errors import DatacacheError, MountError
 from datacache.settings import load_settings
 from fuse_mount import bucket_session, session
-from fuse_mount.bucket_areas import note_left
+from fuse_mount.bucket_areas import left_notes, left_of, note_left
 from fuse_mount.bucket_check import check_pyfuse3, check_store, open_live, written_before
 from fuse_mount.bucket_config import BucketConfig, BucketFiles, BucketInfo, normal_url
 from fuse_mount.bucket_control import ControlServer, Send
@@ -135,7 +135,7 @@ class BucketServer:
         self._live = open_live(config, settings)
         try:
             status = self._live.status()
-            notes = _left_notes(status)
+            notes = left_notes(status)
             if not self._restarts:
                 notes += check_store(config.url, settings, known=before, dirty=bool(status["dirty_files"]))
         except BaseException:
@@ -228,7 +228,11 @@ class BucketServer:
         """Flush, and send where things are until it is done. A caller that goes away ends it."""
         done, gone, failed = threading.Event(), threading.Event(), queue.SimpleQueue[BaseException]()
 
-        def go_on(_status: dict[str, Any]) -> None:
+        latest = self._live.status()
+
+        def go_on(status: dict[str, Any]) -> None:
+            nonlocal latest
+            latest = status
             if gone.is_set():
                 raise _Interrupted
 
@@ -244,7 +248,7 @@ class BucketServer:
         thread.start()
         try:
             while not done.wait(_PROGRESS_EVERY_S):
-                send({"progress": self._live.status()})
+                send({"progress": latest})
         finally:
             gone.set()
         if not failed.empty():
@@ -268,25 +272,6 @@ class BucketServer:
         while not self._finished.wait(_PROGRESS_EVERY_S):
             send({"progress": self._live.status()})
         return self._left
-
-
-def left_of(status: dict[str, Any]) -> dict[str, Any]:
-    """What a live bucket has not uploaded, in short."""
-    return {
-        "files": status["dirty_files"],
-        "bytes": status["dirty_bytes"],
-        "url": status["url"],
-        "staging": str(status["staging"]["folder"]),
-    }
-
-
-def _left_notes(status: dict[str, Any]) -> list[str]:
-    if not status["dirty_files"]:
-        return []
-    from fuse_mount.bucket_areas import counted
-
-    verb = "is" if status["dirty_files"] == 1 else "are"
-    return [f"{counted(status['dirty_files'], status['dirty_bytes'])} written earlier {verb} being uploaded"]
 
 
 def _stray_notes(mountpoint: str, strays: list[str]) -> list[str]:

@@ -78,7 +78,7 @@ def follow_flush(app: App, info: BucketInfo, timeout_s: float | None, *, still: 
     before = bucket_status(info)
     try:
         with app.out.progress(f"uploading to {info.url}") as bar:
-            flush_mount(info, timeout_s=timeout_s, progress=_Shown(bar, before))
+            flush_mount(info, timeout_s=timeout_s, progress=_Shown(bar))
     except UploadError as exc:
         exc.hint = f"{exc.hint} {still}".strip()
         raise
@@ -97,7 +97,7 @@ def _flush_left(app: App, area: LeftArea, settings: Any, timeout_s: float | None
     if area.problem:
         raise MountError(f"the staging area {area.folder} cannot be used: {area.problem}")
     with app.out.progress(f"uploading to {area.url}") as bar:
-        status = flush_area(area, settings, timeout_s=timeout_s, progress=_Shown(bar, None))
+        status = flush_area(area, settings, timeout_s=timeout_s, progress=_Shown(bar))
     if status is None:
         app.out.line(f"{area.folder} was taken over by a mount meanwhile, which uploads it")
     else:
@@ -106,21 +106,22 @@ def _flush_left(app: App, area: LeftArea, settings: Any, timeout_s: float | None
 
 
 class _Shown:
-    """Shows a live bucket's status on a progress bar."""
+    """Shows how a flush is getting on."""
 
-    def __init__(self, bar: Progress, first: dict[str, Any] | None) -> None:
+    def __init__(self, bar: Progress) -> None:
         self._bar = bar
-        self._first = first
 
     def __call__(self, status: dict[str, Any]) -> None:
         from fuse_mount.bucket_areas import counted
 
-        first = self._first = self._first or status
-        left = counted(status["dirty_files"], status["dirty_bytes"])
-        failed = f", {len(status['failures'])} failed" if status["failures"] else ""
-        text = f"{left} left, {format_bytes(status['upload_bytes_per_s'])}/s{failed}"
-        done = max(first["dirty_bytes"] - status["dirty_bytes"], 0)
-        self._bar.update(text, done, max(first["dirty_bytes"], 1))
+        if "flush_files" not in status:  # it has only just begun
+            return
+        under_way = sum(done for _key, done, _size in status["uploading"])
+        left_bytes = max(status["flush_bytes_left"] - under_way, 0)
+        failed = f", {status['failed_files']:,} failed" if status["failed_files"] else ""
+        waits = ", the store does not answer" if status["store_problem"] else ""
+        text = f"{counted(status['flush_files_left'], left_bytes)} left, {format_bytes(status['upload_bytes_per_s'])}/s"
+        self._bar.update(text + failed + waits, status["flush_bytes"] - left_bytes, max(status["flush_bytes"], 1))
 
 
 def _mount_of(path: Path, mounts: list[BucketInfo]) -> BucketInfo:

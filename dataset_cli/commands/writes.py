@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from datacache.core.errors import DatacacheError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from fuse_mount import BucketInfo
 
 _SHOWN = 10
-"""Failures and conflicts for people; `--json` has all."""
+"""Failures and conflicts for people; `--json` has up to a hundred."""
 
 
 def read_write_state(info: BucketInfo) -> dict[str, Any]:
@@ -59,12 +60,16 @@ def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
         yield f"         {counted(live['dirty_files'], live['dirty_bytes'])} to upload, the oldest for {age}; {rate}"
     else:
         yield "         everything is uploaded"
+    if live["store_problem"]:
+        yield f"         the store has not answered for {format_seconds(live['store_away_s'])}: {live['store_problem']}"
+    if live["halted"]:
+        yield f"         uploading has stopped: {live['halted']}"
     staging = live["staging"]
     limit = f" of {format_bytes(staging['limit_bytes'])}" if staging["limit_bytes"] else ""
     used = f"{format_bytes(staging['used_bytes'])}{limit}, {staging['pressure']:.0%} full"
     yield f"         staged in {staging['folder']}: {used}"
-    yield from _listed(live["failures"], _failure)
-    yield from _listed(live["conflicts"], _conflict)
+    yield from _listed(live["failures"], live["failed_files"], _failure)
+    yield from _listed(live["conflicts"], live["conflict_count"], _conflict)
 
 
 def left_lines(area: dict[str, Any]) -> Iterator[str]:
@@ -82,7 +87,7 @@ def left_lines(area: dict[str, Any]) -> Iterator[str]:
 
 def _failure(failure: dict[str, Any]) -> Iterator[str]:
     tries = "once" if failure["tries"] == 1 else f"{failure['tries']} times"
-    again = format_seconds(max(failure["retry_in_s"], 0))
+    again = format_seconds(max(failure["retry_at"] - time.time(), 0))
     yield f"failed   {failure['key']}: {failure['reason']} (tried {tries}, again in {again})"
     if failure["hint"]:
         yield f"         → {failure['hint']}"
@@ -93,8 +98,8 @@ def _conflict(conflict: dict[str, Any]) -> Iterator[str]:
     yield f"conflict {conflict['key']}: {conflict['reason']}{kept}"
 
 
-def _listed(found: list[dict[str, Any]], lines: Callable[[dict[str, Any]], Iterator[str]]) -> Iterator[str]:
+def _listed(found: list[dict[str, Any]], count: int, lines: Callable[[dict[str, Any]], Iterator[str]]) -> Iterator[str]:
     for one in found[:_SHOWN]:
         yield from (f"         {line}" for line in lines(one))
-    if len(found) > _SHOWN:
-        yield f"         … and {len(found) - _SHOWN} more (--json has all)"
+    if count > _SHOWN:
+        yield f"         … and {count - min(len(found), _SHOWN):,} more (--json has up to a hundred)"

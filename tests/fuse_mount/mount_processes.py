@@ -1,0 +1,119 @@
+"""Read-write mounts for tests: mounting, the bucket behind them, and waiting for what their processes do."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fuse_mount
+from datacache.settings import Settings
+from fuse_mount import BucketInfo
+from fuse_mount.bucket_session import is_dead
+
+_numbers = itertools.count()
+
+
+class BucketMounter:
+    """Mounts one prefix of a bucket that is a folder of rclone's server, or any other URL."""
+
+    def __init__(self, settings: Settings, url: str, target: Path, bucket: Path) -> None:
+        self.settings = settings
+        self.url = url
+        self.target = target
+        self.bucket = bucket
+        """Where the prefix lies on the server's disk."""
+
+    def __call__(self, **options: Any) -> BucketInfo:
+        options.setdefault("settings", self.settings)
+        return fuse_mount.mount_bucket(options.pop("url", self.url), options.pop("target", self.target), **options)
+
+    def flush(self) -> None:
+        """Until everything is in the bucket."""
+        fuse_mount.flush_mount(self.now(), timeout_s=60, progress=lambda _status: None)
+
+    def unmount(self, **options: Any) -> dict[str, Any]:
+        """Unmount, and wait until its processes have ended."""
+        info = self.now()
+        options = {"flush_s": 60.0, "lazy": False} | options
+        with waiting_for_the_end_of(info.supervisor), waiting_for_the_end_of(info.pid):
+            return fuse_mount.stop_server(info, **options)
+
+    def now(self) -> BucketInfo:
+        """What is mounted now."""
+        info = fuse_mount.bucket_mount_at(self.target, self.settings)
+        assert info is not None, "nothing is mounted"
+        return info
+
+    def kill(self) -> BucketInfo:
+        """SIGKILL to the server that serves now; returns when its successor does."""
+        before = self.now()
+        kill(before.pid)
+        return self.after(before)
+
+    def after(self, before: BucketInfo) -> BucketInfo:
+        """The mount as its next server wrote it down."""
+        folder = self.settings.home / "mounts"
+        return wait_until(folder, lambda: info if (info := self.now()).pid != before.pid else None)
+
+
+@contextmanager
+def waiting_for_the_end_of(pid: int) -> Iterator[None]:
+    """Leave only when the process has ended."""
+    try:
+        watched = os.pidfd_open(pid)
+    except OSError:  # it has
+        yield
+        return
+    try:
+        yield
+        assert select.select([watched], [], [], 60)[0], f"process {pid} does not end"
+    finally:
+        os.close(watched)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, and wait for the end."""
+    with waiting_for_the_end_of(pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(folder: Path, ready: Callable[[], Any]) -> Any:
+    """What `ready` returns when it is true; asked again whenever a name in the folder changes."""
+    with inotify(folder) as changed:
+        while True:
+            found = ready()
+            if found:
+                return found
+            changed()
+
+
+@contextmanager
+def inotify(folder: Path) -> Iterator[Callable[[], None]]:
+    """A function that waits until a name in the folder changes (inotify(7))."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.inotify_init1(os.O_CLOEXEC)
+    assert fd >= 0
+    created_moved_deleted = 0x100 | 0x80 | 0x40 | 0x200 | 0x8
+    assert libc.inotify_add_watch(fd, os.fsencode(folder), created_moved_deleted) >= 0
+
+    def changed() -> None:
+        assert select.select([fd], [], [], 60)[0], f"nothing happens in {folder}"
+        os.read(fd, 65536)
+
+    try:
+        yield changed
+    finally:
+        os.close(fd)
+
+
+def mount_is_dead(info: BucketInfo) -> bool:
+    """Whether a mount is there that nobody serves."""
+    return is_dead(str(info.mountpoint))

@@ -1,0 +1,363 @@
+"""The processes of a read-write mount: they start, die, are started again and end, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fuse_mount
+from datacache.core.errors import MountError, UploadError, UsageError
+from datacache.settings import Settings, load_settings
+from datacache.testing.faults import FaultProxy
+from fuse_mount.bucket_config import BucketFiles
+from tests import leftovers
+from tests.fuse_mount.mount_processes import BucketMounter, kill, mount_is_dead, wait_until, waiting_for_the_end_of
+from tests.servers import RcloneS3
+
+
+@pytest.fixture(autouse=True)
+def _s3(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def mounter(settings: Settings, tmp_path: Path, rclone_s3: RcloneS3) -> Iterator[BucketMounter]:
+    """mount(…) of `s3://BUCKET/run` at `tmp_path/mnt`."""
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(parent.stat().st_mode | 0o011)
+    name = f"rw-{uuid.uuid4().hex[:12]}"
+    bucket = rclone_s3.make_bucket(name)
+    target = tmp_path / "mnt"
+    target.mkdir()
+    yield BucketMounter(settings, f"s3://{name}/run", target, bucket / "run")
+    leftovers.unmount_under(tmp_path)
+
+
+@pytest.fixture
+def proxy(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """Between the mount and the store."""
+    with FaultProxy(rclone_s3.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
+
+
+def test_what_is_written_is_in_the_bucket_after_the_unmount(mounter: BucketMounter) -> None:
+    info = mounter()
+    assert (info.url, info.ack, info.notes) == (f"{mounter.url}/", "staged", ())
+    (mounter.target / "model.pt").write_bytes(b"weights" * 1000)
+    mounter.flush()
+    assert (mounter.bucket / "model.pt").read_bytes() == b"weights" * 1000
+    (mounter.target / "log").write_text("one\n")
+    left = mounter.unmount()
+    assert left["files"] == 0
+    assert (mounter.bucket / "log").read_text() == "one\n"
+    assert list(mounter.target.iterdir()) == []
+    assert fuse_mount.list_bucket_mounts(mounter.settings) == []
+
+
+def test_the_mount_is_what_the_kernel_needs(mounter: BucketMounter) -> None:
+    info = mounter()
+    there = next(mount for mount in fuse_mount.session.mounts() if mount.mountpoint == str(mounter.target))
+    assert (there.source, there.kind, there.device) == (f"{mounter.url}/", "fuse.datacache", info.device)
+    line = next(line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(mounter.target) in line)
+    assert {"default_permissions", "max_read=1048576", f"user_id={os.geteuid()}"} <= set(line.split(" ")[-1].split(","))
+    facts = os.statvfs(mounter.target)
+    assert facts.f_flag & os.ST_NOSUID
+    assert not facts.f_flag & os.ST_RDONLY
+    if os.geteuid() == 0:
+        major, minor = os.major(info.device), os.minor(info.device)
+        assert int(Path(f"/sys/class/bdi/{major}:{minor}/read_ahead_kb").read_text()) == 4096
+    socket = mounter.settings.home / "mounts" / BucketFiles("", info.mountpoint).socket_name
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+
+
+def test_a_killed_server_is_replaced_and_what_it_acknowledged_is_there(mounter: BucketMounter) -> None:
+    first = mounter()
+    for number in range(3):
+        (mounter.target / f"{number}.pt").write_bytes(bytes([number]) * 100_000)
+        assert mounter.kill().restarts == number + 1
+        for known in range(number + 1):
+            assert (mounter.target / f"{known}.pt").read_bytes() == bytes([known]) * 100_000
+    assert mounter.now().supervisor == first.supervisor
+    mounter.flush()
+    assert sorted(path.name for path in mounter.bucket.iterdir()) == ["0.pt", "1.pt", "2.pt"]
+    assert len([m for m in fuse_mount.session.mounts() if m.mountpoint == str(mounter.target)]) == 1
+
+
+def test_the_folder_below_is_never_free_while_a_server_is_replaced(mounter: BucketMounter) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("fusermount3 mounts on no dead mount: an ordinary user's mount leaves a gap")
+    mounter()
+    done, seen = threading.Event(), set()
+
+    def write() -> None:
+        while not done.is_set():
+            try:
+                (mounter.target / "a").write_text("text")
+            except OSError as exc:
+                seen.add(exc.errno)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(2):
+            mounter.kill()
+    finally:
+        done.set()
+        writer.join()
+    assert seen <= {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
+    mounter.unmount()
+    assert list(mounter.target.iterdir()) == []
+
+
+def test_the_server_goes_on_without_its_supervisor(mounter: BucketMounter) -> None:
+    info = mounter()
+    kill(info.supervisor)
+    (mounter.target / "a").write_text("text")
+    assert fuse_mount.bucket_status(mounter.now())["url"] == f"{mounter.url}/"
+    mounter.unmount()
+    assert (mounter.bucket / "a").read_text() == "text"
+
+
+def test_a_mount_whose_processes_were_all_killed_is_mounted_again(mounter: BucketMounter) -> None:
+    info = mounter()
+    (mounter.target / "a").write_bytes(b"x" * 1_000_000)
+    kill(info.supervisor)
+    kill(info.pid)
+    assert mount_is_dead(info)
+    with pytest.raises(MountError, match="processes were killed") as caught:
+        fuse_mount.bucket_status(mounter.now())
+    assert caught.value.hint.endswith(f"dsctl mount --rw {mounter.url}/ {mounter.target}")
+    mounter()
+    assert (mounter.target / "a").read_bytes() == b"x" * 1_000_000
+    mounter.unmount()
+    assert (mounter.bucket / "a").read_bytes() == b"x" * 1_000_000
+
+
+def test_a_dead_mount_can_be_taken_away(mounter: BucketMounter) -> None:
+    info = mounter()
+    kill(info.supervisor)
+    kill(info.pid)
+    fuse_mount.take_away_dead(mounter.now())
+    assert not os.path.ismount(mounter.target)
+    assert fuse_mount.list_bucket_mounts(mounter.settings) == []
+
+
+def test_one_url_is_mounted_once_and_the_other_mount_is_named(mounter: BucketMounter, tmp_path: Path) -> None:
+    mounter()
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(MountError, match=f"in use by {mounter.target} on") as caught:
+        mounter(target=other)
+    assert caught.value.hint == f"Unmount there: dsctl umount {mounter.target}"
+    assert not os.path.ismount(other)
+    with pytest.raises(MountError, match="is mounted already"):
+        mounter()
+
+
+@pytest.mark.slow
+def test_a_supervisor_gives_up_on_servers_that_cannot_start_and_says_so(mounter: BucketMounter) -> None:
+    info = mounter()
+    (mounter.target / "a").write_text("kept")
+    area = Path(info.staging) / "area.json"
+    kept = area.read_bytes()
+    area.write_text("{")
+    with waiting_for_the_end_of(info.supervisor):
+        kill(info.pid)
+    assert mount_is_dead(info)  # nobody takes the folder below for the bucket
+    with pytest.raises(MountError, match=r"5 servers in a row .* area.json"):
+        fuse_mount.bucket_status(mounter.now())
+    assert "is given up" in info.log.read_text()
+    area.write_bytes(kept)
+    mounter()
+    assert (mounter.target / "a").read_text() == "kept"
+
+
+def test_an_unmount_by_hand_uploads_before_the_server_ends(mounter: BucketMounter) -> None:
+    info = mounter()
+    (mounter.target / "a").write_text("text")
+    command = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+    with waiting_for_the_end_of(info.supervisor), waiting_for_the_end_of(info.pid):
+        subprocess.run([*command, mounter.target], check=True)
+    assert (mounter.bucket / "a").read_text() == "text"
+    assert fuse_mount.list_bucket_mounts(mounter.settings) == []
+
+
+@pytest.mark.parametrize("who", ["supervisor", "pid"])
+def test_a_mount_that_is_told_to_end_uploads_and_unmounts(mounter: BucketMounter, who: str) -> None:
+    info = mounter()
+    (mounter.target / "a").write_text("text")
+    busy = os.open(mounter.target / "a", os.O_RDONLY)
+    with waiting_for_the_end_of(info.supervisor), waiting_for_the_end_of(info.pid):
+        os.kill(getattr(info, who), signal.SIGTERM)
+    with pytest.raises(OSError, match="not connected"):
+        os.close(busy)
+    assert (mounter.bucket / "a").read_text() == "text"
+    assert not os.path.ismount(mounter.target)
+
+
+def test_ctrl_c_ends_a_mount_in_the_foreground(mounter: BucketMounter) -> None:
+    script = (
+        "import sys, fuse_mount\n"
+        "from datacache.settings import load_settings\n"
+        "fuse_mount.mount_bucket(sys.argv[1], sys.argv[2], settings=load_settings(), foreground=True)\n"
+    )
+    root = str(Path(fuse_mount.__file__).parent.parent)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, mounter.url, mounter.target],
+        env=os.environ | {"PYTHONPATH": root},
+        start_new_session=True,
+    )
+    folder = mounter.settings.home / "mounts"
+    folder.mkdir(parents=True, exist_ok=True)
+    wait_until(folder, lambda: fuse_mount.bucket_mount_at(mounter.target, mounter.settings))
+    (mounter.target / "a").write_text("text")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 0
+    assert (mounter.bucket / "a").read_text() == "text"
+    assert not os.path.ismount(mounter.target)
+
+
+def test_a_busy_mount_stays_and_who_uses_it_is_named(mounter: BucketMounter) -> None:
+    mounter()
+    (mounter.target / "a").write_text("text")
+    with open(mounter.target / "a"):
+        with pytest.raises(MountError, match=f"is busy: used by {os.getpid()} "):
+            mounter.unmount()
+        (mounter.target / "b").write_text("goes on")
+        assert fuse_mount.stop_server(mounter.now(), flush_s=0, lazy=True)["url"] == f"{mounter.url}/"
+        assert not os.path.ismount(mounter.target)
+
+
+def test_a_store_that_is_down_does_not_keep_a_known_url_from_being_mounted(
+    mounter: BucketMounter, proxy: FaultProxy
+) -> None:
+    mounter()
+    assert os.listdir(mounter.target) == []
+    proxy.refuse()
+    (mounter.target / "a").write_text("text")
+    mounter.unmount(flush_s=0)
+    info = mounter()
+    assert info.notes[0] == "1 file, 4 B written earlier is being uploaded"
+    assert "does not answer" in info.notes[1]
+    assert (mounter.target / "a").read_text() == "text"
+    with pytest.raises(UploadError):
+        fuse_mount.flush_mount(info, timeout_s=1, progress=lambda _status: None)
+    left = mounter.unmount(flush_s=0)
+    assert (left["files"], left["bytes"]) == (1, 4)
+    assert not (mounter.bucket / "a").exists()
+    proxy.accept()
+    again = mounter()
+    assert again.notes == ("1 file, 4 B written earlier is being uploaded",)
+    mounter.flush()
+    assert (mounter.bucket / "a").read_text() == "text"
+
+
+def test_a_store_that_is_down_is_said_when_a_new_url_is_mounted(mounter: BucketMounter, proxy: FaultProxy) -> None:
+    proxy.refuse()
+    with pytest.raises(MountError):
+        mounter()
+    assert not os.path.ismount(mounter.target)
+
+
+def test_a_bucket_that_is_not_there_and_wrong_credentials_are_said_before_anything_is_mounted(
+    mounter: BucketMounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MountError, match="rw-nobody-made-this"):
+        mounter(url="s3://rw-nobody-made-this/run")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(MountError) as caught:
+        mounter()
+    assert caught.value.hint
+    assert not os.path.ismount(mounter.target)
+
+
+def test_mount_points_and_ways_to_acknowledge_are_checked(mounter: BucketMounter, tmp_path: Path) -> None:
+    with pytest.raises(MountError, match="does not exist"):
+        mounter(target=tmp_path / "missing")
+    (mounter.target / "something").touch()
+    with pytest.raises(MountError, match="not empty"):
+        mounter()
+    with pytest.raises(UsageError, match="no way to acknowledge"):
+        mounter(ack="perhaps")
+
+
+def test_staging_can_be_put_elsewhere(mounter: BucketMounter, tmp_path: Path) -> None:
+    info = mounter(staging=tmp_path / "staging", ack="uploaded")
+    assert Path(info.staging).parent == tmp_path / "staging"
+    (mounter.target / "a").write_text("text")
+    assert (mounter.bucket / "a").read_text() == "text"  # close returned when it was there
+
+
+def _python_for_nobody() -> str | None:
+    check = "import sys; sys.exit(sys.version_info[:2] != tuple(map(int, sys.argv[1:])))"
+    version = [str(part) for part in sys.version_info[:2]]
+    for python in (sys.executable, "/usr/bin/python3"):
+        try:
+            if not subprocess.run([python, "-c", check, *version], user=65534, group=65534, extra_groups=[]).returncode:
+                return python
+        except OSError:
+            continue
+    return None
+
+
+def test_an_ordinary_user_mounts_kills_and_unmounts(mounter: BucketMounter, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user; the other tests ran through fusermount3 then")
+    if not os.stat("/dev/fuse").st_mode & stat.S_IROTH:
+        pytest.skip("/dev/fuse is not readable for other users here (chmod 666 /dev/fuse)")
+    python = _python_for_nobody()
+    if python is None:
+        pytest.skip("no Python of this version that other users may run")
+    mine = tmp_path / "nobody"
+    (mine / "mnt").mkdir(parents=True)
+    for path in (mine, mine / "mnt"):
+        os.chown(path, 65534, 65534)
+    script = (
+        "import os, signal, sys\n"
+        "sys.path[:0] = ['', *sys.argv[3:]]\n"
+        "import fuse_mount\n"
+        "from datacache.settings import load_settings\n"
+        "from tests.fuse_mount.mount_processes import BucketMounter\n"
+        "from pathlib import Path\n"
+        "mounter = BucketMounter(load_settings(), sys.argv[1], Path(sys.argv[2]), Path())\n"
+        "mounter()\n"
+        "(mounter.target / 'a').write_text('text')\n"
+        "mounter.kill()\n"
+        "print((mounter.target / 'a').read_text(), (mounter.target / 'a').stat().st_uid)\n"
+        "print(mounter.unmount()['files'], os.path.ismount(mounter.target))\n"
+    )
+    root = str(Path(fuse_mount.__file__).parent.parent)
+    packages = [path for path in sys.path if path.endswith("-packages")]
+    environment = os.environ | {"DATACACHE_HOME": str(mine / "home"), "HOME": str(mine)}
+    environment["PYTHONPATH"] = os.pathsep.join([root, *packages])
+    said = subprocess.run(
+        [python, "-c", script, mounter.url, str(mine / "mnt")],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.stdout.splitlines() == ["text 65534", "0 False"], said.stderr
+    assert (mounter.bucket / "a").read_text() == "text"
+
+
+def test_settings_of_the_mount_are_the_callers(mounter: BucketMounter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATACACHE_STAGING_BYTES", "64MiB")
+    info = mounter(settings=load_settings())
+    assert fuse_mount.bucket_status(info)["staging"]["limit_bytes"] == 64 * 2**20
