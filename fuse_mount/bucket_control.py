@@ -27,6 +27,11 @@ _SILENCE_S = 120.0
 
 _log = logging.getLogger("fuse_mount")
 
+
+class NoAnswerError(MountError):
+    """No server answers, or it ended before it had answered."""
+
+
 Send = Callable[[dict[str, Any]], None]
 Handler = Callable[[Request, Send], Any]
 """Gets the request and a way to send more than its last answer, which it returns."""
@@ -96,7 +101,7 @@ class ControlServer:
 
 
 def ask(files: FilesOfMount, request: Request) -> Any:
-    """The answer to one request. `MountError` when no server answers."""
+    """The answer to one request. `NoAnswerError` when no server answers."""
     return _last(_lines(files, request, _ANSWER_TIMEOUT_S))
 
 
@@ -114,7 +119,7 @@ def _lines(files: FilesOfMount, request: Request, timeout_s: float) -> Iterator[
                 for line in stream:
                     yield json.loads(line)
     except OSError as exc:
-        raise MountError(
+        raise NoAnswerError(
             f"no server answers for this mount: {exc.strerror or exc}", hint=f"Its log: {files.log}"
         ) from exc
 
@@ -129,4 +134,4 @@ def _last(lines: Iterator[dict[str, Any]], progress: Callable[[dict[str, Any]], 
             kind = UploadError if line.get("type") == "UploadError" else MountError
             raise kind(line["error"], hint=line.get("hint", ""))
         return line["ok"]
-    raise MountError("the server ended before it had answered", hint="dsctl status shows what is left.")
+    raise NoAnswerError("the server ended before it had answered", hint="dsctl status shows what is left.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from datacache.settings import Settings
 from fuse_mount import bucket_session, process, session
 from fuse_mount.bucket_check import check_pyfuse3
 from fuse_mount.bucket_config import ACKS, BucketConfig, BucketFiles, BucketInfo, normal_url, read_bucket_state
-from fuse_mount.bucket_control import ask, follow
+from fuse_mount.bucket_control import NoAnswerError, ask, follow
 from fuse_mount.state import MOUNT_TYPE
 
 _GONE_TIMEOUT_S = 30.0
+_RESTART_S = 60.0
+"""How long a flush waits for the next server."""
+_ASK_AGAIN_S = 0.1
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -100,9 +104,11 @@ def list_bucket_mounts(settings: Settings) -> list[BucketInfo]:
         if info is None:
             continue
         there = session.mount_at(info.mountpoint)
-        if there is not None and there.kind == MOUNT_TYPE:
+        mounted = there is not None and there.kind == MOUNT_TYPE
+        served, supervised = _serves(info.pid), _serves(info.supervisor)
+        if mounted or (supervised and not served):  # an ordinary user's mount is away for a moment at a restart
             found.append(info)
-        elif not _serves(info.pid) and not _serves(info.supervisor):
+        elif not served and not supervised:
             BucketFiles(settings.home, info.mountpoint).remove()
     return found
 
@@ -132,9 +138,24 @@ def bucket_status(info: BucketInfo) -> dict[str, Any]:
 
 def flush_mount(info: BucketInfo, *, timeout_s: float | None, progress: Progress) -> dict[str, Any]:
     """Wait until everything written so far is in the bucket; `{"files", "bytes", …}` that were written since.
-    `UploadError` says what is not, and why. `progress` gets the status of the live bucket again and again."""
-    left: dict[str, Any] = follow(_files(info), {"op": "flush", "timeout_s": timeout_s}, progress)
-    return left
+    `UploadError` says what is not, and why. `progress` gets the status of the live bucket again and again. A server
+    that dies meanwhile is waited for: the next one uploads what was acknowledged."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    silent_since: float | None = None
+    while True:
+        left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        try:
+            left: dict[str, Any] = follow(_files(info), {"op": "flush", "timeout_s": left_s}, progress)
+            return left
+        except NoAnswerError:
+            now = time.monotonic()
+            silent_since = silent_since or now
+            again = _files(info).read()
+            if again is None or again.problem or not _serves(again.supervisor) or now - silent_since > _RESTART_S:
+                raise
+            if again.pid != info.pid:
+                info, silent_since = again, None
+            time.sleep(_ASK_AGAIN_S)
 
 
 def stop_server(info: BucketInfo, *, flush_s: float, lazy: bool, progress: Progress | None = None) -> dict[str, Any]:

@@ -14,9 +14,11 @@ code is not 0, and the supervisor starts the next server.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
+import resource
 import signal
 import threading
 import time
@@ -76,6 +78,7 @@ class BucketServer:
     def run(self, report: Report) -> int:
         """Serve to the end; the exit code. Raises `DatacacheError` where it does not come to serving."""
         check_pyfuse3()
+        _raise_open_files()
         from fuse_mount import pyfuse3_adapter
         from fuse_mount.bucket_fs import BucketFs
 
@@ -272,6 +275,13 @@ class BucketServer:
         while not self._finished.wait(_PROGRESS_EVERY_S):
             send({"progress": self._live.status()})
         return self._left
+
+
+def _raise_open_files() -> None:
+    """Each file that is open here has a file in the staging area."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _stray_notes(mountpoint: str, strays: list[str]) -> list[str]:

@@ -213,6 +213,11 @@ def umount(app: App, directory: Path, lazy: bool, wait: bool | None, timeout: fl
             raise UsageError("--lazy and --no-wait wait for nothing", hint="Leave --wait and --timeout out.")
         _unmount_bucket(app, info, wait=not lazy and wait is not False, lazy=lazy, timeout_s=timeout)
         return
+    if wait is not None or timeout is not None:
+        raise UsageError(
+            f"--wait, --no-wait and --timeout are for read-write mounts, and none of this home is at {directory}",
+            hint="dsctl status lists the mounts.",
+        )
     if not unmount(directory, lazy=lazy, settings=app.settings):
         raise MountError(f"nothing is mounted at {directory}", hint="dsctl status lists the mounts.")
     app.out.result({"mountpoint": str(directory), "unmounted": True}, f"{directory} is unmounted")

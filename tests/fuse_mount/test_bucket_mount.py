@@ -166,6 +166,24 @@ def test_one_url_is_mounted_once_and_the_other_mount_is_named(mounter: BucketMou
         mounter()
 
 
+def test_a_flush_goes_on_when_the_server_dies(mounter: BucketMounter, proxy: FaultProxy) -> None:
+    info = mounter()
+    assert os.listdir(mounter.target) == []
+    proxy.refuse()
+    (mounter.target / "a").write_text("text")
+    killed = threading.Event()
+
+    def progress(_status: object) -> None:
+        if not killed.is_set():
+            killed.set()
+            kill(info.pid)
+            proxy.accept()
+
+    fuse_mount.flush_mount(info, timeout_s=60, progress=progress)
+    assert killed.is_set()
+    assert (mounter.bucket / "a").read_text() == "text"
+
+
 @pytest.mark.slow
 def test_a_supervisor_gives_up_on_servers_that_cannot_start_and_says_so(mounter: BucketMounter) -> None:
     info = mounter()
