@@ -59,7 +59,7 @@ class BucketConformance:
     """What `conditional()` is to say."""
     merges_metadata: ClassVar[bool] = False
     """Whether a copy has the source's metadata besides its own."""
-    page_test_keys: ClassVar[int] = 1500
+    page_test_keys: ClassVar[int] = 1100
 
     # --- write, look, remove ---
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
 
 from datacache.core.errors import (
     ObjectChangedError,
@@ -20,6 +26,7 @@ from datacache.store.bucket import Bucket
 from datacache.store.open import open_bucket_backend
 from datacache.store.s3_access import resolve_access
 from datacache.store.s3_bucket import S3Bucket
+from datacache.testing.bucket import BucketConformance
 from datacache.testing.faults import Answer, Fault, FaultProxy
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
@@ -239,6 +246,80 @@ def test_what_a_server_cannot_copy_in_parts_goes_through_this_machine(
     assert bucket.read(copy.ref(url), 0, 14) == b"more than five"
     assert list(bucket.list_uploads("")) == []
     bucket.close()
+
+
+class HttpConditions(FaultProxy):
+    """What Amazon documents: If-Match and If-None-Match, in quotes, on PUT, copies, completions and DELETE. Ceph behind
+    it does not see them. `wrong` are the requests whose conditions it refuses whatever they say."""
+
+    def __init__(self, server: CephRgw) -> None:
+        self._behind = server
+        self._step = threading.Lock()
+        self.checked: list[str] = []
+        self.wrong: Callable[[str, str], bool] = lambda _method, _path: False
+        super().__init__(server.endpoint)
+
+    def forward(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
+        named = {name.lower(): value for name, value in headers}
+        if method == "GET" or not {"if-match", "if-none-match"} & named.keys():
+            return super().forward(method, path, headers, body)
+        with self._step:
+            self.checked.append(f"{method} {'complete' if 'uploadId' in path else 'whole'}")
+            _, bucket, key = path.partition("?")[0].split("/", 2)
+            try:
+                etag = self._behind.client().head_object(Bucket=bucket, Key=unquote(key))["ETag"]
+            except ClientError:
+                etag = ""
+            met = named["if-match"] == etag if "if-match" in named else not etag
+            if not met or self.wrong(method, path):
+                return Answer(412, [], b"<Error><Code>PreconditionFailed</Code></Error>")
+            kept = {k: v for k, v in named.items() if k.startswith("x-amz-") and k not in ("x-amz-date",)}
+            request = AWSRequest(method, self._behind.endpoint + path, headers=kept, data=body)
+            keys = Credentials(self._behind.access_key, self._behind.secret_key)
+            S3SigV4Auth(keys, "s3", self._behind.region).add_auth(request)
+            host = self._behind.endpoint.removeprefix("http://")
+            sent = [*request.headers.items(), ("Host", host), ("Content-Length", str(len(body)))]
+            return super().forward(method, path, sent, body)
+
+
+@pytest.fixture
+def checking(
+    ceph_rgw: CephRgw, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings]
+) -> Iterator[tuple[HttpConditions, Bucket]]:
+    proxy = HttpConditions(ceph_rgw)
+    with proxy:
+        for variable, value in ceph_rgw.env().items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        bucket = Live(ceph_rgw, proxy, make_settings()).bucket
+        assert bucket.conditional()
+        proxy.checked.clear()
+        yield proxy, bucket
+        bucket.close()
+
+
+def test_a_server_that_checks_as_http_says_gets_every_condition(checking: tuple[HttpConditions, Bucket]) -> None:
+    proxy, bucket = checking
+    suite = BucketConformance()
+    suite.test_a_write_replaces_only_what_it_expects(bucket)
+    suite.test_of_many_who_create_an_object_one_does(bucket)
+    suite.test_a_removal_removes_only_what_it_expects(bucket)
+    bucket.remove("e/a", expect=None)
+    suite.test_an_upload_replaces_only_what_it_expects(bucket)
+    suite.test_a_copy_replaces_only_what_it_expects(bucket)
+    assert set(proxy.checked) == {"PUT whole", "POST complete", "DELETE whole"}
+
+
+def test_conditions_that_a_server_refuses_wrongly_are_left_out_and_looked_at(
+    checking: tuple[HttpConditions, Bucket],
+) -> None:
+    proxy, bucket = checking
+    proxy.wrong = lambda method, path: method != "PUT" or "copy" in path
+    suite = BucketConformance()
+    for _ in range(2):
+        suite.test_an_upload_replaces_only_what_it_expects(bucket)
+        suite.test_a_removal_removes_only_what_it_expects(bucket)
+    assert sorted(proxy.checked) == ["DELETE whole", "POST complete"]
 
 
 # --- permissions and missing buckets ---
