@@ -40,8 +40,8 @@ class Attributes(NamedTuple):
 
     def to_metadata(self, writer: str = "") -> dict[str, str]:
         """The object metadata that says this."""
-        seconds, ns = divmod(self.mtime_ns, 10**9)
-        found = {"mode": str(self.mode), "uid": str(self.uid), "gid": str(self.gid), "mtime": f"{seconds}.{ns:09d}"}
+        mtime = f"{Decimal(self.mtime_ns).scaleb(-9):.9f}"
+        found = {"mode": str(self.mode), "uid": str(self.uid), "gid": str(self.gid), "mtime": mtime}
         return found | {WRITER: writer} if writer else found
 
 

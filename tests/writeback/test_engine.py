@@ -1,0 +1,276 @@
+"""What is pending survives the process, and what nothing refers to any more goes only when that is durable."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from datacache.core.errors import StagingBusyError, StagingFullError
+from datacache.settings import Settings
+from datacache.writeback.draft import INLINE_BYTES, Draft
+from datacache.writeback.model import Attributes, Logged, Pending, Staged, Stored, read_attributes
+from datacache.writeback.records import decode_pending, encode_pending
+from tests.writeback.upload_rig import FILE, FOLDER, PREFIX, Rig
+
+LARGE = os.urandom(INLINE_BYTES * 3)
+
+
+@pytest.fixture
+def open_rig(tmp_path: Path, settings: Settings) -> Iterator[Callable[[], Rig]]:
+    """Opens the staging area; a second call is the next process."""
+    opened: list[Rig] = []
+
+    def make() -> Rig:
+        if opened:
+            opened.pop().close()
+        opened.append(Rig(tmp_path / "staging", "file://", settings))
+        return opened[-1]
+
+    yield make
+    for rig in opened:
+        rig.close()
+
+
+def test_what_was_committed_is_pending_in_the_next_process_with_its_bytes(open_rig):
+    rig = open_rig()
+    rig.put("a", b"small")
+    rig.put("b/c", LARGE)
+    rig.mkdir("d/")
+    before = {pending.key: pending for pending in rig.engine.pendings()}
+    rig = open_rig()
+    after = {pending.key: pending for pending in rig.engine.pendings()}
+    assert after.keys() == before.keys()
+    for key, pending in after.items():
+        assert pending.touched  # whether the process before tried to upload it is not known
+        assert replace(pending, touched=False, since=0) == replace(before[key], since=0)
+    claim = rig.engine.begin("a")
+    assert bytes(rig.engine.content(claim).read(0, 9)) == b"small"
+    claim = rig.engine.begin("b/c")
+    assert bytes(rig.engine.content(claim).read(0, len(LARGE))) == LARGE
+
+
+def test_versions_grow_over_processes_even_when_nothing_is_pending(open_rig):
+    rig = open_rig()
+    first = rig.put("a", b"1")
+    rig.remove("a")
+    assert rig.engine.pendings() == []
+    rig = open_rig()
+    assert rig.put("a", b"1") > first
+
+
+def test_a_file_that_was_never_uploaded_and_is_deleted_leaves_nothing(open_rig):
+    rig = open_rig()
+    rig.put("a", LARGE)
+    (content,) = [pending.content for pending in rig.engine.pendings()]
+    rig.remove("a")
+    assert rig.engine.pendings() == []
+    assert not rig.files.path(content.file).exists()
+
+
+def test_a_file_whose_upload_was_tried_leaves_a_deletion(open_rig):
+    rig = open_rig()
+    rig.put("a", b"1")
+    rig.engine.abandon(rig.engine.begin("a"))
+    rig.remove("a")
+    (pending,) = rig.engine.pendings()
+    assert (pending.attributes, pending.touched) == (None, True)
+
+
+def test_a_staged_file_is_deleted_only_when_it_is_durable_that_nothing_refers_to_it(open_rig):
+    rig = open_rig()
+    rig.put("a", LARGE)
+    (content,) = [pending.content for pending in rig.engine.pendings()]
+    with rig.engine.lock:  # the thread that commits in the background waits for it
+        gone, drop = rig.engine.gone("a", base="")
+        ticket = rig.engine.record(gone, drop=drop)
+        assert rig.files.path(content.file).exists()
+    rig.engine.commit(ticket)
+    assert not rig.files.path(content.file).exists()
+
+
+def test_a_renamed_file_keeps_its_staged_file(open_rig):
+    rig = open_rig()
+    rig.put("a", LARGE)
+    rig.rename(("a", "b"))
+    (pending,) = rig.engine.pendings()
+    assert pending.key == "b"
+    assert rig.files.path(pending.content.file).read_bytes() == LARGE
+    rig = open_rig()
+    assert rig.files.path(pending.content.file).read_bytes() == LARGE
+
+
+def test_an_uploaded_file_is_a_clean_copy_until_the_process_ends(open_rig, tmp_path):
+    rig = open_rig()
+    rig.put("a", LARGE)
+    claim = rig.engine.begin("a")
+    info = rig.bucket.write(f"{tmp_path}/x"[1:], LARGE, {}, expect=None)
+    rig.engine.finish(claim, info)
+    rig.engine.commit()
+    assert rig.engine.pendings() == []
+    assert rig.files.clean(PREFIX + "a", info.etag) == claim.pending.content.file
+    rig = open_rig()
+    assert not rig.files.path(claim.pending.content.file).exists()
+
+
+def test_a_file_that_changed_while_it_was_uploaded_stays_pending_above_what_was_uploaded(open_rig):
+    rig = open_rig()
+    rig.put("a", b"1")
+    claim = rig.engine.begin("a")
+    rig.put("a", b"22")
+    rig.engine.finish(claim, info=_info("etag-1"))
+    (pending,) = rig.engine.pendings()
+    assert (pending.base, pending.content) == ("etag-1", Logged(2))
+
+
+def test_a_deletion_while_the_file_was_uploaded_deletes_what_was_uploaded(open_rig):
+    rig = open_rig()
+    rig.put("a", b"1")
+    claim = rig.engine.begin("a")
+    rig.remove("a")
+    rig.engine.finish(claim, info=_info("etag-1"))
+    (pending,) = rig.engine.pendings()
+    assert (pending.base, pending.attributes) == ("etag-1", None)
+
+
+def test_bytes_that_are_overwritten_while_they_are_uploaded_tear_the_upload_and_appended_ones_do_not(open_rig):
+    rig = open_rig()
+    rig.put("a", LARGE)
+    content = rig.engine.get("a").content
+    claim = rig.engine.begin("a")
+    rig.engine.touch(content.file, len(LARGE))
+    assert not claim.torn
+    rig.engine.touch(content.file, len(LARGE) - 1)
+    assert claim.torn
+
+
+def test_a_file_that_a_draft_has_open_is_no_clean_copy(open_rig):
+    rig = open_rig()
+    rig.put("a", LARGE)
+    content = rig.engine.get("a").content
+    draft = Draft.of_staged(rig.engine, FILE, content.file)
+    rig.engine.finish(rig.engine.begin("a"), info=_info("etag-1", len(LARGE)))
+    rig.engine.commit()
+    draft.write(0, b"other bytes")
+    assert rig.files.clean(PREFIX + "a", "etag-1") is None
+    assert rig.files.path(content.file).exists()
+    draft.close()
+    rig.engine.commit()
+    assert not rig.files.path(content.file).exists()
+
+
+def test_a_draft_that_began_with_nothing_leaves_what_was_acknowledged_alone(open_rig):
+    rig = open_rig()
+    rig.put("a", LARGE)
+    draft = Draft.of_staged(rig.engine, FILE, rig.engine.get("a").content.file)
+    draft.empty()
+    draft.write(0, b"new" * INLINE_BYTES)
+    draft.close()
+    rig = open_rig()
+    claim = rig.engine.begin("a")
+    assert bytes(rig.engine.content(claim).read(0, len(LARGE) + 1)) == LARGE
+
+
+def test_drafts_read_what_was_written_small_and_large_with_gaps(open_rig):
+    engine = open_rig().engine
+    draft = Draft(engine, FILE)
+    expected = bytearray()
+    for offset, data in [(5, b"abc"), (0, b"xy"), (INLINE_BYTES - 1, b"over the limit"), (200_000, b"far")]:
+        expected.extend(bytes(max(0, offset + len(data) - len(expected))))
+        expected[offset : offset + len(data)] = data
+        draft.write(offset, data)
+        assert draft.read(0, 300_000) == bytes(expected)
+    draft.truncate(7)
+    draft.truncate(12)
+    assert draft.read(0, 100) == bytes(expected[:7]) + bytes(5)
+    draft.close()
+
+
+def test_a_conflict_moves_ours_aside_with_its_bytes(open_rig):
+    rig = open_rig()
+    rig.put("runs/a.pt", b"ours")
+    conflict = rig.engine.conflict(rig.engine.begin("runs/a.pt"), _info("theirs"), "somebody wrote it")
+    assert conflict.kept_as.startswith("runs/a.pt.conflict-")
+    assert conflict.kept_as.endswith("Z-test-host")
+    (pending,) = rig.engine.pendings()
+    assert (pending.key, pending.base) == (conflict.kept_as, "")
+    rig = open_rig()
+    claim = rig.engine.begin(conflict.kept_as)
+    assert bytes(rig.engine.content(claim).read(0, 9)) == b"ours"
+
+
+def test_what_must_be_copied_from_blocks_what_would_overwrite_it(open_rig):
+    rig = open_rig()
+    rig.known["a"] = _info("e1")
+    rig.rename(("a", "b"))
+    assert rig.engine.blockers("a") == ["b"]
+    assert rig.engine.blockers("b") == []
+
+
+def test_a_deleted_folder_waits_for_what_is_below_it(open_rig):
+    rig = open_rig()
+    rig.known |= {"d/": _info("marker"), "d/x": _info("e1")}
+    rig.remove("d/x")
+    rig.remove("d/")
+    assert rig.engine.blockers("d/") == ["d/x"]
+
+
+def test_a_second_process_is_refused_and_told_who_has_the_area(open_rig, tmp_path, settings):
+    open_rig()
+    with pytest.raises(StagingBusyError, match=str(os.getpid())):
+        Rig(tmp_path / "staging", "file://", settings)
+
+
+def test_a_full_disk_is_an_error_that_loses_nothing(disk, settings, tmp_path):
+    small = disk("size=3m")
+    with Rig(small, "file://", settings) as rig:
+        rig.put("a", b"acknowledged")
+        filler = small / "filler"
+        with pytest.raises(OSError, match="No space"):
+            _fill(filler)
+        with pytest.raises(StagingFullError):
+            _put_many(rig)
+        filler.unlink()
+        rig.engine.commit()
+    with Rig(small, "file://", settings) as rig:
+        assert rig.engine.get("a") is not None
+
+
+attributes = Attributes(stat.S_IFREG | 0o4755, 1, 2, -1_500_000_000)
+
+
+@pytest.mark.parametrize("content", [Logged(3), Staged(7, 2**40), Stored("x/ü", 5, "e"), None])
+def test_a_record_says_all_of_what_is_pending(content):
+    for kept in (attributes, None):
+        pending = Pending("k", kept, content, "base", 9, 1.5, touched=True)
+        assert decode_pending("k", encode_pending(pending), 3) == pending
+
+
+def test_attributes_are_read_again_from_metadata_and_nonsense_is_not_believed():
+    assert read_attributes(attributes.to_metadata("w-1"), FILE) == attributes
+    assert read_attributes({"mtime": "1500000000.25"}, FILE).mtime_ns == 1_500_000_000_250_000_000  # rclone's
+    assert read_attributes({"mode": str(stat.S_IFDIR | 0o755)}, FILE).mode == stat.S_IFREG | 0o755
+    assert read_attributes({"mode": str(stat.S_IFREG | 0o755)}, FOLDER).mode == stat.S_IFDIR | 0o755
+    assert read_attributes({"mode": "rw", "uid": "-1", "mtime": "NaN", "gid": "9" * 40}, FILE) == FILE
+    assert read_attributes({"mtime": "1e400"}, FILE) == FILE
+
+
+def _fill(path: Path) -> None:
+    with open(path, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def _put_many(rig: Rig) -> None:
+    for number in range(64):
+        rig.put(f"b{number}", b"x" * INLINE_BYTES)
+
+
+def _info(etag: str, size_bytes: int = 1):
+    from datacache.store.base import ObjectInfo
+
+    return ObjectInfo("x", size_bytes, 0, etag)
