@@ -90,6 +90,17 @@ class ContentReader:
             start += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def read_into(self, buffer: memoryview, start: int) -> int:
+        """Fill a buffer with the bytes from `start` on: how many there were."""
+        if self._data is not None:
+            data = self._data[start : start + len(buffer)]
+            buffer[: len(data)] = data
+            return len(data)
+        done = 0
+        while done < len(buffer) and (count := os.preadv(self._fd, [buffer[done:]], start + done)):
+            done += count
+        return done
+
     def close(self) -> None:
         """Let go of the file."""
         if self._fd >= 0:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from datacache.core.budget import ByteBudget
 from datacache.core.errors import DatacacheError, ObjectNotFoundError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
@@ -20,7 +19,7 @@ from datacache.store.bucket import Part
 from datacache.writeback.engine import Claim, ContentReader, WriteBack
 from datacache.writeback.model import Pending, Staged, Stored
 from datacache.writeback.records import UploadState
-from datacache.writeback.upload_parts import PartsUpload, part_size
+from datacache.writeback.upload_parts import Bodies, PartsUpload, part_size
 
 _log = logging.getLogger("datacache.writeback")
 
@@ -31,7 +30,7 @@ class Sending:
     says when to begin no other part."""
 
     engine: WriteBack
-    budget: ByteBudget
+    bodies: Bodies
     offer: Callable[[PartsUpload], None]
     withdraw: Callable[[PartsUpload], None]
     stopped: Callable[[], bool]
@@ -96,8 +95,7 @@ class InOneRequest:
 
     def send(self, expect: str | None) -> ObjectInfo | None:
         sending, claim = self._sending, self._claim
-        sending.budget.take(self._size)
-        try:
+        with sending.bodies.room(self._size):
             reader = sending.engine.content(claim)
             try:
                 data = reader.read(0, self._size)
@@ -106,8 +104,7 @@ class InOneRequest:
             if claim.torn or len(data) != self._size:
                 return None
             info = sending.engine.bucket.write(self._full, data, self._metadata, expect=expect)
-        finally:
-            sending.budget.give(self._size)
+            del data
         self._progress.sent(self._size)
         return info
 
@@ -197,7 +194,7 @@ class InParts:
                 sending.engine.save_upload(pending.key, self._state)
             parts = PartsUpload(
                 sending.engine.bucket, self._full, self._state.id, part_bytes=self._state.part_bytes, reader=reader,
-                claim=self._claim, kept=kept, budget=sending.budget, sent=self._progress.sent, stopped=self._stopped,
+                claim=self._claim, kept=kept, bodies=sending.bodies, sent=self._progress.sent, stopped=self._stopped,
             )  # fmt: skip
             self._progress.has(parts.kept_bytes)
             sending.offer(parts)

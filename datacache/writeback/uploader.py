@@ -3,8 +3,8 @@
 Made by whoever opens a live bucket; told of changes by the engine. A fixed number of threads (twice as many while room
 in the staging area is short) take keys from a board: a key is due a moment after its last change, so that temporary
 files never reach the bucket, and at the latest `upload_every_s` after its first. A thread that finds no key due helps
-to send the parts of a large file. Uploads of one key never overlap, and go in the order of its versions; what another key
-still has to be copied from is not overwritten before (`WriteBack.blockers`).
+to send the parts of a large file. Uploads of one key never overlap, and go in the order of its versions; what another
+key still has to be copied from is not overwritten before (`WriteBack.blockers`).
 
 What fails is tried again: a store that does not answer by one upload at a time until it does, everything else by key.
 An upload that is torn (its file was written to meanwhile) is begun anew, less and less often if that goes on. Nothing
@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from datacache.core.budget import ByteBudget
 from datacache.core.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
@@ -33,7 +32,7 @@ from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Pending
 from datacache.writeback.upload import Uploads
 from datacache.writeback.upload_board import UploadBoard
-from datacache.writeback.upload_parts import PartsUpload
+from datacache.writeback.upload_parts import Bodies, PartsUpload
 from datacache.writeback.upload_report import Running
 from datacache.writeback.upload_waits import Wait
 from datacache.writeback.upload_ways import Sending
@@ -76,7 +75,7 @@ class Uploader:
         self._clock = clock
         self._board = UploadBoard(delay_s=delay_s, every_s=upload_every_s, threads=engine.uploads, clock=clock)
         self._sending = Sending(
-            engine, ByteBudget(BODY_BYTES), self._board.offer, self._board.withdraw, lambda: self._board.stopped
+            engine, Bodies(BODY_BYTES), self._board.offer, self._board.withdraw, lambda: self._board.stopped
         )
         self._uploads = Uploads(self._sending)
         self._threads: list[threading.Thread] = []
