@@ -225,7 +225,7 @@ def test_a_second_process_is_refused_and_told_who_has_the_area(open_rig, tmp_pat
         Rig(tmp_path / "staging", "file://", settings)
 
 
-def test_a_full_disk_is_an_error_that_loses_nothing(disk, settings, tmp_path):
+def test_a_full_disk_is_an_error_that_loses_nothing(settings, disk):
     small = disk("size=3m")
     with Rig(small, "file://", settings) as rig:
         rig.put("a", b"acknowledged")
