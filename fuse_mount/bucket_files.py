@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from datacache.core.errors import StagingError
+from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError
 from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
 from datacache.writeback.draft import INLINE_BYTES, Draft
 from datacache.writeback.model import Attributes, Content, Logged, Staged, Stored
@@ -113,11 +113,32 @@ class OpenFiles:
         found = reader.here(offset, size)
         if found is not None:
             return found
-        raise Needs(lambda: reader.read(offset, size), final=True)
+        content = file.content
+        raise Needs(lambda: self._read(file, content, reader, offset, size), final=True)
+
+    def _read(self, file: OpenFile, content: Content, reader: Reader, offset: int, size: int) -> bytes:
+        while True:
+            try:
+                return reader.read(offset, size)
+            except (ObjectNotFoundError, ObjectChangedError):
+                # After a rename its bytes lie under the new key, and the object they lay in before is gone.
+                with self._engine.lock:
+                    if file.content == content:
+                        raise
+                    content = file.content
+                    if file.reader is None:
+                        file.reader = self._reader(file)
+                    reader = file.reader
 
     def set_content(self, file: OpenFile, content: Content) -> None:
-        """The bytes lie somewhere else now."""
+        """The file has other bytes now."""
         if content != file.content:
+            self._close_reader(file)
+        file.content = content
+
+    def set_place(self, file: OpenFile, content: Content) -> None:
+        """The same bytes lie somewhere else now. What has them open here goes on reading them."""
+        if isinstance(file.reader, _StoredReader):
             self._close_reader(file)
         file.content = content
 
@@ -138,7 +159,9 @@ class OpenFiles:
             file.reader = self._reader(file)
 
     def _bring(self, file: OpenFile, content: Stored) -> None:
-        number = self._engine.bring(content)
+        number = self._bring_stored(file, content)
+        if number is None:
+            return
         try:
             fd = self._engine.files.open(number)
         finally:
@@ -149,6 +172,16 @@ class OpenFiles:
                 return
             self._close_reader(file)
             file.reader = _FileReader(fd)
+
+    def _bring_stored(self, file: OpenFile, content: Stored) -> int | None:
+        """A staged file with an object's bytes; None if they lie somewhere else by now."""
+        try:
+            return self._engine.bring(content)
+        except (ObjectNotFoundError, ObjectChangedError):
+            with self._engine.lock:
+                if file.content == content:
+                    raise
+            return None
 
     def _reader(self, file: OpenFile) -> Reader:
         content = file.content
@@ -201,15 +234,16 @@ class OpenFiles:
 
     def _fetch(self, file: OpenFile, content: Stored) -> None:
         """Bring an object here that is to be changed in part."""
-        found: bytes | int
+        found: bytes | int | None
         if content.size_bytes <= INLINE_BYTES:
-            found = _StoredReader(self._live, content).read(0, content.size_bytes)
+            found = self._read(file, content, _StoredReader(self._live, content), 0, content.size_bytes)
         else:
-            taken = self._engine.files.take(self._engine.prefix + content.key, content.etag)
-            if taken is None:
+            found = self._engine.files.take(self._engine.prefix + content.key, content.etag)
+            if found is None:
                 self._wait_for_room(content.size_bytes)
-                taken = self._engine.bring(content)
-            found = taken
+                found = self._bring_stored(file, content)
+        if found is None:
+            return
         with self._engine.lock:
             file.fetched = (content, found)
 

@@ -154,7 +154,11 @@ class BucketFs:
         with self.engine.lock:
             folder = self._tree.get(ino)
             state = entry.state
-            node = self._node(folder, entry.name, state)
+            # The kernel keeps the size and times that it is told first: what is not known yet is told of an inode that
+            # is never looked up.
+            node = (
+                self._node(folder, entry.name, state) if state.complete else self._tree.passing(state.content is None)
+            )
             node.lookups += 1
             return self._attr(node, self._state_of(node) if node.open is not None else state)
 
@@ -611,7 +615,7 @@ class BucketFs:
         if file is not None:
             file.base = info.etag
             if file.draft is None and now.version == pending.version:
-                file.content = Stored(pending.key, info.size_bytes, info.etag)  # what is read from is the same
+                self._files.set_place(file, Stored(pending.key, info.size_bytes, info.etag))
 
     def moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:
         """See `writeback.engine.Watcher`."""

@@ -92,6 +92,13 @@ class Tree:
         self._names[parent.ino, name] = node
         return node
 
+    def passing(self) -> Node:
+        """A file's node without a name."""
+        node = self._nodes[self._next] = Node(self._next, None, "", False)
+        self._gone.add(self._next)
+        self._next += 1
+        return node
+
     def find(self, key: str) -> Node | None:
         """The node of a key, if there is one."""
         node: Node | None = self.root

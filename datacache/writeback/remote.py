@@ -40,9 +40,8 @@ _MAX_NAMES = 300_000
 """Names of listed folders that are remembered."""
 _MAX_PROBES = 20_000
 _LONGEST_NAME = 255
-_LINK_BYTES = 4095
-"""An object up to this size may be a symbolic link, which only its metadata says (PATH_MAX)."""
-_LOOK_AHEAD = 2000
+_LOOK_AHEAD = 1000
+"""Objects of a folder whose metadata are asked for when it is listed: with more that are unknown, names come first."""
 
 
 class Needs(Exception):  # noqa: N818 - not an error: what has to be done before the answer is known
@@ -135,7 +134,7 @@ class RemoteView:
         raise Needs(lambda: self._list(folder) if small else self._probe(folder, name))
 
     def folder(self, folder: str) -> RemoteFolder:
-        """All that lies right in a folder. With attributes for what may be links, unless there are very many."""
+        """All that lies right in a folder, with attributes unless those of very many are not known."""
         away = self._is_away()
         listed = self._folders.get(folder)
         if listed is None or not (away or self._is_fresh(listed.read_at)):
@@ -144,7 +143,7 @@ class RemoteView:
                     return RemoteFolder()
                 raise self._unavailable(folder)
             raise Needs(lambda: self._list(folder))
-        unknown = [n for n, f in listed.files.items() if f.attributes is None and 0 < f.size_bytes <= _LINK_BYTES]
+        unknown = [name for name, file in listed.files.items() if file.attributes is None]
         if unknown and len(unknown) <= _LOOK_AHEAD and not away:
             raise Needs(lambda: self._look_at(folder + name for name in unknown))
         return listed

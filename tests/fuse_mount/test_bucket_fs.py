@@ -1,0 +1,464 @@
+"""A live bucket as a directory, without a kernel: what others do to the bucket, what is known of it, and outages."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datacache import api
+from datacache.core.errors import StoreUnavailableError
+from datacache.settings import Settings
+from datacache.testing.faults import Fault, FaultProxy
+from datacache.writeback.live import LiveBucket
+from datacache.writeback.remote import Needs
+from fuse_mount.bucket_fs import Attr, BucketFs, Changes
+from tests.servers import RcloneS3
+
+ROOT = 1
+
+
+class Directory:
+    """Paths in place of inode numbers; waits where a call needs something."""
+
+    def __init__(self, live: LiveBucket) -> None:
+        self.live = live
+        self.fs = BucketFs(live, uid=os.getuid(), gid=os.getgid())
+        self.stale: list[str] = []
+        self.fs.on_stale = lambda _parent, name: self.stale.append(name)
+
+    def do(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        for _ in range(20):
+            try:
+                return call(*args, **options)
+            except Needs as needs:
+                found = needs.load()
+                if needs.final:
+                    return found
+        raise AssertionError("it needs more and more")
+
+    def attr(self, path: str) -> Attr:
+        found = self.do(self.fs.getattr, ROOT)
+        for name in path.split("/") if path else []:
+            found = self.do(self.fs.lookup, found.ino, name.encode())
+        return found
+
+    def _place(self, path: str) -> tuple[int, bytes]:
+        folder, _, name = path.rpartition("/")
+        return self.attr(folder).ino, name.encode()
+
+    def create(self, path: str, data: bytes) -> int:
+        handle, _ = self.do(self.fs.create, *self._place(path), os.O_WRONLY, mode=0o644, uid=0, gid=0)
+        self.do(self.fs.write, handle, 0, data)
+        return handle
+
+    def close(self, handle: int) -> None:
+        for settle in (self.fs.flush(handle), self.fs.release(handle)):
+            if settle is not None:
+                settle()
+
+    def write(self, path: str, data: bytes) -> None:
+        self.close(self.create(path, data))
+
+    def open(self, path: str, flags: int = os.O_RDONLY) -> int:
+        return self.do(self.fs.open, self.attr(path).ino, flags)
+
+    def read(self, path: str) -> bytes:
+        handle = self.open(path)
+        try:
+            return self.do(self.fs.read, handle, 0, 1 << 20)
+        finally:
+            self.close(handle)
+
+    def names(self, path: str = "") -> list[str]:
+        handle = self.do(self.fs.opendir, self.attr(path).ino)
+        return [entry.name for entry in self.fs.readdir(handle, 0)]
+
+    def mkdir(self, path: str) -> None:
+        self.do(self.fs.mkdir, *self._place(path), mode=0o755, uid=0, gid=0)
+        self.fs.commit()
+
+    def unlink(self, path: str) -> None:
+        self.do(self.fs.unlink, *self._place(path))
+        self.fs.commit()
+
+    def rename(self, old: str, new: str) -> None:
+        self.do(self.fs.rename, *self._place(old), *self._place(new))
+        self.fs.commit()
+
+    def chmod(self, path: str, mode: int) -> None:
+        self.do(self.fs.setattr, self.attr(path).ino, Changes(mode=mode), is_open=False)
+
+    def flush(self) -> None:
+        self.live.flush(30.0)
+
+
+Open = Callable[..., Directory]
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    """A folder that is used as a bucket by somebody else."""
+    path = tmp_path / "bucket"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def opened(bucket: Path, settings: Settings) -> Iterator[Open]:
+    """Opens the bucket; a second call is the next process."""
+    current: list[LiveBucket] = []
+
+    def make(url: str = f"file://{bucket}", **options: Any) -> Directory:
+        if current:
+            current.pop().close()
+        options = {"who": "test", "ttl_s": 0.3} | options
+        current.append(api.open_bucket(url, settings, **options))
+        return Directory(current[-1])
+
+    yield make
+    for live in current:
+        live.close()
+
+
+@contextmanager
+def expect_errno(number: int) -> Iterator[None]:
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - its errno is looked at
+        yield
+    assert caught.value.errno == number
+
+
+def until(look: Callable[[], Any], value: Any) -> None:
+    """Ask until it is so; what was known is used for a while first."""
+    import threading
+
+    pause = threading.Event()
+    for _ in range(200):
+        if look() == value:
+            return
+        pause.wait(0.05)
+    assert look() == value
+
+
+def test_a_new_file_is_in_the_bucket_only_after_it_was_closed(opened: Open, bucket: Path):
+    directory = opened()
+    handle = directory.create("a", b"bytes")
+    directory.flush()
+    assert directory.names() == ["a"]
+    assert os.listdir(bucket) == []
+    directory.close(handle)
+    directory.flush()
+    assert (bucket / "a").read_bytes() == b"bytes"
+
+
+def test_what_others_put_there_and_take_away_appears(opened: Open, bucket: Path):
+    directory = opened()
+    assert directory.names() == []
+    (bucket / "new").write_bytes(b"theirs")
+    (bucket / "folder").mkdir()
+    (bucket / "folder" / "deep").write_bytes(b"deep")
+    until(directory.names, ["folder", "new"])
+    assert directory.read("new") == b"theirs"
+    assert directory.read("folder/deep") == b"deep"
+    (bucket / "new").unlink()
+    until(directory.names, ["folder"])
+
+
+def test_other_bytes_under_a_name_have_another_inode_and_our_own_upload_has_not(opened: Open, bucket: Path):
+    directory = opened()
+    directory.write("a", b"ours")
+    inode = directory.attr("a").ino
+    directory.flush()
+    until(lambda: directory.attr("a").ino, inode)
+    (bucket / "a").write_bytes(b"theirs, longer")
+    until(lambda: directory.attr("a").size_bytes, len(b"theirs, longer"))
+    assert directory.attr("a").ino != inode
+    assert directory.read("a") == b"theirs, longer"
+
+
+def test_the_old_inode_of_a_file_that_others_changed_sends_the_kernel_to_look_again(opened: Open, bucket: Path):
+    (bucket / "a").write_bytes(b"1")
+    directory = opened()
+    inode = directory.attr("a").ino
+    (bucket / "a").write_bytes(b"22")
+    until(lambda: directory.attr("a").size_bytes, 2)
+    with expect_errno(errno.ENOENT):  # its name is another inode's now
+        directory.do(directory.fs.getattr, inode)
+
+
+def test_a_file_that_somebody_else_wrote_meanwhile_is_not_overwritten(opened: Open, bucket: Path):
+    (bucket / "a.pt").write_bytes(b"first")
+    directory = opened()
+    handle = directory.open("a.pt", os.O_WRONLY | os.O_TRUNC)
+    directory.do(directory.fs.write, handle, 0, b"ours")
+    (bucket / "a.pt").write_bytes(b"theirs!")
+    directory.close(handle)
+    directory.flush()
+    assert (bucket / "a.pt").read_bytes() == b"theirs!"
+    (kept,) = [path for path in bucket.iterdir() if path.name != "a.pt"]
+    assert kept.name.startswith("a.pt.conflict-")
+    assert kept.read_bytes() == b"ours"
+    assert sorted(directory.names()) == ["a.pt", kept.name]
+    assert directory.read("a.pt") == b"theirs!"
+    assert directory.stale == ["a.pt"]
+    (conflict,) = directory.live.status()["conflicts"]
+    assert (conflict["key"], conflict["kept_as"]) == ("a.pt", kept.name)
+
+
+def test_a_new_file_over_one_that_was_put_there_unseen_is_kept_beside_it(opened: Open, bucket: Path):
+    directory = opened(ttl_s=60.0)
+    assert directory.names() == []
+    (bucket / "a").write_bytes(b"theirs")
+    directory.write("a", b"ours")
+    directory.flush()
+    assert (bucket / "a").read_bytes() == b"theirs"
+    assert len(os.listdir(bucket)) == 2
+
+
+def test_a_deletion_of_what_others_changed_does_not_happen(opened: Open, bucket: Path):
+    (bucket / "a").write_bytes(b"first")
+    directory = opened(ttl_s=60.0)
+    assert directory.read("a") == b"first"
+    (bucket / "a").write_bytes(b"theirs!")
+    directory.unlink("a")
+    directory.flush()
+    assert (bucket / "a").read_bytes() == b"theirs!"
+    assert directory.read("a") == b"theirs!"
+
+
+def test_a_deleted_file_can_be_read_by_who_has_it_open(opened: Open, bucket: Path):
+    (bucket / "a").write_bytes(b"x" * 100_000)
+    directory = opened()
+    handle = directory.open("a")
+    directory.unlink("a")
+    directory.flush()
+    assert not (bucket / "a").exists()
+    assert directory.do(directory.fs.read, handle, 0, 200_000) == b"x" * 100_000
+    directory.close(handle)
+
+
+def test_a_folder_is_renamed_in_one_step_with_all_that_the_bucket_has_in_it(opened: Open, bucket: Path):
+    for name in ("a", "b/c", "b/d"):
+        (bucket / "old" / name).parent.mkdir(parents=True, exist_ok=True)
+        (bucket / "old" / name).write_bytes(name.encode())
+    directory = opened()
+    directory.write("old/new", b"new")
+    directory.rename("old", "renamed")
+    assert directory.names() == ["renamed"]
+    assert directory.names("renamed") == ["a", "b", "new"]
+    assert directory.read("renamed/b/c") == b"b/c"  # before anything was copied
+    directory.flush()
+    found = {str(p.relative_to(bucket)): p.read_bytes() for p in bucket.rglob("*") if p.is_file()}
+    assert found == {"renamed/a": b"a", "renamed/b/c": b"b/c", "renamed/b/d": b"b/d", "renamed/new": b"new"}
+    assert directory.read("renamed/b/c") == b"b/c"
+
+
+def test_two_names_are_swapped(opened: Open, bucket: Path):
+    (bucket / "a").write_bytes(b"1")
+    (bucket / "b").write_bytes(b"22")
+    directory = opened()
+    directory.rename("a", "t")
+    directory.rename("b", "a")
+    directory.rename("t", "b")
+    directory.flush()
+    assert {path.name: path.read_bytes() for path in bucket.iterdir()} == {"a": b"22", "b": b"1"}
+
+
+def test_an_emptied_folder_stays_until_it_is_deleted(opened: Open, bucket: Path):
+    (bucket / "d").mkdir()
+    (bucket / "d" / "a").write_bytes(b"1")
+    directory = opened()
+    directory.unlink("d/a")
+    directory.flush()
+    until(lambda: directory.names("d"), [])
+    directory.do(directory.fs.rmdir, ROOT, b"d")
+    assert directory.names() == []
+    directory.flush()
+    assert os.listdir(bucket) == []
+
+
+def test_what_was_acknowledged_is_there_in_the_next_process_and_what_was_not_is_not(opened: Open, bucket: Path):
+    directory = opened()
+    directory.write("closed", b"1" * 200_000)
+    directory.mkdir("d")
+    directory.write("d/b", b"2")
+    directory.rename("d/b", "d/c")
+    directory.create("open", b"never closed")
+    directory = opened()
+    assert directory.names() == ["closed", "d"]
+    assert directory.names("d") == ["c"]
+    assert directory.read("closed") == b"1" * 200_000
+    directory.flush()
+    assert (bucket / "d" / "c").read_bytes() == b"2"
+
+
+def test_modes_times_and_links_are_kept_in_the_bucket(opened: Open):
+    directory = opened()
+    directory.write("a", b"1")
+    directory.chmod("a", 0o4751)
+    directory.do(directory.fs.setattr, directory.attr("a").ino, Changes(mtime_ns=123456789012345678), is_open=False)
+    directory.do(directory.fs.symlink, ROOT, b"l", b"../somewhere", uid=5, gid=6)
+    directory.mkdir("d")
+    directory.chmod("d", 0o1777)
+    directory.flush()
+    directory = opened()
+    assert directory.live.engine.pendings() == []
+    found = directory.attr("a")
+    assert (stat.S_IMODE(found.mode), found.mtime_ns) == (0o4751, 123456789012345678)
+    link = directory.attr("l")
+    assert (stat.S_ISLNK(link.mode), link.uid, link.gid) == (True, 5, 6)
+    assert directory.do(directory.fs.readlink, link.ino) == b"../somewhere"
+    assert stat.S_IMODE(directory.attr("d").mode) == 0o1777
+
+
+def test_attributes_that_change_again_after_an_upload_copy_what_is_there_then(opened: Open, bucket: Path):
+    (bucket / "a").write_bytes(b"1" * 1000)
+    directory = opened()
+    for mode in (0o600, 0o640, 0o644):
+        directory.chmod("a", mode)
+        directory.flush()
+        assert stat.S_IMODE(directory.attr("a").mode) == mode
+    assert directory.read("a") == b"1" * 1000
+    assert directory.live.status()["conflict_count"] == 0
+
+
+def test_files_that_are_appended_to_keep_what_the_bucket_has(opened: Open, bucket: Path):
+    (bucket / "log").write_bytes(b"a" * 100_000)
+    directory = opened()
+    handle = directory.open("log", os.O_WRONLY)
+    directory.do(directory.fs.write, handle, 100_000, b"b")
+    directory.close(handle)
+    directory.flush()
+    assert (bucket / "log").read_bytes() == b"a" * 100_000 + b"b"
+    handle = directory.open("log", os.O_WRONLY)  # there is a clean copy now
+    directory.do(directory.fs.write, handle, 100_001, b"c")
+    directory.close(handle)
+    directory.flush()
+    assert (bucket / "log").read_bytes() == b"a" * 100_000 + b"bc"
+
+
+def test_names_that_no_object_can_have_are_refused(opened: Open):
+    directory = opened()
+    with expect_errno(errno.ENAMETOOLONG):
+        directory.write("n" * 256, b"")
+    with expect_errno(errno.EILSEQ):
+        directory.do(directory.fs.create, ROOT, b"\xff", os.O_WRONLY, mode=0o644, uid=0, gid=0)
+    deep = "/".join(["n" * 200] * 6)
+    with expect_errno(errno.ENAMETOOLONG):
+        for depth in range(1, 7):
+            directory.mkdir("/".join(deep.split("/")[:depth]))
+
+
+def test_with_ack_uploaded_a_closed_file_is_in_the_bucket(opened: Open, bucket: Path):
+    directory = opened(ack="uploaded")
+    directory.write("a", b"1" * 100_000)
+    assert (bucket / "a").read_bytes() == b"1" * 100_000
+
+
+@pytest.fixture
+def proxied(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    with FaultProxy(rclone_s3.endpoint) as proxy:
+        for name, value in rclone_s3.env().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
+
+
+def test_an_outage_leaves_what_is_staged_and_what_is_known_and_uploads_go_on_by_themselves(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
+):
+    rclone_s3.make_bucket("outage")
+    directory = opened("s3://outage/live")
+    directory.write("known", b"known")
+    directory.flush()
+    assert directory.names() == ["known"]
+    proxied.refuse()
+    directory.write("new", b"new" * 50_000)
+    until(lambda: directory.live.status()["store_problem"] != "", True)
+    until(directory.names, ["known", "new"])
+    assert directory.read("new") == b"new" * 50_000
+    directory.mkdir("folder")
+    directory.write("folder/x", b"x")
+    assert directory.names("folder") == ["x"]
+    proxied.accept()
+    until(lambda: directory.live.status()["dirty_files"], 0)
+
+
+def test_names_that_were_never_asked_for_are_errors_in_an_outage_and_not_missing(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
+):
+    rclone_s3.make_bucket("never")
+    directory = opened("s3://never/live")
+    proxied.refuse()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            directory.attr("checkpoint.pt")
+        with pytest.raises(StoreUnavailableError):
+            directory.names()
+
+
+def test_one_name_in_a_large_folder_is_asked_for_alone(opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3):
+    rclone_s3.make_bucket("probe")
+    directory = opened("s3://probe/live", ttl_s=60.0)
+    with expect_errno(errno.ENOENT):
+        directory.attr("a")
+    before = len(proxied.requests)
+    for _ in range(5):
+        with expect_errno(errno.ENOENT):
+            directory.attr("a")
+    assert len(proxied.requests) == before  # it is known for a while
+    for number in range(20):
+        with expect_errno(errno.ENOENT):
+            directory.attr(f"b{number}")
+    assert len(proxied.requests) < before + 20  # after some names the folder is listed
+
+
+def test_a_slow_listing_does_not_hide_what_was_uploaded_meanwhile(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
+):
+    import threading
+
+    rclone_s3.make_bucket("slow")
+    directory = opened("s3://slow/live")
+    directory.write("before", b"1")
+    directory.flush()
+    answered = threading.Event()
+    original = directory.live.engine.bucket.list_folder
+
+    def listed_before_the_upload(prefix: str, *, start_after: str = "") -> Any:
+        pages = list(original(prefix, start_after=start_after))
+        directory.write("new", b"2")
+        directory.flush()
+        answered.set()
+        return iter(pages)
+
+    with expect_errno(errno.ENOENT):
+        directory.attr("new")
+    directory.live.engine.bucket.list_folder = listed_before_the_upload  # type: ignore[method-assign]
+    try:
+        until(lambda: directory.names() and answered.is_set(), True)
+    finally:
+        directory.live.engine.bucket.list_folder = original  # type: ignore[method-assign]
+    assert directory.names() == ["before", "new"]
+
+
+def test_requests_that_fail_are_retried_until_all_is_in_the_bucket(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
+):
+    rclone_s3.make_bucket("faults")
+    directory = opened("s3://faults/live")
+    directory.names()
+    proxied.add(*[Fault(status=status, only=lambda method, _: method == "PUT") for status in (500, 503)])
+    proxied.add(Fault(reset_at=0, only=lambda method, _: method == "PUT"))
+    for number in range(5):
+        directory.write(f"f{number}", bytes([number]) * 1000)
+    directory.flush()
+    stored = rclone_s3.client().list_objects_v2(Bucket="faults")["Contents"]
+    assert sorted(item["Key"] for item in stored) == [f"live/f{number}" for number in range(5)]
+    assert directory.live.status()["conflict_count"] == 0
