@@ -136,6 +136,11 @@ def bucket_status(info: BucketInfo) -> dict[str, Any]:
     return status
 
 
+def is_supervised(info: BucketInfo) -> bool:
+    """Whether a server that dies would be followed by another one."""
+    return not info.problem and _serves(info.supervisor)
+
+
 def flush_mount(info: BucketInfo, *, timeout_s: float | None, progress: Progress) -> dict[str, Any]:
     """Wait until everything written so far is in the bucket; `{"files", "bytes", …}` that were written since.
     `UploadError` says what is not, and why. `progress` gets the status of the live bucket again and again. A server

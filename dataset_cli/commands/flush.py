@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fuse_mount import BucketInfo
     from fuse_mount.bucket_areas import LeftArea
 
+_GOES_ON = "The upload goes on, and what failed is tried again."
+
 
 @click.command()
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
@@ -45,14 +47,14 @@ def flush(app: App, directory: Path | None, staging: Path | None, timeout: float
         if staging is not None:
             raise UsageError("give a mount or a staging folder, not both")
         info = _mount_of(directory, list_bucket_mounts(app.settings))
-        done = follow_flush(app, info, timeout, still="The upload goes on, and what failed is tried again.")
+        done = follow_flush(app, info, timeout, still=_GOES_ON)
         app.out.result([done], f"everything written to {info.mountpoint} is in {info.url}")
         return
     settings = app.settings if staging is None else replace(app.settings, staging=staging.absolute())
     results, errors = [], []
     for info in list_bucket_mounts(app.settings) if staging is None else []:
         try:
-            results.append(follow_flush(app, info, timeout, still=""))
+            results.append(follow_flush(app, info, timeout, still=_GOES_ON))
             app.out.line(f"everything written to {info.mountpoint} is in {info.url}")
         except DatacacheError as exc:
             results.append(_result(info.url, str(info.mountpoint), info.staging, error=exc))

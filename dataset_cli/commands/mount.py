@@ -116,7 +116,10 @@ def mount(
     workers: int | None,
     **options: Any,
 ) -> None:
-    """Show a snapshot as a read-only directory, or with --rw a bucket prefix as one that can be written.
+    """Show a snapshot as a directory, or with --rw a bucket to write to.
+
+    A snapshot is read-only. A bucket prefix can be read and written: what is written is staged on this side, durable
+    when close or fsync return, and uploaded in the background.
 
     A tag is resolved once: the mount keeps the snapshot it named, even if it moves.
 

@@ -1,8 +1,8 @@
 """`dsctl status`: this home at a glance. It starts nothing and waits for nothing but the catalog.
 
 With `--json`: `{"home", "catalog": {"url", "datasets", "error"}, "daemon": {…} | null, "cache": {…} | null,
-"mounts": […], "read_write": [{…, "live": {…} | null, "error", "hint"}], "staged": [{"folder", "url", "files", "bytes",
-"problem"}]}`. With `--metrics` it is text for Prometheus: of the daemon, if it runs, and of the read-write mounts.
+"mounts": […], "read_write": [{…, "supervised", "live": {…} | null, "error", "hint"}], "staged": [{"folder", "url",
+"files", "bytes", "problem"}]}`. With `--metrics` it is text for Prometheus: of the daemon, if it runs, and of the read-write mounts.
 """
 
 from __future__ import annotations

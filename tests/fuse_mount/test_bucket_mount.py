@@ -95,6 +95,7 @@ def test_a_killed_server_is_replaced_and_what_it_acknowledged_is_there(mounter: 
     assert len([m for m in fuse_mount.session.mounts() if m.mountpoint == str(mounter.target)]) == 1
 
 
+@pytest.mark.slow
 def test_the_folder_below_is_never_free_while_a_server_is_replaced(mounter: BucketMounter) -> None:
     if os.geteuid() != 0:
         pytest.skip("fusermount3 mounts on no dead mount: an ordinary user's mount leaves a gap")
@@ -123,7 +124,9 @@ def test_the_folder_below_is_never_free_while_a_server_is_replaced(mounter: Buck
 
 def test_the_server_goes_on_without_its_supervisor(mounter: BucketMounter) -> None:
     info = mounter()
+    assert fuse_mount.is_supervised(info)
     kill(info.supervisor)
+    assert not fuse_mount.is_supervised(info)
     (mounter.target / "a").write_text("text")
     assert fuse_mount.bucket_status(mounter.now())["url"] == f"{mounter.url}/"
     mounter.unmount()
