@@ -154,11 +154,12 @@ class BucketFs:
         with self.engine.lock:
             folder = self._tree.get(ino)
             state = entry.state
-            # The kernel keeps the size and times that it is told first: what is not known yet is told of an inode that
-            # is never looked up.
-            node = (
-                self._node(folder, entry.name, state) if state.complete else self._tree.passing(state.content is None)
-            )
+            if state.complete or state.content is None or self._tree.child(folder, entry.name) is not None:
+                node = self._node(folder, entry.name, state)
+            else:
+                # The kernel keeps the size and times of a file that it is told first: what is not known for sure is
+                # told of an inode that is never looked up.
+                node = self._tree.passing()
             node.lookups += 1
             return self._attr(node, self._state_of(node) if node.open is not None else state)
 
