@@ -2,7 +2,8 @@
 
 With `--json`: `{"home", "catalog": {"url", "datasets", "error"}, "daemon": {…} | null, "cache": {…} | null,
 "mounts": […], "read_write": [{…, "supervised", "live": {…} | null, "error", "hint"}], "staged": [{"folder", "url",
-"files", "bytes", "problem"}]}`. With `--metrics` it is text for Prometheus: of the daemon, if it runs, and of the read-write mounts.
+"files", "bytes", "problem"}]}`. With `--metrics` it is text for Prometheus: of the daemon, if it runs, and of the
+read-write mounts.
 """
 
 from __future__ import annotations
