@@ -145,6 +145,8 @@ class WriteBack:
         self._after: deque[tuple[int, Callable[[], None]]] = deque()  # what may happen once a ticket is durable
         self._ticket = self._durable = 0
         self._version = time.time_ns() // 1000
+        self.commit_s = 1.0
+        """How long it takes to make a change durable: a moving mean."""
         self._wake = threading.Event()
         self._closing = False
         self._replay()
@@ -247,6 +249,7 @@ class WriteBack:
             wanted = self._ticket if ticket is None else ticket
         while wanted > self._durable:
             self.area.check()
+            began = time.perf_counter()
             try:
                 self._journal.commit(wanted)
             except StagingFullError:
@@ -254,6 +257,7 @@ class WriteBack:
                     raise
                 self.files.wait_for_room(_RECORD_BYTES, deadline - time.monotonic(), refused=True)
                 continue
+            self.commit_s += (time.perf_counter() - began - self.commit_s) / 8
             self.files.set_journal_bytes(self._journal.size_bytes)
             with self.lock:
                 self._durable = max(self._durable, wanted)
