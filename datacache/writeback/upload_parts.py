@@ -119,7 +119,17 @@ class PartsUpload:
         return bool(self._missing) and self._error is None and not self._claim.torn
 
     def help(self) -> bool:
-        """Send one part: whether there was one to send. Errors are `run`'s to raise."""
+        """Send one part: whether there was one to send. Errors are `run`'s to raise.
+
+        The part is chosen when there is room for it: a thread that waits for room holds none back, which a store that
+        takes parts in their order (`rclone serve s3`) would wait for, with those in flight.
+        """
+        if not self.has_work or self._stopped():
+            return False
+        with self._bodies.buffer(min(self._part_bytes, self._reader.size_bytes)) as buffer:
+            return self._send_next(buffer)
+
+    def _send_next(self, buffer: memoryview) -> bool:
         with self._changed:
             if not self.has_work or self._stopped():
                 return False
@@ -128,7 +138,7 @@ class PartsUpload:
         part: Part | None = None
         error: BaseException | None = None
         try:
-            part = self._send(number)
+            part = self._send(number, buffer)
         except BaseException as exc:  # noqa: BLE001 - raised by run
             error = exc
         with self._changed:
@@ -163,13 +173,13 @@ class PartsUpload:
         start, stop = self._range(part.number)
         return part.number >= 1 and part.size_bytes == stop - start > 0
 
-    def _send(self, number: int) -> Part | None:
+    def _send(self, number: int, buffer: memoryview) -> Part | None:
         start, stop = self._range(number)
-        with self._bodies.buffer(stop - start) as data:
-            if self._reader.read_into(data, start) != len(data):
-                self._claim.torn = True
-            if self._claim.torn:
-                return None
-            part = self._bucket.put_part(self._key, self._id, number, data)
+        data = buffer[: stop - start]
+        if self._reader.read_into(data, start) != len(data):
+            self._claim.torn = True
+        if self._claim.torn:
+            return None
+        part = self._bucket.put_part(self._key, self._id, number, data)
         self._sent(stop - start)
         return part
