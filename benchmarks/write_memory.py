@@ -75,6 +75,7 @@ def run(args: argparse.Namespace, work: Workspace, server: RcloneS3 | CephRgw) -
             assert target.view is not None
             watch = Watch(target.home)
             watch.lap("mounted", table)
+            os.listdir(target.folder)  # names are made without the store only where it is known which there are
             gate.shut()
             seconds = write_small([target.folder / name for name in names], FILE_BYTES, writers=4, fsync=False)
             watch.lap("files", table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
@@ -105,6 +106,7 @@ def _measure(shape: Shape, uploads: int, work: Workspace, server: RcloneS3 | Cep
             assert target.view is not None
             flush = _flush(target)
             nothing = timed(flush)
+            os.listdir(target.folder)  # names are made without the store only where it is known which there are
             gate.shut()
             shape.write(target.folder)
             shape.write(disk)

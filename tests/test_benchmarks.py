@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ("mount_epochs", "reader", "large_file", "warm", "eviction", "metadata", "convert", "versions", "query")
-BENCHMARKS += ("loaders", "loader_decode", "first_epoch", "eviction_model")
+BENCHMARKS += ("loaders", "loader_decode", "first_epoch", "eviction_model", "write_path")
 
 
 @pytest.mark.slow
