@@ -30,6 +30,8 @@ class Outcome(NamedTuple):
 
     version: int = -1
     """The version that is in the bucket now; -1 for none."""
+    is_gone: bool = False
+    """Whether that version is a deletion."""
     torn: bool = False
     """Whether it was given up, because the file was written to meanwhile."""
     conflict: Conflict | None = None
@@ -150,7 +152,7 @@ class Uploads:
 
     def _finish(self, claim: Claim, info: ObjectInfo | None) -> Outcome:
         self.engine.finish(claim, info)
-        return Outcome(claim.pending.version)
+        return Outcome(claim.pending.version, is_gone=info is None)
 
     def _remove(self, claim: Claim) -> Outcome:
         pending = claim.pending

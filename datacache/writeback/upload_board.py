@@ -203,7 +203,7 @@ class UploadBoard:
                 self.report.succeeded(key)
             for wait in self._waits:
                 if outcome.conflict is None:
-                    wait.uploaded(key, outcome.version)
+                    wait.uploaded(key, outcome.version, is_gone=outcome.is_gone)
                 elif wait.drop(key) and kept is not None:
                     wait.add(kept)
                 self._tell(wait)
@@ -306,7 +306,7 @@ class UploadBoard:
     def _drop(self, key: str) -> None:
         self._mended(key)
         for wait in self._waits:
-            wait.drop(key)
+            wait.moved = wait.drop(key) or wait.moved
             self._tell(wait)
 
     def remove_wait(self, wait: Wait) -> None:

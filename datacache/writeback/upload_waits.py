@@ -22,6 +22,8 @@ class Wait:
         self._failed: dict[str, Failure] = {}  # tried since, and failed in a way that waiting does not mend
         self._files = len(self._wanted)
         self._bytes = self._bytes_left = sum(size for _, size in self._wanted.values())
+        self.moved = False
+        """Whether a key was deleted meanwhile: what it had may go on under another one."""
 
     def __bool__(self) -> bool:
         """Whether there is anything left."""
@@ -44,11 +46,12 @@ class Wait:
         self._bytes += pending.upload_bytes
         self._bytes_left += pending.upload_bytes
 
-    def uploaded(self, key: str, version: int) -> None:
-        """This version of a key is in the bucket."""
+    def uploaded(self, key: str, version: int, *, is_gone: bool) -> None:
+        """This version of a key is in the bucket; `is_gone`: it is deleted there."""
         found = self._wanted.get(key)
         if found is not None and version >= found[0]:
             self.drop(key)
+            self.moved = self.moved or (is_gone and version > found[0])
 
     def drop(self, key: str) -> bool:
         """A key is not waited for any more: whether it was."""

@@ -114,14 +114,12 @@ class Uploader:
         store that does not answer is waited for. `progress` gets `status()` now and then, with `flush_files_left`,
         `flush_files`, `flush_bytes_left` and `flush_bytes`."""
         deadline = None if timeout_s is None else self._clock() + timeout_s
-        called_at = time.time()
         wait = Wait([pending for pending in self._engine.pendings() if pending.ready])
         first = set(wait.keys)
         self._await(wait, deadline, progress, is_flush=True)
-        # What was renamed meanwhile goes on under other keys.
-        moved = [p for p in self._engine.pendings() if p.ready and p.since <= called_at and p.key not in first]
-        if moved:
-            self._await(Wait(moved), deadline, progress, is_flush=True)
+        if wait.moved:
+            more = [pending for pending in self._engine.pendings() if pending.ready and pending.key not in first]
+            self._await(Wait(more), deadline, progress, is_flush=True)
 
     def wait_for(self, key: str, version: int, timeout_s: float | None = None) -> None:
         """Return when this version of a key, or a later one, is in the bucket. Raises as `flush`."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from datacache.settings import load_settings
+from datacache.testing.faults import FaultProxy
+from tests.servers import CephRgw
+from tests.writeback.upload_rig import BucketOnCeph, Rig
+
+_numbers = itertools.count()
 
 
 @pytest.fixture
@@ -28,3 +36,27 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     yield mount
     for path in mounted:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.fixture
+def bucket(ceph_rgw: CephRgw, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketOnCeph]:
+    """A bucket of its own, behind a proxy that makes faults, and a folder for staging areas."""
+    with FaultProxy(ceph_rgw.endpoint) as proxy:
+        variables = {"AWS_ENDPOINT_URL": proxy.url, "DATACACHE_STORE_TIMEOUT_S": "10"}
+        for name, value in (ceph_rgw.env() | variables).items():
+            monkeypatch.setenv(name, value)
+        name = f"uploader-{next(_numbers)}"
+        ceph_rgw.make_bucket(name)
+        staging = tmp_path / "staging"
+        staging.mkdir()
+        made = BucketOnCeph(ceph_rgw, staging, proxy, load_settings(), name)
+        yield made
+        proxy.heal()
+        for rig in made.rigs:
+            rig.close()
+
+
+@pytest.fixture
+def rig(bucket: BucketOnCeph) -> Rig:
+    """An engine and its uploader, started, with short delays."""
+    return bucket.rig().start()

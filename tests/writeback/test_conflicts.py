@@ -1,0 +1,62 @@
+"""What a conflict is, and what the loser is called."""
+
+from __future__ import annotations
+
+import pytest
+
+from datacache.store.base import ObjectInfo
+from datacache.store.bucket import LiveObject
+from datacache.writeback.conflicts import Standing, conflict_key, standing
+
+AT = 1_700_000_000.5  # 2023-11-14 22:13:20 UTC
+
+
+def named(key: str, host: str = "node-7", taken: tuple[str, ...] = ()) -> str:
+    return conflict_key(key, AT, host, lambda name: name in taken)
+
+
+def test_the_loser_lies_beside_the_winner_with_time_and_host_behind_its_extension() -> None:
+    assert named("runs/model.pt") == "runs/model.pt.conflict-20231114T221320Z-node-7"
+    assert named("model.pt") == "model.pt.conflict-20231114T221320Z-node-7"
+    assert named("runs/") == "runs.conflict-20231114T221320Z-node-7/"
+
+
+def test_a_name_that_is_taken_gets_a_number() -> None:
+    first = named("a")
+    assert named("a", taken=(first,)) == f"{first}-2"
+    assert named("a", taken=(first, f"{first}-2")) == f"{first}-3"
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "ä" * 127, "\U0001f600" * 63, "\udcff" * 255])
+def test_a_name_is_never_longer_than_a_files_can_be_and_no_character_is_cut(name: str) -> None:
+    found = named(f"folder/{name}").partition("/")[2]
+    assert len(found.encode("utf-8", "surrogateescape")) <= 255
+    assert name.startswith(found.partition(".conflict-")[0])
+
+
+@pytest.mark.parametrize(("host", "said"), [("a/b c", "a-b-c"), ("", "unknown"), ("n" * 200, "n" * 63)])
+def test_a_host_name_makes_no_odd_keys(host: str, said: str) -> None:
+    assert named("a", host) == f"a.conflict-20231114T221320Z-{said}"
+
+
+@pytest.mark.parametrize(
+    ("etag", "base", "ours", "expected"),
+    [
+        (None, "e1", None, Standing.FREE),
+        (None, "", None, Standing.FREE),
+        ("e1", "e1", None, Standing.EXPECTED),
+        ("e1", "e1", 3, Standing.EXPECTED),
+        ("e2", "e1", 5, Standing.SAME),
+        ("e2", "", 5, Standing.SAME),
+        ("e2", "e1", 4, Standing.EARLIER),
+        ("e2", "e1", None, Standing.THEIRS),
+        ("e2", "", None, Standing.THEIRS),
+        ("", "", None, Standing.THEIRS),
+        ("e2", "e1", 6, Standing.THEIRS),
+    ],
+)
+def test_an_object_stands_to_version_5_as_its_etag_and_writer_say(
+    etag: str | None, base: str, ours: int | None, expected: Standing
+) -> None:
+    found = LiveObject(ObjectInfo("k", 1, 0, etag), {}) if etag is not None else None
+    assert standing(found, base=base, version=5, ours=ours) is expected
