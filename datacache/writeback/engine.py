@@ -532,7 +532,7 @@ class WriteBack:
             self._refs[pending.content.file] = pending.key
         self.overlay.set(pending)
         if not pending.ready:
-            return [Change(key, None)] if old is not None and old.ready else []
+            return []  # a deletion that it follows stays in the journal, or a crash would bring the old object back
         blob = blobs.get(pending.key, b"")
         if isinstance(pending.content, Logged) and pending.content.size_bytes and not blob:
             blob = self._journal.read(key)

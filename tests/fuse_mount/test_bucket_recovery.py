@@ -1,0 +1,148 @@
+"""What a server that is killed at a chosen moment leaves to the next one, while nothing can be uploaded."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datacache.settings import Settings
+from datacache.testing.faults import Fault, FaultProxy
+from tests.fuse_mount.bucket_mount import BucketMount
+from tests.servers import RcloneS3
+
+LARGE = 300_000
+"""More than goes into the journal."""
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def writable_rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneS3]:
+    """Nobody puts files into its folders but through it, so it need not look for them."""
+    with RcloneS3(tmp_path_factory.mktemp("rclone"), live=False, log_requests=False) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(writable_rclone: RcloneS3) -> Iterator[FaultProxy]:
+    with FaultProxy(writable_rclone.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def mount(
+    writable_rclone: RcloneS3, proxy: FaultProxy, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> BucketMount:
+    """A mount of an empty bucket behind the proxy."""
+    for name, value in (writable_rclone.env() | {"AWS_ENDPOINT_URL": proxy.url}).items():
+        monkeypatch.setenv(name, value)
+    bucket = f"recovered-{next(_numbers)}"
+    writable_rclone.client().create_bucket(Bucket=bucket)
+    mount = BucketMount(writable_rclone, bucket, tmp_path / "mnt", settings, ttl_s=1.0)
+    mount.mount()
+    return mount
+
+
+def stop_uploads(proxy: FaultProxy) -> None:
+    """Nothing can be changed in the store, but all be read."""
+    proxy.always(Fault(status=503, code="SlowDown", only=lambda method, _path: method in ("PUT", "POST", "DELETE")))
+
+
+def die(mount: BucketMount) -> None:
+    mount.kill_server()
+    mount.revive()
+
+
+def lose(handle: int) -> None:
+    """Close a file of a mount that is gone."""
+    with pytest.raises(OSError, match="Transport endpoint"):
+        os.close(handle)
+
+
+def sync_folder(path: Path) -> None:
+    """Have all changes of names so far durable."""
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def end(mount: BucketMount, proxy: FaultProxy) -> dict[str, bytes]:
+    """Everything uploaded: what the bucket has."""
+    proxy.heal()
+    mount.flush()
+    return {key: data for key, data in mount.objects("").items() if not key.endswith("/")}
+
+
+@pytest.mark.parametrize("size", [5, LARGE])
+@pytest.mark.parametrize("how", ["unlink", "rename"])
+def test_a_deletion_survives_a_new_file_of_the_name_that_was_cut_off(
+    mount: BucketMount, proxy: FaultProxy, how: str, size: int
+) -> None:
+    path, other = mount.mountpoint / "file", mount.mountpoint / "other"
+    path.write_bytes(b"o" * size)
+    mount.flush()
+    stop_uploads(proxy)
+    if how == "unlink":
+        path.unlink()
+    else:
+        path.rename(other)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT)
+    os.write(handle, b"n" * size)
+    sync_folder(mount.mountpoint)
+    die(mount)
+    lose(handle)
+    found = end(mount, proxy)
+    assert found.get("file", b"")[:1] != b"o"
+    assert found.get("other") == (None if how == "unlink" else b"o" * size)
+
+
+@pytest.mark.parametrize("size", [5, LARGE])
+@pytest.mark.parametrize("uploaded", [False, True])
+def test_a_truncated_file_is_as_it_was_until_the_new_bytes_are_acknowledged(
+    mount: BucketMount, proxy: FaultProxy, size: int, uploaded: bool
+) -> None:
+    path = mount.mountpoint / "file"
+    path.write_bytes(b"o" * size)
+    if uploaded:
+        mount.flush()
+    stop_uploads(proxy)
+    handle = os.open(path, os.O_WRONLY | os.O_TRUNC)
+    os.write(handle, b"n" * (size + 1))
+    sync_folder(mount.mountpoint)
+    die(mount)
+    lose(handle)
+    assert path.read_bytes() == b"o" * size
+    assert end(mount, proxy) == {"file": b"o" * size}
+
+
+@pytest.mark.parametrize("size", [5, LARGE])
+def test_what_was_synced_survives_and_is_continued(mount: BucketMount, proxy: FaultProxy, size: int) -> None:
+    path = mount.mountpoint / "log"
+    stop_uploads(proxy)
+    for mark in (b"1", b"2"):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(handle, mark * size)
+        os.fsync(handle)
+        die(mount)
+        lose(handle)
+    assert end(mount, proxy) == {"log": b"1" * size + b"2" * size}
+
+
+def test_a_renamed_folder_is_renamed_whole(mount: BucketMount, proxy: FaultProxy) -> None:
+    folder = mount.mountpoint / "new"
+    folder.mkdir()
+    for number in range(20):
+        (folder / str(number)).write_bytes(b"%d" % number)
+    mount.flush()
+    stop_uploads(proxy)
+    for number in range(10, 30):
+        (folder / str(number)).write_bytes(b"again %d" % number)
+    folder.rename(mount.mountpoint / "run")
+    die(mount)
+    expected = {f"run/{n}": (b"again %d" if n >= 10 else b"%d") % n for n in range(30)}
+    assert sorted(os.listdir(mount.mountpoint)) == ["run"]
+    assert end(mount, proxy) == expected
