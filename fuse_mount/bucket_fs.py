@@ -9,6 +9,7 @@ names (`unlink`, `rename`, `mkdir`, `rmdir`, `symlink`) are durable after a `com
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -34,7 +35,9 @@ LONGEST_NAME = 255
 LONGEST_KEY = 1024
 """Bytes, of S3."""
 LONGEST_LINK = 4095
-_QUICK_COMMIT_S = 0.0006
+_QUICK_COMMIT_S = 0.001
+_RECALL_S = 2 * 3600.0
+"""How long ago an earlier process may have ended whose knowledge of the bucket is used in an outage."""
 _TREE_S = 5.0
 """How long the list of what lies below a folder may take to be used for renaming it."""
 
@@ -108,6 +111,10 @@ class BucketFs:
         self._next_handle = 1
         self._below: dict[str, tuple[float, dict[str, RemoteFile]]] = {}
         engine.watcher = self
+        self._known = engine.area.folder / "known.json"
+        with contextlib.suppress(OSError):
+            if time.time() - self._known.stat().st_mtime < _RECALL_S:
+                self.remote.recall(self._known.read_bytes())
 
     # --- names ------------------------------------------------------------------------------------------------------
 
@@ -560,6 +567,18 @@ class BucketFs:
                     opened.file.synced_at = now
                     due.append((opened.file.node.ino, partial(self._settle, opened.file)))
         return due
+
+    def remember(self) -> None:
+        """Write down what is known of the bucket, for a start while the store cannot be reached. May take long."""
+        with self.engine.lock:
+            data = self.remote.remembered()
+        if data is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self._known)  # it still is what is known
+            return
+        beside = self._known.with_suffix(".new")
+        beside.write_bytes(data)
+        beside.replace(self._known)
 
     @property
     def is_quick(self) -> bool:

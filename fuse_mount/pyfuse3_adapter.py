@@ -22,10 +22,12 @@ from datacache.core.errors import DatacacheError
 from datacache.writeback.remote import Needs
 from fuse_mount.bucket_fs import LONGEST_NAME, Attr, BucketFs, Changes
 from fuse_mount.errno_map import FailureLog, errno_of
+from fuse_mount.pyfuse3_wait import Waiting
 
 T = TypeVar("T")
 _log = logging.getLogger("fuse_mount")
 _CHECK_OPEN_S = 1.0
+_REMEMBER_S = 10.0
 _BLOCK_BYTES = 4096
 _ROOM_BLOCKS = 2**50 // _BLOCK_BYTES
 """A bucket has no size: statfs(2) says 1 PiB, of which all is free."""
@@ -48,7 +50,7 @@ def serve(fs: BucketFs, mountpoint: str, options: Iterable[str], *, ready: Calla
         fs.on_stale = _forget_name
         if ready is not None:
             ready()
-        trio.run(_run, fs)
+        trio.run(_run, fs, operations)
     finally:
         pyfuse3.close(unmount=True)
 
@@ -60,10 +62,15 @@ def stop() -> None:
         trio.from_thread.run_sync(pyfuse3.terminate, trio_token=token)
 
 
-async def _run(fs: BucketFs) -> None:
+async def _run(fs: BucketFs, operations: _Operations) -> None:
+    fd = _device_fd()
+    if fd is not None:
+        operations.waiting = Waiting(fd)
+        operations.waiting.install()
     trio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_sync_long_open, fs)
+        nursery.start_soon(_remember, fs)
         await pyfuse3.main(max_tasks=_MAX_REQUESTS)
         nursery.cancel_scope.cancel()
 
@@ -80,12 +87,34 @@ async def _sync_long_open(fs: BucketFs) -> None:
                 _log.warning("an open file could not be made durable: %s", exc)
 
 
+async def _remember(fs: BucketFs) -> None:
+    while True:
+        await trio.sleep(_REMEMBER_S)
+        try:
+            await trio.to_thread.run_sync(fs.remember)
+        except OSError as exc:
+            _log.info("what is known of the bucket was not written down: %s", exc)
+
+
 def _bring_pages(ino: int) -> None:
     """Have the kernel write what it has gathered of a file: it does before it forgets the file's pages."""
     try:
         pyfuse3.invalidate_inode(ino)
     except OSError as exc:
         _log.info("the kernel did not write the pages of inode %d: %s", ino, exc)
+
+
+def _device_fd() -> int | None:
+    """The descriptor of the connection, which this process has one of."""
+    found = [int(name) for name in os.listdir("/proc/self/fd") if _is_device(f"/proc/self/fd/{name}")]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_device(link: str) -> bool:
+    try:
+        return os.readlink(link) == "/dev/fuse"
+    except OSError:
+        return False
 
 
 def _forget_name(parent: int, name: str) -> None:
@@ -111,6 +140,9 @@ def _request(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]
 
     @functools.wraps(handler)
     async def answer(self: _Operations, *args: Any) -> T:
+        waiting = self.waiting
+        if waiting is not None:
+            waiting.under_way += 1
         try:
             return await handler(self, *args)
         except pyfuse3.FUSEError:
@@ -123,6 +155,9 @@ def _request(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]
         except Exception as exc:
             _log.exception("%s failed", handler.__name__)
             raise pyfuse3.FUSEError(errno.EIO) from exc
+        finally:
+            if waiting is not None:
+                waiting.under_way -= 1
 
     return answer
 
@@ -137,6 +172,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
     def __init__(self, fs: BucketFs) -> None:
         super().__init__()
         self.failures = FailureLog()
+        self.waiting: Waiting | None = None
         self._fs = fs
         self._folders: dict[int, int] = {}  # handle of a folder -> its inode number
 

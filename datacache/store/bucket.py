@@ -17,6 +17,9 @@ from typing import NamedTuple, Protocol
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo, ObjectStore
 
+PROBE_PREFIX = ".datacache-probe-"
+"""Names of objects that a store is tried out on begin so. They are deleted at once, unless who made one is killed."""
+
 
 class FolderPage(NamedTuple):
     """A part of one folder: the objects right in it, and the prefixes (full keys, with their trailing slash) of the

@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from datacache.core.errors import DatacacheError, StoreAccessError, StoreError, StoreUnavailableError
+from datacache.store.bucket import PROBE_PREFIX
 from datacache.store.s3_multipart import answered_etag, quoted
 from datacache.store.s3_requests import S3Requests, quoted_key
 
-PROBE = ".datacache-probe-"
-"""Start of the last part of the object's key."""
 _WRONG = "0123456789abcdef0123456789abcdef"
 _log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class Traits(NamedTuple):
 
 def find_traits(requests: S3Requests, store_url: str, prefix: str) -> Traits:
     """Try it out under `prefix`. Raises what the first write raises: `StoreAccessError` without the right to write."""
-    key = f"{prefix}{PROBE}{secrets.token_hex(8)}"
+    key = f"{prefix}{PROBE_PREFIX}{secrets.token_hex(8)}"
     probe = _Probe(requests, store_url, key)
     try:
         probe.put(b"first", {})

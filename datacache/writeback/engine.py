@@ -210,7 +210,7 @@ class WriteBack:
                 old = self.overlay.drop(key)
                 if old is not None:
                     self._release(old, released)
-                    if old.ready:
+                    if PENDING + key in self._journal:
                         changes.append(Change(PENDING + key, None))
             for pending in pendings:
                 changes += self._replace(pending, blobs, released)
@@ -359,6 +359,9 @@ class WriteBack:
                     # Only attributes changed since, and the bytes lie under the key itself now.
                     later = replace(later, content=Stored(key, now.content.size_bytes, etag))
                 self.record([later])
+                if not later.ready and PENDING + key in self._journal:  # the deletion that the new file follows
+                    self._ticket = self._journal.append([Change(PENDING + key, None)])
+                    self._wake.set()
             elif now is not None:
                 content = now.content
                 if isinstance(content, Staged) and info is not None and content.file not in self._held:

@@ -136,6 +136,11 @@ class Journal:
             record = fmt.decode_record(data)
             yield key, data[record.header_at : record.blob_at], record.blob_bytes
 
+    def __contains__(self, key: str) -> bool:
+        """Whether a key has a live record, durable or not."""
+        with self._changed:
+            return key in self._index.live
+
     def read(self, key: str) -> bytes:
         """The live record's blob, durable or not. KeyError if there is none, StagingError if it is damaged."""
         data, where = self._load(key, None)

@@ -1,5 +1,6 @@
-"""Unfinished uploads in parts that nobody will go on with: a bucket keeps (and bills) their parts until told otherwise.
+"""What killed processes leave in a bucket: uploads in parts that nobody will go on with, objects it was tried out on.
 
+A bucket keeps (and bills) the parts of an unfinished upload until told otherwise.
 Those that this staging area recorded are gone on with, or taken back, when their key is looked at next, which the
 uploader does for each when it starts. Others under the prefix, left by whatever lost its record, are taken back when
 they are older than `OLD_S`, in a thread of the uploader, once a day. A bucket that does not let us list them is fine.
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from datacache.core.errors import DatacacheError
-from datacache.store.bucket import Bucket
+from datacache.store.bucket import PROBE_PREFIX, Bucket
 
 _log = logging.getLogger("datacache.writeback")
 OLD_S = 7 * 86_400.0
@@ -41,3 +42,14 @@ def take_back_old(
             bucket.url, prefix, count, old_s / 86_400,
         )  # fmt: skip
     return count
+
+
+def remove_probes(bucket: Bucket, prefix: str, *, old_s: float = EVERY_S) -> None:
+    """Delete objects that a store was tried out on by a process that was killed then. Errors are logged."""
+    try:
+        for page in bucket.list(prefix + PROBE_PREFIX):
+            for info in page:
+                if info.mtime_ns < (time.time() - old_s) * 10**9:
+                    bucket.remove(info.key, expect=info.etag)
+    except DatacacheError as exc:
+        _log.debug("%s/%s: no objects of ours can be looked for: %s", bucket.url, prefix, exc)

@@ -8,7 +8,9 @@ once, also into an answer that was on its way meanwhile.
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreUnavailableError
 from datacache.core.threads import gather
 from datacache.store.base import ObjectInfo
-from datacache.store.bucket import Bucket
+from datacache.store.bucket import PROBE_PREFIX, Bucket
 from datacache.writeback.model import Attributes, read_attributes
 from datacache.writeback.overlay import name_of, parent_of
 
@@ -38,6 +40,7 @@ _RELIST = 2000
 _PROBES_BEFORE_LIST = 8
 _MAX_NAMES = 300_000
 """Names of listed folders that are remembered."""
+_KEPT_NAMES = 10_000
 _MAX_PROBES = 20_000
 _LONGEST_NAME = 255
 _LOOK_AHEAD = 1000
@@ -105,6 +108,7 @@ class RemoteView:
         self._made_here = made_here
         self._folders: OrderedDict[str, RemoteFolder] = OrderedDict()
         self._names = 0
+        self._news = False
         self._probes: dict[str, _Probe] = {}
         self._probed: dict[str, int] = {}  # how many names of a folder that was not listed were asked for
         self._folder_attributes: dict[str, tuple[float, Attributes]] = {}
@@ -179,6 +183,38 @@ class RemoteView:
         listed = self._folders.get(folder)
         return listed is not None and listed.marker
 
+    # --- over a restart ----------------------------------------------------------------------------------------------
+
+    def remembered(self) -> bytes | None:
+        """What `recall` takes: the folders that were listed last, up to `_KEPT_NAMES` names. None if nothing is new."""
+        if not self._news:
+            return None
+        self._news = False
+        kept: dict[str, list[object]] = {}
+        names = 0
+        for folder, listed in reversed(self._folders.items()):
+            names += len(listed) + 1
+            if names > _KEPT_NAMES:
+                break
+            kept[folder] = [listed.marker, list(listed.folders), {n: list(f) for n, f in listed.files.items()}]
+        return json.dumps(kept, separators=(",", ":")).encode()
+
+    def recall(self, data: bytes) -> None:
+        """What an earlier process knew, for as long as the store cannot be asked. What makes no sense is left alone."""
+        try:
+            for folder, (marker, folders, files) in reversed(json.loads(data).items()):
+                found = RemoteFolder()
+                found.marker = bool(marker)
+                found.folders = dict.fromkeys(folders)
+                for name, (size_bytes, etag, mtime_ns, attributes) in files.items():
+                    known = Attributes(*attributes) if attributes is not None else None
+                    found.files[name] = RemoteFile(size_bytes, etag, mtime_ns, known)
+                found.read_at = -math.inf
+                self._folders[folder] = found
+                self._names += len(found)
+        except (ValueError, TypeError, AttributeError) as exc:
+            _log.info("what was known of the bucket before is of no use: %s", exc)
+
     # --- what this node did, under the lock --------------------------------------------------------------------------
 
     def applied(self, key: str, info: ObjectInfo | None, attributes: Attributes | None) -> None:
@@ -193,12 +229,13 @@ class RemoteView:
             else:
                 self._folder_attributes.pop(key, None)
         self._apply(key, file)
+        self._news = True
 
     def expire(self, folder: str) -> None:
         """Have a folder listed anew before it is used again."""
         listed = self._folders.get(folder)
         if listed is not None:
-            listed.read_at = -1e9
+            listed.read_at = -math.inf
         for key in [key for key in self._probes if parent_of(key) == folder]:
             del self._probes[key]
 
@@ -288,6 +325,7 @@ class RemoteView:
         found.read_at = _now()  # from its end on, or a listing that takes longer than it is used for is never of use
         self._folders[folder] = found
         self._names += len(found)
+        self._news = True
         self._probed.pop(folder, None)
         for number, key, now in self._events:
             if number > since and key.startswith(folder):
@@ -398,8 +436,9 @@ class RemoteView:
 
 
 def _usable_name(name: str) -> bool:
-    """Whether a directory can have such a name."""
-    return name not in ("", ".", "..") and "\0" not in name and len(_encoded(name)) <= _LONGEST_NAME
+    """Whether a directory can have such a name, and it is none of ours."""
+    odd = name in ("", ".", "..") or "\0" in name or name.startswith(PROBE_PREFIX)
+    return not odd and len(_encoded(name)) <= _LONGEST_NAME
 
 
 def _encoded(name: str) -> bytes:

@@ -226,6 +226,7 @@ class Uploader:
 
         while True:
             leftovers.take_back_old(engine.bucket, engine.prefix, recorded, stopped=self._stop.is_set)
+            leftovers.remove_probes(engine.bucket, engine.prefix)
             if self._stop.wait(leftovers.EVERY_S):
                 return
 

@@ -403,6 +403,25 @@ def test_names_that_were_never_asked_for_are_errors_in_an_outage_and_not_missing
             directory.names()
 
 
+def test_what_was_known_is_known_in_the_next_process_when_the_store_is_away(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
+):
+    rclone_s3.make_bucket("recall")
+    directory = opened("s3://recall/live")
+    directory.write("before", b"1")
+    directory.flush()
+    assert directory.names() == ["before"]
+    directory.fs.remember()
+    proxied.refuse()
+    directory = opened("s3://recall/live")
+    assert directory.names() == ["before"]
+    directory.write("after", b"2")
+    assert directory.read("after") == b"2"
+    proxied.accept()
+    directory.flush()
+    assert rclone_s3.client().get_object(Bucket="recall", Key="live/after")["Body"].read() == b"2"
+
+
 def test_one_name_in_a_large_folder_is_asked_for_alone(opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3):
     rclone_s3.make_bucket("probe")
     directory = opened("s3://probe/live", ttl_s=60.0)
