@@ -148,6 +148,15 @@ def test_bytes_that_are_overwritten_while_they_are_uploaded_tear_the_upload_and_
     assert claim.torn
 
 
+def test_a_claimed_file_that_was_replaced_before_it_was_read_is_torn(open_rig):
+    rig = open_rig()
+    rig.put("a", LARGE)
+    claim = rig.engine.begin("a")
+    rig.put("a", LARGE[::-1])
+    assert rig.engine.content(claim).read(0, 1) == b""
+    assert claim.torn
+
+
 def test_a_file_that_a_draft_has_open_is_no_clean_copy(open_rig):
     rig = open_rig()
     rig.put("a", LARGE)
