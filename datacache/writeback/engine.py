@@ -299,7 +299,12 @@ class WriteBack:
     # --- what the uploader does --------------------------------------------------------------------------------------
 
     def begin(self, key: str) -> Claim | None:
-        """Claim a key for uploading. None where there is nothing to do now."""
+        """Claim a key for uploading. None where there is nothing to do now. `StagingError` where what must be durable
+        before the object may be replaced or deleted cannot be: that other keys do not need it any more."""
+        with self.lock:
+            pending = self.overlay.get(key)
+        if pending is not None and pending.base:
+            self.commit()
         with self.lock:
             pending = self.overlay.get(key)
             if pending is None or not pending.ready or key in self._claims or key in self._local_folders:

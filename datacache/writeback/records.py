@@ -20,6 +20,7 @@ class UploadState(NamedTuple):
 
     version: int
     id: str
+    """'' while it is being begun."""
     part_bytes: int
 
 

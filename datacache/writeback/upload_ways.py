@@ -41,9 +41,14 @@ class Sending:
     def forget_unfinished(self, key: str) -> None:
         """Take back an upload in parts that was recorded for a key and that nobody will go on with."""
         state = self.engine.upload_state(key)
-        if state is not None:
-            self.engine.bucket.abort_upload(self.engine.prefix + key, state.id)
-            self.engine.save_upload(key, None)
+        if state is None:
+            return
+        bucket, full = self.engine.bucket, self.engine.prefix + key
+        # Without an id the process ended between beginning the upload and writing down which it is.
+        ids = [state.id] if state.id else [found.id for found in bucket.list_uploads(full) if found.key == full]
+        for id in ids:
+            bucket.abort_upload(full, id)
+        self.engine.save_upload(key, None)
 
     def raise_if_bucket(self, exc: BaseException) -> None:
         """A bucket that is not there says nothing of its objects."""
@@ -189,6 +194,7 @@ class InParts:
         try:
             if self._state is None:
                 part_bytes = part_size(reader.size_bytes, sending.engine.bucket.part_bytes)
+                sending.engine.save_upload(pending.key, UploadState(pending.version, "", part_bytes))
                 found = sending.engine.bucket.begin_upload(self._full, self._metadata)
                 self._state = UploadState(pending.version, found, part_bytes)
                 sending.engine.save_upload(pending.key, self._state)
@@ -220,7 +226,11 @@ class InParts:
         if self._state is None:
             return []
         stamp = self._stamp()
-        if self._state.version == pending.version and sending.stamps.pop(pending.key, stamp) == stamp:
+        if (
+            self._state.id
+            and self._state.version == pending.version
+            and sending.stamps.pop(pending.key, stamp) == stamp
+        ):
             try:
                 return sending.engine.bucket.list_parts(self._full, self._state.id)
             except ObjectNotFoundError as exc:
