@@ -1,0 +1,92 @@
+"""When a key is due, and what waits for what."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from datacache.writeback.upload_health import IN_A_ROW, StoreHealth
+from datacache.writeback.upload_queue import UploadQueue
+
+
+def drained(queue: UploadQueue, now: float) -> list[str]:
+    found = []
+    while (key := queue.pop(now)) is not None:
+        found.append(key)
+    return found
+
+
+def test_a_key_is_due_a_while_after_its_last_change_and_some_time_after_its_first_at_the_latest() -> None:
+    queue = UploadQueue(delay_s=1.0, every_s=5.0)
+    now = 0.0
+    while now < 4.9:
+        queue.changed("log", now)
+        assert queue.pop(now) is None
+        now += 0.5
+    assert queue.pop(5.0) == "log"
+    queue.changed("log", 5.5)  # while it is uploaded
+    queue.done("log", 6.0)
+    assert queue.pop(6.9) is None
+    assert queue.pop(7.0) == "log"
+
+
+def test_hurrying_helps_what_waits_to_be_quiet_but_not_what_failed() -> None:
+    queue = UploadQueue(delay_s=10.0, every_s=30.0)
+    queue.changed("failing", 0.0)
+    queue.soon("failing", 0.0)
+    assert queue.pop(0.0) == "failing"
+    queue.retry("failing", 60.0)
+    queue.changed("new", 0.0)
+    queue.hasten(1.0)
+    assert drained(queue, 1.0) == ["new"]
+    queue.hasten(2.0, retries=True)
+    assert drained(queue, 2.0) == ["failing"]
+
+
+def test_a_key_waits_for_another_and_a_circle_is_told() -> None:
+    queue = UploadQueue(delay_s=0.0, every_s=1.0)
+    for key in ("a", "b", "c"):
+        queue.changed(key, 0.0)
+    assert drained(queue, 0.0) == ["a", "b", "c"]
+    assert queue.park("a", "b")
+    assert queue.park("b", "c")
+    assert not queue.park("c", "a")
+    assert queue.blocker("a") == "c"
+    queue.done("c", 1.0)
+    assert drained(queue, 1.0) == ["b"]
+    queue.done("b", 1.0)
+    assert drained(queue, 1.0) == ["a"]
+
+
+def test_a_hundred_thousand_keys_take_little_memory() -> None:
+    keys = [f"folder/file-{number}" for number in range(100_000)]
+    queue = UploadQueue(delay_s=1.0, every_s=30.0)
+    tracemalloc.start()
+    try:
+        for number, key in enumerate(keys):
+            queue.changed(key, number / 1000)
+        assert tracemalloc.get_traced_memory()[0] < 20 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_store_that_is_away_is_tried_by_one_at_a_time_and_less_and_less_often() -> None:
+    health = StoreHealth()
+    now, waits = 0.0, []
+    for _ in range(IN_A_ROW - 1):
+        assert not health.unavailable(now, "down")
+    assert health.wait_s(now) == 0.0
+    assert health.unavailable(now, "down")
+    for _ in range(8):
+        wait_s = health.wait_s(now)
+        assert wait_s is not None
+        waits.append(wait_s)
+        now += wait_s
+        assert health.wait_s(now) == 0.0
+        assert health.begin()
+        assert health.wait_s(now) is None  # until that one is over
+        health.unavailable(now, "down")
+        health.end()
+    assert waits[0] <= 1.0
+    assert 15.0 <= waits[-1] <= 30.0
+    assert health.answered()
+    assert health.wait_s(now) == 0.0
