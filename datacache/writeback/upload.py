@@ -15,7 +15,7 @@ from datacache.store.base import ObjectInfo
 from datacache.store.bucket import LiveObject
 from datacache.writeback.conflicts import Standing, standing
 from datacache.writeback.engine import Claim
-from datacache.writeback.model import Conflict, Pending, Stored
+from datacache.writeback.model import WRITER, Conflict, Pending, Stored
 from datacache.writeback.upload_ways import Copied, InOneRequest, InParts, Progress, Sending, Way
 
 _ROUNDS = 5
@@ -116,6 +116,8 @@ class Uploads:
         found, how = self._look(self.engine.prefix + claim.pending.key, claim.pending, expect)
         if found is not None and how is Standing.SAME:
             return self._finish(claim, found.info)
+        if how is Standing.THEIRS and found is not None and WRITER not in found.metadata and way.is_same(found.info):
+            how = Standing.EARLIER
         if found is not None and how is Standing.EARLIER:
             self.engine.rebase(claim, found.info.etag)
             way.replaces(found.info)

@@ -64,6 +64,17 @@ def test_what_somebody_writes_while_a_large_file_is_sent_is_not_overwritten(buck
     assert bucket.uploads() == []
 
 
+def test_the_same_bytes_written_by_somebody_else_are_no_conflict(bucket: BucketOnCeph) -> None:
+    rig = bucket.rig()
+    rig.put("notes", b"the same")
+    rig.somebody_writes("notes", b"the same")
+    rig.start()
+    rig.uploader.flush(30)
+    assert rig.objects() == {"notes": b"the same"}
+    assert rig.metadata("notes")["mode"] == str(FILE.mode)
+    assert rig.engine.conflict_count == 0
+
+
 def test_an_object_that_somebody_deleted_is_written_again(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("notes", b"first")
