@@ -74,7 +74,7 @@ class _Times:
 
 def run(args: argparse.Namespace, work: Workspace, server: RcloneS3 | CephRgw) -> None:
     """Print both tables."""
-    shapes = [Shape(1, args.size, True), Shape(8, args.size // 8, True)]
+    shapes = [Shape(1, args.size, True)] + ([] if args.quick else [Shape(8, args.size // 8, True)])
     shapes += [Shape(args.files, size, False) for size in args.file_size]
     found: dict[Shape, list[_Times]] = defaultdict(list)
     for _ in range(args.rounds):
