@@ -20,7 +20,7 @@ LOCAL = "local"
 class Node:
     """One inode."""
 
-    __slots__ = ("cached", "ctime_ns", "ino", "is_folder", "lookups", "mtime_ns", "name", "open", "parent")
+    __slots__ = ("cached", "children", "ctime_ns", "ino", "is_folder", "lookups", "mtime_ns", "name", "open", "parent")
 
     def __init__(self, ino: int, parent: Node | None, name: str, is_folder: bool) -> None:
         self.ino = ino
@@ -28,6 +28,7 @@ class Node:
         self.name = name
         """Without a slash; '' for the root."""
         self.is_folder = is_folder
+        self.children: dict[str, Node] | None = {} if is_folder else None
         self.lookups = 0
         """How often the kernel was told of it, less what it has forgotten."""
         self.open: OpenFile | None = None
@@ -58,7 +59,6 @@ class Tree:
         self.root = Node(ROOT, None, "", True)
         self.root.lookups = 1
         self._nodes: dict[int, Node] = {ROOT: self.root}
-        self._names: dict[tuple[int, str], Node] = {}
         self._next = ROOT + 1
         self._gone: set[int] = set()
 
@@ -78,18 +78,18 @@ class Tree:
 
     def child(self, parent: Node, name: str) -> Node | None:
         """The node of a name, if there is one."""
-        return self._names.get((parent.ino, name))
+        return parent.children.get(name) if parent.children is not None else None
 
     def make(self, parent: Node, name: str, *, is_folder: bool) -> Node:
         """The node of a name, made if need be. One of the other kind has no name any more."""
-        node = self._names.get((parent.ino, name))
+        node = self.child(parent, name)
         if node is not None and node.is_folder == is_folder:
             return node
         if node is not None:
             self.unname(node)
         node = self._nodes[self._next] = Node(self._next, parent, name, is_folder)
         self._next += 1
-        self._names[parent.ino, name] = node
+        _name(parent, name, node)
         return node
 
     def passing(self) -> Node:
@@ -103,23 +103,21 @@ class Tree:
         """The node of a key, if there is one."""
         node: Node | None = self.root
         for name in key.rstrip("/").split("/") if key else ():
-            node = self._names.get((node.ino, name)) if node is not None else None
+            node = self.child(node, name) if node is not None else None
         return node if node is not None and node.is_folder == (key.endswith("/") or not key) else None
 
     def rename(self, node: Node, parent: Node, name: str) -> None:
         """Give a node another name. Whoever had it has none any more."""
-        other = self._names.get((parent.ino, name))
+        other = self.child(parent, name)
         if other is not None and other is not node:
             self.unname(other)
-        if node.parent is not None:
-            self._names.pop((node.parent.ino, node.name), None)
+        _unname(node)
         node.parent, node.name = parent, name
-        self._names[parent.ino, name] = node
+        _name(parent, name, node)
 
     def unname(self, node: Node) -> None:
         """A node's file is deleted, or replaced by another one."""
-        if node.parent is not None and self._names.get((node.parent.ino, node.name)) is node:
-            del self._names[node.parent.ino, node.name]
+        _unname(node)
         self._gone.add(node.ino)
         self.drop(node)
 
@@ -136,8 +134,7 @@ class Tree:
         if self._nodes.pop(node.ino, None) is None:
             return
         self._gone.discard(node.ino)
-        if node.parent is not None and self._names.get((node.parent.ino, node.name)) is node:
-            del self._names[node.parent.ino, node.name]
+        _unname(node)
 
     def below(self, folder: Node) -> list[Node]:
         """All nodes below a folder."""
@@ -149,3 +146,14 @@ class Tree:
             if above is not None and node.ino not in self._gone:
                 found.append(node)
         return found
+
+
+def _name(parent: Node, name: str, node: Node) -> None:
+    if parent.children is not None:
+        parent.children[name] = node
+
+
+def _unname(node: Node) -> None:
+    parent = node.parent
+    if parent is not None and parent.children is not None and parent.children.get(node.name) is node:
+        del parent.children[node.name]

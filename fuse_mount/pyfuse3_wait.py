@@ -31,7 +31,8 @@ class Waiting:
         self._fd = fd
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
-        self._lock = trio.Lock()
+        self._parked: list[trio.Event] = []
+        self._is_watched = False
         self._in_a_row = 0
 
     def install(self) -> None:
@@ -46,11 +47,22 @@ class Waiting:
             if self._in_a_row < _IN_A_ROW:
                 return True
         self._in_a_row = 0
+        if self._is_watched:
+            turn = trio.Event()
+            self._parked.append(turn)
+            await turn.wait()
+        self._is_watched = True
         try:
-            async with self._lock:
-                while True:
-                    await trio.lowlevel.wait_readable(self._fd)
-                    if self._poll.poll(0):  # another task may have read it
-                        return True
+            while True:
+                await trio.lowlevel.wait_readable(self._fd)
+                if self._poll.poll(0):  # another task may have read it
+                    return True
         except trio.ClosedResourceError:
             return False
+        finally:
+            # The last to have come is the next to go: each task has a buffer of its own for requests, and those that
+            # are not needed are not touched.
+            if self._parked:
+                self._parked.pop().set()
+            else:
+                self._is_watched = False

@@ -37,7 +37,7 @@ _COPY_BYTES = 2**30
 class LocalBucket(LocalStore):
     """The file system from its root down, as `LocalStore` has it, written as a bucket."""
 
-    part_bytes = 16 * 2**20
+    part_bytes = 8 * 2**20
 
     def __init__(self) -> None:
         self._uploads = LocalUploads(self.part_bytes)

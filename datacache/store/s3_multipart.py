@@ -19,7 +19,7 @@ from datacache.store.bucket import Part, Upload
 from datacache.store.errors import error_code, from_status, plain_etag
 from datacache.store.s3_requests import S3Requests
 
-PART_BYTES = 16 * 2**20
+PART_BYTES = 8 * 2**20
 MAX_PARTS = 10_000
 _STATUS = {"PreconditionFailed": 412, "NoSuchKey": 404, "NoSuchUpload": 404, "AccessDenied": 403}
 _UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")

@@ -3,7 +3,7 @@
 Part of the S3 backend, over its own requests, so that it works in forked workers, which build shards. An upload becomes
 an object with its last request; one that is broken off is aborted, and one whose process is killed leaves parts that
 nobody sees and that a lifecycle rule of the bucket takes away (`AbortIncompleteMultipartUpload`). Any thread; memory is
-bounded by `PART_BYTES * PARTS_AT_A_TIME` and, beyond 160 GB, by larger parts.
+bounded by `PART_BYTES * PARTS_AT_A_TIME` and, beyond 80 GB, by larger parts.
 """
 
 from __future__ import annotations

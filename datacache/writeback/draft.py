@@ -16,7 +16,7 @@ from datacache.core.errors import StagingError
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, Content, Logged, Staged
 
-INLINE_BYTES = 64 * 1024
+INLINE_BYTES = 256 * 1024
 """Files up to this size go into the journal."""
 
 

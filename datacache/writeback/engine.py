@@ -20,6 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+import xxhash
+
 from datacache.core.errors import DatacacheError, StagingError, StagingFullError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
@@ -347,14 +349,20 @@ class WriteBack:
             return ContentReader(0, b"")
 
     def writer(self, pending: Pending) -> str:
-        """What the metadata of an uploaded object says of where it came from."""
-        return f"{self.area_id}-{pending.version}"
+        """What the metadata of an uploaded object says of where it came from. The key is part of it, because who copies
+        an object often copies its metadata as well."""
+        return f"{self.area_id}-{pending.version}-{self._stamp(pending.key)}"
 
     def is_ours(self, metadata: Mapping[str, str], pending: Pending) -> int | None:
         """The version of this key that an object was made of, if this area wrote it."""
-        area, _, version = metadata.get(WRITER, "").rpartition("-")
-        found = int(version) if area == self.area_id and version.isascii() and version.isdigit() else None
-        return found if found is not None and found <= pending.version else None
+        area, _, rest = metadata.get(WRITER, "").partition("-")
+        version, _, stamp = rest.partition("-")
+        if area != self.area_id or stamp != self._stamp(pending.key) or not (version.isascii() and version.isdigit()):
+            return None
+        return int(version) if int(version) <= pending.version else None
+
+    def _stamp(self, key: str) -> str:
+        return xxhash.xxh3_64_hexdigest((self.prefix + key).encode("utf-8", "surrogateescape"))
 
     def finish(self, claim: Claim, info: ObjectInfo | None) -> None:
         """A claimed key is in the bucket now as it was claimed; None: it is deleted there."""
@@ -564,9 +572,10 @@ class WriteBack:
         files: set[int] = set()
         for key, header, blob_bytes in self._journal.records():
             if key.startswith(UPLOAD):
-                self._uploads[key[1:]] = decode_upload(key[1:], header)
+                of = key.removeprefix(UPLOAD)
+                self._uploads[of] = decode_upload(of, header)
                 continue
-            pending = decode_pending(key[1:], header, blob_bytes)
+            pending = decode_pending(key, header, blob_bytes)
             if isinstance(pending.content, Staged):
                 files.add(pending.content.file)
                 self._refs[pending.content.file] = pending.key

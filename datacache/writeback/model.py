@@ -16,8 +16,8 @@ from decimal import Decimal, InvalidOperation
 from typing import NamedTuple, TypeAlias
 
 WRITER = "datacache-writer"
-"""Metadata: `<staging area's id>-<version>` of the write an object came from. After a crash it tells a write of our own
-that was not recorded any more from somebody else's."""
+"""Metadata: `<staging area's id>-<version>-<hash of the key>` of the write an object came from. After a crash it tells
+a write of our own that was not recorded any more from somebody else's."""
 
 
 class Attributes(NamedTuple):

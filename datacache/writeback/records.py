@@ -1,7 +1,7 @@
 """How a `Pending` and an unfinished upload are written into the journal.
 
 Used by the engine only. A header is a short JSON text; a key's bytes, where they lie in the journal at all, are the
-record's blob. Records of keys and of uploads share the journal under keys with different first letters.
+record's blob. Records of keys and of uploads share the journal: see `PENDING`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from datacache.core.errors import StagingError
 from datacache.writeback.model import Attributes, Content, Logged, Pending, Staged, Stored
 
-PENDING, UPLOAD = "e", "u"
+PENDING, UPLOAD = "", "\0u"
+"""What the journal's keys begin with. No key of a bucket has a zero byte; those of `Pending` are the same strings in
+the journal and in the overlay."""
 
 
 class UploadState(NamedTuple):

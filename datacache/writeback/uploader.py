@@ -38,7 +38,7 @@ from datacache.writeback.upload_waits import Wait
 from datacache.writeback.upload_ways import Sending
 
 _log = logging.getLogger("datacache.writeback")
-BODY_BYTES = 64 * 2**20
+BODY_BYTES = 32 * 2**20
 """Bytes of bodies in memory, of all uploads together."""
 _HURRY = 0.8
 _WATCH_EVERY_S = 0.5

@@ -15,7 +15,7 @@ from datacache.settings import Settings
 from datacache.writeback.draft import INLINE_BYTES, Draft
 from datacache.writeback.model import Attributes, Logged, Pending, Staged, Stored, read_attributes
 from datacache.writeback.records import decode_pending, encode_pending
-from tests.writeback.upload_rig import FILE, FOLDER, PREFIX, Rig
+from tests.writeback.upload_rig import FILE, FOLDER, PREFIX, SMALL_BYTES, Rig
 
 LARGE = os.urandom(INLINE_BYTES * 3)
 
@@ -276,7 +276,7 @@ def _fill(path: Path) -> None:
 
 def _put_many(rig: Rig) -> None:
     for number in range(64):
-        rig.put(f"b{number}", b"x" * INLINE_BYTES)
+        rig.put(f"b{number}", b"x" * SMALL_BYTES)
 
 
 def _info(etag: str, size_bytes: int = 1):
