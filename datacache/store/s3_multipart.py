@@ -90,7 +90,12 @@ def list_uploads(requests: S3Requests, store_url: str, prefix: str) -> Iterator[
     query = {"uploads": "", "prefix": prefix}
     encoded = False
     while True:
-        _, body = requests.call("GET", "", (200,), query=query)
+        _, body = requests.call("GET", "", (200, 404), query=query)
+        if not body or b"<Error>" in body or b"<Error " in body:
+            code = error_code(body.decode("utf-8", "replace"))
+            if code == "NoSuchUpload":  # what `rclone serve s3` says where there are none at all
+                return
+            raise from_status(404, code, store_url, store=store_url)
         try:
             root, space = _document(body, store_url, "ListMultipartUploadsResult")
         except StoreError:

@@ -248,6 +248,18 @@ def test_what_a_server_cannot_copy_in_parts_goes_through_this_machine(
     bucket.close()
 
 
+def test_a_server_that_says_of_no_uploads_that_they_are_not_there_has_none(
+    writable_rclone: WritableRclone, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings]
+) -> None:
+    name = new_bucket()
+    writable_rclone.make_bucket(name)
+    for variable, value in writable_rclone.env().items():
+        monkeypatch.setenv(variable, value)
+    bucket = open_bucket_backend(f"s3://{name}", make_settings())
+    assert list(bucket.list_uploads("")) == []
+    bucket.close()
+
+
 class HttpConditions(FaultProxy):
     """What Amazon documents: If-Match and If-None-Match, in quotes, on PUT, copies, completions and DELETE. Ceph behind
     it does not see them. `wrong` are the requests whose conditions it refuses whatever they say."""
