@@ -38,6 +38,8 @@ LONGEST_LINK = 4095
 _QUICK_COMMIT_S = 0.001
 _RECALL_S = 2 * 3600.0
 """How long ago an earlier process may have ended whose knowledge of the bucket is used in an outage."""
+_MOST_NODES = 20_000
+"""Files and folders that the kernel may know of before it is asked to forget the oldest ones."""
 _TREE_S = 5.0
 """How long the list of what lies below a folder may take to be used for renaming it."""
 
@@ -125,12 +127,19 @@ class BucketFs:
             state = self._state(folder, text)
             node = self._node(folder, text, state)
             node.lookups += 1
+            self._forget_old()
             return self._attr(node, state)
 
     def forget(self, ino: int, count: int) -> None:
         """The kernel does not know it any more."""
         with self.engine.lock:
             self._tree.forget(ino, count)
+
+    def _forget_old(self) -> None:
+        """The kernel keeps what it was told of for as long as it has memory, and so would we."""
+        for node in self._tree.old(_MOST_NODES):
+            if node.parent is not None:
+                self.on_stale(node.parent.ino, node.name)
 
     def getattr(self, ino: int) -> Attr:
         """Attributes of a file or folder."""
@@ -210,6 +219,7 @@ class BucketFs:
             self.engine.record([pending])
             node = self._tree.make(folder, text, is_folder=False)
             node.lookups += 1
+            self._forget_old()
             node.cached = LOCAL
             file = node.open = OpenFile(node, State(key, attributes, pending.content, pending.base))
             file.draft = Draft(self.engine, attributes)

@@ -43,6 +43,8 @@ _CALM_S = 10.0
 """A server that served this long was no part of a crash loop."""
 _MAX_DELAY_S = 5.0
 
+_MEMORY = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(8 * 2**20)}
+"""For the server: threads come and go, and glibc would keep for each what it once used (mallopt(3))."""
 _log = logging.getLogger("fuse_mount")
 
 Report = Callable[[dict[str, Any]], None]
@@ -130,7 +132,11 @@ class BucketSupervisor:
         command = [sys.executable, "-m", "fuse_mount", "--bucket-server", self._config.to_json()]
         command += ["--restarts", str(self._restarts), "--ready-fd", str(theirs)]
         self._server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, env=process.environment({}), pass_fds=[theirs], start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            env=process.environment(_MEMORY),
+            pass_fds=[theirs],
+            start_new_session=True,
         )
         os.close(theirs)
         self._word, self._heard, self._serves_since = ours, b"", None

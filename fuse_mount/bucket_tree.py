@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fuse_mount.bucket_files import OpenFile
 
 ROOT = 1
+_OLD_AT_A_TIME = 256
 LOCAL = "local"
 """For `Node.cached`: bytes that were written through this mount, which the kernel has seen itself."""
 
@@ -59,7 +60,7 @@ class Tree:
         self.root = Node(ROOT, None, "", True)
         self.root.lookups = 1
         self._nodes: dict[int, Node] = {ROOT: self.root}
-        self._next = ROOT + 1
+        self._next = self._oldest = ROOT + 1
         self._gone: set[int] = set()
 
     def __len__(self) -> int:
@@ -98,6 +99,17 @@ class Tree:
         self._gone.add(self._next)
         self._next += 1
         return node
+
+    def old(self, most: int) -> list[Node]:
+        """Files that the kernel was told of a long time ago, if there are more than `most` nodes: those that were not
+        given before, some at a time."""
+        found: list[Node] = []
+        while len(self._nodes) - most > _OLD_AT_A_TIME and len(found) < _OLD_AT_A_TIME and self._oldest < self._next:
+            node = self._nodes.get(self._oldest)
+            self._oldest += 1
+            if node is not None and not node.is_folder and node.open is None and node.parent is not None:
+                found.append(node)
+        return found
 
     def find(self, key: str) -> Node | None:
         """The node of a key, if there is one."""

@@ -14,7 +14,7 @@ import os
 
 from datacache.core.errors import StagingError
 from datacache.writeback.engine import WriteBack
-from datacache.writeback.model import Attributes, Content, Logged, Staged
+from datacache.writeback.model import Attributes, Content, Staged, logged
 
 INLINE_BYTES = 256 * 1024
 """Files up to this size go into the journal."""
@@ -65,7 +65,7 @@ class Draft:
 
     def content(self) -> Content:
         """What `Pending` is to say of the bytes as they are now."""
-        return Logged(self.size) if self._buffer is not None else Staged(self._number, self.size)
+        return logged(self.size) if self._buffer is not None else Staged(self._number, self.size)
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes from an offset on, up to the end."""

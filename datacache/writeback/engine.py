@@ -149,6 +149,7 @@ class WriteBack:
         self._version = time.time_ns() // 1000
         self.commit_s = 1.0
         """How long it takes to make a change durable: a moving mean."""
+        self._second = 0.0
         self._wake = threading.Event()
         self._closing = False
         self._replay()
@@ -195,7 +196,7 @@ class WriteBack:
         old = self.overlay.get(key)
         version = self.next_version()
         if old is None:
-            return Pending(key, attributes, content, base, version, time.time(), ready)
+            return Pending(key, attributes, content, base, version, self._now(), ready)
         return Pending(key, attributes, content, old.base, version, old.since, ready, old.touched)
 
     def record(
@@ -234,7 +235,7 @@ class WriteBack:
         if old is None:
             if not base:
                 return [], []
-            return [Pending(key, None, None, base, self.next_version(), time.time())], []
+            return [Pending(key, None, None, base, self.next_version(), self._now())], []
         if not old.base and not old.touched:
             return [], [key]
         return [Pending(key, None, None, old.base, self.next_version(), old.since, touched=old.touched)], []
@@ -594,6 +595,13 @@ class WriteBack:
         if size == content.size_bytes:
             return pending
         return replace(pending, content=Staged(content.file, size), version=self.next_version())
+
+    def _now(self) -> float:
+        """The time in whole seconds, the same object for a second."""
+        now = float(int(time.time()))
+        if now != self._second:
+            self._second = now
+        return self._second
 
     def _end(self, claim: Claim) -> None:
         if self._claims.get(claim.pending.key) is claim:

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 WRITER = "datacache-writer"
@@ -78,6 +79,12 @@ class Logged(NamedTuple):
     """Bytes that lie in the journal, with the record of the key: small files and links."""
 
     size_bytes: int
+
+
+@lru_cache(4096)
+def logged(size_bytes: int) -> Logged:
+    """`Logged`, the same object for the same size: there may be very many small files."""
+    return Logged(size_bytes)
 
 
 class Staged(NamedTuple):

@@ -10,7 +10,7 @@ import json
 from typing import Any, NamedTuple
 
 from datacache.core.errors import StagingError
-from datacache.writeback.model import Attributes, Content, Logged, Pending, Staged, Stored
+from datacache.writeback.model import Attributes, Content, Logged, Pending, Staged, Stored, logged
 
 PENDING, UPLOAD = "", "\0u"
 """What the journal's keys begin with. No key of a bucket has a zero byte; those of `Pending` are the same strings in
@@ -46,7 +46,7 @@ def decode_pending(key: str, header: bytes, blob_bytes: int) -> Pending:
         found: Content | None = None
         if content is not None:
             kind, *fields = content
-            found = Logged(blob_bytes) if kind == "l" else Staged(*fields) if kind == "s" else Stored(*fields)
+            found = logged(blob_bytes) if kind == "l" else Staged(*fields) if kind == "s" else Stored(*fields)
         kept = Attributes(*attributes) if attributes is not None else None
         return Pending(key, kept, found, str(base), int(version), float(since), touched=True)
     except (ValueError, TypeError) as exc:
