@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ class Experiment:
         acknowledged."""
         assert writers.problems(files_below(self.mount.mountpoint)) == []
         self.mount.flush()
+        log = self.mount.info().log.read_text(encoding="utf-8")
+        assert "somebody else" not in log, log  # nobody else writes here
         left = self.mount.unmount()
         assert left["files"] == 0, left
         assert writers.problems(without_markers(self.mount.objects(""))) == []
@@ -156,6 +159,8 @@ def test_killing_the_cache_daemon_is_not_even_noticed(
     assert said["failed"] == {}
 
 
+CHANGES = ("PUT", "POST", "DELETE")
+
 FAULTS: dict[str, Fault] = {
     "reset in the request": Fault(reset_request_at=1000),
     "reset in the answer": Fault(reset_at=100),
@@ -189,7 +194,9 @@ def test_faults_of_the_store_lose_nothing(writable_rclone: RcloneS3, experiment:
             return done
 
         said = trial.write(weather)
-        assert said["failed"] == {}
+        # A name or a folder that nothing is known of yet needs an answer of the store, or it is an error.
+        assert all("Input/output error" in what for what in said["failed"]), said
+        assert sum(said["failed"].values()) <= 0.02 * sum(said["tried"].values()), said
 
 
 @LONG
@@ -225,24 +232,23 @@ def test_a_full_staging_disk_loses_nothing(
     writable_rclone: RcloneS3,
     experiment: Callable[..., Experiment],
     small_disk: Path,
-    monkeypatch: pytest.MonkeyPatch,
     killing: bool,
 ) -> None:
-    monkeypatch.setenv("DATACACHE_STAGING_WAIT_S", "0.5")
     with FaultProxy(writable_rclone.endpoint) as proxy:
         trial = experiment(writable_rclone, endpoint=proxy.url, staging=small_disk / "staging")
+        trial.mount.settings = replace(trial.mount.settings, staging_wait_s=0.5)
 
         def fill_up() -> None:
             trial.wait_for('"done"', more=100)
             for _ in range(2):
-                proxy.refuse()
+                proxy.always(Fault(status=503, code="SlowDown", only=lambda method, _path: method in CHANGES))
                 trial.wait_for('"settled"', more=3)
                 if killing:
                     trial.mount.kill_server()
-                proxy.accept()
+                proxy.heal()
                 if killing:
                     trial.mount.revive()
-                trial.wait_for('"done"', more=100)
+                trial.wait_for('"done"', more=50)
 
         said = trial.write(fill_up)
         assert any("No space left" in what for what in said["failed"]), said

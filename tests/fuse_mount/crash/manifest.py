@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +90,7 @@ class Ledger:
 
     def _say(self, line: dict[str, Any]) -> int:
         assert self.file is not None
-        os.write(self.file, json.dumps(line).encode() + b"\n")
+        os.write(self.file, json.dumps(line | {"at_s": round(time.time(), 3)}).encode() + b"\n")
         os.fdatasync(self.file)
         self._apply(line)
         return self.count

@@ -69,11 +69,25 @@ class Writers:
         self.kill()
 
 
-def files_below(folder: Path) -> dict[str, bytes]:
-    """Everything in a directory by its relative path."""
+def files_below(folder: Path, *, within_s: float = 60.0) -> dict[str, bytes]:
+    """Everything in a directory by its relative path. A mount that just had no store may refuse for a while."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return _read_all(folder)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _read_all(folder: Path) -> dict[str, bytes]:
+    def fail(exc: OSError) -> None:
+        raise exc
+
     return {
         os.path.relpath(os.path.join(top, name), folder): Path(top, name).read_bytes()
-        for top, _, names in os.walk(folder)
+        for top, _, names in os.walk(folder, onerror=fail)
         for name in names
     }
 
