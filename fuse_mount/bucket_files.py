@@ -58,6 +58,7 @@ class OpenFile:
         "io",
         "node",
         "reader",
+        "spoiled",
         "synced_at",
         "ticket",
         "writers",
@@ -78,6 +79,8 @@ class OpenFile:
         self.writers = 0
         self.synced_at = time.monotonic()
         """When it was opened, or what was written was last made durable."""
+        self.spoiled: BaseException | None = None
+        """Why something that the kernel has taken for written is not here: none of it is acknowledged any more."""
         self.ticket = 0
         """Of the last change that was recorded of it."""
         self.io = threading.Lock()

@@ -526,11 +526,27 @@ class BucketFs:
         with self.engine.lock:
             return self._files.write(self._handles[handle].file, offset, data)
 
+    def spoil(self, handle: int, exc: BaseException) -> None:
+        """A write has failed. The kernel has told its writer already that all is well, keeps the bytes, and would not
+        write them again: so no close or sync of this open file succeeds from now on, and who opens the name anew gets
+        another inode, with what is really here."""
+        with self.engine.lock:
+            file = self._handles[handle].file
+            if file.spoiled is not None:
+                return
+            file.spoiled = exc
+            node = file.node
+            if node.parent is not None and not self._tree.is_gone(node):
+                self.on_stale(node.parent.ino, node.name)
+                self._tree.unname(node)
+
     def flush(self, handle: int) -> Callable[[], None] | None:
         """close(2): what has to be done for all that was written to be acknowledged. It waits for a disk."""
         with self.engine.lock:
             opened = self._handles[handle]
             file = opened.file
+            if opened.writes and file.spoiled is not None:
+                raise file.spoiled
             dirty = file.draft is not None and file.draft.dirty
             if not opened.writes or not (dirty or self.engine.unsettled(file.ticket)):
                 return None
@@ -613,6 +629,9 @@ class BucketFs:
 
     def _settle(self, file: OpenFile) -> None:
         """Make what was written to a file durable and pending. In a thread, without the lock."""
+        if file.spoiled is not None:
+            self._close_if_unused(file)
+            raise file.spoiled
         try:
             pending = self._stage(file)
         finally:

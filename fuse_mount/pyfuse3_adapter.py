@@ -285,7 +285,11 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     @_request
     async def write(self, fh: int, offset: int, data: bytes) -> int:
-        return await _answer(self._fs.write, fh, offset, data)
+        try:
+            return await _answer(self._fs.write, fh, offset, data)
+        except (DatacacheError, OSError) as exc:
+            self._fs.spoil(fh, exc)
+            raise
 
     @_request
     async def flush(self, fh: int) -> None:

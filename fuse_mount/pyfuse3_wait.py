@@ -33,6 +33,7 @@ class Waiting:
         self._poll.register(fd, select.POLLIN)
         self._parked: list[trio.Event] = []
         self._is_watched = False
+        self._is_closed = False
         self._in_a_row = 0
 
     def install(self) -> None:
@@ -53,12 +54,12 @@ class Waiting:
             await turn.wait()
         self._is_watched = True
         try:
-            while True:
+            while not self._is_closed:
                 await trio.lowlevel.wait_readable(self._fd)
                 if self._poll.poll(0):  # another task may have read it
                     return True
         except trio.ClosedResourceError:
-            return False
+            self._is_closed = True
         finally:
             # The last to have come is the next to go: each task has a buffer of its own for requests, and those that
             # are not needed are not touched.
@@ -66,3 +67,4 @@ class Waiting:
                 self._parked.pop().set()
             else:
                 self._is_watched = False
+        return False
