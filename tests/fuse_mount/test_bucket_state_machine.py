@@ -117,5 +117,5 @@ def test_a_mount_of_a_ceph_bucket_does_what_a_plain_directory_does(
     ceph_rgw: CephRgw, placed: Callable[..., Place], tmp_path: Path
 ) -> None:
     place = placed(ceph_rgw)
-    place.compare(profile(60))
+    place.compare(profile(25))
     place.look_from_elsewhere(tmp_path)
