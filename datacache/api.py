@@ -133,7 +133,13 @@ def open_bucket(
         bucket = stack.enter_context(closing(open_bucket_backend(store_url, settings, probe_prefix=prefix)))
         area = stack.enter_context(StagingArea.open(settings.staging_root, url, who=who))
         files = StagedFiles(area.data_folder, limit_bytes=settings.staging_bytes)
-        journal = stack.enter_context(closing(Journal(area.journal_folder)))
+        # What the journal has written and does not need any more lies in its segments: of a small disk it takes little.
+        share = max(256 * 1024, files.capacity_bytes // 32)
+        journal = stack.enter_context(
+            closing(
+                Journal(area.journal_folder, segment_bytes=min(32 * 2**20, share), ballast_bytes=min(8 * 2**20, share))
+            )
+        )
         host = socket.gethostname()
         engine = WriteBack(area, files, journal, bucket, prefix, host=host, uploads=settings.uploads, ack=ack)
         stack.pop_all()

@@ -414,15 +414,15 @@ class BucketFs:
 
     # --- attributes -------------------------------------------------------------------------------------------------
 
-    def setattr(self, ino: int, changes: Changes, *, is_open: bool) -> Attr:
-        """Change attributes. A size is durable when this returns, unless the caller has the file open."""
+    def setattr(self, ino: int, changes: Changes, handle: int | None = None) -> Attr:
+        """Change attributes. A size is durable when this returns, unless the caller has the file open (`handle`)."""
         with self.engine.lock:
             node = self._tree.get(ino)
             state = self._state_of(node)
             if changes.size is not None:
                 if state.content is None:
                     raise OSError(errno.EISDIR, "it is a folder")
-                self._truncate(node, state, changes.size, is_open=is_open)
+                self._truncate(node, state, changes.size, handle)
                 state = self._state_of(node)
             attributes = _changed(state.attributes, changes)
             node.ctime_ns = time.time_ns()
@@ -449,10 +449,14 @@ class BucketFs:
         ready = old.ready if old is not None else True
         self.engine.record([self.engine.change(state.key, attributes, state.content, base=state.base, ready=ready)])
 
-    def _truncate(self, node: Node, state: State, size: int, *, is_open: bool) -> None:
+    def _truncate(self, node: Node, state: State, size: int, handle: int | None) -> None:
         file = node.open
-        if is_open and file is not None:
-            self._files.truncate(file, size)
+        opened = self._handles.get(handle) if handle is not None else None
+        if opened is not None and handle is not None:
+            self._files.truncate(opened.file, size)
+            if not opened.writes:  # open(2) with O_TRUNC, for reading: closing it is what acknowledges this
+                self._handles[handle] = Handle(opened.file, True)
+                opened.file.writers += 1
             return
         draft = file.draft if file is not None else None
         if size != (file.size_bytes if file is not None else state.size_bytes) or (draft is not None and draft.dirty):
@@ -503,11 +507,12 @@ class BucketFs:
             if node.open is None:
                 node.open = OpenFile(node, state)
             file = node.open
-            writes = flags & os.O_ACCMODE != os.O_RDONLY
+            truncates = bool(flags & os.O_TRUNC)
+            writes = truncates or flags & os.O_ACCMODE != os.O_RDONLY
             if file.draft is None and state.content != file.content:
                 self._files.set_content(file, state.content)  # another version by now
                 file.base, file.attributes = state.base, state.attributes
-            if flags & os.O_TRUNC and writes:
+            if truncates:
                 try:
                     self._files.truncate(file, 0)
                 except Needs:
@@ -675,7 +680,7 @@ class BucketFs:
         file = node.open
         if file is not None:
             file.base = info.etag
-            if file.draft is None and now.version == pending.version:
+            if now.version == pending.version:
                 self._files.set_place(file, Stored(pending.key, info.size_bytes, info.etag))
 
     def moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:

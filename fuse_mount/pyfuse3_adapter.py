@@ -199,8 +199,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
             size=attr.st_size if fields.update_size else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
-        call = functools.partial(self._fs.setattr, ino, changes, is_open=fh is not None)
-        return self._entry(await _answer(call))
+        return self._entry(await _answer(self._fs.setattr, ino, changes, fh))
 
     @_request
     async def opendir(self, ino: int, _ctx: Any) -> int:

@@ -550,6 +550,9 @@ class WriteBack:
 
     def _replace(self, pending: Pending, blobs: Mapping[str, bytes], released: set[int]) -> list[Change]:
         key = PENDING + pending.key
+        blob = blobs.get(pending.key, b"")
+        if pending.ready and isinstance(pending.content, Logged) and pending.content.size_bytes and not blob:
+            blob = self._journal.read(key)
         old = self.overlay.get(pending.key)
         if old is not None:
             self._release(old, released)
@@ -558,9 +561,6 @@ class WriteBack:
         self.overlay.set(pending)
         if not pending.ready:
             return []  # a deletion that it follows stays in the journal, or a crash would bring the old object back
-        blob = blobs.get(pending.key, b"")
-        if isinstance(pending.content, Logged) and pending.content.size_bytes and not blob:
-            blob = self._journal.read(key)
         return [Change(key, encode_pending(pending), blob)]
 
     def _release(self, old: Pending, released: set[int]) -> None:

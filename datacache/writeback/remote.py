@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreUnavailableError
 from datacache.core.threads import gather
 from datacache.store.base import ObjectInfo
-from datacache.store.bucket import PROBE_PREFIX, Bucket
+from datacache.store.bucket import PROBE_PREFIX, Bucket, FolderPage
+from datacache.store.retry import Backoff, retry
 from datacache.writeback.model import Attributes, read_attributes
 from datacache.writeback.overlay import name_of, parent_of
 
@@ -32,6 +33,8 @@ _log = logging.getLogger("datacache.writeback")
 _AWAY_S = 3.0
 """How long a store that could not be reached is not asked again where something older will do. Then one request finds
 out whether it is back."""
+_RETRY_S = 1.0
+"""How long a request that fails is tried again: who asks waits for it."""
 _SHORTEST_TTL_S = 0.2
 """What was asked for must be of use to who asked."""
 _FOLDER_ATTRIBUTES_S = 60.0
@@ -300,7 +303,7 @@ class RemoteView:
     def _list(self, folder: str) -> None:
         with self._request(folder, self._folders.get(folder) is not None) as since:
             found = RemoteFolder()
-            for page in self._bucket.list_folder(self._prefix + folder):
+            for page in self._pages(folder):
                 for info in page.objects:
                     name = info.key[len(self._prefix) + len(folder) :]
                     if not name:
@@ -313,6 +316,19 @@ class RemoteView:
                         found.folders[name] = None
             with self._lock:
                 self._put(folder, found, since)
+
+    def _pages(self, folder: str) -> Iterator[FolderPage]:
+        """A folder's pages. A listing that breaks goes on behind the last of what it gave."""
+        backoff = Backoff(_RETRY_S)
+        start_after = ""
+        while True:
+            try:
+                for page in self._bucket.list_folder(self._prefix + folder, start_after=start_after):
+                    yield page
+                    start_after = max([info.key for info in page.objects] + page.folders)
+                return
+            except StoreUnavailableError as exc:
+                time.sleep(backoff.wait_s(exc))
 
     def _put(self, folder: str, found: RemoteFolder, since: int) -> None:
         old = self._folders.pop(folder, None)
@@ -337,7 +353,7 @@ class RemoteView:
     def _probe(self, folder: str, name: str) -> None:
         key = folder + name
         with self._request(key, key in self._probes) as since:
-            info, is_folder = self._bucket.find(self._prefix + key)
+            info, is_folder = retry(lambda: self._bucket.find(self._prefix + key), _RETRY_S)
             with self._lock:
                 if len(self._probes) >= _MAX_PROBES:
                     self._probes.clear()
@@ -368,7 +384,7 @@ class RemoteView:
         default = self._folder_default if key.endswith("/") else self._file_default
         with self._request(key):
             try:
-                live = self._bucket.look(self._prefix + key)
+                live = retry(lambda: self._bucket.look(self._prefix + key), _RETRY_S)
             except ObjectNotFoundError:
                 return None
             attributes = read_attributes(live.metadata, default._replace(mtime_ns=live.info.mtime_ns))

@@ -93,7 +93,7 @@ class Directory:
         self.fs.commit()
 
     def chmod(self, path: str, mode: int) -> None:
-        self.do(self.fs.setattr, self.attr(path).ino, Changes(mode=mode), is_open=False)
+        self.do(self.fs.setattr, self.attr(path).ino, Changes(mode=mode))
 
     def flush(self) -> None:
         self.live.flush(30.0)
@@ -302,7 +302,7 @@ def test_modes_times_and_links_are_kept_in_the_bucket(opened: Open):
     directory = opened()
     directory.write("a", b"1")
     directory.chmod("a", 0o4751)
-    directory.do(directory.fs.setattr, directory.attr("a").ino, Changes(mtime_ns=123456789012345678), is_open=False)
+    directory.do(directory.fs.setattr, directory.attr("a").ino, Changes(mtime_ns=123456789012345678))
     directory.do(directory.fs.symlink, ROOT, b"l", b"../somewhere", uid=5, gid=6)
     directory.mkdir("d")
     directory.chmod("d", 0o1777)

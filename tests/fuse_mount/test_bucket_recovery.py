@@ -120,6 +120,41 @@ def test_a_truncated_file_is_as_it_was_until_the_new_bytes_are_acknowledged(
 
 
 @pytest.mark.parametrize("size", [5, LARGE])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_file_that_is_truncated_by_opening_it_to_read_is_empty_when_it_is_closed(
+    mount: BucketMount, proxy: FaultProxy, size: int, killed: bool
+) -> None:
+    path = mount.mountpoint / "file"
+    path.write_bytes(b"x" * size)
+    mount.flush()
+    os.close(os.open(path, os.O_RDONLY | os.O_TRUNC))
+    if killed:
+        die(mount)
+    assert path.read_bytes() == b""
+    assert end(mount, proxy) == {"file": b""}
+
+
+@pytest.mark.parametrize("size", [5, LARGE])
+@pytest.mark.parametrize("how", ["chmod", "utime"])
+def test_attributes_and_bytes_of_an_open_file_change_after_its_upload(
+    mount: BucketMount, proxy: FaultProxy, size: int, how: str
+) -> None:
+    path = mount.mountpoint / "file"
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT)
+    os.write(handle, b"x" * size)
+    os.fsync(handle)
+    mount.flush()
+    if how == "chmod":
+        os.fchmod(handle, 0o600)
+    else:
+        os.utime(path, ns=(0, 10**18))
+    os.pwrite(handle, b"y", size)
+    os.close(handle)
+    assert path.read_bytes() == b"x" * size + b"y"
+    assert end(mount, proxy) == {"file": b"x" * size + b"y"}
+
+
+@pytest.mark.parametrize("size", [5, LARGE])
 def test_what_was_synced_survives_and_is_continued(mount: BucketMount, proxy: FaultProxy, size: int) -> None:
     path = mount.mountpoint / "log"
     stop_uploads(proxy)
