@@ -11,6 +11,7 @@ between goes unnoticed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -19,6 +20,18 @@ from datacache.store.base import ObjectInfo, ObjectStore
 
 PROBE_PREFIX = ".datacache-probe-"
 """Names of objects that a store is tried out on begin so. They are deleted at once, unless who made one is killed."""
+PROBE_BYTES = 8
+"""They have so many bytes at most."""
+_PROBE = re.compile(re.escape(PROBE_PREFIX) + "[0-9a-f]{16}")
+
+
+ABOUT_BYTES = frozenset(("datacache-writer", "mtime"))
+"""Metadata that say something of the bytes: they are not given for an object whose bytes were changed in place."""
+
+
+def is_probe(name: str) -> bool:
+    """Whether an object that a store is tried out on has such a name."""
+    return _PROBE.fullmatch(name) is not None
 
 
 class FolderPage(NamedTuple):

@@ -2,8 +2,9 @@
 
 For folders on CephFS, NFS or a disk. What a bucket has and a file system has not:
 
-- metadata lie in the extended attribute `user.datacache.metadata` (JSON). A file system without such attributes refuses
-  them with a `StoreError`; without metadata it works.
+- metadata lie in the extended attribute `user.datacache.metadata` (JSON), with the ETag of the file they were written
+  for: what they say of the bytes is not believed when somebody has edited the file since. A file system without such
+  attributes refuses them with a `StoreError`; without metadata it works.
 - a folder's marker is the folder. Its ETag stays the same while files come and go.
 - uploads in parts: `local_uploads.py`. All parts but the last are `part_bytes` long.
 - `expect` is checked right before the rename, which is not one step: `conditional()` is false.
@@ -27,7 +28,7 @@ from datacache.store.base import ObjectInfo
 from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
 from datacache.store.errors import expect_same, unexpected
 from datacache.store.local import TEMPORARY, LocalStore, etag_of
-from datacache.store.local_files import get_metadata, set_metadata, sync_folder, translated, write_all
+from datacache.store.local_files import get_metadata, set_metadata, settle, sync_folder, translated, write_all
 from datacache.store.local_uploads import LocalUploads
 
 _PAGE_NAMES = 1000
@@ -79,7 +80,7 @@ class LocalBucket(LocalStore):
     def look(self, key: str) -> LiveObject:
         """See `Bucket`."""
         info = self.head(key)
-        return LiveObject(info, get_metadata(self._path(key), f"{self.url}/{key}"))
+        return LiveObject(info, get_metadata(self._path(key), info.etag, f"{self.url}/{key}"))
 
     def write(
         self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], *, expect: str | None
@@ -131,7 +132,7 @@ class LocalBucket(LocalStore):
             if source.key != key:
                 return self.write(key, b"", metadata, expect=expect)
             self._expect(key, expect)
-            set_metadata(self._path(key), metadata, f"{self.url}/{key}")
+            set_metadata(self._path(key), metadata, found.etag, f"{self.url}/{key}")
             return self.head(key)
 
         def fill(target: int) -> None:
@@ -176,7 +177,7 @@ class LocalBucket(LocalStore):
         path = self._path(key)
         with translated(url):
             os.makedirs(path, exist_ok=True)
-            set_metadata(path, metadata, url)
+            set_metadata(path, metadata, _etag(os.lstat(path)), url)
             sync_folder(os.path.dirname(path))
         return self.head(key)
 
@@ -192,9 +193,7 @@ class LocalBucket(LocalStore):
                 fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 try:
                     fill(fd)
-                    set_metadata(beside, metadata, url)
-                    os.fsync(fd)
-                    found = os.fstat(fd)
+                    found = settle(fd, metadata, url)
                 finally:
                     os.close(fd)
                 self._expect(key, expect)

@@ -12,9 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from datacache.core.errors import StoreError
+from datacache.store.bucket import ABOUT_BYTES
 from datacache.store.errors import from_oserror
+from datacache.store.local import etag_of
 
 _ATTRIBUTE = "user.datacache.metadata"
+_OF = ""
+"""Beside the metadata: the ETag of the file they were written for. Who edits a file in place keeps its attributes."""
 
 
 @contextmanager
@@ -28,8 +32,9 @@ def translated(url: str) -> Iterator[None]:
         raise from_oserror(exc, url) from exc
 
 
-def get_metadata(path: bytes, url: str) -> dict[str, str]:
-    """The metadata of a file or folder; none where the file system has no such attributes."""
+def get_metadata(path: bytes, etag: str, url: str) -> dict[str, str]:
+    """The metadata of a file or folder with this ETag, without what was said of other bytes; none where the file system
+    has no such attributes."""
     with translated(url):
         try:
             found = json.loads(os.getxattr(path, _ATTRIBUTE))
@@ -39,15 +44,18 @@ def get_metadata(path: bytes, url: str) -> dict[str, str]:
             if exc.errno in (errno.ENODATA, errno.ENOTSUP, errno.EOPNOTSUPP):
                 return {}
             raise
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    fits = found.pop(_OF, "") == etag
+    return {str(name): str(value) for name, value in found.items() if fits or name not in ABOUT_BYTES}
 
 
-def set_metadata(path: bytes, metadata: Mapping[str, str], url: str) -> None:
-    """Replace all metadata."""
+def set_metadata(path: bytes | int, metadata: Mapping[str, str], etag: str, url: str) -> None:
+    """Replace all metadata. The ETag is that of the file or folder they are of."""
     with translated(url):
         try:
             if metadata:
-                os.setxattr(path, _ATTRIBUTE, json.dumps(dict(metadata)).encode())
+                os.setxattr(path, _ATTRIBUTE, json.dumps({**metadata, _OF: etag}).encode())
             else:
                 os.removexattr(path, _ATTRIBUTE)
         except OSError as exc:
@@ -60,6 +68,18 @@ def set_metadata(path: bytes, metadata: Mapping[str, str], url: str) -> None:
                     hint="Use a folder on a file system with user attributes (ext4, XFS, CephFS, NFS 4.2).",
                 ) from exc
             raise
+
+
+def settle(fd: int, metadata: Mapping[str, str], url: str) -> os.stat_result:
+    """Make a file that is written durable, with its metadata: what it is then."""
+    found = os.fstat(fd)
+    while True:
+        before = etag_of(found)
+        set_metadata(fd, metadata, before, url)
+        os.fsync(fd)
+        found = os.fstat(fd)  # over a network its time may be another one now
+        if etag_of(found) == before:
+            return found
 
 
 def write_all(fd: int, data: bytes | memoryview, at: int) -> None:

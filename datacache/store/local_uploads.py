@@ -19,7 +19,7 @@ import xxhash
 from datacache.core.errors import ObjectNotFoundError, StoreError
 from datacache.store.bucket import Part
 from datacache.store.local import TEMPORARY
-from datacache.store.local_files import set_metadata, sync_folder, translated, write_all
+from datacache.store.local_files import set_metadata, settle, sync_folder, translated, write_all
 
 _UPLOAD = re.compile(rb"[0-9a-f]{16}")
 _SUFFIX = b".parts"
@@ -38,8 +38,8 @@ class LocalUploads:
         name = os.path.basename(target).decode("utf-8", "surrogateescape")
         with translated(url):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "xb"):
-                set_metadata(path, metadata, url)
+            with open(path, "xb") as file:
+                set_metadata(file.fileno(), metadata, "", url)
             with open(path + _SUFFIX, "xb") as file:
                 file.write(json.dumps(name).encode() + b"\n")
                 file.flush()
@@ -86,8 +86,7 @@ class LocalUploads:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
                 os.ftruncate(fd, sum(part.size_bytes for part in parts))
-                set_metadata(path, metadata, url)
-                os.fsync(fd)
+                settle(fd, metadata, url)
             finally:
                 os.close(fd)
 

@@ -76,11 +76,12 @@ class S3Store:
         self._requests.get().delete(key)
 
     def close(self) -> None:
-        """See `ObjectStore`. A store that is used again connects again."""
+        """See `ObjectStore`. A store that is used again connects again, with the credentials there are then."""
         requests = self._requests.take()
         if requests is not None:
             requests.close()
         self._getter.take()
+        self._access.take()
 
     def _fast(self, ref: ObjectRef, start: int, stop: int) -> bool:
         whole = start == 0 and stop == ref.size_bytes

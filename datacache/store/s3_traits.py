@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from datacache.core.errors import DatacacheError, StoreAccessError, StoreError, StoreUnavailableError
-from datacache.store.bucket import PROBE_PREFIX
+from datacache.store.bucket import PROBE_BYTES, PROBE_PREFIX
 from datacache.store.s3_multipart import answered_etag, quoted
 from datacache.store.s3_requests import S3Requests, quoted_key
 
@@ -106,7 +106,7 @@ class _Probe:
 
     def _refused(self, headers: Mapping[str, str]) -> bool:
         try:
-            self.put(secrets.token_bytes(8), headers)
+            self.put(secrets.token_bytes(PROBE_BYTES), headers)
         except (StoreUnavailableError, StoreAccessError):
             raise
         except StoreError:  # 412, or 501 where the header is not known

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from datacache.store.bucket import LiveObject
 
 _NAME_BYTES = 255  # the longest name that a directory shows
+_KEY_BYTES = 1024  # the longest key that S3 has
+_READABLE_BYTES = 16  # of a name, at least, or it goes where there is more room
 _HOST_BYTES = 63
 
 
@@ -40,16 +42,23 @@ def standing(found: LiveObject | None, *, base: str, version: int, ours: int | N
     return Standing.EARLIER if ours is not None and ours < version else Standing.THEIRS
 
 
-def conflict_key(key: str, at: float, host: str, taken: Callable[[str], bool]) -> str:
-    """The key that our version of `key` goes on under. `at` in seconds since the epoch. The name is shortened where it
-    would be longer than a file's name can be, and numbered where `taken` says that there is one already."""
+def conflict_key(key: str, at: float, host: str, taken: Callable[[str], bool], *, prefix: str = "") -> str:
+    """The key that our version of `key` goes on under; in the bucket it stands behind `prefix`. `at` in seconds since
+    the epoch. The name is shortened where it would be longer than a name or a key can be, and numbered where `taken`
+    says that there is one already. Where the folder leaves no room for a name, it goes into the next one above."""
     folder, _, name = key.rstrip("/").rpartition("/")
     when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
     where = re.sub(r"[^A-Za-z0-9.-]+", "-", host)[:_HOST_BYTES] or "unknown"
     number = 1
     while True:
         suffix = f".conflict-{when}-{where}" + (f"-{number}" if number > 1 else "") + "/" * key.endswith("/")
-        found = (f"{folder}/" if folder else "") + _shortened(name, _NAME_BYTES - len(suffix)) + suffix
+        while True:
+            above = f"{folder}/" if folder else ""
+            room = min(_NAME_BYTES, _KEY_BYTES - len(_bytes(prefix + above))) - len(suffix)
+            if not folder or room >= min(_READABLE_BYTES, len(_bytes(name))):
+                break
+            folder = folder.rpartition("/")[0]
+        found = above + _shortened(name, max(0, room)) + suffix
         if not taken(found):
             return found
         number += 1
@@ -57,9 +66,13 @@ def conflict_key(key: str, at: float, host: str, taken: Callable[[str], bool]) -
 
 def _shortened(name: str, size_bytes: int) -> str:
     """The first characters of a name, as many as have room."""
-    data = name.encode("utf-8", "surrogateescape")
+    data = _bytes(name)
     if len(data) <= size_bytes:
         return name
     while size_bytes and data[size_bytes] & 0xC0 == 0x80:  # never a part of a character
         size_bytes -= 1
     return data[:size_bytes].decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -26,11 +26,12 @@ from datacache.core.errors import DatacacheError, StagingError, StagingFullError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
+from datacache.writeback.conflict_log import ConflictLog
 from datacache.writeback.conflicts import conflict_key
 from datacache.writeback.files import StagedFiles
 from datacache.writeback.journal import Change, Journal
 from datacache.writeback.model import WRITER, Attributes, Conflict, Content, Logged, Pending, Staged, Stored
-from datacache.writeback.overlay import Overlay
+from datacache.writeback.overlay import Overlay, parent_of
 from datacache.writeback.records import (
     PENDING,
     UPLOAD,
@@ -134,8 +135,9 @@ class WriteBack:
         self.changed = threading.Condition(self.lock)
         """Notified when something was finished, given up for now, or became pending."""
         self.overlay = Overlay()
-        self.conflicts: deque[Conflict] = deque(maxlen=_KEPT_CONFLICTS)
-        self.conflict_count = 0
+        self._conflict_log = ConflictLog(area.folder / "conflicts.jsonl")
+        self.conflicts: deque[Conflict] = deque(self._conflict_log.last, maxlen=_KEPT_CONFLICTS)
+        self.conflict_count = self._conflict_log.count
         self.watcher: Watcher | None = None
         self._journal = journal
         self._uploads: dict[str, UploadState] = {}
@@ -196,8 +198,8 @@ class WriteBack:
         old = self.overlay.get(key)
         version = self.next_version()
         if old is None:
-            return Pending(key, attributes, content, base, version, self._now(), ready)
-        return Pending(key, attributes, content, old.base, version, old.since, ready, old.touched)
+            return Pending(key, attributes, content, base, version, self._now(), ready, after=version - 1)
+        return Pending(key, attributes, content, old.base, version, old.since, ready, old.touched, old.after)
 
     def record(
         self, pendings: Iterable[Pending] = (), *, drop: Iterable[str] = (), blobs: Mapping[str, bytes] | None = None
@@ -235,10 +237,11 @@ class WriteBack:
         if old is None:
             if not base:
                 return [], []
-            return [Pending(key, None, None, base, self.next_version(), self._now())], []
+            version = self.next_version()
+            return [Pending(key, None, None, base, version, self._now(), after=version - 1)], []
         if not old.base and not old.touched:
             return [], [key]
-        return [Pending(key, None, None, old.base, self.next_version(), old.since, touched=old.touched)], []
+        return [replace(old, attributes=None, content=None, version=self.next_version(), ready=True)], []
 
     def blob(self, key: str) -> bytes:
         """The bytes of a key whose content is `Logged`."""
@@ -319,13 +322,26 @@ class WriteBack:
             return claim
 
     def blockers(self, key: str) -> list[str]:
-        """Keys that have to be brought to the bucket before this one."""
+        """Keys that have to be brought to the bucket before this one. In a folder of files a name is either a file or a
+        folder: the one that is gone has to go first."""
         with self.lock:
             found = self.overlay.needed_by(key)
             pending = self.overlay.get(key)
-            if key.endswith("/") and pending is not None and pending.attributes is None:
-                found += self.overlay.below(key)
+            if pending is None:
+                return found
+            if pending.attributes is None:
+                return found + list(self.overlay.below(key)) if key.endswith("/") else found
+            folder = key if key.endswith("/") else parent_of(key)
+            while folder:
+                found += self._gone([folder.rstrip("/")])
+                folder = parent_of(folder)
+            if not key.endswith("/"):
+                found += self._gone([f"{key}/", *self.overlay.below(f"{key}/")])
             return found
+
+    def _gone(self, keys: Iterable[str]) -> list[str]:
+        found = map(self.overlay.get, keys)
+        return [pending.key for pending in found if pending is not None and pending.attributes is None]
 
     def content(self, claim: Claim) -> ContentReader:
         """The bytes of a claimed key. `StagingError` if they are not there."""
@@ -355,12 +371,13 @@ class WriteBack:
         return f"{self.area_id}-{pending.version}-{self._stamp(pending.key)}"
 
     def is_ours(self, metadata: Mapping[str, str], pending: Pending) -> int | None:
-        """The version of this key that an object was made of, if this area wrote it."""
+        """The version of this key that an object was made of, if this area wrote it since the key began to differ. An
+        older one was edited by somebody who kept the metadata."""
         area, _, rest = metadata.get(WRITER, "").partition("-")
         version, _, stamp = rest.partition("-")
         if area != self.area_id or stamp != self._stamp(pending.key) or not (version.isascii() and version.isdigit()):
             return None
-        return int(version) if int(version) <= pending.version else None
+        return int(version) if pending.after < int(version) <= pending.version else None
 
     def _stamp(self, key: str) -> str:
         return xxhash.xxh3_64_hexdigest((self.prefix + key).encode("utf-8", "surrogateescape"))
@@ -375,8 +392,9 @@ class WriteBack:
             etag = info.etag if info is not None else ""
             if self.watcher is not None:
                 self.watcher.uploaded(pending, info)
+            self._same_bytes(pending, etag)
             if now is not None and now.version != pending.version:
-                later = replace(now, base=etag, touched=False)
+                later = replace(now, base=etag, touched=False, after=pending.version)
                 if now.content == pending.content and isinstance(now.content, Stored):
                     # Only attributes changed since, and the bytes lie under the key itself now.
                     later = replace(later, content=Stored(key, now.content.size_bytes, etag))
@@ -396,13 +414,25 @@ class WriteBack:
                     self.record(drop=[key])
             self.changed.notify_all()
 
-    def rebase(self, claim: Claim, etag: str) -> None:
-        """An earlier version that this area wrote is in the bucket: it may be replaced."""
+    def rebase(self, claim: Claim, etag: str, version: int | None) -> None:
+        """An earlier version that this area wrote is in the bucket (None: the same bytes, by whomever): it may be
+        replaced."""
         with self.lock:
-            claim.pending = replace(claim.pending, base=etag)
+            after = claim.pending.after if version is None else version
+            claim.pending = replace(claim.pending, base=etag, after=after)
             now = self.overlay.get(claim.pending.key)
             if now is not None:
-                self.record([replace(now, base=etag)])
+                self.record([replace(now, base=etag, after=after)])
+
+    def _same_bytes(self, pending: Pending, etag: str) -> None:
+        """Where only an object's attributes were changed, others that are to be copied from it find it under a new
+        ETag."""
+        content = pending.content
+        if not isinstance(content, Stored) or content.key != pending.key or etag in ("", content.etag):
+            return
+        needing = [self.overlay.get(key) for key in self.overlay.needed_by(pending.key)]
+        copy = content._replace(etag=etag)
+        self.record([replace(other, content=copy) for other in needing if other and other.content == content])
 
     def keep_folder(self, claim: Claim) -> None:
         """The store cannot keep a claimed folder: it is kept here, and nothing is left to be done for it."""
@@ -429,18 +459,22 @@ class WriteBack:
             # more.
             lost = isinstance(now.content, Stored) and (theirs is None or now.content.key == key)
             if now.attributes is not None and not lost:
-                kept_as = conflict_key(key, time.time(), self.host, lambda name: self.overlay.get(name) is not None)
+                kept_as = conflict_key(
+                    key, time.time(), self.host, lambda name: self.overlay.get(name) is not None, prefix=self.prefix
+                )
                 blobs = {kept_as: self.blob(key)} if isinstance(now.content, Logged) and now.ready else {}
-                moved = replace(now, key=kept_as, base="", touched=False, version=self.next_version())
+                version = self.next_version()
+                moved = replace(now, key=kept_as, base="", touched=False, version=version, after=version - 1)
                 self.record([moved], drop=[key], blobs=blobs)
             else:
                 self.record(drop=[key])
             found = Conflict(key, kept_as, time.time(), reason)
             self.conflicts.append(found)
-            self.conflict_count += 1
+            self.conflict_count = number = self.conflict_count + 1
             if self.watcher is not None:
                 self.watcher.moved(key, kept_as, theirs)
             self.changed.notify_all()
+        self._conflict_log.append(number, found)
         _log.warning("%s: %s; %s", key, reason, f"ours is kept as {kept_as}" if kept_as else "ours is given up")
         return found
 

@@ -57,7 +57,7 @@ class Change(NamedTuple):
     header: bytes | None
     """None: the key's record is dropped."""
     blob: bytes | memoryview = b""
-    """Small content, up to some 64 KiB."""
+    """Small content: files up to 256 KiB lie here."""
 
 
 class Journal:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from datacache.core.errors import DatacacheError
-from datacache.store.bucket import PROBE_PREFIX, Bucket
+from datacache.store.bucket import PROBE_BYTES, PROBE_PREFIX, Bucket, is_probe
 
 _log = logging.getLogger("datacache.writeback")
 OLD_S = 7 * 86_400.0
@@ -49,7 +49,8 @@ def remove_probes(bucket: Bucket, prefix: str, *, old_s: float = EVERY_S) -> Non
     try:
         for page in bucket.list(prefix + PROBE_PREFIX):
             for info in page:
-                if info.mtime_ns < (time.time() - old_s) * 10**9:
+                ours = is_probe(info.key[len(prefix) :]) and info.size_bytes <= PROBE_BYTES
+                if ours and info.mtime_ns < (time.time() - old_s) * 10**9:
                     bucket.remove(info.key, expect=info.etag)
     except DatacacheError as exc:
         _log.debug("%s/%s: no objects of ours can be looked for: %s", bucket.url, prefix, exc)

@@ -18,7 +18,8 @@ from typing import NamedTuple, TypeAlias
 
 WRITER = "datacache-writer"
 """Metadata: `<staging area's id>-<version>-<hash of the key>` of the write an object came from. After a crash it tells
-a write of our own that was not recorded any more from somebody else's."""
+a write of our own that was not recorded any more from somebody else's. Other tools keep it when they edit an object, so
+it is believed of versions only that may have been written since the key began to differ (`Pending.after`)."""
 
 
 class Attributes(NamedTuple):
@@ -126,6 +127,8 @@ class Pending:
     """False while a new file was neither closed nor synced: nothing of it is to be seen in the bucket."""
     touched: bool = False
     """Whether a write may have reached the bucket that `base` does not tell."""
+    after: int = 0
+    """Versions of the key up to this one cannot be what such a write left: `base` tells of them, or they are older."""
 
     @property
     def size_bytes(self) -> int:

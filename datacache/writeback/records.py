@@ -24,6 +24,10 @@ class UploadState(NamedTuple):
     id: str
     """'' while it is being begun."""
     part_bytes: int
+    mtime_ns: int = 0
+    """What the staged file had when its parts were last known to be of these bytes: it may be overwritten in place
+    while nobody watches, also right before the process is killed."""
+    size_bytes: int = 0
 
 
 def encode_pending(pending: Pending) -> bytes:
@@ -35,20 +39,20 @@ def encode_pending(pending: Pending) -> bytes:
         content = ["s", pending.content.file, pending.content.size_bytes]
     elif pending.content is not None:
         content = ["b", *pending.content]
-    fields = [pending.attributes, content, pending.base, pending.version, round(pending.since, 3)]
+    fields = [pending.attributes, content, pending.base, pending.version, round(pending.since, 3), pending.after]
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode_pending(key: str, header: bytes, blob_bytes: int) -> Pending:
     """The `Pending` of a record. It is `touched`: whether an earlier process tried to upload it is not known."""
     try:
-        attributes, content, base, version, since = json.loads(header)
+        attributes, content, base, version, since, after = json.loads(header)
         found: Content | None = None
         if content is not None:
             kind, *fields = content
             found = logged(blob_bytes) if kind == "l" else Staged(*fields) if kind == "s" else Stored(*fields)
         kept = Attributes(*attributes) if attributes is not None else None
-        return Pending(key, kept, found, str(base), int(version), float(since), touched=True)
+        return Pending(key, kept, found, str(base), int(version), float(since), touched=True, after=int(after))
     except (ValueError, TypeError) as exc:
         raise StagingError(
             f"the journal's record of {key!r} makes no sense", hint="It was written by another version of datacache."

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreUnavailableError
 from datacache.core.threads import gather
 from datacache.store.base import ObjectInfo
-from datacache.store.bucket import PROBE_PREFIX, Bucket, FolderPage
+from datacache.store.bucket import Bucket, FolderPage, is_probe
 from datacache.store.retry import Backoff, retry
 from datacache.writeback.model import Attributes, read_attributes
 from datacache.writeback.overlay import name_of, parent_of
@@ -453,7 +453,7 @@ class RemoteView:
 
 def _usable_name(name: str) -> bool:
     """Whether a directory can have such a name, and it is none of ours."""
-    odd = name in ("", ".", "..") or "\0" in name or name.startswith(PROBE_PREFIX)
+    odd = name in ("", ".", "..") or "\0" in name or is_probe(name)
     return not odd and len(_encoded(name)) <= _LONGEST_NAME
 
 

@@ -119,7 +119,7 @@ class Uploads:
         if how is Standing.THEIRS and found is not None and WRITER not in found.metadata and way.is_same(found.info):
             how = Standing.EARLIER
         if found is not None and how is Standing.EARLIER:
-            self.engine.rebase(claim, found.info.etag)
+            self.engine.rebase(claim, found.info.etag, self.engine.is_ours(found.metadata, claim.pending))
             way.replaces(found.info)
             return found.info.etag
         if found is not None and how is Standing.THEIRS:

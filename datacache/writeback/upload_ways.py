@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from datacache.core.errors import DatacacheError, ObjectNotFoundError
@@ -35,9 +35,6 @@ class Sending:
     offer: Callable[[PartsUpload], None]
     withdraw: Callable[[PartsUpload], None]
     stopped: Callable[[], bool]
-    stamps: dict[str, int] = field(default_factory=dict)
-    """Unfinished uploads of this process: what the staged file's time was. Between two tries nobody watches it, so an
-    upload is not gone on with when the file was written to meanwhile."""
 
     def forget_unfinished(self, key: str) -> None:
         """Take back an upload in parts that was recorded for a key and that nobody will go on with."""
@@ -166,10 +163,15 @@ class Copied:
             found = self._engine.bucket.look(self._source.key)
         except ObjectNotFoundError:
             return True
+        if found.info.etag == self._source.etag:
+            return False
         # While a copy of it is pending we write a key only to change its attributes, so the bytes are the same.
-        ours = self._engine.is_ours(found.metadata, self._pending) is not None
-        if not ours or found.info.size_bytes != self._source.size_bytes or found.info.etag == self._source.etag:
-            return found.info.etag != self._source.etag
+        key = self._source.key[len(self._engine.prefix) :]
+        other, now = self._engine.get(key), self._engine.get(self._pending.key)
+        known = now is not None and now.content == Stored(key, found.info.size_bytes, found.info.etag)
+        ours = other is not None and self._engine.is_ours(found.metadata, other) is not None
+        if not (known or ours) or found.info.size_bytes != self._source.size_bytes:
+            return True
         self._source = self._source._replace(etag=found.info.etag)
         return False
 
@@ -213,9 +215,10 @@ class InParts:
         try:
             if self._state is None:
                 part_bytes = part_size(reader.size_bytes, sending.engine.bucket.part_bytes)
-                sending.engine.save_upload(pending.key, UploadState(pending.version, "", part_bytes))
+                state = UploadState(pending.version, "", part_bytes, *self._stamp())
+                sending.engine.save_upload(pending.key, state)
                 found = sending.engine.bucket.begin_upload(self._full, self._metadata)
-                self._state = UploadState(pending.version, found, part_bytes)
+                self._state = state._replace(id=found)
                 sending.engine.save_upload(pending.key, self._state)
             parts = PartsUpload(
                 sending.engine.bucket, self._full, self._state.id, part_bytes=self._state.part_bytes, reader=reader,
@@ -244,12 +247,8 @@ class InParts:
         self._state = sending.engine.upload_state(pending.key)
         if self._state is None:
             return []
-        stamp = self._stamp()
-        if (
-            self._state.id
-            and self._state.version == pending.version
-            and sending.stamps.pop(pending.key, stamp) == stamp
-        ):
+        state = self._state
+        if state.id and state.version == pending.version and (state.mtime_ns, state.size_bytes) == self._stamp():
             try:
                 return sending.engine.bucket.list_parts(self._full, self._state.id)
             except ObjectNotFoundError as exc:
@@ -257,8 +256,8 @@ class InParts:
                 sending.engine.save_upload(pending.key, None)
                 self._state = None
                 raise
-        sending.forget_unfinished(pending.key)
         self._state = None
+        sending.forget_unfinished(pending.key)
         return []
 
     def _stopped(self) -> bool:
@@ -282,20 +281,24 @@ class InParts:
         sending, key = self._sending, self._claim.pending.key
         if self._completed:
             sending.engine.save_upload(key, None)
-        elif keep or (sending.stopped() and not self._claim.torn):
-            sending.stamps[key] = self._stamp()
-        else:
-            try:
+            return
+        mtime_ns, size_bytes = self._stamp()  # before it is looked whether it is torn
+        try:
+            if self._claim.torn or not (keep or sending.stopped()):
                 sending.forget_unfinished(key)
-            except DatacacheError as exc:  # it stays recorded, and the next upload or start tries again
-                _log.info("%s: its unfinished upload cannot be taken back yet: %s", key, exc)
+            elif self._state is not None and (mtime_ns, size_bytes) != (self._state.mtime_ns, self._state.size_bytes):
+                # What was appended meanwhile belongs to none of its parts.
+                sending.engine.save_upload(key, self._state._replace(mtime_ns=mtime_ns, size_bytes=size_bytes))
+        except DatacacheError as exc:  # it stays recorded as it is, and the next upload or start tries again
+            _log.info("%s: its unfinished upload cannot be taken back yet: %s", key, exc)
 
-    def _stamp(self) -> int:
-        """Tells whether the staged file was written to since."""
+    def _stamp(self) -> tuple[int, int]:
+        """Time and size of the staged file: whether it was written to since."""
         content = self._claim.pending.content
         if not isinstance(content, Staged):
-            return 0
+            return 0, 0
         try:
-            return os.stat(self._sending.engine.files.path(content.file)).st_mtime_ns
+            found = os.stat(self._sending.engine.files.path(content.file))
         except OSError:
-            return 0
+            return 0, 0
+        return found.st_mtime_ns, found.st_size

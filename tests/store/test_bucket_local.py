@@ -97,3 +97,21 @@ def test_a_file_of_somebody_else_has_no_metadata(tmp_path: Path, base: str) -> N
     (tmp_path / "a").write_bytes(b"1")
     os.setxattr(tmp_path / "a", "user.datacache.metadata", b"{ damaged")
     assert LocalBucket().look(f"{base}a").metadata == {}
+
+
+def test_metadata_say_nothing_of_bytes_that_somebody_edited_in_place(tmp_path: Path, base: str) -> None:
+    bucket, metadata = LocalBucket(), {"mode": "33152", "mtime": "1.5", "datacache-writer": "us-7-x"}
+    upload = bucket.begin_upload(f"{base}large", metadata)
+    parts = [bucket.put_part(f"{base}large", upload, 1, b"parts")]
+    found = [
+        bucket.write(f"{base}small", b"whole", metadata, expect=""),
+        bucket.complete_upload(f"{base}large", upload, parts, metadata, expect=""),
+    ]
+    found.append(bucket.copy(found[0].ref("file://"), f"{base}copy", metadata, expect=""))
+    for info in found:
+        assert bucket.look(info.key).metadata == metadata
+        with open(f"/{info.key}", "r+b") as file:
+            file.write(b"edited")
+        assert bucket.look(info.key).metadata == {"mode": "33152"}
+        changed = bucket.copy(bucket.head(info.key).ref("file://"), info.key, metadata, expect=None)
+        assert bucket.look(info.key) == (changed, metadata)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -255,3 +256,32 @@ def test_a_bucket_that_lets_nobody_list_uploads_is_fine(bucket: BucketOnCeph) ->
     rig = bucket.rig()
     bucket.proxy.always(Fault(status=403, code="AccessDenied"))
     assert leftovers.take_back_old(rig.bucket, PREFIX, set, stopped=lambda: False) == 0
+
+
+def test_who_edits_an_object_and_keeps_our_mark_loses_nothing(bucket: BucketOnCeph, rig: Rig) -> None:
+    for key in ("notes", "deleted"):
+        rig.put(key, b"ours, first")
+    rig.uploader.flush(30)
+    for key in ("notes", "deleted"):  # as s3fs-fuse does
+        rig.bucket.write(PREFIX + key, b"theirs", rig.metadata(key), expect=None)
+    rig.put("notes", b"ours, second")
+    rig.remove("deleted")
+    rig.uploader.flush(30)
+    kept = {conflict.key: conflict.kept_as for conflict in rig.engine.conflicts}
+    assert kept["deleted"] == ""
+    assert rig.objects() == {"notes": b"theirs", kept["notes"]: b"ours, second", "deleted": b"theirs"}
+
+
+def test_a_file_whose_attributes_are_being_changed_can_be_renamed(bucket: BucketOnCeph, rig: Rig) -> None:
+    data = b"p" * (20 * MIB)  # of several parts: its copy has another ETag
+    rig.put("large", data)
+    rig.uploader.flush(60)
+    gate = threading.Event()
+    bucket.proxy.add(Fault(wait=gate, only=only("PUT", "large")))
+    rig.chmod("large", FILE._replace(mode=0o100600))
+    until(lambda: rig.uploader.status()["uploading"])
+    rig.rename(("large", "renamed"))
+    gate.set()
+    rig.uploader.flush(60)
+    assert rig.objects() == {"renamed": data}
+    assert rig.engine.conflict_count == 0
