@@ -272,6 +272,7 @@ class OpenFiles:
 
     def _write(self, file: OpenFile, offset: int, data: bytes) -> int:
         deadline = time.monotonic() + self._live.staging_wait_s
+        self._engine.area.check()
         while True:
             with file.io:
                 draft = file.draft

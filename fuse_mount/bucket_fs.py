@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
 import time
@@ -20,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from datacache.store.base import ObjectInfo
+from datacache.writeback.conflicts import conflict_key
 from datacache.writeback.draft import Draft
 from datacache.writeback.model import Attributes, Logged, Pending, Stored
 from datacache.writeback.overlay import parent_of
@@ -31,6 +33,7 @@ from fuse_mount.bucket_view import FOLDER_BASE, State, View
 if TYPE_CHECKING:
     from datacache.writeback.live import LiveBucket
 
+_log = logging.getLogger("fuse_mount")
 LONGEST_NAME = 255
 LONGEST_KEY = 1024
 """Bytes, of S3."""
@@ -238,6 +241,7 @@ class BucketFs:
             mode = stat.S_IFDIR | stat.S_IMODE(mode) | setgid
             attributes = Attributes(mode, uid, inherited, time.time_ns())
             key = f"{folder.key}{text}/"
+            self._expect_short(key)
             self.engine.record([self.engine.change(key, attributes, None, base="")])
             node = self._tree.make(folder, text, is_folder=True)
             node.lookups += 1
@@ -283,7 +287,7 @@ class BucketFs:
                 raise OSError(errno.ENOTDIR, "it is a file")
             if self._view.names(state.key):
                 raise OSError(errno.ENOTEMPTY, "the folder is not empty")
-            pendings, drop = self.engine.gone(state.key, base=state.base or self._seen_base(folder, text))
+            pendings, drop = self._gone_folder(state.key, state.base or self._seen_base(folder, text))
             pendings += self._kept_folder(folder.key)
             self.engine.record(pendings, drop=drop)
             node = self._tree.child(folder, text)
@@ -366,9 +370,10 @@ class BucketFs:
         taken_at, below = self._below.pop(key, (-1e9, {}))
         if not made_here and taken_at + _TREE_S < time.monotonic():
             raise Needs(lambda: self._look_below(key))
+        self._expect_short(new_key)
         pendings, drop, blobs = self._moved_below(key, new_key, {} if made_here else below)
         pendings.append(self.engine.change(new_key, state.attributes, None, base=base))
-        gone, dropped = self.engine.gone(key, base=state.base)
+        gone, dropped = self._gone_folder(key, state.base)
         pendings += gone + self._kept_folder(folder.key)
         self.engine.record(pendings, drop=drop + dropped, blobs=blobs)
         contents = {pending.key: pending for pending in pendings}
@@ -398,6 +403,7 @@ class BucketFs:
                 states[old_key] = State(old_key, pending.attributes, pending.content, pending.base)
         for old_key, state in states.items():
             moved_key = new_key + old_key[len(key) :]
+            self._expect_short(moved_key)
             moved, drop, blob = self._moved(old_key, state, moved_key, "")
             old = self.engine.overlay.get(old_key)
             if old is not None and not old.ready:
@@ -406,6 +412,15 @@ class BucketFs:
             drops += drop
             blobs |= blob
         return pendings, drops, blobs
+
+    def _gone_folder(self, key: str, base: str) -> tuple[list[Pending], list[str]]:
+        """As `WriteBack.gone`, for a folder: it is deleted after all that is still to be deleted below it, or an upload
+        that was under way would bring it back to sight."""
+        old = self.engine.overlay.get(key)
+        if old is not None and self.engine.overlay.anything_below(key):
+            gone = replace(old, attributes=None, content=None, base=FOLDER_BASE, version=self.engine.next_version())
+            return [gone], []
+        return self.engine.gone(key, base=base)
 
     def _look_below(self, key: str) -> None:
         found = self.remote.below(key)
@@ -553,7 +568,8 @@ class BucketFs:
             if opened.writes and file.spoiled is not None:
                 raise file.spoiled
             dirty = file.draft is not None and file.draft.dirty
-            if not opened.writes or not (dirty or self.engine.unsettled(file.ticket)):
+            waits = self.engine.ack == "uploaded" and file.ticket > 0
+            if not opened.writes or not (dirty or waits or self.engine.unsettled(file.ticket)):
                 return None
             return partial(self._settle, file)
 
@@ -642,8 +658,14 @@ class BucketFs:
         finally:
             self._close_if_unused(file)
         self.engine.commit(file.ticket, wait_s=self.live.staging_wait_s)
-        if pending is not None and self.engine.ack == "uploaded":
-            self.live.uploader.wait_for(pending.key, pending.version, None)
+        if self.engine.ack == "uploaded":
+            pending = pending or self.engine.get(self._key_of(file))
+            if pending is not None and pending.ready:
+                self.live.uploader.wait_for(pending.key, pending.version, None)
+
+    def _key_of(self, file: OpenFile) -> str:
+        with self.engine.lock:
+            return "" if self._tree.is_gone(file.node) else file.node.key
 
     def _stage(self, file: OpenFile) -> Pending | None:
         with file.io:
@@ -692,6 +714,10 @@ class BucketFs:
         if node is None:
             return
         parent, name = node.parent, node.name
+        if not new_key and node.open is not None and node.open.writers:
+            # What is being written is ours all the same, and is to have a name when it is closed.
+            new_key = conflict_key(key, time.time(), self.engine.host, lambda k: self.engine.overlay.get(k) is not None)
+            _log.warning("%s is open for writing: what is written goes on as %s", key, new_key)
         if new_key:
             self._tree.rename(node, node.parent or self._tree.root, new_key[len(parent_of(new_key)) :])
             if node.open is not None:
@@ -709,15 +735,16 @@ class BucketFs:
             raise OSError(errno.ENAMETOOLONG, "the name is too long")
         if self._tree.is_gone(folder):
             raise OSError(errno.ENOENT, "the folder was deleted")
-        try:
-            text = name.decode()
-        except UnicodeDecodeError as exc:
-            if new:
-                raise OSError(errno.EILSEQ, "an object's name has to be UTF-8") from exc
-            raise OSError(errno.ENOENT, "no object has such a name") from exc
-        if new and len((self.engine.prefix + folder.key + text).encode()) > LONGEST_KEY:
-            raise OSError(errno.ENAMETOOLONG, "the path is too long for an object's key")
+        text = name.decode("utf-8", "surrogateescape")
+        if new and not text.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise OSError(errno.EILSEQ, "an object's name has to be UTF-8")
+        if new:
+            self._expect_short(folder.key + text)
         return folder, text
+
+    def _expect_short(self, key: str) -> None:
+        if len((self.engine.prefix + key).encode("utf-8", "surrogateescape")) > LONGEST_KEY:
+            raise OSError(errno.ENAMETOOLONG, "the path is too long for an object's key")
 
     def _state(self, folder: Node, name: str, *, plain: bool = False) -> State:
         node = self._tree.child(folder, name)

@@ -43,7 +43,7 @@ def is_dead(mountpoint: str) -> bool:
     if there is None or there.kind != MOUNT_TYPE:
         return False
     try:
-        os.stat(mountpoint)
+        os.statvfs(mountpoint)  # stat(2) is answered from what the kernel remembers
     except OSError as exc:
         return exc.errno in _DEAD
     return False

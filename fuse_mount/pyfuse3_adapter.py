@@ -31,8 +31,9 @@ _REMEMBER_S = 10.0
 _BLOCK_BYTES = 4096
 _ROOM_BLOCKS = 2**50 // _BLOCK_BYTES
 """A bucket has no size: statfs(2) says 1 PiB, of which all is free."""
-_MAX_REQUESTS = 99
-_THREADS = 64
+_MAX_REQUESTS = 400
+"""At a time: many may wait for room or for an upload, and all others must be answered."""
+_THREADS = 420
 _SWITCH_S = 0.0005
 """How long another thread may go on before it is this one's turn: a request waits for it, and an upload does not."""
 
@@ -77,14 +78,19 @@ async def _run(fs: BucketFs, operations: _Operations) -> None:
 
 async def _sync_long_open(fs: BucketFs) -> None:
     """Files that stay open are made durable, and so uploaded, from time to time."""
-    while True:
-        await trio.sleep(_CHECK_OPEN_S)
-        for ino, settle in fs.long_open():
-            try:
-                await trio.to_thread.run_sync(_bring_pages, ino)
-                await trio.to_thread.run_sync(settle)
-            except (DatacacheError, OSError) as exc:
-                _log.warning("an open file could not be made durable: %s", exc)
+    async with trio.open_nursery() as nursery:
+        while True:
+            await trio.sleep(_CHECK_OPEN_S)
+            for ino, settle in fs.long_open():
+                nursery.start_soon(_sync_open, ino, settle)
+
+
+async def _sync_open(ino: int, settle: Callable[[], None]) -> None:
+    try:
+        await trio.to_thread.run_sync(_bring_pages, ino, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(settle)
+    except (DatacacheError, OSError) as exc:
+        _log.warning("an open file could not be made durable: %s", exc)
 
 
 async def _remember(fs: BucketFs) -> None:
@@ -119,7 +125,7 @@ def _is_device(link: str) -> bool:
 
 def _forget_name(parent: int, name: str) -> None:
     try:
-        pyfuse3.invalidate_entry_async(parent, name.encode(), ignore_enoent=True)
+        pyfuse3.invalidate_entry_async(parent, os.fsencode(name), ignore_enoent=True)
     except OSError as exc:
         _log.info("the kernel did not forget %s: %s", name, exc)
 
@@ -212,7 +218,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
         ino = self._folders[fh]
         for number, entry in enumerate(self._fs.readdir(fh, start), start + 1):
             attr = self._fs.entered(ino, entry)
-            if not pyfuse3.readdir_reply(token, entry.name.encode(), self._entry(attr), number):
+            if not pyfuse3.readdir_reply(token, os.fsencode(entry.name), self._entry(attr), number):
                 self._fs.forget(attr.ino, 1)
                 return
 
