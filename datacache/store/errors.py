@@ -58,6 +58,11 @@ _BUSY_CODES = (
     "OperationAborted",
 )
 
+_OVERWRITTEN_HINT = (
+    "It was overwritten. A read-write mount shows it soon; for a snapshot, make a new one or restore the recorded "
+    "version of the object."
+)
+
 
 def credentials_hint(url: str) -> str:
     """The way out of missing or wrong credentials, by kind of store."""
@@ -72,11 +77,9 @@ def credentials_hint(url: str) -> str:
 
 
 def changed(ref: ObjectRef, what: str) -> ObjectChangedError:
-    """The object is another one than the snapshot recorded; `what` says how one can tell."""
+    """The object is another one than was asked for; `what` says how one can tell."""
     return ObjectChangedError(
-        f"{ref.url} is not the object the snapshot recorded: {what}",
-        url=ref.url,
-        hint="It was overwritten. Make a new snapshot, or restore the recorded version of the object.",
+        f"{ref.url} has changed in the bucket since it was listed: {what}", url=ref.url, hint=_OVERWRITTEN_HINT
     )
 
 
@@ -131,9 +134,7 @@ def from_status(status: int, code: str, url: str, *, store: str, region: str = "
         return StoreAccessError(f"{url}: {why} ({said})", url=url, hint=hint)
     if status in (412, 416):
         return ObjectChangedError(
-            f"{url} is not the object the snapshot recorded any more ({said})",
-            url=url,
-            hint="It was overwritten. Make a new snapshot, or restore the recorded version of the object.",
+            f"{url} has changed in the bucket since it was listed ({said})", url=url, hint=_OVERWRITTEN_HINT
         )
     if code in _BUSY_CODES or status in (408, 429) or (status >= 500 and status != 501):
         return StoreUnavailableError(f"{url}: the store cannot answer now ({said})", url=url)

@@ -304,9 +304,10 @@ class WriteBack:
 
     # --- what the uploader does --------------------------------------------------------------------------------------
 
-    def begin(self, key: str) -> Claim | None:
-        """Claim a key for uploading. None where there is nothing to do now. `StagingError` where what must be durable
-        before the object may be replaced or deleted cannot be: that other keys do not need it any more."""
+    def begin(self, key: str, version: int | None = None) -> Claim | None:
+        """Claim a key for uploading, in the version whose blockers were looked at. None where there is nothing to do
+        now, or it is another version. `StagingError` where what must be durable before the object may be replaced or
+        deleted cannot be: that other keys do not need it any more."""
         with self.lock:
             pending = self.overlay.get(key)
         if pending is not None and pending.base:
@@ -314,6 +315,8 @@ class WriteBack:
         with self.lock:
             pending = self.overlay.get(key)
             if pending is None or not pending.ready or key in self._claims or key in self._local_folders:
+                return None
+            if version not in (None, pending.version):
                 return None
             if not pending.touched:
                 pending = replace(pending, touched=True)
@@ -399,7 +402,8 @@ class WriteBack:
                     # Only attributes changed since, and the bytes lie under the key itself now.
                     later = replace(later, content=Stored(key, now.content.size_bytes, etag))
                 self.record([later])
-                if not later.ready and PENDING + key in self._journal:  # the deletion that the new file follows
+                if info is None and not later.ready and PENDING + key in self._journal:
+                    # The deletion that the new file follows is done.
                     self._ticket = self._journal.append([Change(PENDING + key, None)])
                     self._wake.set()
             elif now is not None:

@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreUnavailableError
+from datacache.core.errors import (
+    DatacacheError,
+    ObjectNotFoundError,
+    StoreAccessError,
+    StoreError,
+    StoreUnavailableError,
+)
 from datacache.core.threads import gather
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket, FolderPage, is_probe
@@ -119,7 +125,7 @@ class RemoteView:
         self._event = 0
         self._loading = 0
         self._away_until = 0.0
-        self._away: StoreUnavailableError | None = None
+        self._away: StoreError | None = None
 
     # --- asking, under the lock --------------------------------------------------------------------------------------
 
@@ -220,7 +226,7 @@ class RemoteView:
 
     # --- what this node did, under the lock --------------------------------------------------------------------------
 
-    def applied(self, key: str, info: ObjectInfo | None, attributes: Attributes | None) -> None:
+    def applied(self, key: str, info: ObjectInfo | None, attributes: Attributes | None) -> RemoteFile | None:
         """The bucket has this now (None: nothing under the key)."""
         file = None if info is None else RemoteFile(info.size_bytes, info.etag, info.mtime_ns, attributes)
         if self._loading:
@@ -233,6 +239,7 @@ class RemoteView:
                 self._folder_attributes.pop(key, None)
         self._apply(key, file)
         self._news = True
+        return file
 
     def expire(self, folder: str) -> None:
         """Have a folder listed anew before it is used again."""
@@ -270,9 +277,10 @@ class RemoteView:
 
     # --- asking the store, without the lock --------------------------------------------------------------------------
 
-    def below(self, folder: str) -> dict[str, RemoteFile]:
-        """Every object below a folder, with its attributes; markers included. For renaming it. May take long."""
-        with self._request(folder) as since:
+    def below(self, folder: str, take: Callable[[dict[str, RemoteFile]], None]) -> None:
+        """Give `take` every object below a folder, with its attributes, markers included: for renaming it. It is called
+        under the lock, and what was applied until then is in it; the caller sees to the rest. May take long."""
+        with self._request() as since:
             found: dict[str, RemoteFile] = {}
             for page in self._bucket.list(self._prefix + folder):
                 for info in page:
@@ -280,28 +288,27 @@ class RemoteView:
                     if key != folder and all(_usable_name(name) for name in key.rstrip("/").split("/")):
                         found[key] = RemoteFile(info.size_bytes, info.etag, info.mtime_ns)
             with self._lock:
-                for number, key, now in self._events:
-                    if number > since and key.startswith(folder) and key != folder:
-                        found.pop(key, None)
-                        if now is not None:
-                            found[key] = now
                 for key, file in found.items():
                     listed = self._folders.get(parent_of(key))
                     known = listed.files.get(name_of(key)) if listed is not None else None
                     if known is not None and known.etag == file.etag and known.attributes is not None:
                         found[key] = file._replace(attributes=known.attributes)
-        unknown = [key for key, file in found.items() if file.attributes is None]
-        for key, attributes in zip(unknown, gather(self._look, unknown), strict=True):
-            if isinstance(attributes, DatacacheError):
-                raise attributes
-            if attributes is None:
-                del found[key]
-            else:
-                found[key] = found[key]._replace(attributes=attributes[1])
-        return found
+            unknown = [key for key, file in found.items() if file.attributes is None]
+            for key, looked in zip(unknown, gather(self._look, unknown), strict=True):
+                if isinstance(looked, DatacacheError):
+                    raise looked
+                if looked is None:
+                    del found[key]
+                else:
+                    found[key] = looked[0]
+            with self._lock:
+                for number, key, now in self._events:
+                    if number > since:
+                        change_below(found, folder, key, now)
+                take(found)
 
     def _list(self, folder: str) -> None:
-        with self._request(folder, self._folders.get(folder) is not None) as since:
+        with self._request(self._folders.get(folder) is not None) as since:
             found = RemoteFolder()
             for page in self._pages(folder):
                 for info in page.objects:
@@ -352,7 +359,7 @@ class RemoteView:
 
     def _probe(self, folder: str, name: str) -> None:
         key = folder + name
-        with self._request(key, key in self._probes) as since:
+        with self._request(key in self._probes) as since:
             info, is_folder = retry(lambda: self._bucket.find(self._prefix + key), _RETRY_S)
             with self._lock:
                 if len(self._probes) >= _MAX_PROBES:
@@ -382,10 +389,12 @@ class RemoteView:
     def _look(self, key: str) -> tuple[RemoteFile, Attributes] | None:
         """The object now with its attributes; None if it is gone."""
         default = self._folder_default if key.endswith("/") else self._file_default
-        with self._request(key):
+        with self._request(whole=False):
             try:
                 live = retry(lambda: self._bucket.look(self._prefix + key), _RETRY_S)
-            except ObjectNotFoundError:
+            except ObjectNotFoundError as exc:
+                if exc.url == self._bucket.url:
+                    raise
                 return None
             attributes = read_attributes(live.metadata, default._replace(mtime_ns=live.info.mtime_ns))
             info = live.info
@@ -410,15 +419,19 @@ class RemoteView:
             self._folder_attributes[folder] = (_now(), found[1] if found is not None else self._folder_default)
 
     @contextmanager
-    def _request(self, key: str, known: bool = False) -> Iterator[int]:
-        """Around a request: what happens meanwhile is remembered; a store that is away is an error only where nothing
-        older is known."""
+    def _request(self, known: bool = False, *, whole: bool = True) -> Iterator[int]:
+        """Around a request: what happens meanwhile is remembered; a store that is away, or lets us in no more, is an
+        error only where nothing older is known. Not `whole`: what is refused is one object."""
         with self._lock:
             self._loading += 1
             since = self._event
         try:
             yield since
-        except StoreUnavailableError as exc:
+        except StoreError as exc:
+            is_missing = isinstance(exc, ObjectNotFoundError) and exc.url == self._bucket.url
+            refused = whole and (is_missing or isinstance(exc, StoreAccessError))
+            if not refused and not isinstance(exc, StoreUnavailableError):
+                raise
             with self._lock:
                 if self._away is None:
                     _log.warning("%s; what was known of the bucket is shown meanwhile", exc.message)
@@ -446,9 +459,18 @@ class RemoteView:
     def _is_fresh(self, read_at: float) -> bool:
         return read_at + self._ttl_s > _now()
 
-    def _unavailable(self, key: str) -> StoreUnavailableError:
+    def _unavailable(self, key: str) -> StoreError:
+        kind = StoreAccessError if isinstance(self._away, StoreAccessError) else StoreUnavailableError
         why = self._away.message if self._away is not None else "the store is away"
-        return StoreUnavailableError(f"{key or '/'}: {why}", url=f"{self._bucket.url}/{self._prefix}{key}")
+        return kind(f"{key or '/'}: {why}", url=f"{self._bucket.url}/{self._prefix}{key}")
+
+
+def change_below(found: dict[str, RemoteFile], folder: str, key: str, file: RemoteFile | None) -> None:
+    """An object below a folder is another one now, or gone."""
+    if key.startswith(folder) and key != folder:
+        found.pop(key, None)
+        if file is not None:
+            found[key] = file
 
 
 def _usable_name(name: str) -> bool:

@@ -52,6 +52,8 @@ class UploadBoard:
         self._queue = UploadQueue(delay_s, every_s)
         self._offers: list[PartsUpload] = []
         self._unavailable: set[str] = set()  # keys that failed because the store did not answer
+        self._successes = 0
+        self._failed_at: dict[str, int] = {}  # how many successes there were when a key failed so last
         self._torn: dict[str, int] = {}
         self._waits: list[Wait] = []
 
@@ -91,7 +93,7 @@ class UploadBoard:
                 now = self._clock()
                 wait_s = self.health.wait_s(now) if self.halted is None else None
                 if wait_s == 0:
-                    key = self._queue.pop(now)
+                    key = self._queue.pop_any(now) if self.health.limited else self._queue.pop(now)
                     if key is not None:
                         self._work.notify()  # the next one may be due as well
                         return key, self.health.begin()
@@ -136,6 +138,11 @@ class UploadBoard:
             parked = self._queue.park(key, blockers[-1])
             self._work.notify_all()
             return parked
+
+    def chain(self, key: str) -> list[str]:
+        """A key, the one that it waits for, the one that that one waits for, and so on."""
+        with self.lock:
+            return self._queue.chain(key)
 
     def begin_large(self, key: str) -> bool:
         """Whether another large upload may begin now; if not, the key waits until one has ended."""
@@ -225,7 +232,12 @@ class UploadBoard:
             wait_s *= 0.5 + random.random() / 2
             failure = self.report.failed(key, exc, wait_s)
             self._queue.retry(key, now + wait_s)
-            if is_away:
+            if is_away and self._failed_at.get(key, self._successes) < self._successes:
+                # Others were uploaded since it last failed: it is this key, not the store, and it backs off alone.
+                self._failed_at[key] = self._successes
+                self._unavailable.discard(key)
+            elif is_away:
+                self._failed_at[key] = self._successes
                 self._unavailable.add(key)
                 if self.health.unavailable(now, failure.reason):
                     _log.warning("the store does not answer; uploads go on when it does: %s", failure.reason)
@@ -262,6 +274,7 @@ class UploadBoard:
             self.ended.notify_all()
 
     def _answered(self) -> None:
+        self._successes += 1
         if self.health.answered():
             _log.warning("the store answers again")
             now = self._clock()
@@ -273,6 +286,7 @@ class UploadBoard:
     def _mended(self, key: str) -> None:
         self._torn.pop(key, None)
         self._unavailable.discard(key)
+        self._failed_at.pop(key, None)
         self.report.mended(key)
 
     def _retry_torn(self, key: str, now: float) -> None:

@@ -1,7 +1,8 @@
 """Whether the store is worth asking: one back-off for all uploads, not one for each of thousands of keys.
 
-Part of the uploader, which guards it with its lock. While the store does not answer, one upload at a time is tried, at
-growing intervals with jitter; the first that gets through lets all others go on. While it refuses whatever is tried
+Part of the uploader, which guards it with its lock. While the store does not answer, one upload at a time is tried,
+another one each time, at growing intervals with jitter; the first that gets through lets all others go on. (A key that
+fails although others succeed is not told of here: the board has it back off alone.) While it refuses whatever is tried
 (credentials that have expired), one at a time is tried as well, but soon after one another, since what it refuses may
 be a few of many keys.
 """

@@ -8,7 +8,11 @@ another key is done). A key costs a tuple in a heap and an entry of a dict, some
 from __future__ import annotations
 
 import heapq
+import math
+import random
 from collections.abc import Iterable
+
+_DRAWS = 8
 
 
 class UploadQueue:
@@ -92,6 +96,17 @@ class UploadQueue:
             return key
         return None
 
+    def pop_any(self, now: float) -> str | None:
+        """As `pop`, but not the one that is due first: another one each time, where there are several."""
+        for _ in range(_DRAWS):
+            due, key = random.choice(self._heap) if self._heap else (math.inf, "")
+            if due <= now and self._due.get(key) == due and key not in self._last:
+                del self._due[key]
+                self._forget(key)
+                self._active.add(key)
+                return key
+        return self.pop(now)
+
     def next_due(self) -> float | None:
         """When the next key is due."""
         return self._heap[0][0] if self._heap else None
@@ -124,9 +139,14 @@ class UploadQueue:
 
     def blocker(self, key: str) -> str:
         """The key that a key waits for in the end: itself if it waits for none."""
-        while key in self._parked_on:
-            key = self._parked_on[key]
-        return key
+        return self.chain(key)[-1]
+
+    def chain(self, key: str) -> list[str]:
+        """A key, the one that it waits for, the one that that one waits for, and so on."""
+        found = [key]
+        while found[-1] in self._parked_on:
+            found.append(self._parked_on[found[-1]])
+        return found
 
     def hasten(self, now: float, keys: Iterable[str] = (), *, retries: bool = False) -> None:
         """All that is queued is due now, and `keys` as well; what failed only with `retries`."""

@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from datacache.core.errors import (
@@ -29,7 +30,7 @@ from datacache.core.errors import (
 )
 from datacache.writeback import leftovers
 from datacache.writeback.engine import WriteBack
-from datacache.writeback.model import Pending
+from datacache.writeback.model import Pending, Stored
 from datacache.writeback.upload import Uploads
 from datacache.writeback.upload_board import UploadBoard
 from datacache.writeback.upload_parts import Bodies, PartsUpload
@@ -124,10 +125,13 @@ class Uploader:
     def wait_for(self, key: str, version: int, timeout_s: float | None = None) -> None:
         """Return when this version of a key, or a later one, is in the bucket. Raises as `flush`."""
         pending = self._engine.get(key)
-        if pending is None:
+        if pending is None or version <= pending.after:
             return
         deadline = None if timeout_s is None else self._clock() + timeout_s
-        self._await(Wait([pending] if pending.version <= version else []), deadline, None, is_flush=False)
+        wait = Wait([replace(pending, version=min(version, pending.version))])
+        self._await(wait, deadline, None, is_flush=False)
+        if wait.moved:  # it may go on under another key
+            self._await(Wait([each for each in self._engine.pendings() if each.ready]), deadline, None, is_flush=False)
 
     def _await(
         self, wait: Wait, deadline: float | None, progress: Callable[[dict[str, Any]], None] | None, *, is_flush: bool
@@ -274,24 +278,34 @@ class Uploader:
                 return None
             if self._board.park(key, blockers):
                 return None
-            return self._break_circle(pending)
+            self._break_circle(pending, blockers[-1])
+            return None
         return pending
 
     def _is_ready(self, key: str) -> bool:
         pending = self._engine.get(key)
         return pending is not None and pending.ready
 
-    def _break_circle(self, pending: Pending) -> Pending | None:
-        """Two names were swapped, or more were shifted round: one of them is brought here, then the others can go."""
-        claim = self._engine.begin(pending.key)
-        if claim is not None:
+    def _break_circle(self, pending: Pending, blocker: str) -> None:
+        """Two names were swapped, or more were shifted round: the bytes of one that is a copy of another are brought
+        here, then the others can go."""
+        for key in (pending.key, *self._board.chain(blocker)):
+            found = self._engine.get(key)
+            if found is None or not isinstance(found.content, Stored) or found.content.key == key:
+                continue
+            claim = self._engine.begin(key, found.version)
+            if claim is None:
+                continue
             try:
                 self._engine.fetch(claim)
             except (ObjectChangedError, ObjectNotFoundError):
-                return pending  # its upload finds out the same, and knows what to do
-        self._board.nothing(pending.key)
-        self._board.changed(pending.key, at_once=True)
-        return None
+                self._upload(found)  # finds out the same, and knows what to do
+                if key == pending.key:
+                    return
+            self._board.nothing(pending.key)
+            self._board.changed(pending.key, at_once=True)
+            return
+        self._board.nothing(pending.key, retry=True)
 
     def _upload(self, pending: Pending) -> None:
         key = pending.key
@@ -299,7 +313,7 @@ class Uploader:
         if is_large and not self._board.begin_large(key):
             return
         try:
-            claim = self._engine.begin(key)
+            claim = self._engine.begin(key, pending.version)
             if claim is None:
                 self._board.nothing(key)
                 return

@@ -398,3 +398,14 @@ def test_writes_of_ordinary_keys_carry_no_checksum_trailers(live: Live) -> None:
     live.bucket.write("odd//key", b"1", {"mode": "1"}, expect=None)
     sent: list[dict[str, Any]] = live.proxy.headers
     assert not any("trailer" in name or "checksum" in name for headers in sent for name in headers)
+
+
+def test_a_bucket_that_was_closed_looks_for_credentials_anew(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = os.environ["AWS_SECRET_ACCESS_KEY"]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "expired")
+    with pytest.raises(StoreAccessError):
+        live.bucket.write("a", b"1", {}, expect=None)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", right)
+    live.bucket.close()
+    live.bucket.write("a", b"1", {}, expect=None)
+    assert live.keys() == ["a"]

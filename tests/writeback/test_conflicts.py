@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import LiveObject
+from datacache.writeback.conflict_log import KEPT, ConflictLog
 from datacache.writeback.conflicts import Standing, conflict_key, standing
+from datacache.writeback.model import Conflict
 
 AT = 1_700_000_000.5  # 2023-11-14 22:13:20 UTC
 
@@ -60,3 +64,34 @@ def test_an_object_stands_to_version_5_as_its_etag_and_writer_say(
 ) -> None:
     found = LiveObject(ObjectInfo("k", 1, 0, etag), {}) if etag is not None else None
     assert standing(found, base=base, version=5, ours=ours) is expected
+
+
+@pytest.mark.parametrize("depth", range(1, 6))
+@pytest.mark.parametrize("name", ["m", "m" * 200, "\u00e4" * 100])
+def test_a_conflicts_key_is_never_longer_than_a_key_can_be(depth: int, name: str) -> None:
+    folder = "/".join(["n" * 200] * depth)
+    key = f"{folder}/{name}"
+    found = conflict_key(key, AT, "h" * 63, lambda _: False, prefix="live/")
+    above, _, last = found.rpartition("/")
+    assert len(f"live/{found}".encode()) <= 1024
+    assert len(last.encode()) <= 255
+    assert f"{folder}/".startswith(f"{above}/")
+    kept = last.partition(".conflict-")[0]
+    assert name.startswith(kept)
+    assert kept == name or len(kept) >= 8
+
+
+def test_conflicts_are_read_again_and_the_oldest_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "conflicts.jsonl"
+    conflicts = [Conflict(f"\u00fc\udcff{number}", "kept", 1.5, "why") for number in range(1, 2 * KEPT)]
+    log = ConflictLog(path)
+    for number, conflict in enumerate(conflicts, 1):
+        log.append(number, conflict)
+    for _ in range(2):
+        again = ConflictLog(path)
+        assert (again.last, again.count) == (conflicts[-KEPT:], len(conflicts))
+    with path.open("a") as file:
+        file.write('\n[9999, "cut o')
+    again.append(len(conflicts) + 1, conflicts[0])
+    found = ConflictLog(path)
+    assert (found.last[-1], found.count) == (conflicts[0], len(conflicts) + 1)

@@ -13,7 +13,7 @@ import pytest
 from datacache.core.errors import StagingBusyError, StagingFullError
 from datacache.settings import Settings
 from datacache.writeback.draft import INLINE_BYTES, Draft
-from datacache.writeback.model import Attributes, Logged, Pending, Staged, Stored, read_attributes
+from datacache.writeback.model import WRITER, Attributes, Logged, Pending, Staged, Stored, read_attributes
 from datacache.writeback.records import decode_pending, encode_pending
 from tests.writeback.upload_rig import FILE, FOLDER, PREFIX, SMALL_BYTES, Rig
 
@@ -208,6 +208,7 @@ def test_a_conflict_moves_ours_aside_with_its_bytes(open_rig):
     (pending,) = rig.engine.pendings()
     assert (pending.key, pending.base) == (conflict.kept_as, "")
     rig = open_rig()
+    assert (list(rig.engine.conflicts), rig.engine.conflict_count) == ([conflict], 1)
     claim = rig.engine.begin(conflict.kept_as)
     assert bytes(rig.engine.content(claim).read(0, 9)) == b"ours"
 
@@ -218,6 +219,63 @@ def test_what_must_be_copied_from_blocks_what_would_overwrite_it(open_rig):
     rig.rename(("a", "b"))
     assert rig.engine.blockers("a") == ["b"]
     assert rig.engine.blockers("b") == []
+
+
+def test_a_key_is_not_claimed_in_a_version_whose_blockers_nobody_looked_at(open_rig):
+    rig = open_rig()
+    rig.known["a"] = _info("e1")
+    rig.chmod("a", FILE._replace(mode=stat.S_IFREG | 0o600))
+    version = rig.engine.get("a").version
+    rig.rename(("a", "b"))  # the deletion of `a` has to wait for `b` now
+    assert rig.engine.begin("a", version) is None
+    assert rig.engine.begin("a", rig.engine.get("a").version) is not None
+
+
+def test_a_deletion_outlives_a_crash_when_an_earlier_upload_ends_after_it(open_rig):
+    rig = open_rig()
+    rig.put("a", b"1")
+    claim = rig.engine.begin("a")
+    rig.remove("a")
+    with rig.engine.lock:  # the name is made anew, and its file is open
+        rig.engine.record([rig.engine.change("a", FILE, Logged(0), base="", ready=False)])
+    rig.engine.finish(claim, info=_info("etag-1"))
+    rig = open_rig()
+    (pending,) = rig.engine.pendings()
+    assert (pending.key, pending.attributes) == ("a", None)
+    assert rig.engine.is_ours({WRITER: rig.engine.writer(claim.pending)}, pending) == claim.pending.version
+
+
+def test_only_versions_since_a_key_began_to_differ_are_ours(open_rig):
+    rig = open_rig()
+    rig.put("a", b"1")
+    first = rig.engine.begin("a")
+    mark = {WRITER: rig.engine.writer(first.pending)}
+    rig.put("a", b"2")
+    assert rig.engine.is_ours(mark, rig.engine.get("a")) == first.pending.version
+    rig.engine.finish(first, info=_info("etag-1"))
+    assert rig.engine.is_ours(mark, rig.engine.get("a")) is None  # its ETag is known: who has another has edited it
+    rig = open_rig()
+    assert rig.engine.is_ours(mark, rig.engine.get("a")) is None
+    second = rig.engine.begin("a")
+    rig.put("a", b"3")
+    rig.engine.abandon(second)
+    rig.engine.rebase(rig.engine.begin("a"), "etag-2", second.pending.version)
+    assert rig.engine.is_ours({WRITER: rig.engine.writer(second.pending)}, rig.engine.get("a")) is None
+
+
+def test_a_file_that_is_gone_goes_before_a_folder_of_its_name_and_the_other_way_round(open_rig):
+    rig = open_rig()
+    rig.known["a"] = _info("e1")
+    rig.remove("a")
+    rig.mkdir("a/")
+    rig.put("a/b/c", b"1")
+    assert rig.engine.blockers("a/") == rig.engine.blockers("a/b/c") == ["a"]
+    assert rig.engine.blockers("a") == []
+    rig.known |= {"d/": _info("e2"), "d/x": _info("e3")}
+    rig.remove("d/x")
+    rig.remove("d/")
+    rig.put("d", b"1")
+    assert rig.engine.blockers("d") == ["d/", "d/x"]
 
 
 def test_a_deleted_folder_waits_for_what_is_below_it(open_rig):

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from datacache.store.bucket import PROBE_PREFIX
 from datacache.testing.faults import Answer, Fault
 from datacache.writeback import leftovers
 from datacache.writeback.records import UploadState
@@ -250,6 +251,16 @@ def test_unfinished_uploads_that_nobody_remembers_are_taken_back_when_they_are_o
     assert clean(60.0) == 0
     assert clean(-60.0) == 1
     assert sorted(upload["Key"] for upload in bucket.uploads()) == ["elsewhere", f"{PREFIX}mine"]
+
+
+def test_only_objects_of_our_own_making_are_taken_for_what_a_store_was_tried_out_on(bucket: BucketOnCeph) -> None:
+    rig = bucket.rig()
+    ours = PROBE_PREFIX + "0123456789abcdef"
+    theirs = [f"{PROBE_PREFIX}mine", f"{ours}.txt", f"{ours}/file", f"{PROBE_PREFIX}0123456789ABCDEF", f"{ours[:-1]}0"]
+    for name in [ours, *theirs]:
+        rig.somebody_writes(name, b"12345678" + b"9" * (name == theirs[-1]))
+    leftovers.remove_probes(rig.bucket, PREFIX, old_s=-60)
+    assert sorted(rig.objects()) == sorted(theirs)
 
 
 def test_a_bucket_that_lets_nobody_list_uploads_is_fine(bucket: BucketOnCeph) -> None:

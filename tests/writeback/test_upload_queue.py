@@ -42,6 +42,21 @@ def test_hurrying_helps_what_waits_to_be_quiet_but_not_what_failed() -> None:
     assert drained(queue, 2.0) == ["failing"]
 
 
+def test_while_the_store_is_thought_to_be_away_another_key_is_tried_each_time() -> None:
+    queue = UploadQueue(delay_s=0.0, every_s=1.0)
+    for number in range(100):
+        queue.changed(f"bad-{number}", 0.0)
+    queue.changed("good", 0.0)
+    found = set()
+    for now in range(1, 2000):
+        key = queue.pop_any(float(now))
+        assert key is not None
+        found.add(key)
+        queue.retry(key, float(now))
+    assert "good" in found
+    assert len(queue) == 101
+
+
 def test_a_key_waits_for_another_and_a_circle_is_told() -> None:
     queue = UploadQueue(delay_s=0.0, every_s=1.0)
     for key in ("a", "b", "c"):

@@ -149,6 +149,35 @@ def test_a_store_that_is_away_is_waited_for_and_asked_by_one_upload_at_a_time(bu
     assert not rig.uploader.status()["store_problem"]
 
 
+def test_keys_that_the_store_never_answers_do_not_hold_up_the_others(bucket: BucketOnCeph, rig: Rig) -> None:
+    rig.bucket.conditional()
+    bad = [f"bad-{number}" for number in range(5)]
+    bucket.proxy.always(Fault(status=500, code="InternalError", only=lambda _method, path: "/bad-" in path))
+    for key in bad:
+        rig.put(key, b"x")
+    until(lambda: rig.uploader.status()["store_problem"])
+    for number in range(20):
+        rig.put(f"good-{number}", b"x")
+        until(lambda number=number: rig.engine.get(f"good-{number}") is None)
+    assert sum(bucket.requests("PUT", key) for key in bad) < 60
+    assert not rig.uploader.status()["store_problem"]
+    bucket.proxy.heal()
+    rig.uploader.flush(60)
+    assert len(rig.objects()) == 25
+
+
+def test_who_waits_for_a_version_waits_although_a_later_one_is_pending(bucket: BucketOnCeph, rig: Rig) -> None:
+    rig.bucket.conditional()
+    bucket.proxy.always(Fault(status=503, code="SlowDown", only=only("PUT", "file")))
+    version = rig.put("file", b"first")
+    rig.put("file", b"second")
+    with pytest.raises(UploadError):
+        rig.uploader.wait_for("file", version, 0.3)
+    bucket.proxy.heal()
+    rig.uploader.wait_for("file", version, 30)
+    assert rig.objects() == {"file": b"second"}
+
+
 def test_what_is_refused_ends_a_flush_with_the_reason_and_holds_up_nothing_else(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.put("first", b"x")
     rig.uploader.flush(30)
