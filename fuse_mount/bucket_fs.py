@@ -25,7 +25,7 @@ from datacache.writeback.conflicts import conflict_key
 from datacache.writeback.draft import Draft
 from datacache.writeback.model import Attributes, Logged, Pending, Stored
 from datacache.writeback.overlay import parent_of
-from datacache.writeback.remote import Needs, RemoteFile, RemoteView
+from datacache.writeback.remote import Needs, RemoteFile, RemoteView, change_below
 from fuse_mount.bucket_files import OpenFile, OpenFiles, link_attributes
 from fuse_mount.bucket_tree import LOCAL, Node, Tree
 from fuse_mount.bucket_view import FOLDER_BASE, State, View
@@ -80,6 +80,15 @@ class Changes:
     mtime_ns: int | None = None
 
 
+@dataclass(slots=True)
+class Listing:
+    """One opendir(3)."""
+
+    ino: int
+    entries: list[DirEntry]
+    was_read: bool = False
+
+
 class Handle(NamedTuple):
     """One open(2)."""
 
@@ -112,9 +121,10 @@ class BucketFs:
         self._tree = Tree()
         self._files = OpenFiles(live)
         self._handles: dict[int, Handle] = {}
-        self._lists: dict[int, list[DirEntry]] = {}
+        self._lists: dict[int, Listing] = {}
         self._next_handle = 1
         self._below: dict[str, tuple[float, dict[str, RemoteFile]]] = {}
+        self._in_bucket: set[str] = set()  # folders below which this process has put something into the bucket
         engine.watcher = self
         self._known = engine.area.folder / "known.json"
         with contextlib.suppress(OSError):
@@ -153,21 +163,27 @@ class BucketFs:
     def opendir(self, ino: int) -> int:
         """A handle of what lies in a folder now, in order."""
         with self.engine.lock:
-            node = self._tree.get(ino)
-            key = node.key
-            found = []
-            if not self._tree.is_gone(node):
-                for name, _ in self._view.names(key):
-                    state = self._view.look(key, name, plain=True)
-                    if state is not None:
-                        found.append(DirEntry(name, state))
+            found = self._entries(self._tree.get(ino))
             handle = self._new_handle()
-            self._lists[handle] = found
+            self._lists[handle] = Listing(ino, found)
             return handle
 
+    def _entries(self, node: Node) -> list[DirEntry]:
+        if self._tree.is_gone(node):
+            return []
+        key = node.key
+        states = [(name, self._view.look(key, name, plain=True)) for name, _ in self._view.names(key)]
+        return [DirEntry(name, state) for name, state in states if state is not None]
+
     def readdir(self, handle: int, start: int) -> list[DirEntry]:
-        """Entries from a position on. For each that is taken over `entered` is to be called."""
-        return self._lists[handle][start:]
+        """Entries from a position on; from the beginning again, what lies in the folder then (rewinddir(3)). For each
+        that is taken over `entered` is to be called."""
+        with self.engine.lock:
+            listing = self._lists[handle]
+            if not start and listing.was_read:
+                listing.entries = self._entries(self._tree.get(listing.ino))
+            listing.was_read = True
+            return listing.entries[start:]
 
     def entered(self, ino: int, entry: DirEntry) -> Attr:
         """The kernel has been told of an entry, and will `forget` it: its attributes with an inode number."""
@@ -181,7 +197,8 @@ class BucketFs:
                 # told of an inode that is never looked up.
                 node = self._tree.passing()
             node.lookups += 1
-            return self._attr(node, self._state_of(node) if node.open is not None else state)
+            is_written = node.open is not None and node.open.draft is not None
+            return self._attr(node, self._state_of(node) if is_written else state)
 
     def releasedir(self, handle: int) -> None:
         """The handle is not used any more."""
@@ -417,15 +434,27 @@ class BucketFs:
         """As `WriteBack.gone`, for a folder: it is deleted after all that is still to be deleted below it, or an upload
         that was under way would bring it back to sight."""
         old = self.engine.overlay.get(key)
-        if old is not None and self.engine.overlay.anything_below(key):
+        if old is not None and (self.engine.overlay.anything_below(key) or key in self._in_bucket):
             gone = replace(old, attributes=None, content=None, base=FOLDER_BASE, version=self.engine.next_version())
             return [gone], []
         return self.engine.gone(key, base=base)
 
     def _look_below(self, key: str) -> None:
-        found = self.remote.below(key)
-        with self.engine.lock:
+        def take(found: dict[str, RemoteFile]) -> None:
             self._below[key] = (time.monotonic(), found)
+
+        self.remote.below(key, take)
+
+    def _applied(self, key: str, info: ObjectInfo | None, attributes: Attributes | None) -> None:
+        """The bucket has something else under a key now."""
+        file = self.remote.applied(key, info, attributes)
+        for folder, (_, found) in self._below.items():
+            change_below(found, folder, key, file)
+        if info is not None:
+            above = parent_of(key)
+            while above and above not in self._in_bucket:
+                self._in_bucket.add(above)
+                above = parent_of(above)
 
     # --- attributes -------------------------------------------------------------------------------------------------
 
@@ -560,8 +589,9 @@ class BucketFs:
                 self.on_stale(node.parent.ino, node.name)
                 self._tree.unname(node)
 
-    def flush(self, handle: int) -> Callable[[], None] | None:
-        """close(2): what has to be done for all that was written to be acknowledged. It waits for a disk."""
+    def flush(self, handle: int, *, wait: bool = True) -> Callable[[], None] | None:
+        """close(2): what has to be done for all that was written to be acknowledged. It waits for a disk, with `wait`
+        for room as well."""
         with self.engine.lock:
             opened = self._handles[handle]
             file = opened.file
@@ -571,7 +601,7 @@ class BucketFs:
             waits = self.engine.ack == "uploaded" and file.ticket > 0
             if not opened.writes or not (dirty or waits or self.engine.unsettled(file.ticket)):
                 return None
-            return partial(self._settle, file)
+            return partial(self._settle, file, wait=wait)
 
     def is_small(self, handle: int) -> bool:
         """Whether an open file's bytes go into the journal."""
@@ -603,14 +633,15 @@ class BucketFs:
             self._close_if_unused(file)
             return None
 
-    def long_open(self) -> list[tuple[int, Callable[[], None]]]:
-        """Inode numbers of files that have been open for writing for a while, and what is to be done in a thread for
-        each, after the kernel has written what it has of it."""
+    def long_open(self, for_s: float | None = None) -> list[tuple[int, Callable[[], None]]]:
+        """Inode numbers of files that have been open for writing for a while (None: as long as it is set), and what is
+        to be done in a thread for each, after the kernel has written what it has of it."""
         now = time.monotonic()
+        for_s = self.live.upload_every_s if for_s is None else for_s
         due: list[tuple[int, Callable[[], None]]] = []
         with self.engine.lock:
             for opened in self._handles.values():
-                if opened.writes and opened.file.synced_at + self.live.upload_every_s <= now:
+                if opened.writes and opened.file.synced_at + for_s <= now:
                     opened.file.synced_at = now
                     due.append((opened.file.node.ino, partial(self._settle, opened.file)))
         return due
@@ -633,9 +664,9 @@ class BucketFs:
         it. (A thread costs some 0.1 ms, most of it with the interpreter's lock.)"""
         return self.engine.commit_s < _QUICK_COMMIT_S and self.engine.ack == "staged"
 
-    def commit(self) -> None:
-        """Return when all changes of names so far are durable. May take long."""
-        self.engine.commit(wait_s=self.live.staging_wait_s)
+    def commit(self, *, wait: bool = True) -> None:
+        """Return when all changes of names so far are durable. May take long: with `wait`, for room as well."""
+        self.engine.commit(wait_s=self.live.staging_wait_s if wait else 0.0)
 
     def _opened(self, file: OpenFile, *, writes: bool) -> int:
         handle = self._new_handle()
@@ -648,8 +679,9 @@ class BucketFs:
         self._next_handle += 1
         return self._next_handle
 
-    def _settle(self, file: OpenFile) -> None:
-        """Make what was written to a file durable and pending. In a thread, without the lock."""
+    def _settle(self, file: OpenFile, *, wait: bool = True) -> None:
+        """Make what was written to a file durable and pending. Without the lock, and in a thread: with `wait` for room,
+        too. It may be called again after any error."""
         if file.spoiled is not None:
             self._close_if_unused(file)
             raise file.spoiled
@@ -657,7 +689,7 @@ class BucketFs:
             pending = self._stage(file)
         finally:
             self._close_if_unused(file)
-        self.engine.commit(file.ticket, wait_s=self.live.staging_wait_s)
+        self.engine.commit(file.ticket, wait_s=self.live.staging_wait_s if wait else 0.0)
         if self.engine.ack == "uploaded":
             pending = pending or self.engine.get(self._key_of(file))
             if pending is not None and pending.ready:
@@ -690,7 +722,7 @@ class BucketFs:
 
     def uploaded(self, pending: Pending, info: ObjectInfo | None) -> None:
         """See `writeback.engine.Watcher`."""
-        self.remote.applied(pending.key, info, pending.attributes)
+        self._applied(pending.key, info, pending.attributes)
         node = self._tree.find(pending.key)
         if info is None or node is None or node.is_folder:
             return
@@ -708,7 +740,7 @@ class BucketFs:
     def moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:
         """See `writeback.engine.Watcher`."""
         node = self._tree.find(key)
-        self.remote.applied(key, theirs, None)
+        self._applied(key, theirs, None)
         if theirs is None:
             self.remote.expire(parent_of(key))
         if node is None:
@@ -828,7 +860,9 @@ class BucketFs:
     def _made_here(self, folder: str) -> bool:
         """Whether a folder was made through this mount and the bucket cannot have anything in it."""
         pending = self.engine.overlay.get(folder)
-        return pending is not None and pending.attributes is not None and not pending.base and not pending.touched
+        if pending is None or pending.attributes is None or folder in self._in_bucket:
+            return False
+        return not pending.base and not pending.touched
 
     def _seen_base(self, folder: Node, name: str) -> str:
         """The base of a folder that is or was here: whether the bucket has anything under its name."""

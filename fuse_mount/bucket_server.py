@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ class BucketServer:
         self._supervisor = os.getppid()
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._live: LiveBucket
+        self._sync_open: Callable[[], None] = lambda: None
         self._info: BucketInfo
         self._final_flush_s = config.stop_flush_s
         """How long to go on uploading after the unmount. Set by who unmounts, read after it."""
@@ -91,6 +93,7 @@ class BucketServer:
             self._live.close()
             raise
         notes += _stray_notes(target, placed.strays)
+        self._sync_open = partial(pyfuse3_adapter.sync_open, fs)
         mount = session.mount_at(target)
         self._info = BucketInfo(
             mountpoint=Path(target),
@@ -197,6 +200,7 @@ class BucketServer:
         if timeout_s <= 0 or self._hurry.is_set():
             return
         try:
+            self._sync_open()
             self._live.flush(timeout_s=timeout_s, progress=go_on)
         except _Interrupted:
             _log.info("flushing was ended")
@@ -241,6 +245,7 @@ class BucketServer:
 
         def flush() -> None:
             try:
+                self._sync_open()
                 self._live.flush(timeout_s=request.get("timeout_s"), progress=go_on)
             except BaseException as exc:  # noqa: BLE001 - raised again by who waits
                 failed.put(exc)

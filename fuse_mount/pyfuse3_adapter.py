@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pyfuse3
 import trio
 
-from datacache.core.errors import DatacacheError
+from datacache.core.errors import DatacacheError, StagingFullError
 from datacache.writeback.remote import Needs
 from fuse_mount.bucket_fs import LONGEST_NAME, Attr, BucketFs, Changes
 from fuse_mount.errno_map import FailureLog, errno_of
@@ -54,6 +54,16 @@ def serve(fs: BucketFs, mountpoint: str, options: Iterable[str], *, ready: Calla
         trio.run(_run, fs, operations)
     finally:
         pyfuse3.close(unmount=True)
+
+
+def sync_open(fs: BucketFs) -> None:
+    """Make durable what was written to files that are open: from another thread than `serve`'s."""
+    for ino, settle in fs.long_open(0.0):
+        try:
+            _bring_pages(ino)
+            settle()
+        except (DatacacheError, OSError) as exc:
+            _log.warning("an open file could not be made durable: %s", exc)
 
 
 def stop() -> None:
@@ -216,7 +226,8 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
     @_request
     async def readdir(self, fh: int, start: int, token: Any) -> None:
         ino = self._folders[fh]
-        for number, entry in enumerate(self._fs.readdir(fh, start), start + 1):
+        entries = await _answer(self._fs.readdir, fh, start)
+        for number, entry in enumerate(entries, start + 1):
             attr = self._fs.entered(ino, entry)
             if not pyfuse3.readdir_reply(token, os.fsencode(entry.name), self._entry(attr), number):
                 self._fs.forget(attr.ino, 1)
@@ -298,12 +309,17 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     @_request
     async def flush(self, fh: int) -> None:
-        settle = self._fs.flush(fh)
+        quick = self._fs.is_quick and self._fs.is_small(fh)
+        settle = self._fs.flush(fh, wait=not quick)
         if settle is None:
             return
-        if self._fs.is_quick and self._fs.is_small(fh):
-            settle()
-        else:
+        if quick:
+            try:
+                settle()
+                return
+            except StagingFullError:  # room is waited for in a thread
+                settle = self._fs.flush(fh)
+        if settle is not None:
             await trio.to_thread.run_sync(settle)
 
     @_request
@@ -336,9 +352,12 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     async def _durably(self, answer: T) -> T:
         if self._fs.is_quick:
-            self._fs.commit()
-        else:
-            await trio.to_thread.run_sync(self._fs.commit)
+            try:
+                self._fs.commit(wait=False)
+                return answer
+            except StagingFullError:
+                pass
+        await trio.to_thread.run_sync(self._fs.commit)
         return answer
 
     def _entry(self, attr: Attr) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from datacache import api
-from datacache.core.errors import StoreUnavailableError
+from datacache.core.errors import StoreUnavailableError, UploadError
 from datacache.settings import Settings
 from datacache.testing.faults import Fault, FaultProxy
 from datacache.writeback.live import LiveBucket
@@ -259,6 +259,82 @@ def test_a_folder_is_renamed_in_one_step_with_all_that_the_bucket_has_in_it(open
     assert directory.read("renamed/b/c") == b"b/c"
 
 
+def test_a_folder_that_is_renamed_while_its_files_are_uploaded_keeps_them_all(opened: Open, bucket: Path):
+    directory = opened()
+    original = directory.fs.remote.below
+
+    def uploads_meanwhile(folder: str, take: Any) -> None:
+        directory.flush()  # between the listing and its use
+        original(folder, take)
+        directory.write("run/later", b"later")
+        directory.flush()
+
+    directory.mkdir("run")
+    directory.flush()
+    directory.write("run/a", b"a")
+    directory.fs.remote.below = uploads_meanwhile  # type: ignore[method-assign]
+    directory.rename("run", "done")
+    assert directory.names("done") == ["a", "later"]
+    directory.flush()
+    found = {str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file()}
+    assert found == {"done/a", "done/later"}
+
+
+def test_a_folder_made_here_is_renamed_with_what_was_uploaded_before_it(opened: Open, bucket: Path):
+    directory = opened()
+    directory.mkdir("run")
+    directory.write("run/a", b"a")
+    claim = directory.live.engine.begin("run/a")  # the file comes before its folder's marker
+    if claim is not None:
+        info = directory.live.engine.bucket.write(f"{bucket}/run/a"[1:], b"a", {}, expect="")
+        directory.live.engine.finish(claim, info)
+    directory.rename("run", "done")
+    assert directory.names("done") == ["a"]
+    directory.flush()
+    assert (bucket / "done" / "a").read_bytes() == b"a"
+    assert not (bucket / "run").exists()
+
+
+def test_a_folder_that_is_deleted_while_its_files_are_uploaded_stays_deleted(opened: Open, bucket: Path):
+    directory = opened()
+    directory.mkdir("run")
+    directory.write("run/a", b"a")
+    engine = directory.live.engine
+    claim = engine.begin("run/a")
+    directory.unlink("run/a")
+    directory.do(directory.fs.rmdir, ROOT, b"run")
+    if claim is not None:
+        engine.finish(claim, engine.bucket.write(f"{bucket}/run/a"[1:], b"a", {}, expect=""))
+    assert directory.names() == []
+    directory.flush()
+    assert directory.names() == []
+    assert os.listdir(bucket) == []
+
+
+def test_an_open_folder_is_read_anew_from_its_beginning(opened: Open):
+    directory = opened()
+    handle = directory.do(directory.fs.opendir, ROOT)
+    assert directory.do(directory.fs.readdir, handle, 0) == []
+    directory.write("a", b"")
+    assert [entry.name for entry in directory.do(directory.fs.readdir, handle, 0)] == ["a"]
+
+
+def test_what_is_written_while_somebody_else_changes_the_object_has_a_name_in_the_end(opened: Open, bucket: Path):
+    (bucket / "a").write_bytes(b"1")
+    directory = opened(ttl_s=60.0)
+    directory.chmod("a", 0o600)
+    handle = directory.open("a", os.O_WRONLY | os.O_TRUNC)
+    directory.do(directory.fs.write, handle, 0, b"ours")
+    (bucket / "a").write_bytes(b"theirs")
+    directory.flush()  # of the attributes
+    directory.close(handle)
+    directory.flush()
+    assert (bucket / "a").read_bytes() == b"theirs"
+    (kept,) = [path for path in bucket.iterdir() if path.name != "a"]
+    assert kept.name.startswith("a.conflict-")
+    assert kept.read_bytes() == b"ours"
+
+
 def test_two_names_are_swapped(opened: Open, bucket: Path):
     (bucket / "a").write_bytes(b"1")
     (bucket / "b").write_bytes(b"22")
@@ -420,6 +496,26 @@ def test_what_was_known_is_known_in_the_next_process_when_the_store_is_away(
     proxied.accept()
     directory.flush()
     assert rclone_s3.client().get_object(Bucket="recall", Key="live/after")["Body"].read() == b"2"
+
+
+def test_refused_credentials_leave_what_is_staged_and_what_is_known(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
+):
+    rclone_s3.make_bucket("refused")
+    directory = opened("s3://refused/live")
+    directory.write("known", b"known")
+    directory.flush()
+    assert directory.names() == ["known"]
+    proxied.always(Fault(status=403, code="InvalidAccessKeyId"))
+    until(lambda: directory.names() and directory.fs.remote._away is not None, True)
+    directory.write("new", b"new")
+    assert directory.names() == ["known", "new"]
+    assert directory.read("new") == b"new"
+    with pytest.raises(UploadError, match="access is denied"):
+        directory.flush()
+    proxied.heal()
+    directory.flush()
+    assert directory.live.status()["dirty_files"] == 0
 
 
 def test_one_name_in_a_large_folder_is_asked_for_alone(opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3):
