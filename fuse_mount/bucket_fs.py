@@ -41,6 +41,8 @@ LONGEST_LINK = 4095
 _QUICK_COMMIT_S = 0.001
 _RECALL_S = 2 * 3600.0
 """How long ago an earlier process may have ended whose knowledge of the bucket is used in an outage."""
+_BLOBS_AT_ONCE = 16 * 2**20
+"""Bytes in the journal that the renaming of a folder takes along in one record."""
 _MOST_NODES = 20_000
 """Files and folders that the kernel may know of before it is asked to forget the oldest ones."""
 _TREE_S = 5.0
@@ -382,6 +384,9 @@ class BucketFs:
         unsettled = [n.open for n in inside if n.open is not None and n.open.draft is not None and n.open.draft.dirty]
         if unsettled:
             raise Needs(lambda: self._settle_all(unsettled))
+        logged = [p for k in self.engine.overlay.below(key) if (p := self.engine.overlay.get(k)) and _is_logged(p)]
+        if sum(pending.size_bytes for pending in logged) > _BLOBS_AT_ONCE:
+            raise Needs(lambda: self._spill(logged))
         base = target.base if target is not None else self._seen_base(new_folder, new_text)
         made_here = self._made_here(key)
         taken_at, below = self._below.pop(key, (-1e9, {}))
@@ -429,6 +434,17 @@ class BucketFs:
             drops += drop
             blobs |= blob
         return pendings, drops, blobs
+
+    def _spill(self, logged: list[Pending]) -> None:
+        """Bring bytes out of the journal into files of their own, the largest first, so that one record can rename the
+        keys of all."""
+        logged.sort(key=lambda pending: -pending.size_bytes)
+        left = sum(pending.size_bytes for pending in logged)
+        for pending in logged:
+            if left <= _BLOBS_AT_ONCE:
+                return
+            left -= pending.size_bytes
+            self.engine.spill(pending)
 
     def _gone_folder(self, key: str, base: str) -> tuple[list[Pending], list[str]]:
         """As `WriteBack.gone`, for a folder: it is deleted after all that is still to be deleted below it, or an upload
@@ -868,6 +884,10 @@ class BucketFs:
         """The base of a folder that is or was here: whether the bucket has anything under its name."""
         _, is_folder = self.remote.entry(folder.key, name)
         return FOLDER_BASE if is_folder else ""
+
+
+def _is_logged(pending: Pending) -> bool:
+    return pending.ready and isinstance(pending.content, Logged)
 
 
 def _changed(attributes: Attributes, changes: Changes) -> Attributes:

@@ -26,6 +26,7 @@ from datacache.core.errors import DatacacheError, StagingError, StagingFullError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
+from datacache.writeback.area_files import FULL
 from datacache.writeback.conflict_log import ConflictLog
 from datacache.writeback.conflicts import conflict_key
 from datacache.writeback.files import StagedFiles
@@ -148,6 +149,8 @@ class WriteBack:
         self._listeners: list[Callable[[Pending], None]] = []
         self._after: deque[tuple[int, Callable[[], None]]] = deque()  # what may happen once a ticket is durable
         self._ticket = self._durable = 0
+        self._needs_ended = 0
+        """The ticket of the last record by which a key stopped to need another key's object."""
         self._version = time.time_ns() // 1000
         self.commit_s = 1.0
         """How long it takes to make a change durable: a moving mean."""
@@ -208,22 +211,25 @@ class WriteBack:
         whose content is `Logged`; where it lacks one, the key keeps the bytes it has. What is not ready stays in
         memory."""
         blobs = blobs or {}
+        drop, pendings = list(drop), list(pendings)
         with self.lock:
-            changes: list[Change] = []
+            changes = [Change(PENDING + key, None) for key in drop if PENDING + key in self._journal]
+            # What is not ready is not recorded: a deletion that it follows stays in the journal, or a crash would bring
+            # the old object back.
+            changes += [self._change_of(pending, blobs) for pending in pendings if pending.ready]
+            if changes:
+                self._ticket = self._journal.append(changes)  # from here on nothing may fail
+                self._wake.set()
             released: set[int] = set()
             for key in drop:
-                old = self.overlay.drop(key)
-                if old is not None:
-                    self._release(old, released)
-                    if PENDING + key in self._journal:
-                        changes.append(Change(PENDING + key, None))
+                self._release(self.overlay.drop(key), released)
             for pending in pendings:
-                changes += self._replace(pending, blobs, released)
+                self._release(self.overlay.get(pending.key), released)
+                if isinstance(pending.content, Staged):
+                    self._refs[pending.content.file] = pending.key
+                self.overlay.set(pending)
                 for listener in self._listeners:
                     listener(pending)
-            if changes:
-                self._ticket = self._journal.append(changes)
-                self._wake.set()
             for number in released.difference(self._refs):
                 if number not in self._held:
                     self._later(partial(self.files.remove, number))
@@ -311,7 +317,7 @@ class WriteBack:
         with self.lock:
             pending = self.overlay.get(key)
         if pending is not None and pending.base:
-            self.commit()
+            self.commit(self._needs_ended)
         with self.lock:
             pending = self.overlay.get(key)
             if pending is None or not pending.ready or key in self._claims or key in self._local_folders:
@@ -535,15 +541,38 @@ class WriteBack:
                     if len(data) != stop - start:
                         self.files.remove(number)
                         return None
-                    os.pwrite(fd, data, start)
-                    self.files.grow(number, len(data))
+                    view, done = memoryview(data), 0
+                    while done < len(view):  # a disk that fills up takes a part of it
+                        done += os.pwrite(fd, view[done:], start + done)
+                    self.files.grow(number, len(view))
                 self.files.sync(fd, number)
             finally:
                 os.close(fd)
-        except BaseException:
+        except BaseException as exc:
             self.files.remove(number)
+            if isinstance(exc, OSError) and exc.errno in FULL and not isinstance(exc, StagingError):
+                raise StagingFullError(
+                    f"there is no room in {self.area.folder} for a copy of {size_bytes:,} bytes",
+                    hint="Free some room there. Room also comes free as files are uploaded: see dsctl status.",
+                ) from exc
             raise
         return number
+
+    def spill(self, pending: Pending) -> None:
+        """Bring what lies in the journal into a staged file; nothing is done if the key has changed meanwhile."""
+        with self.lock:
+            if self.overlay.get(pending.key) != pending:
+                return
+            data = self.blob(pending.key)
+        number = self._copied(lambda start, stop: memoryview(data)[start:stop], len(data))
+        if number is None:
+            return
+        with self.lock:
+            if self.overlay.get(pending.key) == pending and pending.key not in self._claims:
+                self.record([replace(pending, content=Staged(number, len(data)))])
+                number = None
+        if number is not None:
+            self.files.remove(number)
 
     def upload_state(self, key: str) -> UploadState | None:
         """The unfinished upload in parts that was recorded for a key."""
@@ -586,23 +615,20 @@ class WriteBack:
 
     # --- within ----------------------------------------------------------------------------------------------------
 
-    def _replace(self, pending: Pending, blobs: Mapping[str, bytes], released: set[int]) -> list[Change]:
+    def _change_of(self, pending: Pending, blobs: Mapping[str, bytes]) -> Change:
         key = PENDING + pending.key
         blob = blobs.get(pending.key, b"")
-        if pending.ready and isinstance(pending.content, Logged) and pending.content.size_bytes and not blob:
+        if isinstance(pending.content, Logged) and pending.content.size_bytes and not blob:
             blob = self._journal.read(key)
-        old = self.overlay.get(pending.key)
-        if old is not None:
-            self._release(old, released)
-        if isinstance(pending.content, Staged):
-            self._refs[pending.content.file] = pending.key
-        self.overlay.set(pending)
-        if not pending.ready:
-            return []  # a deletion that it follows stays in the journal, or a crash would bring the old object back
-        return [Change(key, encode_pending(pending), blob)]
+        return Change(key, encode_pending(pending), blob)
 
-    def _release(self, old: Pending, released: set[int]) -> None:
+    def _release(self, old: Pending | None, released: set[int]) -> None:
+        """A key's old content is not its content any more."""
+        if old is None:
+            return
         self._local_folders.discard(old.key)
+        if isinstance(old.content, Stored) and old.content.key != old.key:
+            self._needs_ended = self._ticket
         if isinstance(old.content, Staged) and self._refs.get(old.content.file) == old.key:
             del self._refs[old.content.file]
             released.add(old.content.file)

@@ -387,7 +387,7 @@ class RemoteView:
             raise errors[0]
 
     def _look(self, key: str) -> tuple[RemoteFile, Attributes] | None:
-        """The object now with its attributes; None if it is gone."""
+        """The object now with its attributes; None if it is gone. One whose metadata are refused to us has plain ones."""
         default = self._folder_default if key.endswith("/") else self._file_default
         with self._request(whole=False):
             try:
@@ -396,6 +396,17 @@ class RemoteView:
                 if exc.url == self._bucket.url:
                     raise
                 return None
+            except StoreUnavailableError:
+                raise
+            except StoreError as exc:
+                with self._lock:
+                    listed = self._folders.get(parent_of(key))
+                    file = listed.files.get(name_of(key)) if listed is not None else None
+                if file is None:
+                    raise
+                _log.info("%s: its metadata cannot be looked at: %s", key, exc)
+                attributes = self.plain_attributes(file)
+                return file._replace(attributes=attributes), attributes
             attributes = read_attributes(live.metadata, default._replace(mtime_ns=live.info.mtime_ns))
             info = live.info
             return RemoteFile(info.size_bytes, info.etag, info.mtime_ns, attributes), attributes

@@ -93,7 +93,7 @@ class UploadBoard:
                 now = self._clock()
                 wait_s = self.health.wait_s(now) if self.halted is None else None
                 if wait_s == 0:
-                    key = self._queue.pop_any(now) if self.health.limited else self._queue.pop(now)
+                    key = self._queue.pop_any(now) if self.health.away else self._queue.pop(now)
                     if key is not None:
                         self._work.notify()  # the next one may be due as well
                         return key, self.health.begin()

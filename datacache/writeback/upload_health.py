@@ -34,6 +34,11 @@ class StoreHealth:
         """Whether one upload at a time is tried."""
         return self._failed >= IN_A_ROW
 
+    @property
+    def away(self) -> bool:
+        """Whether that is because it does not answer."""
+        return self.limited and bool(self.reason)
+
     def wait_s(self, now: float) -> float | None:
         """How long to wait before something is tried: 0 for not at all, None until a try that is under way ends."""
         if not self.limited:

@@ -107,6 +107,7 @@ class PartsUpload:
         self._missing = deque(number for number in numbers if number not in self._parts)
         self._sending = 0
         self._error: BaseException | None = None
+        self._over = False  # it was stopped: whoever looks for work finds none here
 
     @property
     def kept_bytes(self) -> int:
@@ -116,7 +117,11 @@ class PartsUpload:
     @property
     def has_work(self) -> bool:
         """Whether a thread can help."""
-        return bool(self._missing) and self._error is None and not self._claim.torn
+        return bool(self._missing) and self._error is None and not (self._claim.torn or self._over)
+
+    def _goes_on(self) -> bool:
+        self._over = self._over or (self.has_work and self._stopped())
+        return self.has_work
 
     def help(self) -> bool:
         """Send one part: whether there was one to send. Errors are `run`'s to raise.
@@ -124,14 +129,14 @@ class PartsUpload:
         The part is chosen when there is room for it: a thread that waits for room holds none back, which a store that
         takes parts in their order (`rclone serve s3`) would wait for, with those in flight.
         """
-        if not self.has_work or self._stopped():
+        if not self._goes_on():
             return False
         with self._bodies.buffer(min(self._part_bytes, self._reader.size_bytes)) as buffer:
             return self._send_next(buffer)
 
     def _send_next(self, buffer: memoryview) -> bool:
         with self._changed:
-            if not self.has_work or self._stopped():
+            if not self._goes_on():
                 return False
             number = self._missing.popleft()
             self._sending += 1

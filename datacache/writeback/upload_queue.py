@@ -8,11 +8,8 @@ another key is done). A key costs a tuple in a heap and an entry of a dict, some
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections.abc import Iterable
-
-_DRAWS = 8
 
 
 class UploadQueue:
@@ -97,15 +94,15 @@ class UploadQueue:
         return None
 
     def pop_any(self, now: float) -> str | None:
-        """As `pop`, but not the one that is due first: another one each time, where there are several."""
-        for _ in range(_DRAWS):
-            due, key = random.choice(self._heap) if self._heap else (math.inf, "")
-            if due <= now and self._due.get(key) == due and key not in self._last:
-                del self._due[key]
-                self._forget(key)
-                self._active.add(key)
-                return key
-        return self.pop(now)
+        """As `pop`, but one that has not failed yet comes first, whichever: another one each time."""
+        new = [key for due, key in self._heap if due <= now and self._due.get(key) == due and key not in self._retries]
+        if not new:
+            return self.pop(now)
+        key = random.choice(new)
+        del self._due[key]
+        self._forget(key)
+        self._active.add(key)
+        return key
 
     def next_due(self) -> float | None:
         """When the next key is due."""

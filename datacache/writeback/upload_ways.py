@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from datacache.core.errors import DatacacheError, ObjectNotFoundError
+from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Part
@@ -37,15 +37,21 @@ class Sending:
     stopped: Callable[[], bool]
 
     def forget_unfinished(self, key: str) -> None:
-        """Take back an upload in parts that was recorded for a key and that nobody will go on with."""
+        """Take back an upload in parts that was recorded for a key and that nobody will go on with. What the store
+        refuses to take back is left to it."""
         state = self.engine.upload_state(key)
         if state is None:
             return
         bucket, full = self.engine.bucket, self.engine.prefix + key
-        # Without an id the process ended between beginning the upload and writing down which it is.
-        ids = [state.id] if state.id else [found.id for found in bucket.list_uploads(full) if found.key == full]
-        for id in ids:
-            bucket.abort_upload(full, id)
+        try:
+            # Without an id the process ended between beginning the upload and writing down which it is.
+            ids = [state.id] if state.id else [found.id for found in bucket.list_uploads(full) if found.key == full]
+            for id in ids:
+                bucket.abort_upload(full, id)
+        except StoreUnavailableError:
+            raise
+        except StoreError as exc:
+            _log.warning("%s: an unfinished upload is left behind in the bucket: %s", full, exc)
         self.engine.save_upload(key, None)
 
     def raise_if_bucket(self, exc: BaseException) -> None:
