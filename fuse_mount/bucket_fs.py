@@ -528,6 +528,7 @@ class BucketFs:
             if node.open is None:
                 node.open = OpenFile(node, self._state_of(node))
             file = node.open
+            file.handles += 1  # it is not to go meanwhile
         try:
             while True:
                 try:
@@ -538,6 +539,8 @@ class BucketFs:
                     needs.load()
             self._settle(file)
         finally:
+            with self.engine.lock:
+                file.handles -= 1
             self._close_if_unused(file)
 
     def _settle_all(self, files: list[OpenFile]) -> None:
@@ -569,8 +572,11 @@ class BucketFs:
             file = node.open
             truncates = bool(flags & os.O_TRUNC)
             writes = truncates or flags & os.O_ACCMODE != os.O_RDONLY
+            if writes and not truncates and isinstance(state.content, Stored) and state.content.key == state.key:
+                self.remote.checked(state.key)  # a part of what somebody else has replaced cannot be changed
+                state = self._state_of(node)
             if file.draft is None and state.content != file.content:
-                self._files.set_content(file, state.content)  # another version by now
+                self._files.set_content(file, state.content or Logged(0))  # another version by now
                 file.base, file.attributes = state.base, state.attributes
             if truncates:
                 try:
@@ -601,9 +607,16 @@ class BucketFs:
                 return
             file.spoiled = exc
             node = file.node
-            if node.parent is not None and not self._tree.is_gone(node):
-                self.on_stale(node.parent.ino, node.name)
-                self._tree.unname(node)
+            if node.parent is None or self._tree.is_gone(node):
+                return
+            key = node.key
+            self.on_stale(node.parent.ino, node.name)
+            self._tree.unname(node)
+            pending = self.engine.overlay.get(key)
+            if pending is not None and not pending.ready:  # a new file, of which nothing is to be kept
+                pendings, drop = self.engine.gone(key, base="")
+                self.engine.record(pendings, drop=drop)
+            _log.error("%s: what was written is lost, and its writer is told at close: %s", key, exc)
 
     def flush(self, handle: int, *, wait: bool = True) -> Callable[[], None] | None:
         """close(2): what has to be done for all that was written to be acknowledged. It waits for a disk, with `wait`

@@ -71,6 +71,8 @@ class Bucket(ObjectStore, Protocol):
 
     part_bytes: int
     """The size to cut a large object into (the last part may be smaller); objects up to it are put in one request."""
+    max_parts: int
+    """How many parts an upload may have; of larger objects the parts are larger."""
 
     def conditional(self) -> bool:
         """Whether the store itself checks `expect`. Asked for once a process, on an object of our own that is deleted

@@ -39,6 +39,7 @@ class LocalBucket(LocalStore):
     """The file system from its root down, as `LocalStore` has it, written as a bucket."""
 
     part_bytes = 8 * 2**20
+    max_parts = 2**31
 
     def __init__(self) -> None:
         self._uploads = LocalUploads(self.part_bytes)

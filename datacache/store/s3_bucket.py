@@ -52,6 +52,7 @@ class S3Bucket(S3Store):
     """One bucket. `probe_prefix` is where the server is tried out, `copy_limit_bytes` what one request may copy."""
 
     part_bytes = multipart.PART_BYTES
+    max_parts = multipart.MAX_PARTS
 
     def __init__(
         self,
@@ -191,6 +192,8 @@ class S3Bucket(S3Store):
         if expect == "":
             self._expect(key, expect)
             return
+        if key.endswith("/") and not self._traits.get().markers:
+            return  # there is none, and a server over a file system would take it for its folder
 
         def remove(conditions: Mapping[str, str]) -> None:
             self._requests.get().delete(key, headers=conditions)

@@ -39,6 +39,8 @@ _log = logging.getLogger("datacache.writeback")
 _AWAY_S = 3.0
 """How long a store that could not be reached is not asked again where something older will do. Then one request finds
 out whether it is back."""
+_ASKING_S = 35.0
+"""How long a request may take that finds out: longer than its own timeout."""
 _RETRY_S = 1.0
 """How long a request that fails is tried again: who asks waits for it."""
 _SHORTEST_TTL_S = 0.2
@@ -51,6 +53,7 @@ _MAX_NAMES = 300_000
 """Names of listed folders that are remembered."""
 _KEPT_NAMES = 10_000
 _MAX_PROBES = 20_000
+_CHECKED_S = 0.5
 _LONGEST_NAME = 255
 _LOOK_AHEAD = 1000
 """Objects of a folder whose metadata are asked for when it is listed: with more that are unknown, names come first."""
@@ -120,6 +123,7 @@ class RemoteView:
         self._news = False
         self._probes: dict[str, _Probe] = {}
         self._probed: dict[str, int] = {}  # how many names of a folder that was not listed were asked for
+        self._checked: dict[str, float] = {}
         self._folder_attributes: dict[str, tuple[float, Attributes]] = {}
         self._events: deque[tuple[int, str, RemoteFile | None]] = deque()
         self._event = 0
@@ -168,6 +172,34 @@ class RemoteView:
         if self._is_away():
             raise self._unavailable(key)
         raise Needs(lambda: self._look_at([key]))
+
+    def checked(self, key: str) -> None:
+        """See that what is known of an object was asked for just now. For who is about to change a part of it."""
+        at = self._checked.get(key)
+        if (at is not None and at + _CHECKED_S > _now()) or self._is_away():
+            return
+        raise Needs(lambda: self._check(key))
+
+    def _check(self, key: str) -> None:
+        with self._lock:
+            since = self._event
+            self._loading += 1
+        try:
+            found = self._look(key)
+        except StoreUnavailableError:
+            return  # known as away from now on
+        finally:
+            with self._lock:
+                self._loading -= 1
+                ours = any(number > since and changed == key for number, changed, _ in self._events)
+                if not self._loading:
+                    self._events.clear()
+        with self._lock:
+            if len(self._checked) >= _MAX_PROBES:
+                self._checked.clear()
+            self._checked[key] = _now()
+            if not ours:
+                self._apply(key, found[0] if found is not None else None)
 
     def plain_attributes(self, file: RemoteFile) -> Attributes:
         """A file's attributes as far as they are known."""
@@ -387,7 +419,7 @@ class RemoteView:
             raise errors[0]
 
     def _look(self, key: str) -> tuple[RemoteFile, Attributes] | None:
-        """The object now with its attributes; None if it is gone. One whose metadata are refused to us has plain ones."""
+        """The object now with its attributes; None if it is gone. What is refused to us has plain ones."""
         default = self._folder_default if key.endswith("/") else self._file_default
         with self._request(whole=False):
             try:
@@ -464,7 +496,7 @@ class RemoteView:
             return False
         if _now() < self._away_until:
             return True
-        self._away_until = _now() + _AWAY_S  # the others wait for what comes of this one
+        self._away_until = _now() + _ASKING_S  # the others use what is known until this one has an answer
         return False
 
     def _is_fresh(self, read_at: float) -> bool:

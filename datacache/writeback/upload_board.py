@@ -26,6 +26,7 @@ _FIRST_RETRY_S = 1.0
 _LONGEST_WAIT_S = 30.0
 """Between two tries of one key that the store did not answer; what it refuses is tried half as often."""
 _TORN_IN_A_ROW = 3
+_TORN_HINT = "It is uploaded when the program that has it open pauses, or closes it."
 _A_LARGE_ONE = "\0"
 """Stands for a large upload that is under way: no key has a zero byte in it."""
 
@@ -295,8 +296,14 @@ class UploadBoard:
         self._torn[key] = count = self._torn.get(key, 0) + 1
         if count < _TORN_IN_A_ROW:
             self._queue.retry(key, now + self._delay_s)
-        else:
-            self._queue.when_quiet(key, now, min(self._delay_s * 2.0 ** min(count, 20), 4 * self._every_s))
+            return
+        wait_s = min(self._delay_s * 2.0 ** min(count, 20), 4 * self._every_s)
+        self._queue.when_quiet(key, now, wait_s)
+        # Who waits is told: it may go on for ever.
+        failure = self.report.failed(key, StagingError("it is written to all the time", hint=_TORN_HINT), wait_s)
+        for wait in self._waits:
+            wait.failed(failure)
+            self._tell(wait)
 
     # --- who waits ---------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from typing import Protocol
 from datacache.core.budget import ByteBudget
 from datacache.store.bucket import Bucket, Part
 
-MAX_PARTS = 10_000
 _MIB = 2**20
 
 
@@ -74,9 +73,9 @@ class Bodies:
                     self._free = [*self._free[: self._used - 1], buffer] if self._used else []
 
 
-def part_size(size_bytes: int, part_bytes: int) -> int:
-    """The size of the parts of a file: `part_bytes`, or as many MiB as it takes for not more than `MAX_PARTS`."""
-    return max(part_bytes, -(-size_bytes // MAX_PARTS // _MIB) * _MIB)
+def part_size(size_bytes: int, bucket: Bucket) -> int:
+    """The size of the parts of a file: the bucket's, or as many MiB as it takes for not more than it may have."""
+    return max(bucket.part_bytes, -(-size_bytes // bucket.max_parts // _MIB) * _MIB)
 
 
 class PartsUpload:

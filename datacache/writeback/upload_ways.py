@@ -220,7 +220,7 @@ class InParts:
         reader: ContentReader = sending.engine.content(self._claim)
         try:
             if self._state is None:
-                part_bytes = part_size(reader.size_bytes, sending.engine.bucket.part_bytes)
+                part_bytes = part_size(reader.size_bytes, sending.engine.bucket)
                 state = UploadState(pending.version, "", part_bytes, *self._stamp())
                 sending.engine.save_upload(pending.key, state)
                 found = sending.engine.bucket.begin_upload(self._full, self._metadata)

@@ -130,8 +130,11 @@ class Uploader:
         deadline = None if timeout_s is None else self._clock() + timeout_s
         wait = Wait([replace(pending, version=min(version, pending.version))])
         self._await(wait, deadline, None, is_flush=False)
-        if wait.moved:  # it may go on under another key
-            self._await(Wait([each for each in self._engine.pendings() if each.ready]), deadline, None, is_flush=False)
+        if wait.moved:  # it may go on under another key, with the same bytes
+            size = pending.size_bytes if pending.attributes is not None else None
+            later = [each for each in self._engine.pendings() if each.ready and each.version > version]
+            wait = Wait([each for each in later if size in (None, each.size_bytes)])
+            self._await(wait, deadline, None, is_flush=False)
 
     def _await(
         self, wait: Wait, deadline: float | None, progress: Callable[[dict[str, Any]], None] | None, *, is_flush: bool
@@ -299,13 +302,24 @@ class Uploader:
             try:
                 self._engine.fetch(claim)
             except (ObjectChangedError, ObjectNotFoundError):
-                self._upload(found)  # finds out the same, and knows what to do
                 if key == pending.key:
+                    self._upload(found)  # finds out the same, and knows what to do
                     return
+                self._upload_other(found)
+            finally:
+                if key != pending.key:  # another thread may have found it claimed, and left it
+                    self._board.changed(key, at_once=True)
             self._board.nothing(pending.key)
             self._board.changed(pending.key, at_once=True)
             return
         self._board.nothing(pending.key, retry=True)
+
+    def _upload_other(self, pending: Pending) -> None:
+        try:
+            self._upload(pending)
+        except BaseException:
+            self._board.nothing(pending.key)
+            raise
 
     def _upload(self, pending: Pending) -> None:
         key = pending.key

@@ -419,6 +419,33 @@ def test_files_that_are_appended_to_keep_what_the_bucket_has(opened: Open, bucke
     assert (bucket / "log").read_bytes() == b"a" * 100_000 + b"bc"
 
 
+def test_what_is_appended_goes_behind_what_others_wrote_meanwhile(opened: Open, bucket: Path):
+    (bucket / "log").write_bytes(b"1")
+    directory = opened(ttl_s=60.0)
+    assert directory.read("log") == b"1"
+    (bucket / "log").write_bytes(b"theirs")
+    inode = directory.attr("log").ino
+    with expect_errno(errno.ESTALE):  # the kernel looks the name up again
+        directory.do(directory.fs.open, inode, os.O_WRONLY)
+    handle = directory.open("log", os.O_WRONLY)
+    directory.do(directory.fs.write, handle, directory.attr("log").size_bytes, b"ours")
+    directory.close(handle)
+    directory.flush()
+    assert (bucket / "log").read_bytes() == b"theirsours"
+
+
+def test_a_new_file_that_could_not_be_written_is_not_there(opened: Open):
+    directory = opened()
+    handle = directory.create("a", b"1")
+    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"))
+    with expect_errno(errno.ENOSPC):
+        directory.close(handle)
+    assert directory.names() == []
+    assert directory.live.status()["dirty_files"] == 0
+    directory.write("a", b"2")
+    assert directory.read("a") == b"2"
+
+
 def test_names_that_no_object_can_have_are_refused(opened: Open):
     directory = opened()
     with expect_errno(errno.ENAMETOOLONG):
