@@ -19,6 +19,7 @@ from datacache.store.local import etag_of
 _ATTRIBUTE = "user.datacache.metadata"
 _OF = ""
 """Beside the metadata: the ETag of the file they were written for. Who edits a file in place keeps its attributes."""
+_ROUNDS = 3
 
 
 @contextmanager
@@ -73,13 +74,14 @@ def set_metadata(path: bytes | int, metadata: Mapping[str, str], etag: str, url:
 def settle(fd: int, metadata: Mapping[str, str], url: str) -> os.stat_result:
     """Make a file that is written durable, with its metadata: what it is then."""
     found = os.fstat(fd)
-    while True:
+    for _ in range(_ROUNDS):
         before = etag_of(found)
         set_metadata(fd, metadata, before, url)
         os.fsync(fd)
         found = os.fstat(fd)  # over a network its time may be another one now
         if etag_of(found) == before:
-            return found
+            break
+    return found
 
 
 def write_all(fd: int, data: bytes | memoryview, at: int) -> None:

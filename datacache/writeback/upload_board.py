@@ -26,6 +26,8 @@ _FIRST_RETRY_S = 1.0
 _LONGEST_WAIT_S = 30.0
 """Between two tries of one key that the store did not answer; what it refuses is tried half as often."""
 _TORN_IN_A_ROW = 3
+_ALONE_TRIES = 5
+"""Of a key that the store never answers while others are uploaded, before who waits for it is told."""
 _TORN_HINT = "It is uploaded when the program that has it open pauses, or closes it."
 _A_LARGE_ONE = "\0"
 """Stands for a large upload that is under way: no key has a zero byte in it."""
@@ -237,6 +239,10 @@ class UploadBoard:
                 # Others were uploaded since it last failed: it is this key, not the store, and it backs off alone.
                 self._failed_at[key] = self._successes
                 self._unavailable.discard(key)
+                if failure.tries >= _ALONE_TRIES:
+                    for wait in self._waits:
+                        wait.failed(failure)
+                        self._tell(wait)
             elif is_away:
                 self._failed_at[key] = self._successes
                 self._unavailable.add(key)

@@ -263,6 +263,21 @@ def test_only_objects_of_our_own_making_are_taken_for_what_a_store_was_tried_out
     assert sorted(rig.objects()) == sorted(theirs)
 
 
+@pytest.mark.parametrize("upload_id", ["", "lost"])
+def test_who_may_not_take_uploads_back_can_upload_all_the_same(bucket: BucketOnCeph, rig: Rig, upload_id: str) -> None:
+    rig.engine.save_upload("file", UploadState(1, upload_id, 16 * MIB))
+    rig.bucket.conditional()
+    refused = Fault(
+        status=403, code="AccessDenied", only=lambda method, path: method == "DELETE" or path.partition("?")[2] != ""
+    )
+    bucket.proxy.always(refused)
+    rig.put("file", b"small")
+    rig.uploader.flush(30)
+    bucket.proxy.heal()
+    assert rig.objects() == {"file": b"small"}
+    assert rig.engine.uploads_recorded() == {}
+
+
 def test_a_bucket_that_lets_nobody_list_uploads_is_fine(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     bucket.proxy.always(Fault(status=403, code="AccessDenied"))

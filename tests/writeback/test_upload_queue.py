@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 
+import pytest
+
+from datacache.core.errors import StoreUnavailableError
+from datacache.store.local_bucket import LocalBucket
+from datacache.store.s3_bucket import S3Bucket
+from datacache.writeback.engine import Claim, ContentReader
+from datacache.writeback.model import Logged, Pending
+from datacache.writeback.upload import Outcome
+from datacache.writeback.upload_board import UploadBoard
 from datacache.writeback.upload_health import IN_A_ROW, StoreHealth
+from datacache.writeback.upload_parts import Bodies, PartsUpload, part_size
 from datacache.writeback.upload_queue import UploadQueue
+from datacache.writeback.upload_waits import Wait
+from tests.writeback.upload_rig import FILE, MIB
 
 
 def drained(queue: UploadQueue, now: float) -> list[str]:
@@ -106,3 +119,65 @@ def test_a_store_that_is_away_is_tried_by_one_at_a_time_and_less_and_less_often(
     assert 15.0 <= waits[-1] <= 30.0
     assert health.answered()
     assert health.wait_s(now) == 0.0
+
+
+def test_who_waits_for_a_file_that_is_written_to_all_the_time_is_told() -> None:
+    now = 0.0
+    board = UploadBoard(delay_s=0.0, every_s=1.0, threads=1, clock=lambda: now)
+    wait = Wait([Pending("log", FILE, Logged(3), "", 1, 0.0)])
+    board.add_wait(wait, all_at_once=True)
+    for _ in range(3):
+        assert not board.is_hopeless(wait)
+        assert board.take(0) == ("log", False)
+        board.came("log", Outcome(torn=True), None)
+        now += 10.0
+    assert board.is_hopeless(wait)
+    assert "written to all the time" in str(wait.error("", board.reason_of))
+    assert board.take(0) == ("log", False)
+    board.came("log", Outcome(2), None)
+    assert not wait
+
+
+def test_an_upload_that_was_stopped_has_no_work_for_others(tmp_path: Path) -> None:
+    bucket, key, data = LocalBucket(), f"{tmp_path}/a"[1:], bytes(20 * MIB)
+    superseded = False
+    parts = PartsUpload(
+        bucket, key, bucket.begin_upload(key, {}), part_bytes=bucket.part_bytes, reader=ContentReader(len(data), data),
+        claim=Claim(Pending("a", FILE, Logged(len(data)), "", 1, 0.0)), kept=(), bodies=Bodies(32 * MIB),
+        sent=lambda _size: None, stopped=lambda: superseded,
+    )  # fmt: skip
+    assert parts.help()
+    assert parts.has_work
+    superseded = True
+    assert not parts.help()
+    assert not parts.has_work
+    assert parts.run() is None
+
+
+def test_parts_are_larger_only_where_there_may_not_be_enough_of_them() -> None:
+    local, s3 = LocalBucket(), S3Bucket("s3://b", lambda: pytest.fail("no request is made"))
+    for size in (MIB, 10**12):
+        assert part_size(size, local) == local.part_bytes
+    assert part_size(s3.part_bytes * s3.max_parts, s3) == s3.part_bytes
+    larger = part_size(10**12, s3)
+    assert larger % MIB == 0
+    assert 10**12 / larger <= s3.max_parts
+
+
+def test_who_waits_for_a_key_that_alone_is_never_answered_is_told() -> None:
+    now = 0.0
+    board = UploadBoard(delay_s=0.0, every_s=1.0, threads=1, clock=lambda: now)
+    wait = Wait([Pending("bad", FILE, Logged(3), "", 1, 0.0)])
+    board.add_wait(wait, all_at_once=False)
+    for tries in range(1, 6):
+        assert not board.is_hopeless(wait)
+        assert board.take(0) == ("bad", False)
+        board.failed("bad", StoreUnavailableError("HTTP 500", url="s3://b/bad"))
+        if tries < 5:  # others are uploaded
+            board.changed("good", at_once=True)
+            while (taken := board.take(0)) != ("good", False):
+                assert taken is not None
+                board.failed("bad", StoreUnavailableError("HTTP 500", url="s3://b/bad"))
+            board.came("good", Outcome(1), None)
+        now += 100.0
+    assert board.is_hopeless(wait)
