@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Installs the package into .venv, with the system packages it needs, on Debian 12 or newer and Ubuntu 24.04 or newer.
-#   scripts/install.sh demo     what a user needs: FUSE, what pyfuse3 is built with, a virtual environment, the package
+#   scripts/install.sh [demo]   what a user needs: FUSE, what pyfuse3 is built with, a virtual environment, the package
 #   scripts/install.sh test     and what the tests need: Ceph, peers to compare with, compilers, linters
 # Quick when there is nothing to do. Uses root or sudo for system packages; without either it names what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-extra=${1:?usage: scripts/install.sh demo|test}
+extra=${1:-demo}
 
 say() { printf '\033[1m== %s\033[0m\n' "$*"; }
 fail() { printf 'install: %s\n' "$*" >&2; exit 1; }

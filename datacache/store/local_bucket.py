@@ -22,7 +22,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from datacache.core.errors import ObjectNotFoundError, StoreError
+from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
@@ -32,7 +32,8 @@ from datacache.store.local_files import get_metadata, set_metadata, settle, sync
 from datacache.store.local_uploads import LocalUploads
 
 _PAGE_NAMES = 1000
-_COPY_BYTES = 2**30
+_COPY_BYTES = 64 * 2**20
+_NO_COPY = (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 class LocalBucket(LocalStore):
@@ -139,11 +140,23 @@ class LocalBucket(LocalStore):
         def fill(target: int) -> None:
             at = 0
             while at < source.size_bytes:
-                copied = os.copy_file_range(fd, target, min(_COPY_BYTES, source.size_bytes - at), at, at)
+                size = min(_COPY_BYTES, source.size_bytes - at)
+                try:
+                    copied = os.copy_file_range(fd, target, size, at, at)
+                except OSError as exc:
+                    if exc.errno not in _NO_COPY:
+                        raise
+                    copied = 0
+                if not copied:  # some file systems cannot, or say so in this way
+                    data = os.pread(fd, size, at)
+                    write_all(target, data, at)
+                    copied = len(data)
                 if not copied:
                     break
                 at += copied
             self.expect_exact(source, fd)
+            if at != source.size_bytes:
+                raise StoreUnavailableError(f"{source.url}: {at:,} of {source.size_bytes:,} bytes came", url=source.url)
 
         self._expect(key, expect)
         fd = self.open_exact(source)

@@ -201,8 +201,13 @@ class S3Bucket(S3Store):
         try:
             self._checked("remove", key, expect, remove)
         except ObjectChangedError:
-            if self._etag(key):
-                raise
+            try:
+                self.look(key)
+            except ObjectNotFoundError as exc:
+                if exc.url == self.url:  # the bucket is not there, which says nothing of the object
+                    raise
+                return
+            raise
 
     def close(self) -> None:
         """See `ObjectStore`."""

@@ -172,8 +172,11 @@ class S3Requests:
     def delete(self, key: str, *, version: str = "", headers: Mapping[str, str] | None = None) -> None:
         """DELETE; nothing there is fine. With a version that one is gone for good."""
         answer = self.send("DELETE", key, query={"versionId": version} if version else None, headers=headers)
-        with suppress(ObjectNotFoundError):
+        try:
             self._expect(answer, key, (200, 202, 204))
+        except ObjectNotFoundError as exc:
+            if exc.url == self._url:  # the bucket is not there, which says nothing of the object
+                raise
         self._body(answer, key)
 
     def close(self) -> None:

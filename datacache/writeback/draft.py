@@ -24,6 +24,7 @@ class Draft:
     """One file being written. `attributes` are its own while it lives."""
 
     __slots__ = (
+        "_broken",
         "_buffer",
         "_engine",
         "_file",
@@ -38,6 +39,7 @@ class Draft:
         self._engine = engine
         self.attributes = attributes
         self._buffer: bytearray | None = bytearray(data)
+        self._broken: StagingError | None = None
         # Whoever reads it in a thread keeps it open, so that its descriptor is not another file's meanwhile.
         self._file: io.FileIO | None = None
         self._number = -1
@@ -122,12 +124,21 @@ class Draft:
         """Begin anew with nothing: what was acknowledged stays as it is until this is settled."""
         self._let_go()
         self._buffer = bytearray()
+        self._broken = None
         self.size = 0
 
     def sync(self) -> None:
-        """Have the bytes of a staged file on the disk. May take long."""
-        if self._buffer is None:
+        """Have the bytes of a staged file on the disk. May take long. After an error it raises that for ever: the
+        kernel has thrown away what it could not write, and a second try would find nothing left to do (fsync(2))."""
+        if self._buffer is not None:
+            return
+        if self._broken is not None:
+            raise self._broken
+        try:
             self._engine.files.sync(self._fd(), self._number)
+        except StagingError as exc:
+            self._broken = exc
+            raise
 
     def blob(self) -> bytes | None:
         """The bytes for the journal, of a draft in memory."""

@@ -278,7 +278,10 @@ class WriteBack:
             while self._after and self._after[0][0] <= self._durable:
                 due.append(self._after.popleft()[1])
         for action in due:
-            action()
+            try:
+                action()
+            except StagingError as exc:  # what is durable is acknowledged all the same, and the next start deletes it
+                _log.warning("a file that is not needed any more stays: %s", exc)
 
     def unsettled(self, ticket: int) -> bool:
         """Whether a change is not durable yet."""
@@ -414,7 +417,8 @@ class WriteBack:
                     self._wake.set()
             elif now is not None:
                 content = now.content
-                if isinstance(content, Staged) and info is not None and content.file not in self._held:
+                clean = info is not None and not claim.torn
+                if isinstance(content, Staged) and info is not None and clean and content.file not in self._held:
                     # Not given back: it is a clean copy, once it is durable that nothing refers to it any more.
                     del self._refs[content.file]
                     self.record(drop=[key])
@@ -506,9 +510,9 @@ class WriteBack:
                 number = -1
             return True
         finally:
+            self.abandon(claim)
             if number >= 0:
                 self.files.remove(number)
-            self.abandon(claim)
 
     def bring(self, stored: Stored) -> int:
         """A new staged file, durable, with the bytes of an object of the bucket: its number."""
@@ -635,6 +639,7 @@ class WriteBack:
 
     def _replay(self) -> None:
         files: set[int] = set()
+        written: list[tuple[Pending, Staged]] = []
         for key, header, blob_bytes in self._journal.records():
             if key.startswith(UPLOAD):
                 of = key.removeprefix(UPLOAD)
@@ -644,9 +649,11 @@ class WriteBack:
             if isinstance(pending.content, Staged):
                 files.add(pending.content.file)
                 self._refs[pending.content.file] = pending.key
-                pending = self._measured(pending, pending.content)
+                written.append((pending, pending.content))
             self._version = max(self._version, pending.version)
             self.overlay.set(pending)
+        for pending, content in written:
+            self.overlay.set(self._measured(pending, content))
         self.files.purge(files)
 
     def _measured(self, pending: Pending, content: Staged) -> Pending:
