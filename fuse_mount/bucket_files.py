@@ -252,6 +252,8 @@ class OpenFiles:
 
     def write(self, file: OpenFile, offset: int, data: bytes) -> int:
         """Write to an open file. What does not fit into memory is written in a thread."""
+        if file.spoiled is not None:
+            raise file.spoiled
         draft = self.begin(file)
         end = offset + len(data)
         if not self._engine.files.make_room(max(0, end - draft.size)):
@@ -290,6 +292,8 @@ class OpenFiles:
 
     def truncate(self, file: OpenFile, size: int) -> None:
         """Cut an open file off, or extend it with zeros."""
+        if file.spoiled is not None:
+            raise file.spoiled
         draft = self.begin(file, empty=size == 0)
         if draft.size != size:
             if not file.io.acquire(blocking=False):

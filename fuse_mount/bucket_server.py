@@ -178,6 +178,7 @@ class BucketServer:
         deadline = time.monotonic() + self._config.stop_flush_s
         self._drain(self._config.stop_flush_s)
         self._final_flush_s = max(deadline - time.monotonic(), 1.0)
+        self._live.uploader.let_go()
         try:
             bucket_session.take_away(self._config.mountpoint, lazy=True)
         except MountError as exc:

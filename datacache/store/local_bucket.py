@@ -125,6 +125,23 @@ class LocalBucket(LocalStore):
             if key.startswith(prefix):
                 yield Upload(key, upload, started_at)
 
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
+        """See `ObjectStore`. Each folder is listed, as if all had markers, and not the empty ones alone."""
+        told: set[str] = set()
+        for page in super().list(prefix, start_after=start_after):
+            found: list[ObjectInfo] = []
+            for info in page:
+                at = info.key.find("/", len(prefix))
+                while 0 <= at < len(info.key) - 1:
+                    folder = info.key[: at + 1]
+                    if folder not in told and folder > start_after:
+                        found.append(ObjectInfo(folder, 0, 0, ""))
+                    told.add(folder)
+                    at = info.key.find("/", at + 1)
+                if info.key not in told:
+                    found.append(info)
+            yield found
+
     def copy(self, source: ObjectRef, key: str, metadata: Mapping[str, str], *, expect: str | None) -> ObjectInfo:
         """See `Bucket`. The kernel copies, where the file system can without moving bytes. A file that is copied to
         itself keeps its ETag."""

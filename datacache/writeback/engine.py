@@ -320,7 +320,10 @@ class WriteBack:
         with self.lock:
             pending = self.overlay.get(key)
         if pending is not None and pending.base:
-            self.commit(self._needs_ended)
+            try:
+                self.commit()
+            except StagingFullError:
+                self.commit(self._needs_ended)  # the rest can wait: only uploading makes room
         with self.lock:
             pending = self.overlay.get(key)
             if pending is None or not pending.ready or key in self._claims or key in self._local_folders:

@@ -81,6 +81,7 @@ class Uploader:
         self._uploads = Uploads(self._sending)
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
+        self._let_go = False
         self._reconnected_at = clock()
 
     def start(self) -> None:
@@ -145,9 +146,9 @@ class Uploader:
             while True:
                 with board.lock:
                     left_s = _TELL_EVERY_S if deadline is None else min(_TELL_EVERY_S, deadline - self._clock())
-                    if wait and left_s > 0 and not self._why_not(wait):
+                    if wait and left_s > 0 and not self._why_not(wait, is_flush=is_flush):
                         board.ended.wait(left_s)
-                    why = self._why_not(wait)
+                    why = self._why_not(wait, is_flush=is_flush)
                     if not why and deadline is not None and self._clock() >= deadline:
                         why = "the time is over"
                     if wait and why:
@@ -162,7 +163,15 @@ class Uploader:
         finally:
             board.remove_wait(wait)
 
-    def _why_not(self, wait: Wait) -> str:
+    def let_go(self) -> None:
+        """Nobody but a flush waits for an upload any more: the mount ends. They get an error."""
+        with self._board.lock:
+            self._let_go = True
+            self._board.ended.notify_all()
+
+    def _why_not(self, wait: Wait, *, is_flush: bool) -> str:
+        if self._let_go and not is_flush:
+            return "the mount ends"
         if self._board.halted is not None:
             return str(self._board.halted)
         if self._board.stopping:

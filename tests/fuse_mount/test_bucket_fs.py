@@ -280,6 +280,16 @@ def test_a_folder_that_is_renamed_while_its_files_are_uploaded_keeps_them_all(op
     assert found == {"done/a", "done/later"}
 
 
+def test_a_folder_with_folders_in_it_is_renamed_whole(opened: Open, bucket: Path):
+    (bucket / "a" / "b" / "c").mkdir(parents=True)
+    (bucket / "a" / "b" / "c" / "x").write_bytes(b"x")
+    directory = opened()
+    directory.rename("a/b", "q")
+    directory.flush()
+    assert directory.names("a") == []
+    assert {str(path.relative_to(bucket)) for path in bucket.rglob("*")} == {"a", "q", "q/c", "q/c/x"}
+
+
 def test_a_folder_made_here_is_renamed_with_what_was_uploaded_before_it(opened: Open, bucket: Path):
     directory = opened()
     directory.mkdir("run")
