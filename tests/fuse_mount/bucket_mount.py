@@ -74,8 +74,8 @@ class BucketMount:
     # --- the bucket, past the mount ---
 
     def objects(self, prefix: str) -> Mapping[str, bytes]:
-        """Every object under a prefix, keys without it. What a store was tried out on, by a process that was killed then,
-        is not counted: it is not shown either, and taken away a day later."""
+        """Every object under a prefix, keys without it. What a store was tried out on, by a process that was killed
+        then, is not counted: it is not shown either, and taken away a day later."""
         start = f"data/{prefix}"
         found = {}
         for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=start):
