@@ -5,6 +5,7 @@
     state: what a mount is, and its files          control: the supervisor's socket  orphans: after kill -9
 
     bucket_launch ──starts──▶ __main__ → bucket_supervisor ──starts──▶ bucket_server → pyfuse3_adapter → bucket_fs
+    bucket_fs → bucket_names, bucket_rename, bucket_attributes, bucket_handles, bucket_listings → bucket_nodes
     bucket_session: placing a mount    bucket_config: what it is, its files    bucket_control: the server's socket
     bucket_check: before mounting      bucket_areas: staging without a mount   bucket_metrics: for Prometheus
 

@@ -1,0 +1,61 @@
+"""What the parts of `BucketFs` share: one bucket as it is mounted.
+
+Made by `BucketFs`, given to `Nodes`, `Listings`, `Handles`, `Setting`, `Names` and `Renaming`. All of it is guarded by
+the engine's lock. No logic of its own.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from datacache.store.base import ObjectInfo
+from datacache.writeback.model import Attributes
+from datacache.writeback.remote import RemoteView
+from fuse_mount.bucket_files import OpenFiles
+from fuse_mount.bucket_folders import Folders
+from fuse_mount.bucket_tree import Tree
+from fuse_mount.bucket_view import View
+
+if TYPE_CHECKING:
+    from datacache.writeback.live import LiveBucket
+
+
+class Mounted:
+    """One mount."""
+
+    def __init__(self, live: LiveBucket, *, uid: int, gid: int, umask: int) -> None:
+        engine = live.engine
+        now = time.time_ns()
+        self.live, self.engine = live, engine
+        self.on_stale: Callable[[int, str], None] = lambda _parent, _name: None
+        """See `BucketFs.on_stale`."""
+        self.root_attributes = Attributes(stat.S_IFDIR | (0o777 & ~umask), uid, gid, now)
+        self.remote = RemoteView(
+            engine.bucket,
+            engine.prefix,
+            engine.lock,
+            ttl_s=live.ttl_s,
+            file_attributes=Attributes(stat.S_IFREG | (0o666 & ~umask), uid, gid, now),
+            folder_attributes=self.root_attributes,
+            made_here=self._made_here,
+        )
+        self.view = View(engine, self.remote)
+        self.folders = Folders(engine, self.remote, self.view)
+        self.tree = Tree()
+        self.files = OpenFiles(live)
+        self._next_handle = 1
+
+    def _made_here(self, folder: str) -> bool:
+        return self.folders.made_here(folder)  # which needs what is made with this
+
+    def new_handle(self) -> int:
+        """A number for an open file or folder."""
+        self._next_handle += 1
+        return self._next_handle
+
+    def applied(self, key: str, info: ObjectInfo | None, attributes: Attributes | None) -> None:
+        """The bucket has something else under a key now."""
+        self.folders.applied(key, self.remote.applied(key, info, attributes), is_there=info is not None)

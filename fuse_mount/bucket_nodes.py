@@ -1,0 +1,154 @@
+"""The inodes of a read-write mount and what lies under their names: finding, placing, telling one from another.
+
+Part of `BucketFs`, under its lock; nothing here waits (see `writeback.remote.Needs`). `bucket_tree` has the nodes,
+`bucket_view` the states of keys; this brings them together.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+import time
+from typing import NamedTuple
+
+from datacache.writeback.model import Attributes, Stored
+from fuse_mount.bucket_mounted import Mounted
+from fuse_mount.bucket_tree import LOCAL, Node
+from fuse_mount.bucket_view import FOLDER_BASE, State
+
+LONGEST_NAME = 255
+LONGEST_KEY = 1024
+"""Bytes, of S3."""
+_MOST_NODES = 20_000
+"""Files and folders that the kernel may know of before it is asked to forget the oldest ones."""
+
+
+class Attr(NamedTuple):
+    """What stat(2) tells."""
+
+    ino: int
+    mode: int
+    uid: int
+    gid: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    links: int
+    complete: bool = True
+    """False where more is known only when the name is looked up."""
+
+
+class Nodes:
+    """One mount's inodes."""
+
+    def __init__(self, mounted: Mounted) -> None:
+        self._mounted = mounted
+        self._engine = mounted.engine
+        self._view = mounted.view
+        self._tree = mounted.tree
+        self._files = mounted.files
+
+    def place(self, parent: int, name: bytes, *, new: bool = False) -> tuple[Node, str]:
+        """The folder of an inode number, and a name in it. A `new` one has to be one that an object can have."""
+        folder = self._tree.get(parent)
+        if len(name) > LONGEST_NAME:
+            raise OSError(errno.ENAMETOOLONG, "the name is too long")
+        if self._tree.is_gone(folder):
+            raise OSError(errno.ENOENT, "the folder was deleted")
+        text = name.decode("utf-8", "surrogateescape")
+        if new and not text.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise OSError(errno.EILSEQ, "an object's name has to be UTF-8")
+        if new:
+            self.expect_short(folder.key + text)
+        return folder, text
+
+    def expect_short(self, key: str) -> None:
+        """Raise if a key is too long for an object."""
+        if len((self._engine.prefix + key).encode("utf-8", "surrogateescape")) > LONGEST_KEY:
+            raise OSError(errno.ENAMETOOLONG, "the path is too long for an object's key")
+
+    def state(self, folder: Node, name: str, *, plain: bool = False) -> State:
+        """What lies under a name. With `plain` without asking for attributes."""
+        node = self._tree.child(folder, name)
+        if node is not None and node.open is not None and node.open.draft is not None:
+            return self.state_of(node)
+        state = self._view.look(folder.key, name, plain=plain)
+        if state is None:
+            raise OSError(errno.ENOENT, "there is nothing of this name")
+        return state
+
+    def state_of(self, node: Node) -> State:
+        """What an inode is now."""
+        if node is self._tree.root:
+            return State("", self._mounted.root_attributes, None, FOLDER_BASE)
+        file = node.open
+        if file is not None and (file.draft is not None or self._tree.is_gone(node)):
+            attributes = file.draft.attributes if file.draft is not None else file.attributes
+            pending = None if self._tree.is_gone(node) else self._engine.overlay.get(node.key)
+            return State(node.key, attributes, file.content, pending.base if pending is not None else file.base)
+        if self._tree.is_gone(node):
+            raise OSError(errno.ENOENT, "it was deleted")
+        if node.parent is None:
+            raise OSError(errno.ENOENT, "it was deleted")
+        state = self._view.look(node.parent.key, node.name)
+        if state is None or (state.content is None) != node.is_folder:
+            raise OSError(errno.ENOENT, "it is not there any more")
+        if self._is_another(node, state):
+            raise OSError(errno.ESTALE, "it was changed elsewhere")  # the kernel looks the name up again
+        return state
+
+    def node(self, folder: Node, name: str, state: State) -> Node:
+        """The node of a name. The kernel keeps an inode's bytes and size for its own, so what somebody else has put
+        under the name gets another one."""
+        node = self._tree.child(folder, name)
+        if node is not None and node.is_folder == (state.content is None) and self._is_another(node, state):
+            self._tree.unname(node)
+        return self._tree.make(folder, name, is_folder=state.content is None)
+
+    def _is_another(self, node: Node, state: State) -> bool:
+        if node.is_folder or (node.open is not None and node.open.draft is not None):
+            return False
+        if not isinstance(state.content, Stored):
+            node.cached = LOCAL
+        elif not node.cached:
+            node.cached = state.content.etag
+        return isinstance(state.content, Stored) and node.cached != state.content.etag
+
+    def attributes(self, folder: Node) -> Attributes:
+        """A folder's attributes, as far as they are known."""
+        if folder is self._tree.root:
+            return self._mounted.root_attributes
+        return self._view.folder_attributes(folder.key)
+
+    def inherited_gid(self, folder: Node, gid: int) -> int:
+        """The group of what is made in a folder by somebody of group `gid`."""
+        attributes = self.attributes(folder)
+        return attributes.gid if attributes.mode & stat.S_ISGID else gid
+
+    def attr(self, node: Node, state: State) -> Attr:
+        """What stat(2) tells of a node."""
+        size = node.open.size_bytes if node.open is not None else state.size_bytes
+        kept = state.attributes
+        mtime_ns = max(node.mtime_ns, kept.mtime_ns)
+        ctime_ns = max(node.ctime_ns, mtime_ns)
+        links = 0 if self._tree.is_gone(node) else 1
+        return Attr(node.ino, kept.mode, kept.uid, kept.gid, size, mtime_ns, ctime_ns, links, state.complete)
+
+    def touch(self, folder: Node) -> None:
+        """Something in a folder has another name: its times change, in memory only."""
+        folder.ctime_ns = folder.mtime_ns = time.time_ns()
+
+    def detach(self, folder: Node, name: str) -> None:
+        """A file is about to lose its name."""
+        node = self._tree.child(folder, name)
+        if node is None:
+            return
+        if node.open is not None:
+            self._files.keep_readable(node.open)
+        self._tree.unname(node)
+
+    def forget_old(self) -> None:
+        """The kernel keeps what it was told of for as long as it has memory, and so would we."""
+        for node in self._tree.old(_MOST_NODES):
+            if node.parent is not None:
+                self._mounted.on_stale(node.parent.ino, node.name)
