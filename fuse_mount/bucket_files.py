@@ -179,7 +179,7 @@ class OpenFiles:
     def _bring_stored(self, file: OpenFile, content: Stored) -> int | None:
         """A staged file with an object's bytes; None if they lie somewhere else by now."""
         try:
-            return self._engine.bring(content)
+            return self._engine.fetching.bring(content)
         except (ObjectNotFoundError, ObjectChangedError):
             with self._engine.lock:
                 if file.content == content:

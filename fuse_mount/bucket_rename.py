@@ -162,7 +162,7 @@ class Renaming:
             if left <= _BLOBS_AT_ONCE:
                 return
             left -= pending.size_bytes
-            self._engine.spill(pending)
+            self._engine.fetching.spill(pending)
 
 
 def _is_logged(pending: Pending) -> bool:

@@ -95,7 +95,7 @@ class Draft:
             self._buffer[offset:end] = data
         else:
             if offset < self.size:
-                self._engine.touch(self._number, offset)
+                self._engine.claims.touch(self._number, offset)
             done = 0
             while done < len(data):
                 done += os.pwrite(self._fd(), memoryview(data)[done:], offset + done)
@@ -114,7 +114,7 @@ class Draft:
                 self._buffer.extend(bytes(size - self.size))
         else:
             if size < self.size:
-                self._engine.touch(self._number, size)
+                self._engine.claims.touch(self._number, size)
             os.ftruncate(self._fd(), size)
             if size < self.size:
                 self._engine.files.grow(self._number, size - self.size)

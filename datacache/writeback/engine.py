@@ -3,6 +3,7 @@
 `WriteBack` puts overlay, journal and staged files together. A change is `record`ed: it is in the overlay at once, and
 durable when `commit` has returned for its ticket. Whatever takes bytes away (a staged file that nothing refers to any
 more) happens only after the record that says so is durable, so the journal never refers to a file that is gone.
+`claims` is what the uploader does with keys; `fetching` brings bytes into staged files.
 
 Any thread. `lock` guards everything here and may be held across several calls; no call that waits for a disk or a store
 is made under it.
@@ -23,16 +24,15 @@ from typing import Protocol
 import xxhash
 
 from datacache.core.errors import DatacacheError, StagingError, StagingFullError
-from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
-from datacache.writeback.area_files import FULL
+from datacache.writeback.claims import Claims
 from datacache.writeback.conflict_log import ConflictLog
-from datacache.writeback.conflicts import conflict_key
+from datacache.writeback.fetching import Fetching
 from datacache.writeback.files import StagedFiles
 from datacache.writeback.journal import Change, Journal
 from datacache.writeback.model import WRITER, Attributes, Conflict, Content, Logged, Pending, Staged, Stored
-from datacache.writeback.overlay import Overlay, parent_of
+from datacache.writeback.overlay import Overlay
 from datacache.writeback.records import (
     PENDING,
     UPLOAD,
@@ -47,7 +47,6 @@ from datacache.writeback.staging import StagingArea
 _log = logging.getLogger("datacache.writeback")
 _COMMIT_EVERY_S = 0.2
 """How long a change that nobody waits for stays in memory."""
-_COPY_BYTES = 4 * 2**20
 _RECORD_BYTES = 64 * 1024
 _KEPT_CONFLICTS = 100
 
@@ -63,53 +62,6 @@ class Watcher(Protocol):
         """Ours goes on under another key, because somebody else's object has this one. '' for the new key: ours was a
         deletion or cannot be kept."""
         ...
-
-
-class Claim:
-    """One key that is being uploaded."""
-
-    __slots__ = ("pending", "torn")
-
-    def __init__(self, pending: Pending) -> None:
-        self.pending = pending
-        self.torn = False
-        """Whether bytes that are being uploaded were overwritten or cut off meanwhile."""
-
-
-class ContentReader:
-    """Reads what lies in the journal or in a staged file."""
-
-    def __init__(self, size_bytes: int, data: bytes | None = None, fd: int = -1) -> None:
-        self.size_bytes = size_bytes
-        self._data = data
-        self._fd = fd
-
-    def read(self, start: int, stop: int) -> bytes | memoryview:
-        """Bytes `start` to `stop`; fewer where the file was cut off meanwhile."""
-        if self._data is not None:
-            return memoryview(self._data)[start:stop]
-        parts = []
-        while start < stop and (part := os.pread(self._fd, stop - start, start)):
-            parts.append(part)
-            start += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def read_into(self, buffer: memoryview, start: int) -> int:
-        """Fill a buffer with the bytes from `start` on: how many there were."""
-        if self._data is not None:
-            data = self._data[start : start + len(buffer)]
-            buffer[: len(data)] = data
-            return len(data)
-        done = 0
-        while done < len(buffer) and (count := os.preadv(self._fd, [buffer[done:]], start + done)):
-            done += count
-        return done
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 class WriteBack:
@@ -136,20 +88,21 @@ class WriteBack:
         self.changed = threading.Condition(self.lock)
         """Notified when something was finished, given up for now, or became pending."""
         self.overlay = Overlay()
-        self._conflict_log = ConflictLog(area.folder / "conflicts.jsonl")
-        self.conflicts: deque[Conflict] = deque(self._conflict_log.last, maxlen=_KEPT_CONFLICTS)
-        self.conflict_count = self._conflict_log.count
+        self.conflict_log = ConflictLog(area.folder / "conflicts.jsonl")
+        self.conflicts: deque[Conflict] = deque(self.conflict_log.last, maxlen=_KEPT_CONFLICTS)
+        self.conflict_count = self.conflict_log.count
+        self.claims = Claims(self)
+        self.fetching = Fetching(self)
         self.watcher: Watcher | None = None
         self._journal = journal
         self._uploads: dict[str, UploadState] = {}
-        self._claims: dict[str, Claim] = {}
         self._refs: dict[int, str] = {}  # staged file -> the key whose content it is
         self._local_folders: set[str] = set()  # folders that the store cannot keep
         self._held: dict[int, int] = {}  # staged file -> how many drafts have it open
         self._listeners: list[Callable[[Pending], None]] = []
         self._after: deque[tuple[int, Callable[[], None]]] = deque()  # what may happen once a ticket is durable
         self._ticket = self._durable = 0
-        self._needs_ended = 0
+        self.needs_ended = 0
         """The ticket of the last record by which a key stopped to need another key's object."""
         self._version = time.time_ns() // 1000
         self.commit_s = 1.0
@@ -303,82 +256,33 @@ class WriteBack:
                 if number not in self._refs:
                     self._later(partial(self.files.remove, number))
 
-    def touch(self, number: int, offset: int) -> None:
-        """A staged file is about to be changed in place from this offset on."""
-        with self.lock:
-            for claim in self._claims.values():
-                content = claim.pending.content
-                if isinstance(content, Staged) and content.file == number and offset < content.size_bytes:
-                    claim.torn = True
+    def settled(self, pending: Pending, etag: str | None) -> None:
+        """The bucket has what is pending of a key. An ETag says that a staged file with its bytes is a copy of the
+        object. Under the lock."""
+        key, content = pending.key, pending.content
+        if isinstance(content, Staged) and etag is not None and content.file not in self._held:
+            # Not given back: it is a clean copy, once it is durable that nothing refers to it any more.
+            del self._refs[content.file]
+            self.record(drop=[key])
+            self._later(partial(self.files.keep, self.prefix + key, etag, content.file, content.size_bytes))
+        else:
+            self.record(drop=[key])
 
-    # --- what the uploader does --------------------------------------------------------------------------------------
+    def unrecord(self, key: str) -> None:
+        """What the journal has of a key is done, and what is pending of it is not ready. Under the lock."""
+        if PENDING + key in self._journal:
+            self._ticket = self._journal.append([Change(PENDING + key, None)])
+            self._wake.set()
 
-    def begin(self, key: str, version: int | None = None) -> Claim | None:
-        """Claim a key for uploading, in the version whose blockers were looked at. None where there is nothing to do
-        now, or it is another version. `StagingError` where what must be durable before the object may be replaced or
-        deleted cannot be: that other keys do not need it any more."""
-        with self.lock:
-            pending = self.overlay.get(key)
-        if pending is not None and pending.base:
-            try:
-                self.commit()
-            except StagingFullError:
-                self.commit(self._needs_ended)  # the rest can wait: only uploading makes room
-        with self.lock:
-            pending = self.overlay.get(key)
-            if pending is None or not pending.ready or key in self._claims or key in self._local_folders:
-                return None
-            if version not in (None, pending.version):
-                return None
-            if not pending.touched:
-                pending = replace(pending, touched=True)
-                self.overlay.set(pending)
-            claim = self._claims[key] = Claim(pending)
-            return claim
+    def keep_here(self, key: str) -> None:
+        """The store cannot keep a folder: nothing is left to be done for it. Under the lock."""
+        self._local_folders.add(key)
 
-    def blockers(self, key: str) -> list[str]:
-        """Keys that have to be brought to the bucket before this one. In a folder of files a name is either a file or a
-        folder: the one that is gone has to go first."""
-        with self.lock:
-            found = self.overlay.needed_by(key)
-            pending = self.overlay.get(key)
-            if pending is None:
-                return found
-            if pending.attributes is None:
-                return found + list(self.overlay.below(key)) if key.endswith("/") else found
-            folder = key if key.endswith("/") else parent_of(key)
-            while folder:
-                found += self._gone([folder.rstrip("/")])
-                folder = parent_of(folder)
-            if not key.endswith("/"):
-                found += self._gone([f"{key}/", *self.overlay.below(f"{key}/")])
-            return found
+    def is_kept_here(self, key: str) -> bool:
+        """Whether it is such a folder. Under the lock."""
+        return key in self._local_folders
 
-    def _gone(self, keys: Iterable[str]) -> list[str]:
-        found = map(self.overlay.get, keys)
-        return [pending.key for pending in found if pending is not None and pending.attributes is None]
-
-    def content(self, claim: Claim) -> ContentReader:
-        """The bytes of a claimed key. `StagingError` if they are not there."""
-        pending = claim.pending
-        if isinstance(pending.content, Logged):
-            with self.lock:
-                now = self.overlay.get(pending.key)
-                if now is None or now.version != pending.version:
-                    claim.torn = True  # the record has other bytes by now
-                    return ContentReader(0, b"")
-                return ContentReader(pending.content.size_bytes, self.blob(pending.key))
-        if not isinstance(pending.content, Staged):
-            raise StagingError(f"{pending.key} has no bytes here")
-        try:
-            return ContentReader(pending.content.size_bytes, fd=self.files.open(pending.content.file))
-        except StagingError:
-            with self.lock:
-                now = self.overlay.get(pending.key)
-                if now is not None and now.content == pending.content:
-                    raise
-            claim.torn = True  # there are other bytes by now, and these are gone
-            return ContentReader(0, b"")
+    # --- what is uploaded --------------------------------------------------------------------------------------------
 
     def writer(self, pending: Pending) -> str:
         """What the metadata of an uploaded object says of where it came from. The key is part of it, because who copies
@@ -396,190 +300,6 @@ class WriteBack:
 
     def _stamp(self, key: str) -> str:
         return xxhash.xxh3_64_hexdigest((self.prefix + key).encode("utf-8", "surrogateescape"))
-
-    def finish(self, claim: Claim, info: ObjectInfo | None) -> None:
-        """A claimed key is in the bucket now as it was claimed; None: it is deleted there."""
-        pending = claim.pending
-        key = pending.key
-        with self.lock:
-            self._end(claim)
-            now = self.overlay.get(key)
-            etag = info.etag if info is not None else ""
-            if self.watcher is not None:
-                self.watcher.uploaded(pending, info)
-            self._same_bytes(pending, etag)
-            if now is not None and now.version != pending.version:
-                later = replace(now, base=etag, touched=False, after=pending.version)
-                if now.content == pending.content and isinstance(now.content, Stored):
-                    # Only attributes changed since, and the bytes lie under the key itself now.
-                    later = replace(later, content=Stored(key, now.content.size_bytes, etag))
-                self.record([later])
-                if info is None and not later.ready and PENDING + key in self._journal:
-                    # The deletion that the new file follows is done.
-                    self._ticket = self._journal.append([Change(PENDING + key, None)])
-                    self._wake.set()
-            elif now is not None:
-                content = now.content
-                clean = info is not None and not claim.torn
-                if isinstance(content, Staged) and info is not None and clean and content.file not in self._held:
-                    # Not given back: it is a clean copy, once it is durable that nothing refers to it any more.
-                    del self._refs[content.file]
-                    self.record(drop=[key])
-                    copy = (self.prefix + key, info.etag, content.file, content.size_bytes)
-                    self._later(partial(self.files.keep, *copy))
-                else:
-                    self.record(drop=[key])
-            self.changed.notify_all()
-
-    def rebase(self, claim: Claim, etag: str, version: int | None) -> None:
-        """An earlier version that this area wrote is in the bucket (None: the same bytes, by whomever): it may be
-        replaced."""
-        with self.lock:
-            after = claim.pending.after if version is None else version
-            claim.pending = replace(claim.pending, base=etag, after=after)
-            now = self.overlay.get(claim.pending.key)
-            if now is not None:
-                self.record([replace(now, base=etag, after=after)])
-
-    def _same_bytes(self, pending: Pending, etag: str) -> None:
-        """Where only an object's attributes were changed, others that are to be copied from it find it under a new
-        ETag."""
-        content = pending.content
-        if not isinstance(content, Stored) or content.key != pending.key or etag in ("", content.etag):
-            return
-        needing = [self.overlay.get(key) for key in self.overlay.needed_by(pending.key)]
-        copy = content._replace(etag=etag)
-        self.record([replace(other, content=copy) for other in needing if other and other.content == content])
-
-    def keep_folder(self, claim: Claim) -> None:
-        """The store cannot keep a claimed folder: it is kept here, and nothing is left to be done for it."""
-        with self.lock:
-            self._end(claim)
-            now = self.overlay.get(claim.pending.key)
-            if now is not None and now.version == claim.pending.version:
-                self._local_folders.add(now.key)
-
-    def abandon(self, claim: Claim) -> None:
-        """A claimed key was not uploaded. It stays pending."""
-        with self.lock:
-            self._end(claim)
-            self.changed.notify_all()
-
-    def conflict(self, claim: Claim, theirs: ObjectInfo | None, reason: str) -> Conflict:
-        """Somebody else's object stays under the claimed key; what we have goes on under the conflict's name."""
-        with self.lock:
-            self._end(claim)
-            key = claim.pending.key
-            now = self.overlay.get(key) or claim.pending
-            kept_as = ""
-            # Bytes that lay in the bucket alone, under this key or one that was changed as well, are not to be had any
-            # more.
-            lost = isinstance(now.content, Stored) and (theirs is None or now.content.key == key)
-            if now.attributes is not None and not lost:
-                kept_as = conflict_key(
-                    key, time.time(), self.host, lambda name: self.overlay.get(name) is not None, prefix=self.prefix
-                )
-                blobs = {kept_as: self.blob(key)} if isinstance(now.content, Logged) and now.ready else {}
-                version = self.next_version()
-                moved = replace(now, key=kept_as, base="", touched=False, version=version, after=version - 1)
-                self.record([moved], drop=[key], blobs=blobs)
-            else:
-                self.record(drop=[key])
-            found = Conflict(key, kept_as, time.time(), reason)
-            self.conflicts.append(found)
-            self.conflict_count = number = self.conflict_count + 1
-            if self.watcher is not None:
-                self.watcher.moved(key, kept_as, theirs)
-            self.changed.notify_all()
-        self._conflict_log.append(number, found)
-        _log.warning("%s: %s; %s", key, reason, f"ours is kept as {kept_as}" if kept_as else "ours is given up")
-        return found
-
-    def fetch(self, claim: Claim) -> bool:
-        """Bring content that lies under another key of the bucket here, and end the claim: false where the key changed
-        meanwhile. Errors of the store end it, too."""
-        pending = claim.pending
-        number = -1
-        try:
-            if not isinstance(pending.content, Stored):
-                return False
-            number = self.bring(pending.content)
-            with self.lock:
-                now = self.overlay.get(pending.key)
-                if now is None or now.content != pending.content:
-                    return False
-                content = Staged(number, pending.content.size_bytes)
-                self.record([replace(now, content=content, version=self.next_version())])
-                number = -1
-            return True
-        finally:
-            self.abandon(claim)
-            if number >= 0:
-                self.files.remove(number)
-
-    def bring(self, stored: Stored) -> int:
-        """A new staged file, durable, with the bytes of an object of the bucket: its number."""
-        full = self.prefix + stored.key
-        clean = self.files.open_clean(full, stored.etag)
-        if clean is not None:
-            try:
-                number = self._copied(lambda start, stop: os.pread(clean, stop - start, start), stored.size_bytes)
-            finally:
-                os.close(clean)
-            if number is not None and self.files.clean(full, stored.etag) is not None:
-                return number
-            # Somebody has begun to change the copy, or it is cut short.
-            if number is not None:
-                self.files.remove(number)
-        ref = ObjectRef(self.bucket.url, full, stored.size_bytes, stored.etag)
-        number = self._copied(lambda start, stop: self.bucket.read(ref, start, stop), stored.size_bytes)
-        if number is None:
-            raise StagingError(f"{ref.url} came cut short")
-        return number
-
-    def _copied(self, read: Callable[[int, int], bytes | memoryview], size_bytes: int) -> int | None:
-        number = self.files.create()
-        try:
-            fd = self.files.open(number)
-            try:
-                for start in range(0, size_bytes, _COPY_BYTES):
-                    stop = min(start + _COPY_BYTES, size_bytes)
-                    data = read(start, stop)
-                    if len(data) != stop - start:
-                        self.files.remove(number)
-                        return None
-                    view, done = memoryview(data), 0
-                    while done < len(view):  # a disk that fills up takes a part of it
-                        done += os.pwrite(fd, view[done:], start + done)
-                    self.files.grow(number, len(view))
-                self.files.sync(fd, number)
-            finally:
-                os.close(fd)
-        except BaseException as exc:
-            self.files.remove(number)
-            if isinstance(exc, OSError) and exc.errno in FULL and not isinstance(exc, StagingError):
-                raise StagingFullError(
-                    f"there is no room in {self.area.folder} for a copy of {size_bytes:,} bytes",
-                    hint="Free some room there. Room also comes free as files are uploaded: see dsctl status.",
-                ) from exc
-            raise
-        return number
-
-    def spill(self, pending: Pending) -> None:
-        """Bring what lies in the journal into a staged file; nothing is done if the key has changed meanwhile."""
-        with self.lock:
-            if self.overlay.get(pending.key) != pending:
-                return
-            data = self.blob(pending.key)
-        number = self._copied(lambda start, stop: memoryview(data)[start:stop], len(data))
-        if number is None:
-            return
-        with self.lock:
-            if self.overlay.get(pending.key) == pending and pending.key not in self._claims:
-                self.record([replace(pending, content=Staged(number, len(data)))])
-                number = None
-        if number is not None:
-            self.files.remove(number)
 
     def upload_state(self, key: str) -> UploadState | None:
         """The unfinished upload in parts that was recorded for a key."""
@@ -635,7 +355,7 @@ class WriteBack:
             return
         self._local_folders.discard(old.key)
         if isinstance(old.content, Stored) and old.content.key != old.key:
-            self._needs_ended = self._ticket
+            self.needs_ended = self._ticket
         if isinstance(old.content, Staged) and self._refs.get(old.content.file) == old.key:
             del self._refs[old.content.file]
             released.add(old.content.file)
@@ -676,10 +396,6 @@ class WriteBack:
         if now != self._second:
             self._second = now
         return self._second
-
-    def _end(self, claim: Claim) -> None:
-        if self._claims.get(claim.pending.key) is claim:
-            del self._claims[claim.pending.key]
 
     def _later(self, action: Callable[[], None]) -> None:
         self._after.append((self._ticket, action))

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from datacache.core.errors import DatacacheError, NoMarkersError, ObjectChangedError, ObjectNotFoundError, StoreError
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import LiveObject
+from datacache.writeback.claims import Claim
 from datacache.writeback.conflicts import Standing, standing
-from datacache.writeback.engine import Claim
 from datacache.writeback.model import WRITER, Conflict, Pending, Stored
 from datacache.writeback.upload_ways import Copied, InOneRequest, InParts, Progress, Sending, Way
 
@@ -54,7 +54,7 @@ class Uploads:
                 return self._mark_folder(claim)
             return self._write(claim, progress, look_first=look_first)
         except BaseException as exc:
-            self.engine.abandon(claim)
+            self.engine.claims.abandon(claim)
             if isinstance(exc, ObjectNotFoundError):
                 raise StoreError(exc.message, url=exc.url, hint=exc.hint) from exc
             raise
@@ -70,7 +70,7 @@ class Uploads:
             info = self.bucket.write(full, b"", metadata, expect=None)
         except NoMarkersError:
             # It is there as long as something is in it; until then it is known here alone.
-            self.engine.keep_folder(claim)
+            self.engine.claims.keep_folder(claim)
             return Outcome(pending.version)
         return self._finish(claim, info)
 
@@ -99,7 +99,7 @@ class Uploads:
                     expect = answer
                     continue
                 if info is None:
-                    self.engine.abandon(claim)
+                    self.engine.claims.abandon(claim)
                     return Outcome(torn=claim.torn)
                 return self._finish(claim, info)
             raise StoreError(
@@ -119,15 +119,15 @@ class Uploads:
         if how is Standing.THEIRS and found is not None and WRITER not in found.metadata and way.is_same(found.info):
             how = Standing.EARLIER
         if found is not None and how is Standing.EARLIER:
-            self.engine.rebase(claim, found.info.etag, self.engine.is_ours(found.metadata, claim.pending))
+            self.engine.claims.rebase(claim, found.info.etag, self.engine.is_ours(found.metadata, claim.pending))
             way.replaces(found.info)
             return found.info.etag
         if found is not None and how is Standing.THEIRS:
-            return Outcome(conflict=self.engine.conflict(claim, found.info, _CHANGED))
+            return Outcome(conflict=self.engine.claims.conflict(claim, found.info, _CHANGED))
         if how is Standing.FREE and expect:
             return ""  # deleted by somebody: nothing of theirs is lost by writing it again
         if way.source_changed():
-            return Outcome(conflict=self.engine.conflict(claim, None, _SOURCE_CHANGED))
+            return Outcome(conflict=self.engine.claims.conflict(claim, None, _SOURCE_CHANGED))
         return expect
 
     def _way(self, claim: Claim, progress: Progress) -> Way:
@@ -153,7 +153,7 @@ class Uploads:
         return found, standing(found, base=expect or "", version=pending.version, ours=ours)
 
     def _finish(self, claim: Claim, info: ObjectInfo | None) -> Outcome:
-        self.engine.finish(claim, info)
+        self.engine.claims.finish(claim, info)
         return Outcome(claim.pending.version, is_gone=info is None)
 
     def _remove(self, claim: Claim) -> Outcome:
@@ -171,6 +171,6 @@ class Uploads:
                 if found is None:
                     return self._finish(claim, None)
                 if how is Standing.THEIRS:
-                    return Outcome(conflict=self.engine.conflict(claim, found.info, _CHANGED_BEFORE_DELETE))
+                    return Outcome(conflict=self.engine.claims.conflict(claim, found.info, _CHANGED_BEFORE_DELETE))
                 expect = found.info.etag
         raise StoreError(f"{full}: it changes again and again while it is to be deleted", url=full)

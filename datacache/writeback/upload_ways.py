@@ -17,7 +17,9 @@ from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreErro
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Part
-from datacache.writeback.engine import Claim, ContentReader, WriteBack
+from datacache.writeback.claims import Claim
+from datacache.writeback.content_reader import ContentReader
+from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Pending, Staged, Stored
 from datacache.writeback.records import UploadState
 from datacache.writeback.upload_parts import Bodies, PartsUpload, part_size
@@ -109,7 +111,7 @@ class InOneRequest:
     def send(self, expect: str | None) -> ObjectInfo | None:
         sending, claim = self._sending, self._claim
         with sending.bodies.room(self._size):
-            reader = sending.engine.content(claim)
+            reader = sending.engine.claims.content(claim)
             try:
                 data = reader.read(0, self._size)
             finally:
@@ -125,7 +127,7 @@ class InOneRequest:
         # Where rclone's S3 server fails after it has written a file, the object is there without its metadata.
         if found.size_bytes != self._size:
             return False
-        reader = self._sending.engine.content(self._claim)
+        reader = self._sending.engine.claims.content(self._claim)
         try:
             data = reader.read(0, self._size)
         finally:
@@ -217,7 +219,7 @@ class InParts:
     def _send_parts(self) -> list[Part] | None:
         sending, pending = self._sending, self._claim.pending
         kept = self._go_on()
-        reader: ContentReader = sending.engine.content(self._claim)
+        reader: ContentReader = sending.engine.claims.content(self._claim)
         try:
             if self._state is None:
                 part_bytes = part_size(reader.size_bytes, sending.engine.bucket)

@@ -4,7 +4,7 @@ Made by whoever opens a live bucket; told of changes by the engine. A fixed numb
 in the staging area is short) take keys from a board: a key is due a moment after its last change, so that temporary
 files never reach the bucket, and at the latest `upload_every_s` after its first. A thread that finds no key due helps
 to send the parts of a large file. Uploads of one key never overlap, and go in the order of its versions; what another
-key still has to be copied from is not overwritten before (`WriteBack.blockers`).
+key still has to be copied from is not overwritten before (`Claims.blockers`).
 
 What fails is tried again: a store that does not answer by one upload at a time until it does, everything else by key.
 An upload that is torn (its file was written to meanwhile) is begun anew, less and less often if that goes on. Nothing
@@ -281,7 +281,7 @@ class Uploader:
             self._sending.forget_unfinished(key)
             self._board.nothing(key, is_gone=pending is None)
             return None
-        blockers = self._engine.blockers(key)
+        blockers = self._engine.claims.blockers(key)
         if blockers:
             while blockers and not self._is_ready(blockers[-1]):
                 blockers.pop()
@@ -305,11 +305,11 @@ class Uploader:
             found = self._engine.get(key)
             if found is None or not isinstance(found.content, Stored) or found.content.key == key:
                 continue
-            claim = self._engine.begin(key, found.version)
+            claim = self._engine.claims.begin(key, found.version)
             if claim is None:
                 continue
             try:
-                self._engine.fetch(claim)
+                self._engine.fetching.fetch(claim)
             except (ObjectChangedError, ObjectNotFoundError):
                 if key == pending.key:
                     self._upload(found)  # finds out the same, and knows what to do
@@ -336,7 +336,7 @@ class Uploader:
         if is_large and not self._board.begin_large(key):
             return
         try:
-            claim = self._engine.begin(key, pending.version)
+            claim = self._engine.claims.begin(key, pending.version)
             if claim is None:
                 self._board.nothing(key)
                 return

@@ -294,10 +294,10 @@ def test_a_folder_made_here_is_renamed_with_what_was_uploaded_before_it(opened: 
     directory = opened()
     directory.mkdir("run")
     directory.write("run/a", b"a")
-    claim = directory.live.engine.begin("run/a")  # the file comes before its folder's marker
+    claim = directory.live.engine.claims.begin("run/a")  # the file comes before its folder's marker
     if claim is not None:
         info = directory.live.engine.bucket.write(f"{bucket}/run/a"[1:], b"a", {}, expect="")
-        directory.live.engine.finish(claim, info)
+        directory.live.engine.claims.finish(claim, info)
     directory.rename("run", "done")
     assert directory.names("done") == ["a"]
     directory.flush()
@@ -310,11 +310,11 @@ def test_a_folder_that_is_deleted_while_its_files_are_uploaded_stays_deleted(ope
     directory.mkdir("run")
     directory.write("run/a", b"a")
     engine = directory.live.engine
-    claim = engine.begin("run/a")
+    claim = engine.claims.begin("run/a")
     directory.unlink("run/a")
     directory.do(directory.fs.rmdir, ROOT, b"run")
     if claim is not None:
-        engine.finish(claim, engine.bucket.write(f"{bucket}/run/a"[1:], b"a", {}, expect=""))
+        engine.claims.finish(claim, engine.bucket.write(f"{bucket}/run/a"[1:], b"a", {}, expect=""))
     assert directory.names() == []
     directory.flush()
     assert directory.names() == []

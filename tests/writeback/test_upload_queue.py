@@ -10,7 +10,8 @@ import pytest
 from datacache.core.errors import StoreUnavailableError
 from datacache.store.local_bucket import LocalBucket
 from datacache.store.s3_bucket import S3Bucket
-from datacache.writeback.engine import Claim, ContentReader
+from datacache.writeback.claims import Claim
+from datacache.writeback.content_reader import ContentReader
 from datacache.writeback.model import Logged, Pending
 from datacache.writeback.upload import Outcome
 from datacache.writeback.upload_board import UploadBoard

@@ -243,7 +243,7 @@ def test_an_upload_whose_file_is_overwritten_meanwhile_is_begun_anew(bucket: Buc
     rig.put("file", data)
     until(lambda: any("partNumber=2&" in request for request in bucket.proxy.requests))
     content = rig.engine.get("file").content  # type: ignore[union-attr]
-    rig.engine.touch(content.file, 0)  # type: ignore[union-attr]
+    rig.engine.claims.touch(content.file, 0)  # type: ignore[union-attr]
     with open(rig.files.path(content.file), "r+b") as file:  # type: ignore[union-attr]
         file.write(b"b" * 10)
     gate.set()
