@@ -11,7 +11,8 @@ from dataclasses import replace
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Pending
 from datacache.writeback.overlay import parent_of
-from datacache.writeback.remote import Needs, RemoteFile, RemoteView, change_below
+from datacache.writeback.remote import Needs, RemoteView
+from datacache.writeback.remote_known import RemoteFile, change_below
 from fuse_mount.bucket_tree import Node
 from fuse_mount.bucket_view import FOLDER_BASE, View
 

@@ -11,7 +11,8 @@ import time
 from dataclasses import replace
 
 from datacache.writeback.model import Logged, Pending, Stored
-from datacache.writeback.remote import Needs, RemoteFile
+from datacache.writeback.remote import Needs
+from datacache.writeback.remote_known import RemoteFile
 from fuse_mount.bucket_handles import Handles
 from fuse_mount.bucket_mounted import Mounted
 from fuse_mount.bucket_nodes import Nodes

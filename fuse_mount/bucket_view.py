@@ -11,7 +11,8 @@ from typing import NamedTuple
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, Content, Pending, Stored
 from datacache.writeback.overlay import parent_of
-from datacache.writeback.remote import RemoteFile, RemoteView
+from datacache.writeback.remote import RemoteView
+from datacache.writeback.remote_known import RemoteFile
 
 FOLDER_BASE = "folder"
 """`Pending.base` of a folder that the bucket has, with or without a marker object."""

@@ -544,7 +544,7 @@ def test_refused_credentials_leave_what_is_staged_and_what_is_known(
     directory.flush()
     assert directory.names() == ["known"]
     proxied.always(Fault(status=403, code="InvalidAccessKeyId"))
-    until(lambda: directory.names() and directory.fs.remote._away is not None, True)
+    until(lambda: directory.names() and directory.fs.remote._requests.away is not None, True)
     directory.write("new", b"new")
     assert directory.names() == ["known", "new"]
     assert directory.read("new") == b"new"

@@ -1,0 +1,222 @@
+"""What is known of the bucket: folders that were listed, names that were asked for, attributes. Without any I/O.
+
+Part of `RemoteView`, under the engine's lock.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from datacache.store.base import ObjectInfo
+from datacache.writeback.model import Attributes
+from datacache.writeback.overlay import name_of, parent_of
+
+_log = logging.getLogger("datacache.writeback")
+_MAX_NAMES = 300_000
+"""Names of listed folders that are remembered."""
+_KEPT_NAMES = 10_000
+_MAX_PROBES = 20_000
+
+
+class RemoteFile(NamedTuple):
+    """An object as the bucket lists it. `attributes` is None until its metadata was looked at."""
+
+    size_bytes: int
+    etag: str
+    mtime_ns: int
+    attributes: Attributes | None = None
+
+
+class RemoteFolder:
+    """What lies right in a folder."""
+
+    __slots__ = ("files", "folders", "marker", "probes", "read_at")
+
+    def __init__(self) -> None:
+        self.files: dict[str, RemoteFile] = {}
+        self.folders: dict[str, None] = {}
+        self.marker = False
+        """Whether the folder has an object of its own."""
+        self.read_at = _now()
+
+    def __len__(self) -> int:
+        return len(self.files) + len(self.folders)
+
+
+class Probe(NamedTuple):
+    """What was found under one name."""
+
+    read_at: float
+    file: RemoteFile | None
+    is_folder: bool
+
+
+Changed = tuple[str, RemoteFile | None]
+"""A key, and the object that this node has put under it; None: deleted."""
+
+
+class Known:
+    """One prefix of a bucket."""
+
+    def __init__(self) -> None:
+        self.folders: OrderedDict[str, RemoteFolder] = OrderedDict()
+        self.probes: dict[str, Probe] = {}
+        self.probed: dict[str, int] = {}  # how many names of a folder that was not listed were asked for
+        self.checked: dict[str, float] = {}
+        self.markers: dict[str, tuple[float, Attributes]] = {}
+        """Attributes of folders, and when they were asked for."""
+        self._names = 0
+        self._news = False
+
+    def file(self, key: str) -> RemoteFile | None:
+        """An object as its folder lists it."""
+        listed = self.folders.get(parent_of(key))
+        return listed.files.get(name_of(key)) if listed is not None else None
+
+    def remembered(self) -> bytes | None:
+        """What `recall` takes: the folders that were listed last, up to `_KEPT_NAMES` names. None if nothing is new."""
+        if not self._news:
+            return None
+        self._news = False
+        kept: dict[str, list[object]] = {}
+        names = 0
+        for folder, listed in reversed(self.folders.items()):
+            names += len(listed) + 1
+            if names > _KEPT_NAMES:
+                break
+            kept[folder] = [listed.marker, list(listed.folders), {n: list(f) for n, f in listed.files.items()}]
+        return json.dumps(kept, separators=(",", ":")).encode()
+
+    def recall(self, data: bytes) -> None:
+        """What an earlier process knew, for as long as the store cannot be asked. What makes no sense is left alone."""
+        try:
+            for folder, (marker, folders, files) in reversed(json.loads(data).items()):
+                found = RemoteFolder()
+                found.marker = bool(marker)
+                found.folders = dict.fromkeys(folders)
+                for name, (size_bytes, etag, mtime_ns, attributes) in files.items():
+                    known = Attributes(*attributes) if attributes is not None else None
+                    found.files[name] = RemoteFile(size_bytes, etag, mtime_ns, known)
+                found.read_at = -math.inf
+                self.folders[folder] = found
+                self._names += len(found)
+        except (ValueError, TypeError, AttributeError) as exc:
+            _log.info("what was known of the bucket before is of no use: %s", exc)
+
+    def applied(self, key: str, file: RemoteFile | None, attributes: Attributes | None) -> None:
+        """This node has brought an object to the bucket, or deleted it."""
+        if key.endswith("/"):
+            if attributes is not None:
+                self.markers[key] = (_now(), attributes)
+            else:
+                self.markers.pop(key, None)
+        self.apply(key, file)
+        self._news = True
+
+    def expire(self, folder: str) -> None:
+        """Have a folder listed anew before it is used again."""
+        listed = self.folders.get(folder)
+        if listed is not None:
+            listed.read_at = -math.inf
+        for key in [key for key in self.probes if parent_of(key) == folder]:
+            del self.probes[key]
+
+    def apply(self, key: str, file: RemoteFile | None) -> None:
+        """An object is another one now, or gone."""
+        folder, name = parent_of(key), name_of(key)
+        self.probes.pop(key.rstrip("/"), None)
+        listed = self.folders.get(folder)
+        if listed is not None:
+            before = len(listed)
+            if name.endswith("/"):
+                if file is not None:
+                    listed.folders[name] = None
+                else:
+                    listed.folders.pop(name, None)
+            elif file is not None:
+                listed.files[name] = file
+            else:
+                listed.files.pop(name, None)
+            self._names += len(listed) - before
+        own = self.folders.get(key) if name.endswith("/") else None
+        if own is not None:
+            own.marker = file is not None
+        while file is not None and folder:  # the folders above are there now
+            above = self.folders.get(parent_of(folder))
+            if above is not None:
+                above.folders[name_of(folder)] = None
+            self.probes.pop(folder.rstrip("/"), None)
+            folder = parent_of(folder)
+
+    def put(self, folder: str, found: RemoteFolder, changes: Iterable[Changed]) -> None:
+        """A folder was listed; meanwhile this node has changed these."""
+        old = self.folders.pop(folder, None)
+        if old is not None:
+            self._names -= len(old)
+            for name, file in found.files.items():
+                known = old.files.get(name)
+                if known is not None and known.etag == file.etag and known.attributes is not None:
+                    found.files[name] = file._replace(attributes=known.attributes)
+        found.read_at = _now()  # from its end on, or a listing that takes longer than it is used for is never of use
+        self.folders[folder] = found
+        self._names += len(found)
+        self._news = True
+        self.probed.pop(folder, None)
+        for key, now in changes:
+            if key.startswith(folder):
+                self.apply(key, now)
+        while self._names > _MAX_NAMES and len(self.folders) > 1:
+            _, forgotten = self.folders.popitem(last=False)
+            self._names -= len(forgotten)
+
+    def put_probe(self, folder: str, name: str, file: RemoteFile | None, *, is_folder: bool) -> None:
+        """A name was asked for."""
+        if len(self.probes) >= _MAX_PROBES:
+            self.probes.clear()
+            self.probed.clear()
+        self.probes[folder + name] = Probe(_now(), file, is_folder)
+        if folder not in self.folders:
+            self.probed[folder] = self.probed.get(folder, 0) + 1
+
+    def put_checked(self, key: str) -> None:
+        """An object was asked for just now."""
+        if len(self.checked) >= _MAX_PROBES:
+            self.checked.clear()
+        self.checked[key] = _now()
+
+    def learn(self, key: str, found: tuple[RemoteFile, Attributes] | None) -> None:
+        """An object was looked at."""
+        listed, probe = self.folders.get(parent_of(key)), self.probes.get(key)
+        known = listed.files.get(name_of(key)) if listed is not None else None
+        if found is None:
+            if known is not None:
+                self.expire(parent_of(key))
+            self.probes.pop(key, None)
+            return
+        if listed is not None and known is not None and (known.attributes is None or known.etag == found[0].etag):
+            listed.files[name_of(key)] = found[0]
+        if probe is not None and probe.file is not None:
+            self.probes[key] = probe._replace(file=found[0])
+
+
+def change_below(found: dict[str, RemoteFile], folder: str, key: str, file: RemoteFile | None) -> None:
+    """An object below a folder is another one now, or gone."""
+    if key.startswith(folder) and key != folder:
+        found.pop(key, None)
+        if file is not None:
+            found[key] = file
+
+
+def listed_file(info: ObjectInfo) -> RemoteFile:
+    """An object of a listing."""
+    return RemoteFile(info.size_bytes, info.etag, info.mtime_ns)
+
+
+def _now() -> float:
+    return time.monotonic()
