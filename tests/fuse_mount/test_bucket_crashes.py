@@ -1,7 +1,7 @@
 """Whatever was acknowledged is in the bucket in the end, whoever is killed, whatever the store does and however full
 the staging disk is (in the manner of JuiceFS's crash test).
 
-`DATACACHE_TEST_KILLS` (how many kills a run has, 8) asks for a long one.
+`DATACACHE_TEST_KILLS` (how many kills a run has, 4) asks for a long one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.servers import CephRgw, RcloneS3
 
 pytestmark = pytest.mark.slow
 
-KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 8)
+KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 4)
 SEED = int(os.environ.get("DATACACHE_TEST_SEED") or 1)
 SMALL_PARTS = Path(__file__).parent / "crash" / "small_parts"
 LONG = pytest.mark.timeout(300 + KILLS * 20)

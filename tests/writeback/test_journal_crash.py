@@ -192,7 +192,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged_and_shows_nothing_in_halves(
     draw = random.Random(segment_bytes)
     acknowledged = dict.fromkeys("pqrs", 0)
     folder = tmp_path / "journal"
-    for _ in range(12):
+    for _ in range(6):
         child = subprocess.Popen(
             [sys.executable, "-c", _CHILD, folder, str(segment_bytes)], stdout=subprocess.PIPE, text=True
         )
