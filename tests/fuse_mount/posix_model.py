@@ -93,7 +93,8 @@ def seen(found: os.stat_result) -> Seen:
         None if folder else found.st_nlink,
         found.st_uid,
         found.st_gid,
-        found.st_mtime_ns if found.st_mtime_ns < CLOCK_STARTS_NS else None,
+        # A folder's times change with what is in it, which a mount knows in memory only.
+        found.st_mtime_ns if found.st_mtime_ns < CLOCK_STARTS_NS and not folder else None,
     )
 
 

@@ -55,7 +55,7 @@ class Experiment:
             self.check(running)
         return said
 
-    def wait_for(self, text: str, *, more: int = 1, limit_s: float = 60.0) -> None:
+    def wait_for(self, text: str, *, more: int = 1, limit_s: float = 180.0) -> None:
         """Until the manifests have a text so many times more than now."""
 
         def count() -> int:
