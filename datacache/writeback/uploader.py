@@ -68,7 +68,7 @@ class Uploader:
         self,
         engine: WriteBack,
         *,
-        delay_s: float = 1.0,
+        delay_s: float = 3.0,
         upload_every_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
