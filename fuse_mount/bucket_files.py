@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import threading
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError
 from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
 from datacache.writeback.draft import INLINE_BYTES, Draft
-from datacache.writeback.model import Attributes, Content, Logged, Staged, Stored
+from datacache.writeback.model import Content, Logged, Staged, Stored
 from datacache.writeback.remote import Needs
 from fuse_mount.bucket_tree import LOCAL, Node
 
@@ -389,8 +388,3 @@ class _StoredReader:
 
     def close(self) -> None:
         pass
-
-
-def link_attributes(uid: int, gid: int) -> Attributes:
-    """Of a new symbolic link."""
-    return Attributes(stat.S_IFLNK | 0o777, uid, gid, time.time_ns())

@@ -49,14 +49,14 @@ class Handles:
             state = self._nodes.state_of(node)
             if state.content is None:
                 raise OSError(errno.EISDIR, "it is a folder")
-            if node.open is None:
-                node.open = OpenFile(node, state)
-            file = node.open
             truncates = bool(flags & os.O_TRUNC)
             writes = truncates or flags & os.O_ACCMODE != os.O_RDONLY
             if writes and not truncates and isinstance(state.content, Stored) and state.content.key == state.key:
                 self._remote.checked(state.key)  # a part of what somebody else has replaced cannot be changed
                 state = self._nodes.state_of(node)
+            if node.open is None:
+                node.open = OpenFile(node, state)
+            file = node.open
             if file.draft is None and state.content != file.content:
                 self._files.set_content(file, state.content or Logged(0))  # another version by now
                 file.base, file.attributes = state.base, state.attributes

@@ -14,7 +14,7 @@ import time
 from datacache.writeback.draft import Draft
 from datacache.writeback.model import Attributes, Logged
 from datacache.writeback.remote import Needs
-from fuse_mount.bucket_files import OpenFile, link_attributes
+from fuse_mount.bucket_files import OpenFile
 from fuse_mount.bucket_handles import Handles
 from fuse_mount.bucket_mounted import Mounted
 from fuse_mount.bucket_nodes import Attr, Nodes
@@ -93,7 +93,8 @@ class Names:
             if self._view.look(folder.key, text, plain=True) is not None:
                 raise OSError(errno.EEXIST, "it is there already")
             key = folder.key + text
-            attributes = link_attributes(uid, self._nodes.inherited_gid(folder, gid))
+            inherited = self._nodes.inherited_gid(folder, gid)
+            attributes = Attributes(stat.S_IFLNK | 0o777, uid, inherited, time.time_ns())
             pending = self._engine.change(key, attributes, Logged(len(target)), base="")
             self._engine.record([pending], blobs={key: target})
             node = self._tree.make(folder, text, is_folder=False)

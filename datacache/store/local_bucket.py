@@ -22,13 +22,14 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from datacache.core.disk import sync_folder, write_all
 from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
 from datacache.store.errors import expect_same, unexpected
 from datacache.store.local import TEMPORARY, LocalStore, etag_of
-from datacache.store.local_files import get_metadata, set_metadata, settle, sync_folder, translated, write_all
+from datacache.store.local_files import get_metadata, set_metadata, settle, translated
 from datacache.store.local_uploads import LocalUploads
 
 _PAGE_NAMES = 1000

@@ -82,20 +82,3 @@ def settle(fd: int, metadata: Mapping[str, str], url: str) -> os.stat_result:
         if etag_of(found) == before:
             break
     return found
-
-
-def write_all(fd: int, data: bytes | memoryview, at: int) -> None:
-    """Write at an offset, however many calls it takes."""
-    rest = memoryview(data)
-    while rest:
-        count = os.pwrite(fd, rest, at)
-        rest, at = rest[count:], at + count
-
-
-def sync_folder(path: bytes) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -16,10 +16,11 @@ from contextlib import suppress
 
 import xxhash
 
+from datacache.core.disk import sync_folder, write_all
 from datacache.core.errors import ObjectNotFoundError, StoreError
 from datacache.store.bucket import Part
 from datacache.store.local import TEMPORARY
-from datacache.store.local_files import set_metadata, settle, sync_folder, translated, write_all
+from datacache.store.local_files import set_metadata, settle, translated
 
 _UPLOAD = re.compile(rb"[0-9a-f]{16}")
 _SUFFIX = b".parts"

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from datacache.core.disk import sync_folder
 from datacache.core.errors import StagingError, StagingFullError
 
 FORMAT_VERSION = 1
@@ -98,18 +99,6 @@ def keep_private(folder: Path) -> None:
     """In a root that everybody may write to, somebody else may have made the folder, to read along."""
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as exc:
-        if exc.errno != errno.EINVAL:  # fsync(2): a file system that has none for folders
-            raise
-    finally:
-        os.close(fd)
 
 
 def read_area(folder: Path) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import os
 
+from datacache.core.disk import write_all
 from datacache.core.errors import StagingError
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, Content, Staged, logged
@@ -96,9 +97,7 @@ class Draft:
         else:
             if offset < self.size:
                 self._engine.claims.touch(self._number, offset)
-            done = 0
-            while done < len(data):
-                done += os.pwrite(self._fd(), memoryview(data)[done:], offset + done)
+            write_all(self._fd(), data, offset)
             if end > self.size:
                 self._engine.files.grow(self._number, end - self.size)
         self.size = max(self.size, end)
@@ -155,10 +154,9 @@ class Draft:
         number = self._engine.files.create()
         self._file = io.FileIO(self._engine.hold(number), "r+b")
         self._number = number
-        data, done = memoryview(self._buffer), 0
+        data = self._buffer
         try:
-            while done < len(data):
-                done += os.pwrite(self._fd(), data[done:], done)
+            write_all(self._fd(), data, 0)
         except OSError:
             self._let_go()
             raise

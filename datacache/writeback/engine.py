@@ -5,7 +5,7 @@ durable when `commit` has returned for its ticket. Whatever takes bytes away (a 
 more) happens only after the record that says so is durable, so the journal never refers to a file that is gone.
 `claims` is what the uploader does with keys; `fetching` brings bytes into staged files.
 
-Any thread. `lock` guards everything here and may be held across several calls; no call that waits for a disk or a store
+Any thread. `lock` guards everything here and may be held across several calls; no call that waits for a sync or a store
 is made under it.
 """
 
@@ -146,7 +146,6 @@ class WriteBack:
         content: Content | None,
         *,
         base: str,
-        blob: bytes | None = None,
         ready: bool = True,
     ) -> Pending:
         """What a key's `Pending` becomes when it is given these. `base` is what the bucket has, where nothing was

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from datacache.core.disk import write_all
 from datacache.core.errors import StagingError, StagingFullError
 from datacache.core.objects import ObjectRef
 from datacache.writeback.area_files import FULL
@@ -98,10 +99,8 @@ class Fetching:
                     if len(data) != stop - start:
                         self._engine.files.remove(number)
                         return None
-                    view, done = memoryview(data), 0
-                    while done < len(view):  # a disk that fills up takes a part of it
-                        done += os.pwrite(fd, view[done:], start + done)
-                    self._engine.files.grow(number, len(view))
+                    write_all(fd, data, start)
+                    self._engine.files.grow(number, len(data))
                 self._engine.files.sync(fd, number)
             finally:
                 os.close(fd)

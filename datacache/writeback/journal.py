@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from datacache.core.disk import sync_folder
 from datacache.core.errors import StagingError
 from datacache.writeback import journal_format as fmt
 from datacache.writeback.journal_cleaning import Cleaner
@@ -39,7 +40,6 @@ from datacache.writeback.journal_segments import (
     failed,
     make_segment,
     open_segments,
-    sync_folder,
 )
 
 _log = logging.getLogger(__name__)

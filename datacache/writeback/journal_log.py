@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from datacache.core.disk import write_all
 from datacache.writeback import journal_format as fmt
-from datacache.writeback.journal_segments import FULL, Segment, make_segment, write_at
+from datacache.writeback.journal_segments import FULL, Segment, make_segment
 
 
 class Group(NamedTuple):
@@ -60,7 +61,7 @@ class Log:
             at += fmt.FRAME_BYTES + group.size_bytes
         self._active = None  # whatever fails now: never write to it again
         try:
-            write_at(segment.fd, b"".join(parts), start)
+            write_all(segment.fd, b"".join(parts), start)
         except OSError as exc:
             if exc.errno in FULL:  # no page was lost: what was written goes, and the same frames may come there again
                 os.ftruncate(segment.fd, start)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from datacache.core.disk import sync_folder, write_all
 from datacache.core.errors import StagingError, StagingFullError
 from datacache.writeback import journal_format as fmt
 
@@ -72,23 +73,6 @@ def failed(path: Path, exc: OSError) -> StagingError:
     return error
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_at(fd: int, data: bytes, offset: int) -> None:
-    """All of the data, at the offset."""
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(fd, view, offset)
-        view, offset = view[done:], offset + done
-
-
 def make_segment(folder: Path, previous: Segment | None, *, first: int, sequence: int) -> Segment:
     """A new segment behind the previous one, durable. What was written there behind its `size_bytes` counts no more."""
     number = previous.number + 1 if previous else 1
@@ -100,7 +84,7 @@ def make_segment(folder: Path, previous: Segment | None, *, first: int, sequence
     fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     segment = Segment(path, fd, header)
     try:
-        write_at(fd, header.encode(), 0)
+        write_all(fd, header.encode(), 0)
         os.fsync(fd)
         making.rename(path)
         sync_folder(folder)
@@ -173,7 +157,7 @@ def _find_end(newest: Segment) -> int:
     offset = starts[0][1] if starts else end
     while offset < end:  # the same bytes over themselves: pages that a failed fsync left clean are written once more
         data = os.pread(newest.fd, min(_CHUNK_BYTES, end - offset), offset)
-        write_at(newest.fd, data, offset)
+        write_all(newest.fd, data, offset)
         offset += len(data)
     os.ftruncate(newest.fd, end)
     os.fsync(newest.fd)
@@ -258,7 +242,7 @@ class Ballast:
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 for offset in range(0, self.size_bytes, _CHUNK_BYTES):
-                    write_at(fd, bytes(min(_CHUNK_BYTES, self.size_bytes - offset)), offset)
+                    write_all(fd, bytes(min(_CHUNK_BYTES, self.size_bytes - offset)), offset)
                 os.fsync(fd)
             except OSError:
                 self.path.unlink()

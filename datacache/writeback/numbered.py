@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from datacache.core.disk import sync_folder
 from datacache.core.errors import StagingError
-from datacache.writeback.area_files import reaching, sync_folder, unreachable
+from datacache.writeback.area_files import reaching, unreachable
 
 _MAKE_TRIES = 3
 """The outer folder of a file to be made may be removed this moment, with the last other file in it."""

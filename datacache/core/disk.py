@@ -1,0 +1,30 @@
+"""What every part that makes things durable does to files: all of a write, and names that survive a power loss.
+
+Pure system calls; they raise what the kernel says. Any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write at an offset, however many calls it takes: a disk that fills up, and a signal, take a part of it."""
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(fd, rest, offset)
+        rest, offset = rest[count:], offset + count
+
+
+def sync_folder(path: Path | bytes) -> None:
+    """Make the names in a folder durable, where its file system can (fsync(2): EINVAL where it cannot)."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(fd)
