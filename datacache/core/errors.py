@@ -103,6 +103,10 @@ class SnapshotNotFoundError(CatalogError, LookupError):
         self.ref = ref
 
 
+class AccessDeniedError(CatalogError, PermissionError):
+    """A data set is not open to whoever asks for it."""
+
+
 class TagExistsError(CatalogError):
     """The tag names another snapshot already."""
 

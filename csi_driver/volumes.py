@@ -1,0 +1,160 @@
+"""What a volume is: read from a PVC's annotations, a StorageClass's parameters or a PV's attributes, and written into a
+PV's attributes.
+
+    dataset   NAME@REF     a snapshot, read-only                  (either this
+    bucket    URL          a bucket's prefix, read-write           or this)
+    subpath   a/b          only this folder of it
+    warm      true, false, wait: fetch all of a snapshot when a node first mounts it; `wait` has pods wait for that
+    pin       true, false: never evict a snapshot's data while it is on a node
+
+Pure values; no I/O. Any thread may call. Whatever is wrong is an `INVALID_ARGUMENT` that names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from csi_driver.status import RequestError, invalid
+from datacache.catalog.refs import Ref, parse_ref
+from datacache.core.errors import DatacacheError
+from datacache.store.urls import split_url
+
+KUBERNETES = "csi.storage.k8s.io/"
+"""What Kubernetes and its sidecars add to parameters and attributes begins with this."""
+PVC_NAME, PVC_NAMESPACE = f"{KUBERNETES}pvc/name", f"{KUBERNETES}pvc/namespace"
+POD_NAMESPACE, POD_NAME = f"{KUBERNETES}pod.namespace", f"{KUBERNETES}pod.name"
+EPHEMERAL = f"{KUBERNETES}ephemeral"
+
+PARAMETERS = ("dataset", "bucket", "warm", "pin", "subpath")
+"""What a user says of a volume; annotations are these with `datacache.io/` before them."""
+_NOTED = ("asked", "namespace")
+"""What the controller notes in a PV besides."""
+_IGNORED = ("storage.kubernetes.io/csiProvisionerIdentity",)
+
+_MAX_ID_BYTES = 128
+"""Of the CSI specification, for a string that it does not say otherwise of."""
+_PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeSpec:
+    """One volume. Exactly one of `dataset` and `bucket` is set."""
+
+    dataset: str = ""
+    """`NAME@REF`; `NAME@ID` with the whole id once it was resolved."""
+    bucket: str = ""
+    """URL of the prefix, ending in a slash."""
+    warm: str = "false"
+    """`true`, `false` or `wait`."""
+    pin: bool = False
+    subpath: str = ""
+    """A folder of it, without slashes at the ends; '' for all of it."""
+    asked: str = ""
+    """The reference as the user wrote it, once `dataset` is resolved."""
+    namespace: str = ""
+    """Of the PVC it was provisioned for, which was allowed to have it; '' for a static or an inline volume."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nobody can write to it."""
+        return bool(self.dataset)
+
+    @property
+    def ref(self) -> Ref:
+        """The parsed `dataset`."""
+        return parse_ref(self.dataset)
+
+    def resolved(self, dataset: str, *, namespace: str = "") -> VolumeSpec:
+        """The same volume, of exactly this snapshot (`NAME@ID`)."""
+        return replace(self, dataset=dataset, asked=self.asked or self.dataset, namespace=namespace or self.namespace)
+
+    def context(self) -> dict[str, str]:
+        """The attributes of its PV; `parse_context` reads them."""
+        texts = {name: getattr(self, name) for name in ("dataset", "bucket", "warm", "subpath", *_NOTED)}
+        texts |= {"pin": "true" if self.pin else ""}
+        return {name: text for name, text in texts.items() if text and (name, text) != ("warm", "false")}
+
+
+def parse_parameters(parameters: Mapping[str, str]) -> VolumeSpec:
+    """The volume that parameters (those of a StorageClass with the annotations over them) ask for."""
+    return _parse(parameters, PARAMETERS, "parameter")
+
+
+def parse_context(attributes: Mapping[str, str]) -> VolumeSpec:
+    """The volume that a PV's attributes describe: those that `context` gave, or that somebody wrote by hand."""
+    return _parse(attributes, (*PARAMETERS, *_NOTED), "volume attribute")
+
+
+def volume_id(name: str) -> str:
+    """The id of the volume that a controller is to make under this name: the same for the same name, always."""
+    if len(name) <= _MAX_ID_BYTES and _PLAIN_ID.fullmatch(name):
+        return name
+    return f"volume-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
+
+
+def _parse(values: Mapping[str, str], known: tuple[str, ...], what: str) -> VolumeSpec:
+    given = {
+        name: text.strip()
+        for name, text in values.items()
+        if not name.startswith(KUBERNETES) and name not in _IGNORED and text.strip()
+    }
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise invalid(f"there is no {what} {unknown[0]!r}; there are {', '.join(PARAMETERS)}")
+    dataset, bucket = given.get("dataset", ""), given.get("bucket", "")
+    if bool(dataset) == bool(bucket):
+        both = "both are given" if dataset else "neither is given"
+        raise invalid(
+            f"a volume needs a data set or a bucket, and {both}: annotate the PVC with datacache.io/dataset: NAME@REF "
+            "(read-only) or datacache.io/bucket: s3://BUCKET/PREFIX (read-write)"
+        )
+    if bucket and (given.get("warm", "false") != "false" or given.get("pin", "false") != "false"):
+        raise invalid("warm and pin are for data sets: a bucket's content changes")
+    return VolumeSpec(
+        dataset=_dataset(dataset),
+        bucket=_bucket(bucket),
+        warm=_one_of("warm", given.get("warm", "false"), ("true", "false", "wait")),
+        pin=_one_of("pin", given.get("pin", "false"), ("true", "false")) == "true",
+        subpath=_subpath(given.get("subpath", "")),
+        asked=given.get("asked", ""),
+        namespace=given.get("namespace", ""),
+    )
+
+
+def _dataset(text: str) -> str:
+    if text:
+        try:
+            return str(parse_ref(text))
+        except DatacacheError as exc:
+            raise _named("dataset", text, exc) from exc
+    return ""
+
+
+def _bucket(text: str) -> str:
+    if not text:
+        return ""
+    try:
+        store, prefix = split_url(text)
+    except DatacacheError as exc:
+        raise _named("bucket", text, exc) from exc
+    return f"{store}/{prefix}"
+
+
+def _named(name: str, text: str, error: DatacacheError) -> RequestError:
+    return invalid(f"{name} {text!r}: {error.message}. {error.hint}".removesuffix(". "))
+
+
+def _one_of(name: str, text: str, values: tuple[str, ...]) -> str:
+    if text.lower() not in values:
+        raise invalid(f"{name} {text!r}: it is one of {', '.join(values)}")
+    return text.lower()
+
+
+def _subpath(text: str) -> str:
+    parts = text.split("/")
+    if text.startswith("/") or ".." in parts or "\0" in text:
+        raise invalid(f"subpath {text!r}: it is a path inside the volume, without '..' and without a slash before it")
+    return "/".join(part for part in parts if part not in ("", "."))
