@@ -29,7 +29,8 @@ _numbers = itertools.count()
 def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Clean what killed runs left, and mark everything of this run as its own."""
     base = tmp_path_factory.getbasetemp()
-    leftovers.clean_dead_sessions(base.parent)
+    # One of several processes of a run (pytest-xdist) has its folder one level deeper.
+    leftovers.clean_dead_sessions(base.parent.parent if "PYTEST_XDIST_WORKER" in os.environ else base.parent)
     (base / "owner.pid").write_text(str(os.getpid()))
     os.environ[leftovers.SESSION_VARIABLE] = str(os.getpid())
     yield

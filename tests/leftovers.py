@@ -74,9 +74,9 @@ def unmount_under(folder: Path) -> list[str]:
 
 
 def clean_dead_sessions(temp_root: Path) -> None:
-    """What test runs left that were killed: processes, mounts below `temp_root/*` and shared memory."""
+    """What test runs left that were killed: processes, mounts below `temp_root` and shared memory."""
     stop_processes(lambda: processes_with(SESSION_VARIABLE, _is_dead), grace_s=0)
-    for owner in temp_root.glob("*/owner.pid"):
+    for owner in (*temp_root.glob("*/owner.pid"), *temp_root.glob("*/popen-*/owner.pid")):
         if _is_dead(owner.read_text()):
             unmount_under(owner.parent)
     for folder in SHARED_MEMORY.glob(f"{SHARED_MEMORY_PREFIX}*"):

@@ -24,6 +24,8 @@ from datacache.loaders.tasks import Span, TaskParameters, TaskQueue
 
 _fork = multiprocessing.get_context("fork")
 _END_S = 120.0
+_BATCH_S = 0.04
+"""The longest a batch is worked on: the job must not be through before enough has gone wrong."""
 
 
 class Done(NamedTuple):
@@ -45,11 +47,12 @@ def run_job(
     parameters: TaskParameters,
     *,
     workers: int,
-    chaos_s: float,
+    kills: int,
+    stops: int,
     seed: int,
 ) -> Done:
-    """Run workers until the queue `job` is through; for `chaos_s` they are killed (-9) and made anew, or stopped for
-    longer than a lease, at random."""
+    """Run workers until the queue `job` is through; at random they are killed (-9) and made anew, or stopped for
+    longer than a lease, until that happened `kills` and `stops` times at least."""
     chance = random.Random(seed)
     store = open_task_store(url)
     TaskQueue.create(store, "job", spans, parameters)
@@ -63,17 +66,17 @@ def run_job(
 
     running = [start() for _worker in range(workers)]
     stopped: dict[int, float] = {}
-    kills = stops = 0
-    deadline = time.monotonic() + chaos_s
+    killed = paused = 0
+    deadline = time.monotonic() + _END_S
     try:
         while any(process.is_alive() for process in running):
             time.sleep(chance.uniform(0.01, 0.06))
             now = time.monotonic()
-            assert now < deadline + _END_S, "the job does not come to its end"
+            assert now < deadline, "the job does not come to its end"
             for pid in [pid for pid, until in stopped.items() if until < now]:
                 del stopped[pid]
                 os.kill(pid, signal.SIGCONT)
-            if now > deadline:
+            if killed >= kills and paused >= stops:
                 continue
             at = chance.randrange(workers)
             victim = running[at]
@@ -82,11 +85,11 @@ def run_job(
             if chance.random() < 0.4:
                 os.kill(victim.pid, signal.SIGSTOP)
                 stopped[victim.pid] = now + parameters.lease_s * chance.uniform(1.2, 2.0)
-                stops += 1
+                paused += 1
             else:
                 victim.kill()
                 victim.join()
-                kills += 1
+                killed += 1
                 running[at] = start()
         assert {process.exitcode for process in running} == {0}
     finally:
@@ -94,7 +97,7 @@ def run_job(
             process.kill()
             process.join()
     lines = [json.loads(line) for log in sorted(folder.glob("*.log")) for line in log.read_text().splitlines()]
-    return Done(kills, stops, lines)
+    return Done(killed, paused, lines)
 
 
 def _work(url: str, log: Path) -> None:
@@ -112,6 +115,7 @@ def _work(url: str, log: Path) -> None:
         note("leased", **lease, position=task.position)
         try:
             for batch in _batches(task.left().tolist(), chance):
+                time.sleep(chance.uniform(0, _BATCH_S))
                 note("used", **lease, records=[[task.name, record] for record in batch])
                 queue.report_batch_done(task, len(batch))
                 note("accepted", **lease, position=task.position)

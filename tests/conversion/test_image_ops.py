@@ -105,7 +105,7 @@ def test_pixels_that_are_only_moved_agree_with_their_box_exactly(size, options):
         ({"rotate": -90}, lambda p: p[::-1].transpose(1, 0, 2)),
         ({"rotate": 450}, lambda p: p.transpose(1, 0, 2)[::-1]),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_pixels_that_are_only_moved_keep_their_values(options, expected, channels):
