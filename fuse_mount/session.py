@@ -19,6 +19,7 @@ import select
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,8 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4  # <sys/mount.h>
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _INIT_TIMEOUT_MS = 10_000
 _NAMED_USERS = 10
+_NOBODY_S = 1.0
+"""How long a mount may be busy without anybody using it."""
 
 _log = logging.getLogger("fuse_mount")
 
@@ -260,10 +263,20 @@ def resend(fd: int) -> bool:
 
 def unmount_now(mountpoint: str, *, lazy: bool = False) -> None:
     """Unmount. Raises `MountError`, naming who uses the mount when it is busy."""
+    deadline = time.monotonic() + _NOBODY_S
+    while (error := _try_to_unmount(mountpoint, lazy=lazy)) is not None:
+        # A process that has just ended, or closed its file, is still being let go of by the kernel.
+        if time.monotonic() > deadline:
+            raise error
+        time.sleep(_NOBODY_S / 10)
+
+
+def _try_to_unmount(mountpoint: str, *, lazy: bool) -> MountError | None:
+    """None once it is unmounted, an error where it is busy and nobody is seen to use it. Raises all others."""
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
         if not libc.umount2(os.fsencode(mountpoint), _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)):
-            return
+            return None
         number = ctypes.get_errno()
         busy, reason = number == errno.EBUSY, os.strerror(number)
     else:
@@ -272,11 +285,11 @@ def unmount_now(mountpoint: str, *, lazy: bool = False) -> None:
         command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
-            return
+            return None
         reason = done.stderr.strip().removeprefix("fusermount3: ")
         busy = "busy" in reason.lower()
     if mount_at(mountpoint) is None:  # somebody else was quicker
-        return
+        return None
     if not busy:
         raise MountError(f"{mountpoint} cannot be unmounted: {reason}")
     users = list(users_of(mountpoint))
@@ -287,6 +300,8 @@ def unmount_now(mountpoint: str, *, lazy: bool = False) -> None:
         hint=f"End them and try again, or detach it and let them finish: dsctl umount --lazy {mountpoint}",
     )
     error.errno = errno.EBUSY
+    if not users:
+        return error
     raise error
 
 

@@ -16,4 +16,5 @@ run ruff format --check .
 run ruff check .
 run mypy
 run lint-imports --no-logo
-run pytest -q "${marks[@]}" "$@"
+# Two at a time: tests wait for servers and processes more than they compute.
+run pytest -q -n 2 --dist worksteal "${marks[@]}" "$@"

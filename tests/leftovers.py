@@ -73,6 +73,15 @@ def unmount_under(folder: Path) -> list[str]:
     return points
 
 
+def let_others_through(folder: Path) -> None:
+    """Let other users get to a folder of a test: pytest makes its folders for their owner only."""
+    for path in (folder, *folder.parents):
+        mode = path.stat().st_mode
+        if mode & 0o001 and path != folder:
+            return
+        path.chmod(mode | 0o011)
+
+
 def clean_dead_sessions(temp_root: Path) -> None:
     """What test runs left that were killed: processes, mounts below `temp_root` and shared memory."""
     stop_processes(lambda: processes_with(SESSION_VARIABLE, _is_dead), grace_s=0)

@@ -61,8 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def mounter(settings: Settings, tmp_path: Path) -> Iterator[Mounter]:
     """mount(…) → MountInfo of a stand-in snapshot at `tmp_path/mnt`, for all users' eyes."""
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(parent.stat().st_mode | 0o011)  # other users must get to the mount point
+    leftovers.let_others_through(tmp_path)
     target = tmp_path / "mnt"
     target.mkdir()
 

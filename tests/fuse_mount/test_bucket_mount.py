@@ -34,8 +34,7 @@ def _s3(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def mounter(settings: Settings, tmp_path: Path, rclone_s3: RcloneS3) -> Iterator[BucketMounter]:
     """mount(…) of `s3://BUCKET/run` at `tmp_path/mnt`."""
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(parent.stat().st_mode | 0o011)
+    leftovers.let_others_through(tmp_path)
     name = f"rw-{uuid.uuid4().hex[:12]}"
     bucket = rclone_s3.make_bucket(name)
     target = tmp_path / "mnt"

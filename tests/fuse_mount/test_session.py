@@ -17,6 +17,7 @@ from datacache.core.errors import MountError
 from datacache.settings import Settings
 from fuse_mount import session
 from fuse_mount.state import MountFiles
+from tests import leftovers
 from tests.fuse_mount.conftest import Mounter
 
 
@@ -198,8 +199,7 @@ def test_an_ordinary_user_mounts_through_fusermount3(folder: Path, tmp_path: Pat
     python = next((path for path in (sys.executable, "/usr/bin/python3") if _runs_for_nobody(path)), None)
     if python is None:
         pytest.skip("no Python 3.11 that other users may run")
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(parent.stat().st_mode | 0o011)
+    leftovers.let_others_through(tmp_path)
     mine = tmp_path / "nobody"
     (mine / "mnt").mkdir(parents=True)
     for path in (mine, mine / "mnt"):
