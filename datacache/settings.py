@@ -93,6 +93,14 @@ class Settings:
     """Objects a read-write mount uploads at a time."""
     objects: str = ""
     """URL of the content-addressed storage for large new objects and pinned copies; see `require_objects`."""
+    daemon: str = "auto"
+    """`auto`: whoever needs the daemon starts it. `external`: something else does (a container of its own)."""
+    mount_host: Path | None = None
+    """The socket of a process that starts mounts (`python -m fuse_mount --host`); None: the caller does."""
+    access: str = "all"
+    """Which namespaces of Kubernetes a data set is open to that has no list of its own: `all` or `none`."""
+    credentials: Path | None = None
+    """Where store credentials lie that volumes brought along; see `credentials_dir`."""
     stores: tuple[StoreOptions, ...] = ()
     config: Path | None = None
     """The configuration file that was read, absolute."""
@@ -114,6 +122,11 @@ class Settings:
         names |= {"staging_bytes": self.staging_bytes, "staging_wait_s": self.staging_wait_s, "uploads": self.uploads}
         if self.objects:
             names["objects"] = self.objects
+        names |= {"daemon": self.daemon, "access": self.access}
+        if self.mount_host is not None:
+            names["mount_host"] = self.mount_host
+        if self.credentials is not None:
+            names["credentials"] = self.credentials
         if self.config is not None:
             names["config"] = self.config
         return {f"DATACACHE_{name.upper()}": str(value) for name, value in names.items()}
@@ -122,6 +135,11 @@ class Settings:
     def staging_root(self) -> Path:
         """Where the staging areas of read-write mounts are: `staging`, or a folder in the home."""
         return self.home / "staging" if self.staging is None else self.staging
+
+    @property
+    def credentials_dir(self) -> Path:
+        """Where store credentials that volumes brought along lie: `credentials`, or a folder in the home."""
+        return self.home / "credentials" if self.credentials is None else self.credentials
 
     def require_objects(self) -> str:
         """Where large new objects go. `SettingsError` if it was not set and the catalog is shared: a folder of this
@@ -165,6 +183,15 @@ def _parse_eviction(value: str) -> str:
     if value not in EVICTION_POLICIES:
         raise ValueError(f"{value!r} is no eviction policy; there are {', '.join(EVICTION_POLICIES)}")
     return value
+
+
+def _parse_choice(*choices: str) -> Any:
+    def parse(value: str) -> str:
+        if value not in choices:
+            raise ValueError(f"{value!r} is neither {' nor '.join(choices)}")
+        return value
+
+    return parse
 
 
 def _parse_catalog(value: str) -> str:
@@ -227,6 +254,10 @@ _PARSERS: dict[str, Any] = {
     "staging_wait_s": _seconds_or_none,
     "uploads": _positive(int),
     "objects": _parse_objects,
+    "daemon": _parse_choice("auto", "external"),
+    "mount_host": _path,
+    "access": _parse_choice("all", "none"),
+    "credentials": _path,
 }
 
 
