@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from csi_driver.status import RequestError, invalid
 from datacache.catalog.refs import Ref, parse_ref
 from datacache.core.errors import DatacacheError
+from datacache.settings import parse_bytes
 from datacache.store.urls import split_url
 
 KUBERNETES = "csi.storage.k8s.io/"
@@ -30,8 +31,9 @@ EPHEMERAL = f"{KUBERNETES}ephemeral"
 
 PARAMETERS = ("dataset", "bucket", "warm", "pin", "subpath")
 """What a user says of a volume; annotations are these with `datacache.io/` before them."""
-_NOTED = ("asked", "namespace")
+_NOTED = ("asked", "namespace", "quota", "credentials")
 """What the controller notes in a PV besides."""
+_FIELDS = ("asked", "namespace", "credentials")
 _IGNORED = ("storage.kubernetes.io/csiProvisionerIdentity",)
 
 _MAX_ID_BYTES = 128
@@ -56,6 +58,11 @@ class VolumeSpec:
     """The reference as the user wrote it, once `dataset` is resolved."""
     namespace: str = ""
     """Of the PVC it was provisioned for, which was allowed to have it; '' for a static or an inline volume."""
+    quota_bytes: int = 0
+    """How much a bucket volume may hold, when it was provisioned (an expansion is in its record); 0: no limit."""
+    credentials: str = ""
+    """`secret`: only with store credentials of its own, from a secret, may it be mounted: the PVC named a bucket that is
+    not open to everybody who can use the driver's."""
 
     @property
     def read_only(self) -> bool:
@@ -73,8 +80,8 @@ class VolumeSpec:
 
     def context(self) -> dict[str, str]:
         """The attributes of its PV; `parse_context` reads them."""
-        texts = {name: getattr(self, name) for name in ("dataset", "bucket", "warm", "subpath", *_NOTED)}
-        texts |= {"pin": "true" if self.pin else ""}
+        texts = {name: getattr(self, name) for name in ("dataset", "bucket", "warm", "subpath", *_FIELDS)}
+        texts |= {"pin": "true" if self.pin else "", "quota": str(self.quota_bytes) if self.quota_bytes else ""}
         return {name: text for name, text in texts.items() if text and (name, text) != ("warm", "false")}
 
 
@@ -121,6 +128,8 @@ def _parse(values: Mapping[str, str], known: tuple[str, ...], what: str) -> Volu
         subpath=_subpath(given.get("subpath", "")),
         asked=given.get("asked", ""),
         namespace=given.get("namespace", ""),
+        quota_bytes=_bytes("quota", given.get("quota", "0")),
+        credentials=_one_of("credentials", given.get("credentials", ""), ("", "secret")),
     )
 
 
@@ -145,6 +154,13 @@ def _bucket(text: str) -> str:
 
 def _named(name: str, text: str, error: DatacacheError) -> RequestError:
     return invalid(f"{name} {text!r}: {error.message}. {error.hint}".removesuffix(". "))
+
+
+def _bytes(name: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as exc:
+        raise invalid(f"{name} {text!r}: {exc}") from exc
 
 
 def _one_of(name: str, text: str, values: tuple[str, ...]) -> str:
