@@ -10,16 +10,21 @@ fails for a database that is away.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from datacache.catalog.mark import Live
-from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError, TagExistsError
+from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError, TagExistsError, UsageError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 
 REFRESH_AFTER_S = 3600
 """A blob that is put again counts as put now if its time is older than this: hardly ever a write, and what a creation
 under way has put is never much older than the creation."""
+
+
+_KIND = re.compile(r"[a-z][a-z0-9-]{0,63}")
+_KEY_CHARACTERS = 1024
 
 
 class Collected(NamedTuple):
@@ -37,7 +42,7 @@ class Collected(NamedTuple):
 
 
 class Catalog(Protocol):
-    """Datasets, snapshots, tags, blobs."""
+    """Datasets, snapshots, tags, blobs, documents."""
 
     url: str
     """Where it is, for messages: without password."""
@@ -125,6 +130,27 @@ class Catalog(Protocol):
         """
         ...
 
+    def document(self, kind: str, key: str) -> str | None:
+        """The text that was set, or None. Documents are small texts that belong to no snapshot, such as who may read a
+        data set; nothing but `remove_document` removes them. `UsageError` for a kind or a key that cannot be one (see
+        `check_document`).
+        """
+        ...
+
+    def set_document(self, kind: str, key: str, text: str, *, old: str | None) -> bool:
+        """Compare and set: the text becomes `text` if it is `old` now (None: if there is none). Whether it did; if not,
+        somebody else was quicker, and the caller looks again. Of several who set from the same text one succeeds.
+        """
+        ...
+
+    def remove_document(self, kind: str, key: str) -> bool:
+        """Whether it was there."""
+        ...
+
+    def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
+        """Keys and texts of one kind, by key (in the order of code points): the first `limit` above `after`."""
+        ...
+
     def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
         """Garbage collection: remove the blobs that nothing needs and that were last put `grace_s` ago or earlier.
 
@@ -141,6 +167,21 @@ class Catalog(Protocol):
     def close(self) -> None:
         """Close this process's connections. A later call opens them again."""
         ...
+
+
+def check_document(kind: str, key: str | None = None, text: str = "") -> None:
+    """`UsageError` unless these can be a document: a kind like `csi-volume`, a key of 1 to 1,024 characters, and both
+    key and text without lone surrogates."""
+    if not _KIND.fullmatch(kind):
+        raise UsageError(f"{kind!r} cannot be a kind of documents", hint="Use lower-case letters, digits and '-'.")
+    if key is None:
+        return
+    if not 0 < len(key) <= _KEY_CHARACTERS:
+        raise UsageError(f"a document's key has 1 to {_KEY_CHARACTERS:,} characters, not {len(key):,}")
+    try:
+        (key + text).encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"the document {kind}/{key!r} has characters that are no Unicode") from exc
 
 
 def tag_exists(dataset: str, tag: str, id: str) -> TagExistsError:

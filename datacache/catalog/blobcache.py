@@ -5,7 +5,7 @@ catalog itself, so nobody above can tell.
 
 - Blobs never change, so one that is here is never asked for again. The file is bounded: what was not used for
   longest goes first.
-- Records of snapshots and datasets are asked for every time, and the last answer is kept. It stands in only
+- Records of snapshots, datasets and documents are asked for every time, and the last answer is kept. It stands in only
   while the shared catalog does not answer at all: a second mount then still starts, with what `latest` and
   the tags named when they were last read, and a warning in the log says so. Writes and lists are never
   answered from here.
@@ -229,6 +229,24 @@ class BlobCache:
     def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
         """In the shared catalog."""
         self._inner.set_derived(snapshot_id, name, root, needs=needs)
+
+    def document(self, kind: str, key: str) -> str | None:
+        """From the shared catalog; the last answer only while that does not answer."""
+        return self._asked(f"document {kind}/{key}", lambda: self._inner.document(kind, key), str, str)
+
+    def set_document(self, kind: str, key: str, text: str, *, old: str | None) -> bool:
+        """In the shared catalog."""
+        done = self._inner.set_document(kind, key, text, old=old)
+        self._away_until = 0.0  # it answers: whoever looks again because this one was too late must see what is there
+        return done
+
+    def remove_document(self, kind: str, key: str) -> bool:
+        """In the shared catalog."""
+        return self._inner.remove_document(kind, key)
+
+    def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
+        """From the shared catalog."""
+        return self._inner.documents(kind, after=after, limit=limit)
 
     def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
         """In the shared catalog. Copies on nodes go when their room is needed."""

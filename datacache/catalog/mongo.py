@@ -12,6 +12,7 @@ a random id, so a document that was removed and made anew is never mistaken for 
     snapshots {_id: doc, dataset, id, created_at, record, at_s}    whole before a dataset lists it, never changed
     blobs     {_id: blob id, data, put_s, doomed?}                 see `mongo_blobs`; written before the snapshot
     derived   {_id, snapshot, name, root, at_s, ready}             the newest that is ready counts
+    documents {_id: kind/key, text, by}            see `mongo_documents`
     meta      {_id: "schema", version}, {_id: "identity", value}
 
 Each commit writes its own snapshot document under a fresh `doc`, so removing a snapshot and committing the
@@ -38,7 +39,7 @@ from bson import ObjectId
 from pymongo.collection import Collection as MongoCollection
 from pymongo.errors import AutoReconnect, DuplicateKeyError, ServerSelectionTimeoutError
 
-from datacache.catalog import mongo_blobs, mongo_collect
+from datacache.catalog import mongo_blobs, mongo_collect, mongo_documents
 from datacache.catalog.base import REFRESH_AFTER_S, Collected, blobs_missing, no_snapshot, tag_exists
 from datacache.catalog.mark import Live
 from datacache.catalog.mongo_client import MongoDatabase
@@ -250,6 +251,22 @@ class MongoCatalog:
     def _newest_derived(self, snapshot_id: str, name: str) -> _Document | None:
         ready = {"snapshot": snapshot_id, "name": name, "ready": True}
         return self._database.collection("derived").find_one(ready, sort=[("at_s", -1), ("_id", -1)])
+
+    def document(self, kind: str, key: str) -> str | None:
+        """The text that was set; see the protocol."""
+        return mongo_documents.get(self._database, kind, key)
+
+    def set_document(self, kind: str, key: str, text: str, *, old: str | None) -> bool:
+        """Compare and set; see the protocol."""
+        return mongo_documents.compare_and_set(self._database, kind, key, text, old=old)
+
+    def remove_document(self, kind: str, key: str) -> bool:
+        """Whether it was there."""
+        return mongo_documents.remove(self._database, kind, key)
+
+    def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
+        """Keys and texts by key; see the protocol."""
+        return mongo_documents.listed(self._database, kind, after=after, limit=limit)
 
     def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
         """Garbage collection; see the protocol and, for how, `mongo_collect`."""

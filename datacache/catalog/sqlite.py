@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from datacache.catalog import sqlite_collect
-from datacache.catalog.base import REFRESH_AFTER_S, Collected, blobs_missing, no_snapshot, tag_exists
+from datacache.catalog.base import REFRESH_AFTER_S, Collected, blobs_missing, check_document, no_snapshot, tag_exists
 from datacache.catalog.mark import Live
 from datacache.catalog.record import decode_record, encode_record
 from datacache.catalog.sqlite_file import (
@@ -202,6 +202,41 @@ class SqliteCatalog:
             connection.execute(
                 "INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", (snapshot_id, name, root, int(time.time()))
             )
+
+    def document(self, kind: str, key: str) -> str | None:
+        """The text that was set; see the protocol."""
+        check_document(kind, key)
+        with self.reading() as connection:
+            row = connection.execute("SELECT text FROM documents WHERE kind = ? AND key = ?", (kind, key)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_document(self, kind: str, key: str, text: str, *, old: str | None) -> bool:
+        """Compare and set; see the protocol."""
+        check_document(kind, key, text)
+        with self.writing(durable=True) as connection:
+            if old is None:
+                cursor = connection.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?)", (kind, key, text))
+            else:
+                cursor = connection.execute(
+                    "UPDATE documents SET text = ? WHERE kind = ? AND key = ? AND text = ?", (text, kind, key, old)
+                )
+            return cursor.rowcount > 0
+
+    def remove_document(self, kind: str, key: str) -> bool:
+        """Whether it was there."""
+        check_document(kind, key)
+        with self.writing(durable=True) as connection:
+            cursor = connection.execute("DELETE FROM documents WHERE kind = ? AND key = ?", (kind, key))
+            return cursor.rowcount > 0
+
+    def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
+        """Keys and texts by key; see the protocol."""
+        check_document(kind, after or None)
+        with self.reading() as connection:
+            return connection.execute(
+                "SELECT key, text FROM documents WHERE kind = ? AND key > ? ORDER BY key LIMIT ?",
+                (kind, after, max(0, limit)),
+            ).fetchall()
 
     def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
         """Garbage collection; see the protocol. The file keeps its size: what was freed is filled again first."""

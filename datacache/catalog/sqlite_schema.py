@@ -10,6 +10,7 @@ in the middle, it has not happened.
                          blob that is put again read and write none of them
     derived              what a snapshot has besides its manifest: name → root blob
     meta                 `identity`
+    documents            small texts by kind and key
     task_queues, tasks   see `tasks_sqlite`; the plan comes last, so that what reads the rest does not read its pages
 """
 
@@ -26,7 +27,7 @@ from datacache.catalog.sqlite_file import is_read_only
 from datacache.core.errors import CatalogError, CatalogUnavailableError
 
 APPLICATION_ID = 0x64636174  # "dcat"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _ADDED_IN_2 = (
     "CREATE TABLE puts (id BLOB PRIMARY KEY, size_bytes INTEGER NOT NULL, put_s INTEGER NOT NULL) WITHOUT ROWID",
@@ -47,6 +48,10 @@ _ADDED_IN_3 = (
     "CREATE INDEX tasks_by_lease ON tasks (generation, until_s) WHERE state = 'doing'",
     "CREATE INDEX tasks_by_claim ON tasks (generation, claim) WHERE state = 'doing'",
 )
+_ADDED_IN_4 = (
+    """CREATE TABLE documents (kind TEXT NOT NULL, key TEXT NOT NULL, text TEXT NOT NULL,
+        PRIMARY KEY (kind, key)) WITHOUT ROWID""",
+)
 _SCHEMA = (
     "CREATE TABLE datasets (name TEXT PRIMARY KEY, latest TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE snapshots (seq INTEGER PRIMARY KEY AUTOINCREMENT, dataset TEXT NOT NULL, id TEXT NOT NULL,
@@ -56,8 +61,14 @@ _SCHEMA = (
     "CREATE TABLE blobs (id BLOB PRIMARY KEY, data BLOB NOT NULL)",
     *_ADDED_IN_2,
     *_ADDED_IN_3,
+    *_ADDED_IN_4,
 )
-_ADDED_SINCE = {0: _SCHEMA, 1: _ADDED_IN_2 + _ADDED_IN_3, 2: _ADDED_IN_3}
+_ADDED_SINCE = {
+    0: _SCHEMA,
+    1: _ADDED_IN_2 + _ADDED_IN_3 + _ADDED_IN_4,
+    2: _ADDED_IN_3 + _ADDED_IN_4,
+    3: _ADDED_IN_4,
+}
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:

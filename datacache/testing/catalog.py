@@ -31,6 +31,7 @@ from datacache.catalog.refs import resolve
 from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError, TagExistsError
 from datacache.manifest.model import BlobId, SnapshotRecord
 from datacache.testing.collect import CollectConformance
+from datacache.testing.documents import DocumentsConformance
 
 _fork = multiprocessing.get_context("fork")
 
@@ -90,7 +91,7 @@ def check_consistency(catalog: Catalog) -> None:
             assert catalog.snapshot(dataset.name, id) in snapshots
 
 
-class CatalogConformance(CollectConformance):
+class CatalogConformance(CollectConformance, DocumentsConformance):
     """The suite. Each test gets `catalog`, opened at `catalog_url`, and `open_again` for a second one."""
 
     @pytest.fixture

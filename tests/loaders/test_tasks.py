@@ -209,7 +209,9 @@ def version_2_file(path: Path) -> None:
     catalog.commit(a_record(), tags=["v1"])
     catalog.close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript("DROP TABLE tasks; DROP TABLE task_queues; PRAGMA user_version=2;")
+        connection.executescript(
+            "DROP TABLE documents; DROP TABLE tasks; DROP TABLE task_queues; PRAGMA user_version=2;"
+        )
 
 
 def test_a_catalog_of_the_version_before_gets_the_tables_and_keeps_everything(tmp_path: Path) -> None:

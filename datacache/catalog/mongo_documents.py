@@ -1,0 +1,87 @@
+"""Documents of the shared catalog: small texts by kind and key. Used by `mongo` only; any thread and process.
+
+    documents  {_id: "kind/key", text, by}
+
+Every write is one conditional change of one document. `by` is drawn for each write: where the answer to a write was
+lost with the connection, the writer finds out by it whether the write was done.
+"""
+
+from __future__ import annotations
+
+from bson import ObjectId
+from pymongo.errors import AutoReconnect, DuplicateKeyError, ServerSelectionTimeoutError
+
+from datacache.catalog.base import check_document
+from datacache.catalog.mongo_client import MongoDatabase
+
+_RECONNECTS = 3
+
+
+def get(database: MongoDatabase, kind: str, key: str) -> str | None:
+    """See `Catalog.document`."""
+    check_document(kind, key)
+    with database.errors():
+        found = database.collection("documents").find_one({"_id": f"{kind}/{key}"})
+    return None if found is None else str(found["text"])
+
+
+def compare_and_set(database: MongoDatabase, kind: str, key: str, text: str, *, old: str | None) -> bool:
+    """See `Catalog.set_document`."""
+    check_document(kind, key, text)
+    by = ObjectId()
+    cut_off = 0
+    with database.errors():
+        while True:
+            try:
+                return _try(database, f"{kind}/{key}", text, old, by)
+            except ServerSelectionTimeoutError:
+                raise
+            except AutoReconnect:
+                cut_off += 1
+                if cut_off > _RECONNECTS:
+                    raise
+
+
+def _try(database: MongoDatabase, id: str, text: str, old: str | None, by: ObjectId) -> bool:
+    documents = database.collection("documents")
+    if old is None:
+        try:
+            documents.insert_one({"_id": id, "text": text, "by": by})
+        except DuplicateKeyError:
+            return documents.count_documents({"_id": id, "by": by}, limit=1) == 1
+        return True
+    if documents.update_one({"_id": id, "text": old}, {"$set": {"text": text, "by": by}}).matched_count:
+        return True
+    return documents.count_documents({"_id": id, "by": by}, limit=1) == 1
+
+
+def remove(database: MongoDatabase, kind: str, key: str) -> bool:
+    """See `Catalog.remove_document`."""
+    check_document(kind, key)
+    seen = False
+    cut_off = 0
+    with database.errors():
+        while True:
+            try:
+                documents = database.collection("documents")
+                there = documents.find_one({"_id": f"{kind}/{key}"}, {"_id": 1}) is not None
+                seen = seen or there
+                removed = there and documents.delete_one({"_id": f"{kind}/{key}"}).deleted_count == 1
+                return removed or (seen and cut_off > 0)
+            except ServerSelectionTimeoutError:
+                raise
+            except AutoReconnect:
+                cut_off += 1
+                if cut_off > _RECONNECTS:
+                    raise
+
+
+def listed(database: MongoDatabase, kind: str, *, after: str, limit: int) -> list[tuple[str, str]]:
+    """See `Catalog.documents`."""
+    check_document(kind, after or None)
+    if limit <= 0:
+        return []
+    end = f"{kind}0"  # '0' follows '/'
+    with database.errors():
+        found = database.collection("documents").find({"_id": {"$gt": f"{kind}/{after}", "$lt": end}})
+        return [(each["_id"].removeprefix(f"{kind}/"), each["text"]) for each in found.sort("_id", 1).limit(limit)]
