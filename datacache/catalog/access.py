@@ -1,0 +1,165 @@
+"""Which namespaces of Kubernetes a data set is open to: kept in the catalog, as documents of kind `access`.
+
+Used by the CSI driver, which asks before it says anything else about a data set, and by `dsctl dataset access`. A data
+set with a list of its own goes by that; one without by the setting `access`. The list belongs to the name: it stays when
+all snapshots are removed and made anew. Any thread and process may call; two that change a list at once lose neither
+change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from datacache.catalog.base import Catalog
+from datacache.catalog.refs import check_name, resolve
+from datacache.core.errors import AccessDeniedError, CatalogError, UsageError
+
+KIND = "access"
+_VERSION = 1
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Who may have a data set: `allowed`, or with `everybody` all but `denied`."""
+
+    everybody: bool
+    allowed: tuple[str, ...] = ()
+    """By name; empty with `everybody`."""
+    denied: tuple[str, ...] = ()
+    """By name; empty without `everybody`."""
+    listed: bool = True
+    """Whether the data set has a list of its own. False: it goes by the setting `access`."""
+
+    def allows(self, namespace: str) -> bool:
+        """Whether pods of this namespace may have it."""
+        return namespace not in self.denied if self.everybody else namespace in self.allowed
+
+    def allow(self, namespaces: Iterable[str]) -> Access:
+        """Open to these, too. What was open to all without exception is open to these only from then on; where some
+        were denied, they no longer are."""
+        names = set(namespaces)
+        if self.everybody and self.denied:
+            return Access(everybody=True, denied=_sorted(set(self.denied) - names))
+        return Access(everybody=False, allowed=_sorted(set(self.allowed) | names))
+
+    def deny(self, namespaces: Iterable[str]) -> Access:
+        """Not open to these any more."""
+        names = set(namespaces)
+        if self.everybody:
+            return Access(everybody=True, denied=_sorted(set(self.denied) | names))
+        return Access(everybody=False, allowed=_sorted(set(self.allowed) - names))
+
+    def __str__(self) -> str:
+        if self.everybody:
+            return f"all namespaces but {', '.join(self.denied)}" if self.denied else "all namespaces"
+        return ", ".join(self.allowed) or "no namespace"
+
+
+def access_of(catalog: Catalog, dataset: str, *, default: str = "all") -> Access:
+    """Who may have a data set; `default` (`all` or `none`, `Settings.access`) is for one without a list. Whether there
+    is such a data set is not looked at. `CatalogError` for a list that cannot be understood."""
+    return _parse(catalog.document(KIND, check_name(dataset)), dataset, default)
+
+
+def check_access(catalog: Catalog, dataset: str, namespace: str, *, default: str) -> None:
+    """`AccessDeniedError` unless the data set is open to the namespace. It says the same whether or not there is such a
+    data set, so call this before anything that says more, such as `refs.resolve`."""
+    check_namespace(namespace)
+    if not access_of(catalog, dataset, default=default).allows(namespace):
+        raise AccessDeniedError(
+            f"data set {dataset} is not open to namespace {namespace}",
+            hint=f"Who keeps the data sets can open it: dsctl dataset access {dataset} --allow {namespace}",
+        )
+
+
+def open_to(catalog: Catalog, namespace: str, *, default: str) -> list[str]:
+    """The names of the data sets that are open to a namespace: what a message to it may name."""
+    check_namespace(namespace)
+    lists = _all_lists(catalog)
+    names = [dataset.name for dataset in catalog.datasets()]
+    return [name for name in names if _parse(lists.get(name), name, default).allows(namespace)]
+
+
+def set_access(
+    catalog: Catalog,
+    dataset: str,
+    *,
+    everybody: bool | None = None,
+    allow: Iterable[str] = (),
+    deny: Iterable[str] = (),
+    default: str = "all",
+) -> Access:
+    """Change a list, beginning with what it is now, or with `everybody` (True: open to all, False: to nobody); then
+    `allow` and `deny`, see `Access`. What it is then.
+
+    `UsageError` for what is no namespace, `SnapshotNotFoundError` if there is neither a list nor a data set.
+    """
+    allowed, denied = list(allow), list(deny)
+    for namespace in (*allowed, *denied):
+        check_namespace(namespace)
+    if catalog.document(KIND, check_name(dataset)) is None and catalog.dataset(dataset) is None:
+        resolve(catalog, dataset)  # raises, saying what there is
+    while True:
+        old = catalog.document(KIND, dataset)
+        access = _parse(old, dataset, default)
+        if everybody is not None:
+            access = Access(everybody=everybody)
+        if allowed:
+            access = access.allow(allowed)
+        if denied:
+            access = access.deny(denied)
+        access = replace(access, listed=True)
+        if catalog.set_document(KIND, dataset, _text(access), old=old):
+            return access
+
+
+def check_namespace(namespace: str) -> str:
+    """`namespace` if it can be the name of one (a label of RFC 1123); `UsageError` otherwise."""
+    if not _LABEL.fullmatch(namespace):
+        raise UsageError(
+            f"{namespace!r} cannot name a namespace",
+            hint="Use up to 63 lower-case letters, digits and '-', with a letter or digit at both ends.",
+        )
+    return namespace
+
+
+def _all_lists(catalog: Catalog) -> dict[str, str]:
+    lists: dict[str, str] = {}
+    after = ""
+    while page := catalog.documents(KIND, after=after):
+        lists |= dict(page)
+        after = page[-1][0]
+    return lists
+
+
+def _parse(text: str | None, dataset: str, default: str) -> Access:
+    if text is None:
+        return Access(everybody=default == "all", listed=False)
+    try:
+        found = json.loads(text)
+        if found["version"] == _VERSION:
+            return Access(everybody=found["everybody"], allowed=tuple(found["allowed"]), denied=tuple(found["denied"]))
+    except (ValueError, TypeError, KeyError) as exc:
+        raise _not_understood(dataset) from exc
+    raise _not_understood(dataset)
+
+
+def _not_understood(dataset: str) -> CatalogError:
+    return CatalogError(
+        f"the list of who may have data set {dataset} cannot be understood, so nobody may",
+        hint="A newer datacache has written it: use that version.",
+    )
+
+
+def _text(access: Access) -> str:
+    return json.dumps(
+        {"version": _VERSION, "everybody": access.everybody, "allowed": access.allowed, "denied": access.denied}
+    )
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(names))
