@@ -1,7 +1,7 @@
 """Which namespaces of Kubernetes a data set is open to: kept in the catalog, as documents of kind `access`.
 
 Used by the CSI driver, which asks before it says anything else about a data set, and by `dsctl dataset access`. A data
-set with a list of its own goes by that; one without by the setting `access`. The list belongs to the name: it stays when
+set with a list of its own goes by that; one without by the setting `access`. A list belongs to a name: it stays when
 all snapshots are removed and made anew. Any thread and process may call; two that change a list at once lose neither
 change.
 """
