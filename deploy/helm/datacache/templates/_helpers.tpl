@@ -1,0 +1,40 @@
+{{- /* Only what Go's text/template has, and toJson of one value: scripts/render_manifests.py renders this without Helm. */ -}}
+{{- define "datacache.labels" }}
+    app.kubernetes.io/name: datacache
+    app.kubernetes.io/instance: {{ .Release.Name }}
+    app.kubernetes.io/managed-by: {{ .Release.Service }}
+    app.kubernetes.io/version: {{ printf "%q" .Values.image.tag }}
+{{- end }}
+{{- define "datacache.image" }}{{ printf "%q" (printf "%s:%s" .Values.image.repository .Values.image.tag) }}{{ end }}
+{{- define "datacache.environment" }}
+            - {name: HOME, value: /tmp}
+            - {name: DATACACHE_HOME, value: {{ printf "%q" .Values.home }}}
+            - name: DATACACHE_CATALOG
+              {{- if .Values.catalog.secret }}
+              valueFrom: {secretKeyRef: {name: {{ printf "%q" .Values.catalog.secret }}, key: DATACACHE_CATALOG}}
+              {{- else if .Values.catalog.url }}
+              value: {{ printf "%q" .Values.catalog.url }}
+              {{- else }}
+              value: mongodb://{{ .Release.Name }}-mongodb.{{ .Release.Namespace }}.svc/datacache
+              {{- end }}
+            {{- range $name, $value := .Values.settings }}
+            - {name: {{ $name }}, value: {{ printf "%q" $value }}}
+            {{- end }}
+{{- end }}
+{{- define "datacache.node-environment" }}
+            {{- template "datacache.environment" . }}
+            # These containers are each other's: nobody starts a daemon of its own, and mounts live in the mounts' container.
+            - {name: DATACACHE_DAEMON, value: external}
+            - {name: DATACACHE_MOUNT_HOST, value: {{ printf "%q" (printf "%s/run/mounts.sock" .Values.home) }}}
+{{- end }}
+{{- define "datacache.stores" }}
+          {{- if .Values.stores.secret }}
+          envFrom:
+            - secretRef: {name: {{ printf "%q" .Values.stores.secret }}, optional: true}
+          {{- end }}
+{{- end }}
+{{- define "datacache.node-mounts" }}
+            - {name: home, mountPath: {{ printf "%q" .Values.home }}, mountPropagation: Bidirectional}
+            - {name: shm, mountPath: /dev/shm}
+            - {name: tmp, mountPath: /tmp}
+{{- end }}
