@@ -24,6 +24,7 @@ from fuse_mount.bucket_launch import (
     list_bucket_mounts,
     mount_bucket,
     mount_command,
+    set_quota,
     stop_server,
     take_away_dead,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "list_bucket_mounts",
     "mount_bucket",
     "mount_command",
+    "set_quota",
     "stop_server",
     "take_away_dead",
 ]

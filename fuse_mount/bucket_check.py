@@ -40,12 +40,14 @@ def written_before(settings: Settings, url: str) -> bool:
     return any(area.bucket_url == wanted for area in areas(settings.staging_root))
 
 
-def open_live(config: BucketConfig, settings: Settings) -> LiveBucket:
-    """The live bucket of a config; `StagingBusyError` names who has its staging area."""
+def open_live(config: BucketConfig, settings: Settings, *, restarted: bool = False) -> LiveBucket:
+    """The live bucket of a config; `StagingBusyError` names who has its staging area. `restarted`: with the quota that
+    was set last."""
     from datacache import api
 
     options: dict[str, Any] = {"ack": config.ack, "ttl_s": config.ttl_s, "upload_every_s": config.upload_every_s}
-    return api.open_bucket(config.url, settings, who=config.mountpoint, **options)
+    quota_bytes = None if restarted else config.quota_bytes
+    return api.open_bucket(config.url, settings, who=config.mountpoint, quota_bytes=quota_bytes, **options)
 
 
 def check_store(url: str, settings: Settings, *, known: bool, dirty: bool) -> list[str]:

@@ -37,6 +37,9 @@ class BucketConfig:
     gid: int
     umask: int = 0o022
     allow_other: bool
+    quota_bytes: int = 0
+    """How much there may be under the prefix when it is mounted (0: no quota); `set_quota` says something else later.
+    A server that follows another one keeps what was set last."""
     stop_flush_s: float = 20.0
     """How long a server that is told to end (SIGTERM, Ctrl-C, an unmount by hand) still uploads."""
 

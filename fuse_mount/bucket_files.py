@@ -50,11 +50,14 @@ class OpenFile:
     __slots__ = (
         "attributes",
         "base",
+        "charged",
         "content",
         "draft",
+        "extent",
         "fetched",
         "handles",
         "io",
+        "nameless",
         "node",
         "reader",
         "spoiled",
@@ -82,6 +85,12 @@ class OpenFile:
         """Why something that the kernel has taken for written is not here: none of it is acknowledged any more."""
         self.ticket = 0
         """Of the last change that was recorded of it."""
+        self.extent = 0
+        """Bytes that its draft has when the writes that are under way have ended."""
+        self.charged = 0
+        """What the draft counts for beside what was acknowledged; negative where it is smaller."""
+        self.nameless = False
+        """Whether it was deleted: what is written to it never gets to the bucket."""
         self.io = threading.Lock()
 
     @property
@@ -137,6 +146,7 @@ class OpenFiles:
         if content != file.content:
             self._close_reader(file)
         file.content = content
+        self.charge(file)
 
     def set_place(self, file: OpenFile, content: Content) -> None:
         """The same bytes lie somewhere else now. What has them open here goes on reading them."""
@@ -212,6 +222,7 @@ class OpenFiles:
                     draft.empty()
                 finally:
                     file.io.release()
+                self.charge(file, 0)
             return draft
         content = file.content
         if empty:
@@ -232,6 +243,7 @@ class OpenFiles:
         self._close_reader(file)
         file.draft = draft
         file.node.cached = LOCAL
+        self.charge(file, draft.size)
         return draft
 
     def _fetch(self, file: OpenFile, content: Stored) -> None:
@@ -255,6 +267,7 @@ class OpenFiles:
             raise file.spoiled
         draft = self.begin(file)
         end = offset + len(data)
+        self._expect_room(file, end)
         if not self._engine.files.make_room(max(0, end - draft.size)):
             raise Needs(lambda: self._wait_for_room(end - draft.size))
         quick = draft.in_memory(end) or (not draft.in_memory(0) and len(data) <= _QUICK_BYTES)
@@ -295,13 +308,37 @@ class OpenFiles:
             raise file.spoiled
         draft = self.begin(file, empty=size == 0)
         if draft.size != size:
+            self._expect_room(file, size)
             if not file.io.acquire(blocking=False):
                 raise Needs(lambda: _wait(file))
             try:
                 draft.truncate(size)
             finally:
                 file.io.release()
+            self.charge(file, size)
         self._changed(draft)
+
+    def _expect_room(self, file: OpenFile, end: int) -> None:
+        """Count what a file is going to have. `QuotaError` if the mount has no room for it; what is not larger than it
+        was when it was last acknowledged always has."""
+        if file.nameless or end <= file.extent:
+            return
+        if end > file.content.size_bytes:
+            self._engine.usage.expect_room(end - file.extent)
+        self.charge(file, end)
+
+    def charge(self, file: OpenFile, extent: int | None = None) -> None:
+        """Count what a file's draft takes beside what was acknowledged of the file."""
+        if extent is not None:
+            file.extent = extent
+        charged = 0 if file.draft is None or file.nameless else file.extent - file.content.size_bytes
+        self._engine.usage.draft_bytes += charged - file.charged
+        file.charged = charged
+
+    def lost_name(self, file: OpenFile) -> None:
+        """The file was deleted. Who has it open goes on reading and writing it."""
+        file.nameless = True
+        self.charge(file)
 
     def _changed(self, draft: Draft) -> None:
         draft.changes += 1
@@ -316,6 +353,7 @@ class OpenFiles:
         if file.draft is not None:
             file.draft.close()
             file.draft = None
+            self.charge(file)
         if file.fetched is not None and isinstance(file.fetched[1], int):
             self._engine.files.remove(file.fetched[1])
         file.fetched = None

@@ -203,6 +203,12 @@ class BucketFs:
         it. (A thread costs some 0.1 ms, most of it with the interpreter's lock.)"""
         return self.engine.commit_s < _QUICK_COMMIT_S and self.engine.ack == "staged"
 
+    def room(self) -> tuple[int, int] | None:
+        """Bytes of the mount's quota and how many are in use; None where there is no quota."""
+        with self.engine.lock:
+            usage = self.engine.usage
+            return (usage.quota_bytes, usage.used_bytes) if usage.quota_bytes else None
+
     def remember(self) -> None:
         """Write down what is known of the bucket, for a start while the store cannot be reached. May take long."""
         with self.engine.lock:
@@ -253,5 +259,7 @@ class BucketFs:
                 node.open.base = ""
         else:
             self._tree.unname(node)
+            if node.open is not None:
+                self._files.lost_name(node.open)
         if parent is not None:
             self.on_stale(parent.ino, name)

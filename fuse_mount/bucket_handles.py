@@ -113,6 +113,7 @@ class Handles:
             key = node.key
             self._mounted.on_stale(node.parent.ino, node.name)
             self._tree.unname(node)
+            self._files.lost_name(file)
             pending = self._engine.overlay.get(key)
             if pending is not None and not pending.ready:  # a new file, of which nothing is to be kept
                 pendings, drop = self._engine.gone(key, base="")
@@ -222,6 +223,7 @@ class Handles:
                 draft.settled_changes = changes
                 file.synced_at = time.monotonic()
                 file.content, file.attributes = content, draft.attributes
+                self._files.charge(file)
                 return pending
 
     def close_if_unused(self, file: OpenFile) -> None:

@@ -43,13 +43,15 @@ def mount_bucket(
     gid: int | None = None,
     umask: int = 0o022,
     allow_other: bool | None = None,
+    quota_bytes: int = 0,
     foreground: bool = False,
 ) -> BucketInfo:
     """Mount a bucket prefix read-write on an empty directory and return when it can be used.
 
     What has no owner and mode of its own in the bucket belongs to `uid` and `gid` (default: the caller's) with the
-    modes 0666 and 0777 less `umask`. The mount outlives the caller and its own server's death. A dead mount at the
-    place is replaced. Raises `MountError`, also for what staging or store refuse; nothing is mounted then.
+    modes 0666 and 0777 less `umask`. Beyond `quota_bytes` (0: none) nothing can be written. The mount outlives the
+    caller and its own server's death. A dead mount at the place is replaced. Raises `MountError`, also for what staging
+    or store refuse; nothing is mounted then.
     """
     if ack not in ACKS:
         raise UsageError(f"{ack!r} is no way to acknowledge", hint=f"There are {' and '.join(ACKS)}.")
@@ -83,13 +85,15 @@ def mount_bucket(
         gid=os.getgid() if gid is None else gid,
         umask=umask,
         allow_other=os.geteuid() == 0 if allow_other is None else allow_other,
+        quota_bytes=_checked_quota(quota_bytes),
     )
     daemon = DaemonClient(settings)
     with contextlib.suppress(DaemonError):  # reads go past it then
         daemon.start_soon()
     files = BucketFiles(settings.home, target)
     arguments = ["--bucket", config.to_json()]
-    info = BucketInfo.from_dict(process.start(arguments, files, settings.environment(), foreground=foreground))
+    variables, host = settings.environment(), settings.mount_host
+    info = BucketInfo.from_dict(process.start(arguments, files, variables, foreground=foreground, host=host))
     if not foreground:
         with contextlib.suppress(DaemonError):
             daemon.ensure()
@@ -134,6 +138,21 @@ def bucket_status(info: BucketInfo) -> dict[str, Any]:
         raise MountError("the mount is dead: its processes were killed", hint=again) from exc
     status: dict[str, Any] = answer["live"]
     return status
+
+
+def set_quota(info: BucketInfo, quota_bytes: int) -> None:
+    """Let there be this many bytes under a mount's prefix from now on (0: any number). What is there already stays.
+    Servers that follow keep it. A server that is just being replaced is waited for; `MountError` where none answers."""
+    request = {"op": "quota", "quota_bytes": _checked_quota(quota_bytes)}
+    deadline = time.monotonic() + _RESTART_S
+    while True:
+        try:
+            ask(_files(info), request)
+            return
+        except NoAnswerError:
+            if info.problem or not _serves(info.supervisor) or time.monotonic() > deadline:
+                raise
+            time.sleep(_ASK_AGAIN_S)
 
 
 def is_supervised(info: BucketInfo) -> bool:
@@ -199,12 +218,19 @@ def take_away_dead(info: BucketInfo) -> None:
 def mount_command(info: BucketInfo) -> str:
     """What to type to mount it again."""
     staging = f" --staging {info.config.staging}" if info.config.staging else ""
-    return f"dsctl mount --rw {info.url} {info.mountpoint}{staging}"
+    quota = f" --quota {info.config.quota_bytes}" if info.config.quota_bytes else ""
+    return f"dsctl mount --rw {info.url} {info.mountpoint}{staging}{quota}"
 
 
 def flush_command(info: BucketInfo) -> str:
     """What to type to upload what is left without mounting."""
     return f"dsctl flush --staging {info.config.staging}" if info.config.staging else "dsctl flush"
+
+
+def _checked_quota(quota_bytes: int) -> int:
+    if quota_bytes < 0:
+        raise UsageError(f"{quota_bytes} is no quota", hint="It is a number of bytes; 0 for no quota.")
+    return quota_bytes
 
 
 def _files(info: BucketInfo) -> BucketFiles:

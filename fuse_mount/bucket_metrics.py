@@ -35,6 +35,9 @@ _METRICS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], float]], ...] = 
         lambda s: s["staging"]["limit_bytes"],
     ),
     ("staging_pressure", "gauge", "Share of that in use.", lambda s: s["staging"]["pressure"]),
+    ("quota_bytes", "gauge", "Bytes that may be under the prefix (0: any).", lambda s: _quota(s, "quota_bytes")),
+    ("quota_used_bytes", "gauge", "Bytes of that in use, 0 without a quota.", lambda s: _quota(s, "used_bytes")),
+    ("quota_refusals_total", "counter", "Writes that did not fit in it.", lambda s: _quota(s, "refused")),
 )
 
 
@@ -54,6 +57,11 @@ def render_metrics(mounts: Sequence[tuple[BucketInfo, dict[str, Any]]]) -> str:
         labels = f'mountpoint="{_escape(str(info.mountpoint))}",url="{_escape(info.url)}"'
         lines.append(f"datacache_write_server_restarts_total{{{labels}}} {info.restarts}")
     return "\n".join(lines) + "\n"
+
+
+def _quota(status: dict[str, Any], name: str) -> float:
+    quota = status.get("quota") or {}
+    return float(quota.get(name, 0))
 
 
 def _escape(text: str) -> str:

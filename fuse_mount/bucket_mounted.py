@@ -42,6 +42,7 @@ class Mounted:
             folder_attributes=self.root_attributes,
             made_here=self._made_here,
         )
+        engine.usage.size_of = self.remote.size_of
         self.view = View(engine, self.remote)
         self.folders = Folders(engine, self.remote, self.view)
         self.tree = Tree()

@@ -29,6 +29,7 @@ class Names:
 
     def __init__(self, mounted: Mounted, nodes: Nodes, handles: Handles) -> None:
         self._engine = mounted.engine
+        self._usage = mounted.engine.usage
         self._view = mounted.view
         self._folders = mounted.folders
         self._tree = mounted.tree
@@ -52,6 +53,7 @@ class Names:
                     node.lookups -= 1
                     raise
                 return handle, self._nodes.attr(node, self._nodes.state_of(node))
+            self._usage.expect_room(1)  # who is to write nothing hears of it now, and not when it closes the file
             gid = self._nodes.inherited_gid(folder, gid)
             attributes = Attributes(stat.S_IFREG | stat.S_IMODE(mode), uid, gid, time.time_ns())
             pending = self._engine.change(key, attributes, Logged(0), base="", ready=False)
@@ -92,6 +94,7 @@ class Names:
                 raise OSError(errno.ENAMETOOLONG, "the link's target is too long")
             if self._view.look(folder.key, text, plain=True) is not None:
                 raise OSError(errno.EEXIST, "it is there already")
+            self._usage.expect_room(len(target))
             key = folder.key + text
             inherited = self._nodes.inherited_gid(folder, gid)
             attributes = Attributes(stat.S_IFLNK | 0o777, uid, inherited, time.time_ns())

@@ -145,6 +145,7 @@ class Nodes:
             return
         if node.open is not None:
             self._files.keep_readable(node.open)
+            self._files.lost_name(node.open)
         self._tree.unname(node)
 
     def forget_old(self) -> None:

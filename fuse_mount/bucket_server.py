@@ -107,13 +107,13 @@ class BucketServer:
             started_at=time.time(),
             restarts=self._restarts,
             notes=tuple(notes),
-            config=config,
+            config=replace(config, quota_bytes=self._live.engine.usage.quota_bytes),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self._signals.put(number))
         self._files.make_folder()
         handlers = {"status": self._status, "metrics": self._metrics, "flush": self._flush, "stop": self._stop}
-        control = ControlServer(self._files.listen(), handlers)
+        control = ControlServer(self._files.listen(), handlers | {"quota": self._quota})
         threading.Thread(target=self._say_ready, args=(report,), name="ready", daemon=True).start()
         threading.Thread(target=self._obey_signals, name="signals", daemon=True).start()
         try:
@@ -138,7 +138,7 @@ class BucketServer:
         if config.staging:
             settings = replace(settings, staging=Path(config.staging))
         before = written_before(settings, config.url)
-        self._live = open_live(config, settings)
+        self._live = open_live(config, settings, restarted=self._restarts > 0)
         try:
             status = self._live.status()
             notes = left_notes(status)
@@ -231,6 +231,19 @@ class BucketServer:
 
     def _metrics(self, _request: Request, _send: Send) -> str:
         return render_metrics([(self._info, self._live.status())])
+
+    def _quota(self, request: Request, _send: Send) -> dict[str, Any]:
+        """Set another quota, kept in the staging area for the next server, and in the state for whoever mounts anew."""
+        quota_bytes = int(request["quota_bytes"])
+        try:
+            self._live.quota.set(quota_bytes)
+        except OSError as exc:
+            raise MountError(f"the quota cannot be kept: {exc.strerror}", hint="See to the staging area.") from exc
+        self._info = replace(self._info, config=replace(self._info.config, quota_bytes=quota_bytes))
+        with contextlib.suppress(OSError):
+            self._files.write(self._info)
+        _log.info("%s: the quota is %d bytes now", self._config.mountpoint, quota_bytes)
+        return self._live.status()
 
     def _flush(self, request: Request, send: Send) -> dict[str, Any]:
         """Flush, and send where things are until it is done. A caller that goes away ends it."""

@@ -10,6 +10,7 @@ once with the path and the reason. Any thread may call.
 | `ObjectNotFoundError` | ESTALE | the snapshot has it, the bucket lost it: the name is not wrong |
 | `StoreAccessError` | EACCES | credentials |
 | `StagingFullError` | ENOSPC | there was no room for a write in the staging area, and none came in time |
+| `QuotaError` | ENOSPC | of a gathered write that failed close(2) tells ENOSPC, and makes EIO of EDQUOT |
 | everything else, `StoreUnavailableError` and `DaemonUnavailableError` included | EIO | |
 """
 
@@ -24,6 +25,7 @@ from datacache.core.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     PathNotFoundError,
+    QuotaError,
     StagingFullError,
     StoreAccessError,
 )
@@ -36,6 +38,7 @@ _TABLE: tuple[tuple[type[BaseException], int], ...] = (
     (ObjectNotFoundError, errno.ESTALE),
     (StoreAccessError, errno.EACCES),
     (StagingFullError, errno.ENOSPC),
+    (QuotaError, errno.ENOSPC),
 )
 
 

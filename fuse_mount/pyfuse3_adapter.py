@@ -30,7 +30,7 @@ _CHECK_OPEN_S = 1.0
 _REMEMBER_S = 10.0
 _BLOCK_BYTES = 4096
 _ROOM_BLOCKS = 2**50 // _BLOCK_BYTES
-"""A bucket has no size: statfs(2) says 1 PiB, of which all is free."""
+"""A bucket without a quota has no size: statfs(2) says 1 PiB, of which all is free."""
 _MAX_REQUESTS = 400
 """At a time: many may wait for room or for an upload, and all others must be answered."""
 _THREADS = 420
@@ -338,7 +338,13 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
     async def statfs(self, _ctx: Any) -> Any:
         found = pyfuse3.StatvfsData()
         found.f_bsize = found.f_frsize = _BLOCK_BYTES
-        found.f_blocks = found.f_bfree = found.f_bavail = _ROOM_BLOCKS
+        room = self._fs.room()
+        if room is None:
+            found.f_blocks = found.f_bfree = found.f_bavail = _ROOM_BLOCKS
+        else:
+            quota_bytes, used_bytes = room
+            found.f_blocks = quota_bytes // _BLOCK_BYTES
+            found.f_bfree = found.f_bavail = max(0, quota_bytes - used_bytes) // _BLOCK_BYTES
         found.f_files = found.f_ffree = found.f_favail = 2**32
         found.f_namemax = LONGEST_NAME
         return found

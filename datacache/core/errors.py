@@ -232,6 +232,14 @@ class StagingFullError(StagingError):
         self.errno = errno.ENOSPC
 
 
+class QuotaError(DatacacheError, OSError):
+    """There would be more in the bucket than the mount's quota allows. `errno` is ENOSPC."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.errno = errno.ENOSPC
+
+
 class UploadError(DatacacheError):
     """What was acknowledged is not in the bucket (yet). `failures` says why, for each key that was tried."""
 

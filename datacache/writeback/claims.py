@@ -130,6 +130,7 @@ class Claims:
             self._end(claim)
             now = self._engine.overlay.get(key)
             etag = info.etag if info is not None else ""
+            self._engine.usage.applied(key, info.size_bytes if info is not None else 0)
             if self._engine.watcher is not None:
                 self._engine.watcher.uploaded(pending, info)
             self._same_bytes(pending, etag)
@@ -187,6 +188,7 @@ class Claims:
             key = claim.pending.key
             now = self._engine.overlay.get(key) or claim.pending
             kept_as = ""
+            self._engine.usage.applied(key, theirs.size_bytes if theirs is not None else 0)
             # Bytes that lay in the bucket alone, under this key or one that was changed as well, are not to be had any
             # more.
             lost = isinstance(now.content, Stored) and (theirs is None or now.content.key == key)

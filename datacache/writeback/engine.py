@@ -88,6 +88,7 @@ class WriteBack:
         self.changed = threading.Condition(self.lock)
         """Notified when something was finished, given up for now, or became pending."""
         self.overlay = Overlay()
+        self.usage = self.overlay.usage
         self.conflict_log = ConflictLog(area.folder / "conflicts.jsonl")
         self.conflicts: deque[Conflict] = deque(self.conflict_log.last, maxlen=_KEPT_CONFLICTS)
         self.conflict_count = self.conflict_log.count

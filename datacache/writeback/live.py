@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from datacache.core.objects import BlockId, ObjectRef
 from datacache.writeback.engine import WriteBack
+from datacache.writeback.quota import Quota
 from datacache.writeback.uploader import Uploader
 
 
@@ -33,13 +34,14 @@ class LiveBucket:
         engine: WriteBack,
         uploader: Uploader,
         blocks: Blocks,
+        quota: Quota,
         *,
         url: str,
         ttl_s: float,
         upload_every_s: float,
         staging_wait_s: float,
     ) -> None:
-        self.engine, self.uploader, self.blocks = engine, uploader, blocks
+        self.engine, self.uploader, self.blocks, self.quota = engine, uploader, blocks, quota
         self.url = url
         self.ttl_s = ttl_s
         self.upload_every_s = upload_every_s
@@ -54,7 +56,8 @@ class LiveBucket:
             "limit_bytes": files.capacity_bytes,
             "pressure": round(files.pressure(), 4),
         }
-        return {"url": self.url, "ack": self.engine.ack, **self.uploader.status(), "staging": staging}
+        found = {"url": self.url, "ack": self.engine.ack, **self.uploader.status(), "staging": staging}
+        return found | {"quota": self.quota.status()}
 
     def flush(self, timeout_s: float | None = None, progress: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Return when all that was acknowledged before the call is in the bucket. `UploadError` if it cannot be."""
@@ -64,5 +67,6 @@ class LiveBucket:
     def close(self) -> None:
         """Stop uploading, make everything durable, and let the staging area go. What is pending stays there."""
         self.uploader.stop(10.0)
+        self.quota.close()
         self.engine.close()
         self.engine.bucket.close()

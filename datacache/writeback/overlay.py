@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from datacache.writeback.model import Pending, Stored
+from datacache.writeback.usage import Usage
 
 
 def parent_of(key: str) -> str:
@@ -29,6 +30,8 @@ class Overlay:
         # Folder -> names right in it, of pending keys or of folders with pending keys below them.
         self._names: dict[str, dict[str, None]] = {}
         self._needs: dict[str, dict[str, None]] = {}  # key of a stored object -> keys whose content it is
+        self.usage = Usage(self._pending)
+        """How many bytes there are, these included."""
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -51,6 +54,9 @@ class Overlay:
             self._needs.setdefault(pending.content.key, {})[key] = None
         if old is None:
             self._enlist(key)
+            if pending.base:
+                self.usage.began(key, self._stored_bytes(pending))
+        self.usage.changed(pending.size_bytes - (old.size_bytes if old is not None else 0))
 
     def drop(self, key: str) -> Pending | None:
         """Take a key away: what was pending of it."""
@@ -59,6 +65,8 @@ class Overlay:
             self._forget_need(old)
             if key not in self._names:
                 self._strike(key)
+            self.usage.ended(key)
+            self.usage.changed(-old.size_bytes)
         return old
 
     def names(self, folder: str) -> list[str]:
@@ -88,6 +96,15 @@ class Overlay:
     def needed_by(self, key: str) -> list[str]:
         """Other keys whose content still is the object stored under this key."""
         return list(self._needs.get(key, ()))
+
+    def _stored_bytes(self, pending: Pending) -> int:
+        """How large the object is that the bucket has under a pending key, as far as it is known."""
+        content = pending.content
+        if isinstance(content, Stored) and content.key == pending.key:
+            return content.size_bytes
+        for key in self._needs.get(pending.key, ()):
+            return self._pending[key].size_bytes
+        return self.usage.size_of(pending.key)
 
     def _enlist(self, key: str) -> None:
         while key:

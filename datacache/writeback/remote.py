@@ -140,6 +140,14 @@ class RemoteView:
         known = self._known.markers.get(folder)
         return known[1] if known is not None else self._folder_default
 
+    def size_of(self, key: str) -> int:
+        """How large an object is as far as it is known; 0 where it is not."""
+        file = self._known.file(key)
+        if file is None:
+            probe = self._known.probes.get(key)
+            file = probe.file if probe is not None else None
+        return file.size_bytes if file is not None else 0
+
     def has_marker(self, folder: str) -> bool:
         """Whether a folder is known to have an object of its own."""
         listed = self._known.folders.get(folder)

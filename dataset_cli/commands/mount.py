@@ -71,6 +71,17 @@ def _umask(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     return number
 
 
+def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    from datacache.settings import parse_bytes
+
+    if value is None:
+        return None
+    try:
+        return parse_bytes(value)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc
+
+
 @click.command()
 @click.argument("what", metavar="REF|URL", type=_RefOrUrl())
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
@@ -94,6 +105,12 @@ def _umask(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     type=click.FloatRange(min=0, min_open=True),
     help="With --rw: seconds after which what stays open is uploaded, again and again. Default 30.",
 )
+@click.option(
+    "--quota",
+    callback=_size,
+    metavar="SIZE",
+    help="With --rw: how much there may be under the prefix, such as 10GiB (default: any amount).",
+)
 @click.option("--uid", type=click.IntRange(min=0), help="Owner of the files (default: you).")
 @click.option("--gid", type=click.IntRange(min=0), help="Group of the files (default: yours).")
 @click.option("--umask", default="022", callback=_umask, help="Permission bits to leave out, octal. Default 022.")
@@ -113,6 +130,7 @@ def mount(
     staging: Path | None,
     ttl: float | None,
     upload_every: float | None,
+    quota: int | None,
     workers: int | None,
     **options: Any,
 ) -> None:
@@ -128,6 +146,7 @@ def mount(
     dsctl mount --rw s3://runs/exp-7 /mnt/exp-7
     """
     writing = {"ack": ack, "staging": staging, "ttl_s": ttl, "upload_every_s": upload_every}
+    writing["quota_bytes"] = quota
     given = {name: value for name, value in writing.items() if value is not None}
     if rw:
         _check_url(what, directory)
@@ -137,7 +156,7 @@ def mount(
         return
     _check_ref(what, directory)
     if given:
-        flag = "--" + next(iter(given)).removesuffix("_s").replace("_", "-")
+        flag = "--" + next(iter(given)).removesuffix("_s").removesuffix("_bytes").replace("_", "-")
         raise UsageError(f"{flag} is for read-write mounts", hint="A snapshot cannot be written; see --rw.")
     _mount_snapshot(app, what, directory, options | {"workers": workers})
 

@@ -71,6 +71,10 @@ def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
     limit = f" of {format_bytes(staging['limit_bytes'])}" if staging["limit_bytes"] else ""
     used = f"{format_bytes(staging['used_bytes'])}{limit}, {staging['pressure']:.0%} full"
     yield f"         staged in {staging['folder']}: {used}"
+    quota = live["quota"]
+    if quota is not None:
+        used = f"{format_bytes(quota['used_bytes'])} of {format_bytes(quota['quota_bytes'])}"
+        yield f"         quota: {used} in use" + ("" if quota["is_known"] else " (still counting)")
     yield from _listed(live["failures"], live["failed_files"], _failure)
     yield from _listed(live["conflicts"], live["conflict_count"], _conflict)
 

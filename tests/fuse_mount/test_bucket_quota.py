@@ -1,0 +1,234 @@
+"""The quota of a read-write mount: what counts, what is refused, and that nothing acknowledged is lost by it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fuse_mount
+from datacache import api
+from datacache.core.errors import UsageError
+from datacache.settings import Settings
+from datacache.writeback.live import LiveBucket
+from fuse_mount.bucket_fs import Changes
+from tests import leftovers
+from tests.fuse_mount.mount_processes import BucketMounter
+from tests.fuse_mount.test_bucket_fs import Directory, expect_errno
+from tests.servers import RcloneS3
+
+QUOTA = 100_000
+Open = Callable[..., Directory]
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    """A folder that is used as a bucket, with 60,000 bytes in it."""
+    path = tmp_path / "bucket"
+    (path / "sub").mkdir(parents=True)
+    (path / "old").write_bytes(b"o" * 40_000)
+    (path / "sub" / "older").write_bytes(b"o" * 20_000)
+    return path
+
+
+@pytest.fixture
+def opened(bucket: Path, settings: Settings) -> Iterator[Open]:
+    """Opens the bucket with a quota, walked; a second call is the next process."""
+    current: list[LiveBucket] = []
+
+    def make(**options: Any) -> Directory:
+        if current:
+            current.pop().close()
+        options = {"who": "test", "ttl_s": 0.3, "quota_bytes": QUOTA} | options
+        current.append(api.open_bucket(f"file://{bucket}", settings, **options))
+        assert current[-1].quota.walk()
+        return Directory(current[-1])
+
+    yield make
+    for live in current:
+        live.close()
+
+
+def used(directory: Directory) -> int:
+    room = directory.fs.room()
+    assert room is not None
+    return room[1]
+
+
+def test_what_is_there_what_is_pending_and_what_is_being_written_count(opened: Open) -> None:
+    directory = opened()
+    assert directory.fs.room() == (QUOTA, 60_000)
+    handle = directory.create("new", b"n" * 10_000)
+    assert used(directory) == 70_000
+    directory.close(handle)
+    assert used(directory) == 70_000
+    directory.flush()
+    assert used(directory) == 70_000
+    assert directory.live.quota.walk()
+    assert used(directory) == 70_000
+
+
+def test_overwriting_counts_the_difference_and_what_is_deleted_or_cut_off_gives_room_at_once(opened: Open) -> None:
+    directory = opened()
+    handle = directory.open("old", os.O_WRONLY | os.O_TRUNC)
+    assert used(directory) == 20_000
+    directory.do(directory.fs.write, handle, 0, b"x" * 50_000)
+    directory.close(handle)
+    assert used(directory) == 70_000
+    directory.do(directory.fs.setattr, directory.attr("old").ino, Changes(size=10_000))
+    assert used(directory) == 30_000
+    directory.unlink("sub/older")
+    assert used(directory) == 10_000
+    directory.flush()
+    assert used(directory) == 10_000
+    assert directory.live.quota.walk()
+    assert used(directory) == 10_000
+
+
+def test_renaming_costs_nothing(opened: Open, bucket: Path) -> None:
+    directory = opened()
+    directory.rename("sub", "moved")
+    directory.rename("old", "moved/old")
+    assert used(directory) == 60_000
+    directory.flush()
+    assert (bucket / "moved" / "older").stat().st_size == 20_000
+    assert used(directory) == 60_000
+
+
+def test_what_does_not_fit_is_refused_and_what_was_acknowledged_stays(opened: Open, bucket: Path) -> None:
+    directory = opened()
+    directory.write("kept", b"k" * 30_000)
+    handle = directory.open("kept", os.O_WRONLY)
+    with expect_errno(errno.ENOSPC):
+        directory.do(directory.fs.write, handle, 30_000, b"x" * 10_001)
+    with expect_errno(errno.ENOSPC):
+        directory.do(directory.fs.setattr, directory.attr("kept").ino, Changes(size=40_001))
+    directory.do(directory.fs.write, handle, 30_000, b"y" * 10_000)
+    with expect_errno(errno.ENOSPC):
+        directory.create("another", b"")
+    directory.close(handle)
+    directory.flush()
+    assert (bucket / "kept").read_bytes() == b"k" * 30_000 + b"y" * 10_000
+    assert directory.read("old") == b"o" * 40_000
+    directory.unlink("sub/older")
+    directory.write("another", b"a" * 20_000)
+    status = directory.live.status()["quota"]
+    assert status == {"quota_bytes": QUOTA, "used_bytes": QUOTA, "is_known": True, "refused": 3}
+
+
+def test_under_a_quota_that_is_smaller_than_what_is_there_reading_deleting_and_shrinking_go_on(opened: Open) -> None:
+    directory = opened(quota_bytes=10_000)
+    assert directory.read("old") == b"o" * 40_000
+    handle = directory.open("old", os.O_WRONLY | os.O_TRUNC)
+    directory.do(directory.fs.write, handle, 0, b"x" * 39_000)
+    directory.close(handle)
+    assert directory.read("old") == b"x" * 39_000
+    with expect_errno(errno.ENOSPC):
+        directory.write("new", b"1")
+    directory.unlink("old")
+    with expect_errno(errno.ENOSPC):
+        directory.write("new", b"1")
+    directory.unlink("sub/older")
+    directory.write("new", b"1" * 10_000)
+
+
+def test_a_file_that_was_deleted_while_it_is_open_does_not_count(opened: Open) -> None:
+    directory = opened()
+    handle = directory.create("gone", b"g" * 40_000)
+    directory.unlink("gone")
+    assert used(directory) == 60_000
+    directory.do(directory.fs.write, handle, 40_000, b"g" * 100_000)
+    directory.close(handle)
+    assert used(directory) == 60_000
+
+
+def test_what_others_put_there_and_take_away_is_found_by_the_next_walk(opened: Open, bucket: Path) -> None:
+    directory = opened()
+    (bucket / "theirs").write_bytes(b"t" * 35_000)
+    (bucket / "old").unlink()
+    directory.write("new", b"n" * 5_000)
+    assert directory.live.quota.walk()
+    assert used(directory) == 60_000
+
+
+def test_uploads_during_a_walk_are_counted_once(opened: Open) -> None:
+    directory = opened()
+    usage = directory.live.engine.usage
+    directory.write("a", b"a" * 1_000)
+    directory.write("z", b"z" * 2_000)
+    directory.do(directory.fs.setattr, directory.attr("old").ino, Changes(size=10_000))
+    with directory.live.engine.lock:
+        usage.begin_walk()
+        usage.listed([("m", 500)])
+    directory.flush()  # "a" lies before what was listed, "old" and "z" behind it
+    with directory.live.engine.lock:
+        usage.listed([("old", 40_000), ("sub/older", 20_000)])
+        usage.end_walk(complete=True)
+        assert usage.used_bytes == 1_000 + 500 + 10_000 + 20_000 + 2_000
+
+
+def test_the_quota_that_was_set_last_is_the_next_processs_and_so_is_what_was_in_use(opened: Open) -> None:
+    directory = opened()
+    directory.live.quota.set(70_000)
+    with expect_errno(errno.ENOSPC):
+        directory.write("new", b"n" * 10_001)
+    directory = opened(quota_bytes=None)
+    assert directory.fs.room() == (70_000, 60_000)
+    assert opened(quota_bytes=0).fs.room() is None
+
+
+# --- with the kernel ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mounter(
+    settings: Settings, tmp_path: Path, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[BucketMounter]:
+    """mount(…) of `s3://BUCKET/run` at `tmp_path/mnt`."""
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    leftovers.let_others_through(tmp_path)
+    name = f"quota-{uuid.uuid4().hex[:12]}"
+    bucket = rclone_s3.make_bucket(name)
+    target = tmp_path / "mnt"
+    target.mkdir()
+    yield BucketMounter(settings, f"s3://{name}/run", target, bucket / "run")
+    leftovers.unmount_under(tmp_path)
+
+
+def test_a_program_is_told_by_write_or_close_and_statvfs_shows_the_quota(mounter: BucketMounter) -> None:
+    info = mounter(quota_bytes=1 << 20)
+    file = mounter.target / "a"
+    file.write_bytes(b"a" * 600_000)
+    facts = os.statvfs(mounter.target)
+    assert facts.f_blocks * facts.f_frsize == 1 << 20
+    assert facts.f_bavail * facts.f_frsize == ((1 << 20) - 600_000) // 4096 * 4096
+    with expect_errno(errno.ENOSPC):
+        (mounter.target / "b").write_bytes(b"b" * 600_000)
+    with expect_errno(errno.ENOSPC):
+        os.truncate(file, 2 << 20)
+    assert os.listdir(mounter.target) == ["a"]
+    mounter.flush()
+    assert (mounter.bucket / "a").read_bytes() == b"a" * 600_000
+    assert "quota of this mount is used up" in info.log.read_text()
+
+
+def test_a_quota_is_changed_while_files_are_written_and_kept_when_the_server_is_killed(mounter: BucketMounter) -> None:
+    info = mounter(quota_bytes=100_000)
+    fuse_mount.set_quota(info, 300_000)
+    (mounter.target / "a").write_bytes(b"a" * 200_000)
+    info = mounter.kill()
+    assert info.config.quota_bytes == 300_000
+    assert fuse_mount.bucket_status(info)["quota"]["quota_bytes"] == 300_000
+    with expect_errno(errno.ENOSPC):
+        (mounter.target / "b").write_bytes(b"b" * 200_000)
+    fuse_mount.set_quota(info, 0)
+    (mounter.target / "b").write_bytes(b"b" * 200_000)
+    assert fuse_mount.bucket_status(info)["quota"] is None
+    with pytest.raises(UsageError, match="is no quota"):
+        fuse_mount.set_quota(info, -1)
