@@ -61,7 +61,7 @@ class VolumeSpec:
     quota_bytes: int = 0
     """How much a bucket volume may hold, when it was provisioned (an expansion is in its record); 0: no limit."""
     credentials: str = ""
-    """`secret`: only with store credentials of its own, from a secret, may it be mounted: the PVC named a bucket that is
+    """`secret`: it may only be mounted with store credentials from a secret, as the PVC named a bucket that is
     not open to everybody who can use the driver's."""
 
     @property

@@ -1,0 +1,177 @@
+"""The driver's process: `python -m csi_driver --endpoint unix:///csi/csi.sock --node-id NODE`.
+
+Exit code 0 after SIGTERM or SIGINT, 2 for wrong usage, 1 for anything else. No mount ends with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from datacache.core.errors import DatacacheError, SettingsError
+
+if TYPE_CHECKING:
+    from datacache.settings import Settings
+
+DESCRIPTION = """\
+The CSI driver of datacache: data sets and buckets as volumes of Kubernetes.
+
+The controller runs once in a cluster, beside csi-provisioner; the node part on every node; one process can be both.
+Where everything lies, and the catalog, is set as for all of datacache (DATACACHE_HOME, DATACACHE_CATALOG, …).
+"""
+_OTHERS = ("kubernetes", "urllib3", "pymongo", "botocore", "asyncio")
+"""Libraries whose log is of no use below warnings."""
+
+
+def main() -> int:
+    """Serve until told to end; the exit code."""
+    arguments = _parser().parse_args()
+    if arguments.mode != "controller" and not arguments.node_id:
+        _parser().error(f"--mode {arguments.mode} needs --node-id NAME, the node's name in Kubernetes")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for name in _OTHERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # What it starts (mounts) must not run gRPC's handlers in a forked child: they want all its threads at rest.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    try:
+        _serve(arguments)
+    except DatacacheError as exc:
+        sys.stderr.write(f"error: {exc}\nhint: {exc.hint}\n" if exc.hint else f"error: {exc}\n")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m csi_driver", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--endpoint",
+        required=True,
+        type=_socket,
+        metavar="unix://SOCKET",
+        help="the socket to answer on, such as unix:///csi/csi.sock",
+    )
+    parser.add_argument("--node-id", default="", metavar="NAME", help="this node's name in Kubernetes (spec.nodeName)")
+    parser.add_argument(
+        "--mode",
+        choices=("all", "controller", "node"),
+        default="all",
+        help="which services: the controller's, the node's, or both (default)",
+    )
+    parser.add_argument(
+        "--register",
+        type=Path,
+        metavar="DIR",
+        help="register with the kubelet: DIR is its folder plugins_registry, seen from here",
+    )
+    parser.add_argument(
+        "--kubelet-endpoint",
+        metavar="PATH",
+        help="the path of SOCKET as the kubelet sees it, where that differs; with --register",
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="how to reach the Kubernetes API, for the annotations of PVCs; in a cluster its own API is used; with "
+        "neither, only the parameters of StorageClasses count",
+    )
+    parser.add_argument(
+        "--allow-bucket",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="a bucket, or a prefix in one (s3://lab/${pvc.namespace}), that every PVC may name and that is mounted "
+        "with the driver's own credentials; '*' allows all; can be given several times. Others need a StorageClass "
+        "with a secret (csi.storage.k8s.io/node-stage-secret-name)",
+    )
+    parser.add_argument("--metrics-port", type=int, metavar="N", help="serve metrics for Prometheus on this TCP port")
+    return parser
+
+
+def _socket(text: str) -> Path:
+    scheme, separator, rest = text.partition("://")
+    if not separator and text.startswith("/"):
+        scheme, rest = "unix", text
+    if scheme != "unix" or not rest.startswith("/") or rest.endswith("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no Unix socket: write unix:///PATH/csi.sock, with a whole path")
+    return Path(rest)
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    # A pipe: signals that are blocked for sigwait would be blocked in mounts that are started from here, too.
+    told, tell = os.pipe()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: os.write(tell, bytes([number])) and None)
+
+    from csi_driver.identity import IdentityService
+    from csi_driver.server import Server
+    from csi_driver.wire import csi_pb2
+    from datacache.settings import load_settings
+
+    if arguments.register is not None and not arguments.register.is_dir():
+        raise SettingsError(
+            f"--register {arguments.register}: there is no such folder",
+            hint="It is the kubelet's, /var/lib/kubelet/plugins_registry, mounted from the host.",
+        )
+    settings = load_settings()
+    log = logging.getLogger("csi_driver")
+    services: dict[str, object] = {"Identity": IdentityService()}
+    with ExitStack() as stack:
+        if arguments.mode != "node":
+            services["Controller"] = _controller(arguments, settings, stack)
+        if arguments.mode != "controller":
+            services["Node"] = _node(arguments, settings, stack)
+        server = Server(arguments.endpoint, csi_pb2.DESCRIPTOR, services)
+        stack.callback(server.close)
+        server.start()
+        if arguments.register is not None:
+            from csi_driver.registration import registration_server
+
+            registration = registration_server(
+                arguments.register, arguments.kubelet_endpoint or str(arguments.endpoint)
+            )
+            stack.callback(registration.close, patience_s=1.0)
+            registration.start()
+        log.info("answering on %s (%s)", arguments.endpoint, ", ".join(services))
+        received = os.read(told, 1)[0]
+        log.info("ending on %s; mounts stay", signal.Signals(received).name)
+
+
+def _controller(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> object:
+    from csi_driver.annotations import BucketRules
+    from csi_driver.controller import ControllerService
+    from csi_driver.kube import open_api
+
+    if arguments.kubeconfig is not None and not arguments.kubeconfig.is_file():
+        raise SettingsError(f"--kubeconfig {arguments.kubeconfig}: there is no such file")
+    api = open_api(arguments.kubeconfig)
+    if api is None:
+        logging.getLogger("csi_driver").warning(
+            "there is no Kubernetes API here and no --kubeconfig: annotations of PVCs are not read"
+        )
+    else:
+        api.warm_up()
+    service = ControllerService(settings, api, BucketRules(arguments.allow_bucket))
+    stack.callback(service.close)
+    return service
+
+
+def _node(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> object:
+    from csi_driver.node import NodeService
+
+    service = NodeService(settings, arguments.node_id)
+    stack.callback(service.close)
+    service.start()
+    return service
+
+
+if __name__ == "__main__":
+    sys.exit(main())

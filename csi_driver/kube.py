@@ -1,0 +1,197 @@
+"""The Kubernetes API as the controller needs it: read a PVC and a StorageClass, write an Event.
+
+Through the `kubernetes` package, which takes over a second to import: `warm_up` does that in a thread. Calls have a
+limit and are not repeated (the provisioner calls the driver again). Any thread. `RequestError` with UNAVAILABLE where
+the API is away, FAILED_PRECONDITION where it does not let us.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from csi_driver import DRIVER_NAME
+from csi_driver.status import RequestError
+from datacache.core.errors import SettingsError
+
+READ_TIMEOUT_S = (3.0, 10.0)
+"""To connect, to answer."""
+EVENT_TIMEOUT_S = (2.0, 3.0)
+_MAX_MESSAGE = 1000
+"""An Event's message has at most 1,024 bytes."""
+
+_log = logging.getLogger("csi_driver.kube")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A PersistentVolumeClaim."""
+
+    namespace: str
+    name: str
+    uid: str
+    storage_class: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+class KubeApi:
+    """The API that a kubeconfig file leads to; without one, the API of the cluster this runs in."""
+
+    def __init__(self, kubeconfig: Path | None = None) -> None:
+        self._kubeconfig = kubeconfig
+
+    def warm_up(self) -> None:
+        """Import and connect in a thread, so that the first volume does not wait for it."""
+
+        def work() -> None:
+            try:
+                _ = self._core, self._storage
+            except Exception as exc:  # noqa: BLE001  the call that needs it says so
+                _log.warning("the Kubernetes API: %s", exc)
+
+        threading.Thread(target=work, name="kube-warm-up", daemon=True).start()
+
+    def claim(self, namespace: str, name: str) -> Claim | None:
+        """The PVC, or None if it is gone."""
+        found = self._read(
+            f"the PVC {namespace}/{name}",
+            lambda: self._core.read_namespaced_persistent_volume_claim(
+                name, namespace, _request_timeout=READ_TIMEOUT_S
+            ),
+        )
+        if found is None:
+            return None
+        return Claim(
+            namespace=namespace,
+            name=name,
+            uid=found.metadata.uid or "",
+            storage_class=(found.spec and found.spec.storage_class_name) or "",
+            annotations=found.metadata.annotations or {},
+        )
+
+    def class_parameters(self, name: str) -> Mapping[str, str]:
+        """The parameters of a StorageClass, those included that the provisioner keeps to itself."""
+        found = self._read(
+            f"the StorageClass {name}",
+            lambda: self._storage.read_storage_class(name, _request_timeout=READ_TIMEOUT_S),
+        )
+        return {} if found is None else found.parameters or {}
+
+    def warn(self, claim: Claim, reason: str, message: str) -> None:
+        """An Event on the PVC. The same one again is counted. One that cannot be written is only logged."""
+        try:
+            self._count_event(claim, reason, message[:_MAX_MESSAGE])
+        except Exception as exc:  # noqa: BLE001  what was to be said is in the answer, too
+            _log.warning("no Event for %s/%s: %s", claim.namespace, claim.name, _words(exc))
+
+    def _count_event(self, claim: Claim, reason: str, message: str) -> None:
+        digest = hashlib.blake2b(f"{claim.uid}\0{reason}\0{message}".encode(), digest_size=8).hexdigest()
+        name = f"{claim.name[:200].rstrip('.-')}.{digest}"
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        old = self._read(
+            "an Event",
+            lambda: self._core.read_namespaced_event(name, claim.namespace, _request_timeout=EVENT_TIMEOUT_S),
+        )
+        if old is not None:
+            change = {"count": (old.count or 1) + 1, "lastTimestamp": now}
+            self._core.patch_namespaced_event(name, claim.namespace, change, _request_timeout=EVENT_TIMEOUT_S)
+            return
+        self._core.create_namespaced_event(
+            claim.namespace,
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"name": name, "namespace": claim.namespace},
+                "involvedObject": {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolumeClaim",
+                    "namespace": claim.namespace,
+                    "name": claim.name,
+                    "uid": claim.uid,
+                },
+                "reason": reason,
+                "message": message,
+                "type": "Warning",
+                "count": 1,
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "source": {"component": DRIVER_NAME},
+            },
+            _request_timeout=EVENT_TIMEOUT_S,
+        )
+
+    @cached_property
+    def _client(self) -> Any:
+        try:
+            from kubernetes import client, config
+            from kubernetes.config.config_exception import ConfigException
+        except ImportError as exc:
+            raise SettingsError(
+                "the package kubernetes is not installed", hint="Install datacache[k8s], or leave --kubeconfig out."
+            ) from exc
+        settings = client.Configuration()
+        settings.retries = False
+        try:
+            if self._kubeconfig is None:
+                config.load_incluster_config(client_configuration=settings)
+            else:
+                config.load_kube_config(str(self._kubeconfig), client_configuration=settings)
+        except (ConfigException, OSError) as exc:
+            raise SettingsError(f"the Kubernetes API cannot be reached with this configuration: {exc}") from exc
+        return client.ApiClient(settings)
+
+    @cached_property
+    def _core(self) -> Any:
+        from kubernetes import client
+
+        return client.CoreV1Api(self._client)
+
+    @cached_property
+    def _storage(self) -> Any:
+        from kubernetes import client
+
+        return client.StorageV1Api(self._client)
+
+    def _read(self, what: str, ask: Callable[[], Any]) -> Any:
+        """The answer; None for one that is not there."""
+        _ = self._client
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return ask()
+        except ApiException as exc:
+            if exc.status == 404:
+                return None
+            if exc.status in (401, 403):
+                raise RequestError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"the Kubernetes API does not let the driver read {what} ({exc.status} {exc.reason}): the service "
+                    "account of the controller needs the ClusterRole that its chart has",
+                ) from exc
+            raise RequestError(grpc.StatusCode.UNAVAILABLE, f"{what} cannot be read: {_words(exc)}") from exc
+        except (HTTPError, OSError) as exc:
+            raise RequestError(grpc.StatusCode.UNAVAILABLE, f"{what} cannot be read: {_words(exc)}") from exc
+
+
+def open_api(kubeconfig: Path | None) -> KubeApi | None:
+    """The API to use; None where there is no cluster around and no file was given."""
+    if kubeconfig is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return None
+    return KubeApi(kubeconfig)
+
+
+def _words(error: Exception) -> str:
+    """An error of the client without the headers and the body that its text has."""
+    status = getattr(error, "status", None)
+    return f"the Kubernetes API answered {status} {getattr(error, 'reason', '')}" if status else str(error)

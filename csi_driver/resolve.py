@@ -1,0 +1,99 @@
+"""From what a volume asks for to what there is: the snapshot behind a reference, the folder behind a subpath; and who
+may know.
+
+Used by the controller, once for each volume. What does not exist is an `INVALID_ARGUMENT` that says what does, for the
+people who read it in an Event. Any thread.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+
+from csi_driver.status import RequestError, invalid
+from csi_driver.volumes import VolumeSpec
+from datacache.catalog.access import access_of, check_access, open_to
+from datacache.catalog.base import Catalog
+from datacache.catalog.refs import Ref, resolve
+from datacache.core.errors import AccessDeniedError, SnapshotNotFoundError
+from datacache.manifest.model import SnapshotRecord
+from datacache.manifest.reader import Manifest
+from datacache.manifest.view import Tree
+
+_NAMED = 8
+"""How many of what there is are named."""
+
+
+def check_open(catalog: Catalog, dataset: str, namespace: str, *, default: str) -> None:
+    """`AccessDeniedError` unless a data set is open to the namespace; to all, where that is not known ('')."""
+    if namespace:
+        check_access(catalog, dataset, namespace, default=default)
+        return
+    access = access_of(catalog, dataset, default=default)
+    if not access.everybody or access.denied:
+        raise AccessDeniedError(
+            f"data set {dataset} is open to {access}, and the namespace of the PVC is not known",
+            hint="Run csi-provisioner with --extra-create-metadata.",
+        )
+
+
+def find_snapshot(catalog: Catalog, ref: Ref, namespace: str, *, default: str) -> SnapshotRecord:
+    """The snapshot that a reference names now. For the words where there is none: who asks, see `check_open`."""
+    try:
+        return resolve(catalog, ref)
+    except SnapshotNotFoundError as exc:
+        raise _what_there_is(
+            catalog, ref, exc, open_to(catalog, namespace, default=default) if namespace else []
+        ) from exc
+
+
+def check_subpath(catalog: Catalog, record: SnapshotRecord, spec: VolumeSpec) -> None:
+    """That a snapshot has the folder `spec.subpath`."""
+    if not spec.subpath:
+        return
+    tree = Tree(Manifest.open(record.id, catalog.get_blobs))
+    prefix = b""
+    for part in os.fsencode(spec.subpath).split(b"/"):
+        child = tree.child(prefix, part)
+        path = os.fsdecode(prefix + part)
+        if child is None:
+            folders = []
+            for other in tree.children(prefix):
+                if other.is_dir:
+                    folders.append(os.fsdecode(other.name))
+                if len(folders) > _NAMED:
+                    break
+            there = f"{os.fsdecode(prefix)[:-1] if prefix else 'it'} has {_some(folders)}"
+            raise invalid(f"subpath {spec.subpath!r}: {spec.dataset} has no folder {path}; {there}")
+        if not child.is_dir:
+            raise invalid(f"subpath {spec.subpath!r}: {path} in {spec.dataset} is a file, not a folder")
+        prefix += part + b"/"
+
+
+def _what_there_is(catalog: Catalog, ref: Ref, error: SnapshotNotFoundError, known: list[str]) -> RequestError:
+    dataset = catalog.dataset(ref.dataset)
+    if dataset is None:
+        near = difflib.get_close_matches(ref.dataset, known, n=1, cutoff=0.7)
+        there = (
+            f"did you mean {near[0]}?" if near else f"there are {_some(known)}" if known else "see: dsctl dataset list"
+        )
+        return invalid(f"there is no data set {ref.dataset}; {there}")
+    if "snapshots" in error.message:  # a short id that several begin with
+        return invalid(f"{error.message}. {error.hint}")
+    tags = _some(_by_age(catalog, ref.dataset, dataset.tags))
+    return invalid(f"{ref.dataset} has no tag {ref.version}; it has {tags}")
+
+
+def _by_age(catalog: Catalog, dataset: str, tags: dict[str, str]) -> list[str]:
+    """Tags with those of the newest snapshots last, and by name."""
+    if len(tags) <= _NAMED:
+        return sorted(tags)
+    age = {record.id: number for number, record in enumerate(catalog.snapshots(dataset))}
+    newest = sorted(tags, key=lambda tag: (age.get(tags[tag], -1), tag))[-_NAMED:]
+    return [*sorted(newest), "…"]
+
+
+def _some(names: Iterable[str]) -> str:
+    given = list(names)
+    return ", ".join([*given[:_NAMED], *(["…"] if len(given) > _NAMED else [])]) or "none"

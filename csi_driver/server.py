@@ -1,0 +1,203 @@
+"""The gRPC server: from a `.proto`'s services and objects with methods of the RPCs' names to calls on a Unix socket.
+
+Used by `__main__` (the driver's services) and `registration`. A method takes `(request, context)`, returns the answer,
+and raises `RequestError` or an error of `datacache`, which becomes the code that `status` says. An RPC without a method
+is UNIMPLEMENTED. Each call ends in one line of log, in which, as in the answer, no value of a secret is.
+
+The socket is bound beside its place and then renamed into it, so a driver that lives there is replaced without a moment
+in which nobody answers, and a dead one's socket is no obstacle. At the end it is removed only if it is still this
+server's. Calls come in from many threads; `start` and `close` are the owner's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import stat
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from csi_driver.status import RequestError, status_of
+from csi_driver.volumes import volume_id
+from datacache.core.errors import SettingsError
+
+THREADS = 64
+"""Calls at a time. Those of pods that wait for a warm-up sit there."""
+_MAX_SOCKET_PATH_BYTES = 107
+"""unix(7): `sun_path` has 108 with the zero at the end."""
+_MAX_WORDS = 2000
+"""gRPC gives up on a status that takes more than 8 KiB; each byte may take three."""
+_PLAIN_SECRETS = ("endpoint", "endpoint_url", "region", "aws_endpoint_url", "aws_region", "aws_default_region")
+"""Keys of secrets whose values are none: an error may say which endpoint it is that does not answer."""
+_QUIET = ("Probe", "GetInfo", "GetPluginInfo", "NodeGetVolumeStats")
+"""Asked again and again: logged only where they fail."""
+
+_log = logging.getLogger("csi_driver")
+
+
+class Server:
+    """The services on one socket."""
+
+    def __init__(self, socket: Path, file: FileDescriptor, services: Mapping[str, object]) -> None:
+        self.socket = socket
+        self._beside = socket.with_name(f".{socket.name}.{os.getpid()}")
+        self._identity: tuple[int, int] | None = None
+        self._busy = _Busy()
+        self._server = grpc.server(
+            ThreadPoolExecutor(THREADS, thread_name_prefix="csi"),
+            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 4 * 2**20)],
+        )
+        for name, service in services.items():
+            self._server.add_generic_rpc_handlers((self._handler(file.services_by_name[name], service),))
+
+    def start(self) -> None:
+        """Answer. `SettingsError` names what is wrong with the socket's place."""
+        if len(os.fsencode(self._beside)) > _MAX_SOCKET_PATH_BYTES:
+            raise SettingsError(
+                f"the path of the socket {self.socket} is too long",
+                hint=f"A Unix socket's path has at most {_MAX_SOCKET_PATH_BYTES} bytes, and while it is replaced it "
+                f"takes {len(os.fsencode(self._beside)) - len(os.fsencode(self.socket))} more.",
+            )
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(self.socket.lstat().st_mode):
+                raise SettingsError(f"{self.socket} is there, and no socket", hint="Remove it, or name another place.")
+        with self._place():
+            for left in self.socket.parent.glob(f".{self.socket.name}.*"):  # of one that was killed right here
+                left.unlink(missing_ok=True)
+            try:
+                bound = self._server.add_insecure_port(f"unix:{self._beside}")
+            except RuntimeError:
+                bound = 0
+            if not bound:
+                raise SettingsError(f"no socket can be made in {self.socket.parent}", hint=_explain(self.socket.parent))
+            self._beside.chmod(0o660)  # a sidecar may be another user, of the pod's group
+            found = self._beside.lstat()
+            self._identity = (found.st_dev, found.st_ino)
+            self._server.start()
+            self._beside.replace(self.socket)
+
+    def close(self, *, patience_s: float = 20.0) -> None:
+        """Take no new call, let those under way end for as long as `patience_s`, remove the socket if it is ours."""
+        if self._identity is not None:
+            # First the name: whoever comes from now on finds no socket, or our successor's.
+            with contextlib.suppress(OSError, SettingsError), self._place():
+                found = self.socket.lstat()
+                if (found.st_dev, found.st_ino) == self._identity:
+                    self.socket.unlink()
+            self._identity = None
+        if not self._server.stop(patience_s).wait(patience_s + 5.0):
+            _log.warning("calls were still under way after %.0f s", patience_s)
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """Of two drivers one at a time puts its socket there or takes it away."""
+        try:
+            folder = os.open(self.socket.parent, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as exc:
+            raise SettingsError(
+                f"the folder {self.socket.parent} of the socket cannot be opened: {exc.strerror}",
+                hint="Make it, or name a socket in a folder that is there.",
+            ) from exc
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def _handler(self, service: ServiceDescriptor, implementation: object) -> grpc.GenericRpcHandler:
+        methods = {}
+        for method in service.methods:
+            function = getattr(implementation, method.name, None)
+            if function is not None:
+                methods[method.name] = grpc.unary_unary_rpc_method_handler(
+                    self._called(method.name, function),
+                    request_deserializer=GetMessageClass(method.input_type).FromString,
+                    response_serializer=GetMessageClass(method.output_type).SerializeToString,
+                )
+        return grpc.method_handlers_generic_handler(service.full_name, methods)
+
+    def _called(self, name: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            started = time.monotonic()
+            try:
+                with self._busy.hold(_work_of(name, request)):
+                    answer = function(request, context)
+            except Exception as exc:  # noqa: BLE001  the caller gets it
+                code, words = status_of(exc)
+                words = _without_secrets(words, request)[:_MAX_WORDS]
+                _log.warning("%s: %s", _line(name, request, code.name, started), _one_line(words))
+                if not isinstance(exc, RequestError) and code is grpc.StatusCode.INTERNAL:
+                    _log.error("%s", _without_secrets("".join(traceback.format_exception(exc)), request))
+                context.abort(code, words)
+            _log.log(logging.DEBUG if name in _QUIET else logging.INFO, "%s", _line(name, request, "OK", started))
+            return answer
+
+        return call
+
+
+class _Busy:
+    """What is being worked on. A second call on it is refused: the first one goes on though its caller gave up."""
+
+    def __init__(self) -> None:
+        self._works: set[tuple[str, ...]] = set()  # guarded by _lock
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def hold(self, work: tuple[str, ...] | None) -> Iterator[None]:
+        if work is None:
+            yield
+            return
+        with self._lock:
+            if work in self._works:
+                raise RequestError(grpc.StatusCode.ABORTED, f"another call on the volume {work[0]!r} is under way")
+            self._works.add(work)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._works.remove(work)
+
+
+def _work_of(name: str, request: Any) -> tuple[str, ...] | None:
+    """What no other call may work on meanwhile: a volume; of the pods that share one, each has its own target."""
+    if name == "CreateVolume":
+        return (volume_id(request.name),)
+    if name in ("DeleteVolume", "ControllerExpandVolume"):
+        return (request.volume_id,)
+    if name in ("NodeStageVolume", "NodeUnstageVolume", "NodeExpandVolume"):
+        return (request.volume_id, "staging")
+    if name in ("NodePublishVolume", "NodeUnpublishVolume"):
+        return (request.volume_id, "target", request.target_path)
+    return None
+
+
+def _line(name: str, request: Any, code: str, started: float) -> str:
+    volume = _one_line(getattr(request, "volume_id", "") or getattr(request, "name", ""))
+    return f"{name} volume={volume or '-'} code={code} ms={1000 * (time.monotonic() - started):.0f}"
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _without_secrets(words: str, request: Any) -> str:
+    secrets: Mapping[str, str] = getattr(request, "secrets", {})
+    for value in sorted({value for key, value in secrets.items() if key.lower() not in _PLAIN_SECRETS}, key=len)[::-1]:
+        if len(value) > 3:  # shorter ones say nothing, and are in every text
+            words = words.replace(value, "***")
+    return words
+
+
+def _explain(folder: Path) -> str:
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"This process may not write into {folder}."

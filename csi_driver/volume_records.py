@@ -1,0 +1,95 @@
+"""What the catalog keeps of provisioned volumes: documents of the kind `csi-volume`, one for each, under its id.
+
+The controller writes them. A node reads how much a bucket volume may hold by now (`quota_of`), as a PV's attributes
+never change. Every change is one compare-and-set, so of two controllers both see one result. Any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from csi_driver.volumes import VolumeSpec, parse_context
+from datacache.catalog.base import Catalog
+
+KIND = "csi-volume"
+_PAGE = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeRecord:
+    """A provisioned volume."""
+
+    id: str
+    name: str
+    """That it was asked for under."""
+    context: Mapping[str, str]
+    """The attributes of its PV."""
+    capacity_bytes: int
+    """Of a bucket volume its quota; 0 for none."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """That it was asked for with: the same name with others is another volume."""
+    created_at: str = ""
+
+    @property
+    def spec(self) -> VolumeSpec:
+        """What it is."""
+        return parse_context(self.context)
+
+    def text(self) -> str:
+        """As it is kept."""
+        return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
+
+
+def read(catalog: Catalog, id: str) -> VolumeRecord | None:
+    """The volume, or None if it is not one that was provisioned (or it is deleted)."""
+    text = catalog.document(KIND, id)
+    return None if text is None else _record(text)
+
+
+def add(catalog: Catalog, record: VolumeRecord) -> VolumeRecord:
+    """Keep a new one; the one that is there already goes before it."""
+    while not catalog.set_document(KIND, record.id, record.text(), old=None):
+        there = read(catalog, record.id)
+        if there is not None:
+            return there
+    return record
+
+
+def grow(catalog: Catalog, id: str, capacity_bytes: int) -> VolumeRecord | None:
+    """Let a volume hold this much, if it may not already hold more; None if it is not there."""
+    while True:
+        text = catalog.document(KIND, id)
+        if text is None:
+            return None
+        record = _record(text)
+        if record.capacity_bytes >= capacity_bytes:
+            return record
+        grown = replace(record, capacity_bytes=capacity_bytes)
+        if catalog.set_document(KIND, id, grown.text(), old=text):
+            return grown
+
+
+def remove(catalog: Catalog, id: str) -> bool:
+    """Forget it; whether it was there."""
+    return catalog.remove_document(KIND, id)
+
+
+def records(catalog: Catalog, *, after: str = "", limit: int = 0) -> Iterator[VolumeRecord]:
+    """All of them by id, those after `after`; at most `limit`, where one is given."""
+    left = limit or sys.maxsize
+    while left and (page := catalog.documents(KIND, after=after, limit=min(left, _PAGE))):
+        yield from (_record(text) for _id, text in page)
+        after, left = page[-1][0], left - len(page)
+
+
+def quota_of(catalog: Catalog, id: str, spec: VolumeSpec) -> int:
+    """How much a bucket volume may hold by now, in bytes; 0 for no limit. The catalog's errors."""
+    record = None if spec.read_only else read(catalog, id)
+    return spec.quota_bytes if record is None else record.capacity_bytes
+
+
+def _record(text: str) -> VolumeRecord:
+    return VolumeRecord(**json.loads(text))
