@@ -14,7 +14,7 @@ from datacache.core.errors import CorruptManifestError
 from datacache.core.objects import ObjectRef
 from datacache.manifest import codec
 from datacache.manifest.codec import Range
-from datacache.manifest.model import BlobId, Entry, Root
+from datacache.manifest.model import PACKS, BlobId, Entry, Root
 
 LoadBlobs = Callable[[Sequence[BlobId]], dict[BlobId, bytes]]
 CACHED_ROWS = 400_000
@@ -128,6 +128,12 @@ class Manifest:
                     break
                 self._rows_held -= len(oldest.paths)
         return held
+
+
+def stores_of(manifest: Manifest) -> list[str]:
+    """The URLs of the stores that a snapshot's entries are read from, by name; the catalog's own packs are none. Known
+    from the root alone."""
+    return sorted({source.store for source in manifest.root.sources if source != PACKS})
 
 
 def _fetch(load: LoadBlobs, ids: Sequence[BlobId]) -> dict[BlobId, bytes]:

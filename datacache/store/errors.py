@@ -43,8 +43,8 @@ _ACCESS_HINTS |= dict.fromkeys(
     ("ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"), _ACCESS_HINTS["ExpiredToken"]
 )
 _S3_CREDENTIALS_HINT = (
-    "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or the profile, or the named store in the "
-    "configuration file), and that AWS_ENDPOINT_URL is the endpoint they belong to."
+    "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or the profile, the named store in the "
+    "configuration file, the volume's secret), and that AWS_ENDPOINT_URL is the endpoint they belong to."
 )
 _REGION_CODES = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 _BUSY_CODES = (

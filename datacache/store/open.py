@@ -8,6 +8,7 @@ Whoever opens a store owns it and closes it. After `fork()` a store may be used 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from datacache.core.errors import UsageError
 from datacache.settings import Settings
@@ -64,10 +65,10 @@ def open_backend(store_url: str, settings: Settings) -> ObjectStore:
         return MemoryStore(url)
     if scheme == "s3":
         from datacache.store.s3 import S3Store
-        from datacache.store.s3_access import resolve_access, store_options
+        from datacache.store.s3_access import access_stamp, resolve_access, store_options
 
         store_options(url, settings)  # a wrong one is told now
-        return S3Store(url, lambda: resolve_access(url, settings))
+        return S3Store(url, partial(resolve_access, url, settings), partial(access_stamp, url, settings))
     if scheme in ("gs", "az", "abfs", "abfss"):
         from datacache.store.obstore_backend import open_cloud_store
 
@@ -89,11 +90,12 @@ def open_bucket_backend(store_url: str, settings: Settings, *, probe_prefix: str
 
         return LocalBucket()
     if scheme == "s3":
-        from datacache.store.s3_access import resolve_access, store_options
+        from datacache.store.s3_access import access_stamp, resolve_access, store_options
         from datacache.store.s3_bucket import S3Bucket
 
         store_options(url, settings)  # a wrong one is told now
-        return S3Bucket(url, lambda: resolve_access(url, settings), probe_prefix=probe_prefix)
+        find, stamp = partial(resolve_access, url, settings), partial(access_stamp, url, settings)
+        return S3Bucket(url, find, stamp, probe_prefix=probe_prefix)
     raise UsageError(
         f"{url} cannot be written as a live bucket",
         hint="Read-write mounts are for s3:// buckets and for folders (file://).",

@@ -8,17 +8,17 @@ works, with connections of its own.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from datacache.core.concurrency import PerProcess
-from datacache.core.errors import SettingsError
+from datacache.core.errors import SettingsError, StoreAccessError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.obstore_get import Getter, RangeIgnoredError, addressable, usable_here
-from datacache.store.s3_access import S3Access
+from datacache.store.s3_access import Accesses, S3Access
 from datacache.store.s3_list import list_pages
 from datacache.store.s3_requests import S3Requests
 from datacache.store.s3_upload import put_file
@@ -26,21 +26,30 @@ from datacache.store.s3_upload import put_file
 if TYPE_CHECKING:
     from obstore.store import S3Store as Driver
 
+C = TypeVar("C")
+T = TypeVar("T")
+
 NO_RETRIES: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
 """For obstore: `RetryingStore` decides alone."""
 
 
 class S3Store:
-    """One bucket. `find_access` is called when a request first needs it, once a process."""
+    """One bucket. `find_access` is called when a request first needs it, and again when what `access_stamp` gives is
+    another one (see `Accesses`); in each process."""
 
     node_wide = True
     sorted_listing = True
 
-    def __init__(self, url: str, find_access: Callable[[], S3Access]) -> None:
+    def __init__(
+        self,
+        url: str,
+        find_access: Callable[[], Sequence[S3Access]],
+        access_stamp: Callable[[], object] = lambda: None,
+    ) -> None:
         self.url = url
-        self._access = PerProcess(find_access)
-        self._requests = PerProcess(lambda: S3Requests(self._access.get()))
-        self._getter = PerProcess(self._make_getter)
+        self._access = PerProcess(lambda: Accesses(find_access, access_stamp))
+        self._requests = PerProcess(lambda: S3Requests(url, self._access.get()))
+        self._getter = PerProcess(lambda: WithAccess(self._access.get(), self._make_getter))
         self._ranges = True
         """False once the server has answered a range with 200."""
 
@@ -58,7 +67,7 @@ class S3Store:
             return b""
         if self._fast(ref, start, stop):
             try:
-                return self._getter.get().get(ref, start, stop)
+                return self._getter.get().call(lambda getter: getter.get(ref, start, stop))
             except RangeIgnoredError:
                 self._ranges = False
         return self._requests.get().get(ref, start, stop)
@@ -87,9 +96,35 @@ class S3Store:
         whole = start == 0 and stop == ref.size_bytes
         return (whole or self._ranges) and addressable(ref.key) and usable_here()
 
-    def _make_getter(self) -> Getter:
-        access = self._access.get()
+    def _make_getter(self, access: S3Access) -> Getter:
         return Getter(make_driver(access), self.url, endpoint=access.endpoint)
+
+
+class WithAccess(Generic[C]):
+    """A client of obstore's, which has the credentials it was made with: made anew when others are to be used. One
+    process; any thread."""
+
+    def __init__(self, accesses: Accesses, make: Callable[[S3Access], C]) -> None:
+        self._accesses = accesses
+        self._make = make
+        self._made: tuple[S3Access, C] | None = None
+
+    def call(self, work: Callable[[C], T]) -> T:
+        """What `work` gives; where the store refuses it, with the next credentials there are."""
+        access = self._accesses.get()
+        refused: list[S3Access] = []
+        while True:
+            made = self._made
+            if made is None or made[0] is not access:
+                made = self._made = access, self._make(access)  # two threads may both make one: either is fine
+            try:
+                return work(made[1])
+            except StoreAccessError:
+                refused.append(access)
+                other = self._accesses.after_refusal(refused)
+                if other is None:
+                    raise
+                access = other
 
 
 def make_driver(access: S3Access) -> Driver:

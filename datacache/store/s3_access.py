@@ -1,20 +1,26 @@
 """How one S3 bucket is reached: endpoint, region, credentials. Used by the S3 backend only.
 
-The order: a named store of the configuration file, then the standard AWS variables, then profiles and what
-else botocore knows (single sign-on, web identities, instance roles). Resolved when a request first needs it,
-so a node whose data is warm starts without any of it. Any thread.
+The order: a named store of the configuration file, then what volumes brought along (`credentials`), then the standard
+AWS variables, then profiles and what else botocore knows (single sign-on, web identities, instance roles). Resolved
+when a request first needs it, so a node whose data is warm starts without any of it. Any thread.
+
+What volumes brought along comes, changes and goes while a daemon or a mount runs. `Accesses` looks again when the store
+refuses a request, and else once a minute: nothing is looked up for each request.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from datacache.core.errors import SettingsError, StoreAccessError
 from datacache.settings import Settings, StoreOptions
+from datacache.store.credentials import CredentialFiles
 from datacache.store.errors import credentials_hint
 
 _REFRESH = timedelta(minutes=5)
@@ -22,7 +28,11 @@ _REFRESH = timedelta(minutes=5)
 do."""
 
 
-@dataclass(frozen=True, kw_only=True)
+_LOOK_AGAIN_S = 60.0
+"""How long credential files that were replaced may go unnoticed while the store still takes the old ones."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class S3Access:
     """What a client of one bucket needs. Its repr shows no credential."""
 
@@ -74,14 +84,86 @@ def store_options(store_url: str, settings: Settings) -> StoreOptions | None:
     return best
 
 
-def resolve_access(store_url: str, settings: Settings) -> S3Access:
-    """Find out how to reach a bucket. `StoreAccessError` where there are no credentials, `SettingsError` for
-    wrong ones."""
+class Accesses:
+    """The way to a bucket that is used now, of the ways there are. One process; any thread.
+
+    `find` gives the ways, the best first, and raises where there are none. `stamp` gives something that is another one
+    when `find` would give others.
+    """
+
+    def __init__(self, find: Callable[[], Sequence[S3Access]], stamp: Callable[[], object] = lambda: None) -> None:
+        self._find = find
+        self._stamp = stamp
+        self._lock = threading.Lock()  # of all below
+        self._found: Sequence[S3Access] = ()
+        self._seen: object = None
+        self._at = 0
+        self._look_at = 0.0
+
+    def get(self) -> S3Access:
+        """The one to use. Raises what `find` raises."""
+        if time.monotonic() < self._look_at and (found := self._found):
+            return found[min(self._at, len(found) - 1)]
+        with self._lock:
+            self._look()
+            return self._found[self._at]
+
+    def after_refusal(self, refused: Sequence[S3Access]) -> S3Access | None:
+        """Another one, once the store has refused a request with each of these; None if there is none."""
+        with self._lock:
+            self._look()
+            for step in range(len(self._found)):
+                at = (self._at + step) % len(self._found)
+                if not any(self._found[at] is each for each in refused):
+                    self._at = at
+                    return self._found[at]
+        return None
+
+    def _look(self) -> None:
+        stamp = self._stamp()
+        if not self._found or stamp != self._seen:
+            self._found, self._at = (), 0
+            self._found = self._find()
+            self._seen = stamp  # as it was before: a file that has changed since is read again the next time
+        self._look_at = time.monotonic() + _LOOK_AGAIN_S
+
+
+def resolve_access(store_url: str, settings: Settings) -> list[S3Access]:
+    """Find out how to reach a bucket: the ways there are, the best first. `StoreAccessError` where there are no
+    credentials, `SettingsError` for wrong ones."""
+    options = store_options(store_url, settings) or StoreOptions(name="", url=store_url)
+    if options.access_key_id or options.profile or options.anonymous:
+        return [_resolve(store_url, options, settings)]
+    brought = CredentialFiles(settings.credentials_dir).for_store(store_url)
+    if not brought:
+        return [_resolve(store_url, options, settings)]
+    return [
+        _resolve(
+            store_url,
+            replace(
+                options,
+                endpoint_url=options.endpoint_url or each.endpoint_url,
+                region=options.region or each.region,
+                access_key_id=each.access_key_id,
+                secret_access_key=each.secret_access_key,
+                session_token=each.session_token,
+            ),
+            settings,
+        )
+        for each in brought
+    ]
+
+
+def access_stamp(store_url: str, settings: Settings) -> object:
+    """Something that is another one when `resolve_access` would find other credentials that volumes brought along."""
+    return CredentialFiles(settings.credentials_dir).stamp(store_url)
+
+
+def _resolve(store_url: str, options: StoreOptions, settings: Settings) -> S3Access:
     import botocore.session
     from botocore.credentials import Credentials
     from botocore.exceptions import BotoCoreError
 
-    options = store_options(store_url, settings) or StoreOptions(name="", url=store_url)
     env = os.environ.get
     try:
         session = botocore.session.Session(profile=options.profile or None)
@@ -100,7 +182,7 @@ def resolve_access(store_url: str, settings: Settings) -> S3Access:
                     f"there are no credentials for {store_url}",
                     url=store_url,
                     hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a named store "
-                    "in the configuration file (with anonymous = true for a public bucket).",
+                    "in the configuration file (with anonymous = true for a public bucket), or give the volume a secret.",
                 )
             credentials.get_frozen_credentials()  # so that a failing login is told from a failing store
         ca_bundle = env("AWS_CA_BUNDLE") or profile.get("ca_bundle") or ""

@@ -35,7 +35,7 @@ from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
 from datacache.store.errors import unexpected
 from datacache.store.obstore_get import addressable, usable_here
 from datacache.store.obstore_put import Putter
-from datacache.store.s3 import S3Store, make_driver
+from datacache.store.s3 import S3Store, WithAccess, make_driver
 from datacache.store.s3_access import S3Access
 from datacache.store.s3_copy import COPY_LIMIT_BYTES, copy_in_parts, copy_whole
 from datacache.store.s3_list import list_documents, parse_listing
@@ -57,14 +57,15 @@ class S3Bucket(S3Store):
     def __init__(
         self,
         url: str,
-        find_access: Callable[[], S3Access],
+        find_access: Callable[[], Sequence[S3Access]],
+        access_stamp: Callable[[], object] = lambda: None,
         *,
         probe_prefix: str = "",
         copy_limit_bytes: int = COPY_LIMIT_BYTES,
     ) -> None:
-        super().__init__(url, find_access)
+        super().__init__(url, find_access, access_stamp)
         self._copy_limit_bytes = copy_limit_bytes
-        self._putter = PerProcess(self._make_putter)
+        self._putter = PerProcess(lambda: WithAccess(self._access.get(), self._make_putter))
         self._traits = PerProcess(lambda: find_traits(self._requests.get(), url, probe_prefix))
         self._unchecked: set[str] = set()
         """What the server was found to refuse wrongly when a condition came along."""
@@ -217,7 +218,8 @@ class S3Bucket(S3Store):
     def _put(self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], replaces: str | None) -> ObjectInfo:
         url = f"{self.url}/{key}"
         if addressable(key) and for_obstore(metadata) and usable_here():
-            etag, version = self._putter.get().put(key, data, to_words(metadata, url), replaces=replaces)
+            words = to_words(metadata, url)
+            etag, version = self._putter.get().call(lambda putter: putter.put(key, data, words, replaces=replaces))
             if etag:
                 return ObjectInfo(key, len(data), _now_ns(), etag, version)
             return self._requests.get().head(key)
@@ -248,7 +250,7 @@ class S3Bucket(S3Store):
 
     def _etag(self, key: str) -> str:
         if addressable(key) and usable_here():
-            return self._putter.get().etag(key)
+            return self._putter.get().call(lambda putter: putter.etag(key))
         return self._requests.get().etag(key)
 
     def _expect_storable(self, key: str) -> None:
@@ -259,8 +261,7 @@ class S3Bucket(S3Store):
                 hint="An empty folder cannot be kept there; one with files in it needs no marker.",
             )
 
-    def _make_putter(self) -> Putter:
-        access = self._access.get()
+    def _make_putter(self, access: S3Access) -> Putter:
         return Putter(make_driver(access), self.url, endpoint=access.endpoint)
 
 

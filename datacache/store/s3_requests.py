@@ -32,24 +32,25 @@ from datacache.store.errors import (
     from_status,
     plain_etag,
 )
-from datacache.store.s3_access import S3Access
+from datacache.store.s3_access import Accesses, S3Access
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _MAX_ERROR_BYTES = 65_536
+_REFUSALS = (400, 401, 403)
+"""400 is Amazon's answer to a token that is expired or not valid, among others."""
 _SKIP_BYTES = 1 << 20
 _CONNECTIONS = 256
 """How many are kept for the next request, as many as threads have at a time: urllib3 warns of each it throws away."""
 
 
 class S3Requests:
-    """Requests to one bucket."""
+    """Requests to one bucket. Where the store refuses one, it is sent again with the next credentials there are."""
 
-    def __init__(self, access: S3Access) -> None:
-        self._access = access
-        self._url = f"s3://{access.bucket}"
-        self._base_path = urlsplit(access.endpoint).path
-        self._origin = access.endpoint.removesuffix(self._base_path) if self._base_path else access.endpoint
-        self._pool, self._absolute = _connect(access, self._origin)
+    def __init__(self, url: str, accesses: Accesses) -> None:
+        self._url = url
+        self._accesses = accesses
+        self._connection: _Connection | None = None
+        self._connected(accesses.get())
 
     def send(
         self,
@@ -62,36 +63,32 @@ class S3Requests:
     ) -> urllib3.BaseHTTPResponse:
         """One request, signed; the answer is not read yet and may be an error. Raises for a failed
         connection."""
-        path = f"{self._base_path}/{self._access.bucket}{'/' if key else ''}{quoted_key(key)}"
+        tail = f"{'/' if key else ''}{quoted_key(key)}"
         if query:
             pairs = sorted((quote(k, safe="-_.~"), quoted_key(v, safe="-_.~")) for k, v in query.items())
-            path += "?" + "&".join(f"{k}={v}" for k, v in pairs)
-        url = self._url_of(key)
-        try:
-            request = AWSRequest(method, self._origin + path, headers=dict(headers or {}), data=body)
-            credentials = self._access.frozen_credentials()
-            if credentials is not None:
-                S3SigV4Auth(credentials, "s3", self._access.region).add_auth(request)
-        except BotoCoreError as exc:
-            raise StoreAccessError(
-                f"{url}: the credentials cannot be used ({type(exc).__name__})",
-                url=url,
-                hint=credentials_hint(self._url),
-            ) from exc
-        try:
-            return self._pool.urlopen(
-                method,
-                self._origin + path if self._absolute else path,
-                body=body or None,  # type: ignore[arg-type]  # a memoryview is sent as it lies
-                headers=dict(request.headers.items()),
-                retries=False,
-                redirect=False,
-                assert_same_host=False,
-                preload_content=False,
-                decode_content=False,
-            )
-        except urllib3.exceptions.HTTPError as exc:
-            raise self._broken(exc, url) from exc
+            tail += "?" + "&".join(f"{k}={v}" for k, v in pairs)
+        access = self._accesses.get()
+        refused: list[S3Access] = []
+        while True:
+            connection = self._connected(access)
+            try:
+                answer = connection.send(method, tail, headers or {}, body)
+            except BotoCoreError as exc:
+                raise StoreAccessError(
+                    f"{self._url_of(key)}: the credentials cannot be used ({type(exc).__name__})",
+                    url=self._url_of(key),
+                    hint=credentials_hint(self._url),
+                ) from exc
+            except urllib3.exceptions.HTTPError as exc:
+                raise self._broken(exc, self._url_of(key)) from exc
+            if answer.status not in _REFUSALS:
+                return answer
+            refused.append(access)
+            other = self._accesses.after_refusal(refused)
+            if other is None:
+                return answer
+            answer.close()
+            access = other
 
     def page(self, query: dict[str, str]) -> bytes:
         """The document of one ListObjectsV2 request."""
@@ -181,7 +178,16 @@ class S3Requests:
 
     def close(self) -> None:
         """Close the pooled connections."""
-        self._pool.close()
+        if self._connection is not None:
+            self._connection.pool.close()
+
+    def _connected(self, access: S3Access) -> _Connection:
+        connection = self._connection
+        if connection is None or connection.access is not access:
+            # What another thread still reads over the earlier one's connections it reads to its end.
+            pool = connection.pool_for(access) if connection is not None else None
+            connection = self._connection = _Connection(access, pool)
+        return connection
 
     def _part(self, answer: urllib3.BaseHTTPResponse, ref: ObjectRef, start: int, stop: int) -> bytes:
         length = answer.headers.get("Content-Length")
@@ -235,10 +241,50 @@ class S3Requests:
         return body
 
     def _broken(self, exc: Exception, url: str) -> DatacacheError:
-        return from_connection(f"{type(exc).__name__} {exc}", url, endpoint=self._access.endpoint)
+        return from_connection(f"{type(exc).__name__} {exc}", url, endpoint=self._endpoint())
+
+    def _endpoint(self) -> str:
+        return self._connection.access.endpoint if self._connection is not None else ""
 
     def _url_of(self, key: str) -> str:
         return f"{self._url}/{key}" if key else self._url
+
+
+class _Connection:
+    """The connections to an endpoint, and the credentials to sign with."""
+
+    def __init__(self, access: S3Access, pool: tuple[urllib3.HTTPConnectionPool, bool] | None = None) -> None:
+        self.access = access
+        base_path = urlsplit(access.endpoint).path
+        self._origin = access.endpoint.removesuffix(base_path) if base_path else access.endpoint
+        self._bucket_path = f"{base_path}/{access.bucket}"
+        self.pool, self._absolute = pool or _connect(access, self._origin)
+
+    def pool_for(self, access: S3Access) -> tuple[urllib3.HTTPConnectionPool, bool] | None:
+        """Its connections, if they are those to this endpoint, too."""
+        same = (access.endpoint, access.ca_bundle) == (self.access.endpoint, self.access.ca_bundle)
+        return (self.pool, self._absolute) if same else None
+
+    def send(
+        self, method: str, tail: str, headers: Mapping[str, str], body: bytes | memoryview
+    ) -> urllib3.BaseHTTPResponse:
+        """One request; raises botocore's and urllib3's errors."""
+        path = self._bucket_path + tail
+        request = AWSRequest(method, self._origin + path, headers=dict(headers), data=body)
+        credentials = self.access.frozen_credentials()
+        if credentials is not None:
+            S3SigV4Auth(credentials, "s3", self.access.region).add_auth(request)
+        return self.pool.urlopen(
+            method,
+            self._origin + path if self._absolute else path,
+            body=body or None,  # type: ignore[arg-type]  # a memoryview is sent as it lies
+            headers=dict(request.headers.items()),
+            retries=False,
+            redirect=False,
+            assert_same_host=False,
+            preload_content=False,
+            decode_content=False,
+        )
 
 
 def quoted_key(text: str, safe: str = "/-_.~") -> str:

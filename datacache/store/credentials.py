@@ -1,0 +1,200 @@
+"""Store credentials that volumes brought along: files in a folder, one for each store and owner.
+
+Written by who mounts (the CSI driver, from a Secret), read by every process that asks the store (`s3_access`): the
+daemon, mounts. The folder is 0700, the files 0600. A file is replaced whole, and its name is durable when `put`
+returns. Any thread and process may call. Nothing here shows a secret: not a repr, not an error, not a log; and what was
+read cannot be pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from datacache.core.disk import sync_folder, write_all
+from datacache.core.errors import StoreAccessError, UsageError
+from datacache.store.urls import split_url
+
+_NAMES = {
+    "access_key_id": "access_key_id",
+    "secret_access_key": "secret_access_key",
+    "session_token": "session_token",
+    "endpoint_url": "endpoint_url",
+    "region": "region",
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+    "aws_endpoint_url": "endpoint_url",
+    "aws_endpoint_url_s3": "endpoint_url",
+    "aws_region": "region",
+    "aws_default_region": "region",
+}
+_KNOWN = "access_key_id, secret_access_key, session_token, endpoint_url, region (or their AWS_… names)"
+_TEMPORARY = ".new-"
+_LEFT_BEHIND_S = 60.0
+"""A file under such a name that is older was left by a writer that was killed."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreCredentials:
+    """What an owner brought along for one store."""
+
+    owner: str
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
+    session_token: str = field(default="", repr=False)
+    endpoint_url: str = ""
+    region: str = ""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("credentials are not pickled: they would lie where the pickle goes")
+
+
+def parse_credentials(owner: str, values: Mapping[str, str]) -> StoreCredentials:
+    """The credentials that a Secret's keys give, in any case; space around a value does not count. `UsageError` names a
+    key that is unknown, missing or wrong, never a value."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        name = _NAMES.get(key.lower())
+        if name is None:
+            raise UsageError(f"store credentials have no key {key!r}", hint=f"Known: {_KNOWN}.")
+        text = value.strip()
+        if not all("!" <= character <= "~" for character in text):
+            raise UsageError(f"the value of {key} has characters that it cannot have", hint="It is plain ASCII text.")
+        if found.get(name, text) != text:
+            raise UsageError(f"the store credentials say {name} twice, and not the same")
+        if text:
+            found[name] = text
+    for name in ("access_key_id", "secret_access_key"):
+        if name not in found:
+            raise UsageError(f"the store credentials have no {name}", hint=f"Known keys: {_KNOWN}.")
+    endpoint = found.get("endpoint_url", "https://")
+    if not endpoint.startswith(("http://", "https://")) or "@" in endpoint:
+        raise UsageError("the endpoint_url of the store credentials is no URL", hint="Write http://HOST:PORT.")
+    return StoreCredentials(owner=owner, **found)
+
+
+def takes_credentials(store_url: str) -> bool:
+    """Whether a store of this URL can be given credentials here: those that speak S3."""
+    return store_url.startswith("s3://")
+
+
+class CredentialFiles:
+    """The files in `folder`, which is made when it is first written to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._told: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"CredentialFiles({str(self.folder)!r})"
+
+    def put(self, owner: str, store_url: str, values: Mapping[str, str]) -> None:
+        """Note an owner's credentials for a store (any URL in it), in the place of those it had for it. The same again
+        changes nothing, also not which owner's are the newest. `UsageError` as `parse_credentials`, and for a store
+        that takes none."""
+        store, _prefix = split_url(store_url)
+        if not takes_credentials(store):
+            raise UsageError(f"{store} takes no credentials from a volume", hint="They are for s3:// buckets.")
+        credentials = parse_credentials(owner, values)
+        path = self.folder / f"{_digest(store)}-{_digest(owner)}.json"
+        content = {name: getattr(credentials, name) for name in StoreCredentials.__dataclass_fields__}
+        there = self._read(path)
+        if there is not None and there[1] == credentials:
+            return
+        content |= {"store": store, "set_ns": time.time_ns()}
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.folder.stat().st_mode & 0o077:
+                self.folder.chmod(0o700)
+            self._replace(path, json.dumps(content).encode())
+        except OSError as exc:
+            raise StoreAccessError(
+                f"the credentials for {store} cannot be kept in {self.folder}: {exc.strerror}", url=store
+            ) from exc
+
+    def drop(self, owner: str) -> None:
+        """Forget all that an owner brought along; nothing is fine, too."""
+        gone = [name for name in self._names() if name.endswith(f"-{_digest(owner)}.json")]
+        try:
+            for name in gone:
+                (self.folder / name).unlink(missing_ok=True)
+            if gone:
+                sync_folder(self.folder)
+        except OSError as exc:
+            raise StoreAccessError(f"the credentials in {self.folder} cannot be removed: {exc.strerror}") from exc
+
+    def owners(self) -> set[str]:
+        """Who has brought credentials along."""
+        found = (self._read(self.folder / name) for name in self._names())
+        return {each[1].owner for each in found if each is not None}
+
+    def for_store(self, store_url: str) -> list[StoreCredentials]:
+        """What there is for a store (as `split_url` gives it), the newest first. A file that cannot be understood is
+        passed over, and told of in the log, once. `StoreAccessError` if the folder cannot be read."""
+        found = [self._read(path) for path in self._paths(store_url)]
+        newest_first = sorted((each for each in found if each is not None), key=lambda each: -each[0])
+        return [credentials for _set_ns, credentials in newest_first]
+
+    def stamp(self, store_url: str) -> object:
+        """Something that is another one after a change of what `for_store` gives; a few system calls."""
+        stamps = []
+        for path in self._paths(store_url):
+            with contextlib.suppress(FileNotFoundError):
+                stat = path.stat()
+                stamps.append((path.name, stat.st_ino, stat.st_mtime_ns))
+        return tuple(sorted(stamps))
+
+    def _paths(self, store_url: str) -> list[Path]:
+        beginning = f"{_digest(store_url)}-"
+        return [self.folder / name for name in self._names() if name.startswith(beginning)]
+
+    def _names(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self.folder) if name.endswith(".json")]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as exc:
+            raise StoreAccessError(f"the credentials in {self.folder} cannot be read: {exc.strerror}") from exc
+
+    def _read(self, path: Path) -> tuple[int, StoreCredentials] | None:
+        try:
+            content: dict[str, Any] = json.loads(path.read_bytes())
+            set_ns, _store = int(content.pop("set_ns")), content.pop("store")
+            return set_ns, StoreCredentials(**content)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+            if path.name not in self._told:
+                self._told.add(path.name)
+                _log.warning("the credentials in %s cannot be used (%s)", path, type(exc).__name__)
+            return None
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        for left in self.folder.glob(f"{_TEMPORARY}*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > _LEFT_BEHIND_S:
+                    left.unlink()
+        temporary = self.folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            write_all(fd, data, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+        sync_folder(self.folder)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
