@@ -14,10 +14,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from datacache.core.budget import ByteBudget
@@ -37,6 +38,9 @@ _ONE_READ_BYTES = 2**18
 _READ_AHEAD_BLOCKS = 4
 _CLOSE_TIMEOUT_S = 3.0
 
+LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""What gets and waits are counted by; longer ones have a last place of their own."""
+
 Data = bytes | memoryview
 Stored = Callable[[bool], None]
 
@@ -50,6 +54,12 @@ class FetchStats:
     failed: int = 0
     shared: int = 0
     """Requests that joined a flight already under way."""
+    get_s: float = 0.0
+    get_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
+    """How long successful gets of stores took: in all, and how many of them up to each of `LATENCY_BOUNDS_S`."""
+    wait_s: float = 0.0
+    wait_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
+    """The same for how long readers waited for blocks that were not here."""
 
 
 class _Wanted(NamedTuple):
@@ -139,6 +149,7 @@ class Fetcher:
 
     def read(self, ref: ObjectRef, number: int, dataset: str) -> Future[Data]:
         """A block for somebody who waits. The future may have the store's errors."""
+        asked = time.monotonic()
         id = block_id(object_id(ref), number)
         with self._lock:
             held = self._held.get(id)
@@ -149,6 +160,7 @@ class Fetcher:
         if block_count(ref.size_bytes) > 1 and not self._refused:
             self._read_ahead(ref, number, dataset)
         flight, begun = self._flight(id, for_reader=True)
+        flight.data.add_done_callback(lambda _: self._waited(asked))
         if begun:
             self._readers.submit(self._read, flight, _Wanted(id, ref, number, dataset, False))
         return flight.data
@@ -215,7 +227,7 @@ class Fetcher:
                 self._end(id, flight, kept=True)
                 flight.data.set_result(here)
                 return
-            start = number * BLOCK_BYTES
+            start, begun = number * BLOCK_BYTES, time.monotonic()
             data = self._open_store(ref.store).read(ref, start, start + length)
         except BaseException as exc:  # noqa: BLE001 - whoever waits gets it, whatever it is
             budget.give(length)
@@ -224,9 +236,12 @@ class Fetcher:
                 del self._flights[id]
             flight.data.set_exception(exc)
             return
+        took_s = time.monotonic() - begun
         with self._lock:
             self.stats.fetched += 1
             self.stats.fetched_bytes += length
+            self.stats.get_s += took_s
+            self.stats.get_counts[bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
 
         def landed(kept: bool) -> None:  # in the writer's thread
             budget.give(length)
@@ -238,6 +253,12 @@ class Fetcher:
         )
         self._writer.put(block, landed)
         flight.data.set_result(data)
+
+    def _waited(self, asked: float) -> None:
+        waited_s = time.monotonic() - asked
+        with self._lock:
+            self.stats.wait_s += waited_s
+            self.stats.wait_counts[bisect_left(LATENCY_BOUNDS_S, waited_s)] += 1
 
     def _look(self, id: BlockId, *, ahead: bool) -> Data | None:
         """It may have landed between somebody's look and the beginning of this flight. Nobody wants the bytes of what

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
+
+from datacache.daemon.fetcher import LATENCY_BOUNDS_S
 
 
 def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
@@ -12,6 +15,13 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
     def metric(name: str, kind: str, text: str, samples: list[tuple[str, float]]) -> None:
         lines.extend((f"# HELP datacache_{name} {text}", f"# TYPE datacache_{name} {kind}"))
         lines.extend(f"datacache_{name}{labels} {value}" for labels, value in samples)
+
+    def histogram(name: str, text: str, counts: list[int], sum_s: float) -> None:
+        up_to = list(accumulate(counts))
+        bounds = [*map(str, LATENCY_BOUNDS_S), "+Inf"]
+        lines.extend((f"# HELP datacache_{name} {text}", f"# TYPE datacache_{name} histogram"))
+        lines.extend(f'datacache_{name}_bucket{{le="{le}"}} {n}' for le, n in zip(bounds, up_to, strict=True))
+        lines.extend((f"datacache_{name}_sum {sum_s}", f"datacache_{name}_count {up_to[-1]}"))
 
     tiers = state["tiers"]
 
@@ -54,6 +64,9 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
     metric("fetched_bytes_total", "counter", "Bytes fetched from stores.", [("", fetched["fetched_bytes"])])
     metric("fetch_failures_total", "counter", "Fetches that failed.", [("", fetched["failed"])])
     metric("fetch_shared_total", "counter", "Requests that joined a fetch under way.", [("", fetched["shared"])])
+    histogram("fetch_seconds", "How long gets of stores took.", fetched["get_counts"], fetched["get_s"])
+    waits = "How long readers waited for blocks that were not on the node."
+    histogram("reader_wait_seconds", waits, fetched["wait_counts"], fetched["wait_s"])
     metric("fetches_under_way", "gauge", "Blocks in flight.", [("", fetched["under_way"])])
     ahead, plans = state["lookahead"], state["plans"]
     metric("lookahead_plans", "gauge", "Published orders that are followed now.", [("", len(plans))])

@@ -278,9 +278,11 @@ def test_metrics_are_prometheus_text_and_show_no_secret(s3_bucket, home, monkeyp
             snapshot.read(min(DATA))
     text = connect().metrics()
     samples = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert all(re.fullmatch(r'[a-z_]+(\{[a-z]+="[a-z]+"\})? [0-9.e+-]+', line) for line in samples)
+    assert all(re.fullmatch(r'[a-z_]+(\{[a-z]+="[a-zA-Z0-9.+]+"\})? [0-9.e+-]+', line) for line in samples)
     assert "datacache_fetched_total 1\n" in text
     assert f"datacache_fetched_bytes_total {SIZE}\n" in text
+    assert 'datacache_fetch_seconds_bucket{le="+Inf"} 1\n' in text
+    assert 'datacache_reader_wait_seconds_bucket{le="+Inf"} 1\n' in text
     assert os.environ["AWS_SECRET_ACCESS_KEY"] not in text + paths.log_path(settings.home).read_text()
 
 

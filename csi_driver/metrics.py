@@ -1,0 +1,183 @@
+"""The driver's port for Prometheus and probes: `/metrics` and `/healthz` over HTTP, without secrets and object names.
+
+Used by `__main__`. `/metrics` is the node's: the cache daemon's over its Unix socket, those of read-write mounts, and a
+few of the driver itself. What does not answer is left out, and counted. `COUNTS` is filled by `server` and the mender,
+from any thread; requests are answered in threads of their own, which wait for nobody but those whose numbers they show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import socketserver
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from datacache import api
+from datacache.core.errors import DatacacheError
+from datacache.settings import Settings
+from fuse_mount import bucket_status, list_bucket_mounts, list_mounts
+from fuse_mount.bucket_metrics import render_metrics
+
+log = logging.getLogger(__name__)
+_REQUEST_TIMEOUT_S = 30.0
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_Page = Callable[[], tuple[HTTPStatus, str]]
+
+
+class Counts:
+    """What a driver counts since its start. Safe from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards both
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._mended = 0
+
+    def call(self, method: str, code: str) -> None:
+        """An RPC was answered with this code."""
+        with self._lock:
+            self._calls[method, code] += 1
+
+    def mended(self) -> None:
+        """A mount that was lost was made anew under the pods that use it."""
+        with self._lock:
+            self._mended += 1
+
+    def render(self) -> list[str]:
+        """Lines for Prometheus."""
+        with self._lock:
+            calls, mended = sorted(self._calls.items()), self._mended
+        lines = ["# HELP datacache_csi_calls_total RPCs answered.", "# TYPE datacache_csi_calls_total counter"]
+        lines += [f'datacache_csi_calls_total{{method="{name}",code="{code}"}} {n}' for (name, code), n in calls]
+        lines += _metric("mounts_mended_total", "counter", "Mounts that were lost and made anew under pods.", mended)
+        return lines
+
+
+COUNTS = Counts()
+"""This process's."""
+
+
+def render_node(settings: Settings, counts: Counts = COUNTS) -> str:
+    """All metrics of a node as text."""
+    text, silent = "", 0
+    client = api.running_daemon(settings)
+    if client is not None:
+        try:
+            text += client.metrics()
+        except DatacacheError as exc:
+            log.warning("the daemon's metrics are missing: %s", exc.message)
+            client = None
+    live = []
+    for info in list_bucket_mounts(settings):
+        try:
+            live.append((info, bucket_status(info)))
+        except DatacacheError as exc:
+            silent += 1
+            log.warning("the metrics of %s are missing: %s", info.mountpoint, exc.message)
+    if live:
+        text += render_metrics(live)
+    lines = counts.render()
+    lines += _metric("daemon_up", "gauge", "1 if the cache daemon answers.", int(client is not None))
+    lines += _metric("volumes", "gauge", "Volumes that pods of this node use.", _volumes(settings))
+    lines += _metric("snapshot_mounts", "gauge", "Snapshots mounted.", len(list_mounts(settings)))
+    lines += _metric("bucket_mounts", "gauge", "Bucket prefixes mounted to be written.", len(live) + silent)
+    lines += _metric("bucket_mounts_silent", "gauge", "Of them, those that do not answer.", silent)
+    return text + "\n".join(lines) + "\n"
+
+
+class MetricsServer:
+    """The port, answered until `close`."""
+
+    def __init__(self, port: int, render: Callable[[], str], problem: Callable[[], str]) -> None:
+        pages = {"/metrics": lambda: (HTTPStatus.OK, render()), "/healthz": lambda: _health(problem())}
+        self._server = _listen(port, partial(_Handler, pages))
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def serve_metrics(
+    port: int, settings: Settings, *, node: bool = True, problem: Callable[[], str] = lambda: ""
+) -> MetricsServer:
+    """Answer on a port (0: any, see `port` of what is returned) from threads of its own, on all addresses.
+
+    `node`: whether this process is on a node with a daemon and mounts; a controller shows its own counts only.
+    `problem` says what keeps the driver from working, '' if nothing: `/healthz` is then 503 with these words. Raises
+    OSError if the port is taken.
+    """
+
+    def render() -> str:
+        return render_node(settings) if node else "\n".join(COUNTS.render()) + "\n"
+
+    return MetricsServer(port, render, problem)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _REQUEST_TIMEOUT_S
+    server_version, sys_version = "datacache", ""
+
+    def __init__(self, pages: Mapping[str, _Page], *connection: Any) -> None:
+        self._pages = pages
+        super().__init__(*connection)  # which answers
+
+    def do_GET(self) -> None:
+        """Answer one of the pages."""
+        page = self._pages.get(self.path.partition("?")[0])
+        status, text = page() if page is not None else (HTTPStatus.NOT_FOUND, "there are /metrics and /healthz\n")
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", _TEXT)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # whoever asked has gone
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Every probe would be a line."""
+        log.debug(format, *args)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        # Not HTTPServer's, which asks a name server for our name.
+        socketserver.TCPServer.server_bind(self)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _listen(port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # IPv6 is switched off
+            return _Server6(("::", port), handler)
+    return _Server(("", port), handler)
+
+
+def _health(problem: str) -> tuple[HTTPStatus, str]:
+    return (HTTPStatus.SERVICE_UNAVAILABLE, f"{problem}\n") if problem else (HTTPStatus.OK, "ok\n")
+
+
+def _volumes(settings: Settings) -> int:
+    return sum(1 for _ in (settings.home / "csi" / "volumes").glob("*.json"))
+
+
+def _metric(name: str, kind: str, text: str, value: float) -> list[str]:
+    full = f"datacache_csi_{name}"
+    return [f"# HELP {full} {text}", f"# TYPE {full} {kind}", f"{full} {value}"]
