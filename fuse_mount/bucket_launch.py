@@ -49,9 +49,9 @@ def mount_bucket(
     """Mount a bucket prefix read-write on an empty directory and return when it can be used.
 
     What has no owner and mode of its own in the bucket belongs to `uid` and `gid` (default: the caller's) with the
-    modes 0666 and 0777 less `umask`. Beyond `quota_bytes` (0: none) nothing can be written. The mount outlives the
-    caller and its own server's death. A dead mount at the place is replaced. Raises `MountError`, also for what staging
-    or store refuse; nothing is mounted then.
+    modes 0666 and 0777 less `umask`; where that lets the group write, such folders hand their group on. Beyond
+    `quota_bytes` (0: none) nothing can be written. The mount outlives the caller and its own server's death. A dead
+    mount at the place is replaced. Raises `MountError`, also for what staging or store refuse; nothing is mounted then.
     """
     if ack not in ACKS:
         raise UsageError(f"{ack!r} is no way to acknowledge", hint=f"There are {' and '.join(ACKS)}.")

@@ -32,7 +32,9 @@ class Mounted:
         self.live, self.engine = live, engine
         self.on_stale: Callable[[int, str], None] = lambda _parent, _name: None
         """See `BucketFs.on_stale`."""
-        self.root_attributes = Attributes(stat.S_IFDIR | (0o777 & ~umask), uid, gid, now)
+        # Where a group is to write together, what its members make is the group's, whatever their own group is.
+        shared = stat.S_ISGID if not umask & stat.S_IWGRP else 0
+        self.root_attributes = Attributes(stat.S_IFDIR | shared | (0o777 & ~umask), uid, gid, now)
         self.remote = RemoteView(
             engine.bucket,
             engine.prefix,
