@@ -34,6 +34,7 @@ PIPE_CLOSED = 141
 
 COMMANDS = {
     "snapshot": "dataset_cli.commands.snapshot:snapshot",
+    "dataset": "dataset_cli.commands.dataset:dataset",
     "convert": "dataset_cli.commands.convert:convert",
     "shard": "dataset_cli.commands.shard:shard",
     "query": "dataset_cli.commands.query:query",

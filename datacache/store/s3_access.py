@@ -182,7 +182,7 @@ def _resolve(store_url: str, options: StoreOptions, settings: Settings) -> S3Acc
                     f"there are no credentials for {store_url}",
                     url=store_url,
                     hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a named store "
-                    "in the configuration file (with anonymous = true for a public bucket), or give the volume a secret.",
+                    "in the configuration file (anonymous = true for a public bucket), or give the volume a secret.",
                 )
             credentials.get_frozen_credentials()  # so that a failing login is told from a failing store
         ca_bundle = env("AWS_CA_BUNDLE") or profile.get("ca_bundle") or ""

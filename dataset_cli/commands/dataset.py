@@ -1,0 +1,135 @@
+"""`dsctl dataset`: the data sets there are, and who may have them.
+
+With `--json`, `list` prints an array of `{"name", "snapshots", "latest", "latest_created_at", "tags", "access"}` and
+`access` prints `{"name", "access"}`; an access is `{"everybody", "allowed", "denied", "listed"}`: who of Kubernetes'
+namespaces may have the data set (with `everybody` all but `denied`), and whether it has a list of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dataset_cli.app import App, DatasetName, json_option, pass_app
+from dataset_cli.output import format_time
+
+if TYPE_CHECKING:
+    from datacache.catalog.access import Access
+
+
+@click.group()
+def dataset() -> None:
+    """See the data sets there are, and say who may have them."""
+
+
+@dataset.command("list")
+@json_option
+@pass_app
+def list_(app: App) -> None:
+    """List the data sets."""
+    from datacache.catalog.access import access_of
+
+    found = []
+    with app.catalog() as catalog:
+        for record in catalog.datasets():
+            snapshots = catalog.snapshots(record.name)
+            access = access_of(catalog, record.name, default=app.settings.access)
+            found.append((record, snapshots, access))
+    created = [{each.id: each.created_at for each in snapshots} for _record, snapshots, _access in found]
+    app.out.result(
+        [
+            {
+                "name": record.name,
+                "snapshots": len(snapshots),
+                "latest": record.latest,
+                "latest_created_at": times.get(record.latest, ""),
+                "tags": record.tags,
+                "access": _as_json(access),
+            }
+            for (record, snapshots, access), times in zip(found, created, strict=True)
+        ]
+    )
+    if not found:
+        app.out.line("There are no data sets yet. Make one: dsctl snapshot create NAME --from URL")
+        return
+    app.out.table(
+        ["NAME", "SNAPSHOTS", "LATEST", "CREATED (UTC)", "TAGS", "OPEN TO"],
+        [
+            [
+                record.name,
+                f"{len(snapshots):,}",
+                record.latest[:12],
+                format_time(times.get(record.latest, "")),
+                ", ".join(record.tags),
+                str(access),
+            ]
+            for (record, snapshots, access), times in zip(found, created, strict=True)
+        ],
+        right=(1,),
+    )
+
+
+@dataset.command()
+@click.argument("name", type=DatasetName())
+@click.option("--allow", multiple=True, metavar="NAMESPACE", help="Open it to this namespace; may be repeated.")
+@click.option("--deny", multiple=True, metavar="NAMESPACE", help="Not to this one any more; may be repeated.")
+@click.option("--all", "to_all", is_flag=True, help="Open it to all namespaces.")
+@click.option("--none", "to_none", is_flag=True, help="Open it to no namespace.")
+@json_option
+@pass_app
+def access(app: App, *, name: str, allow: tuple[str, ...], deny: tuple[str, ...], to_all: bool, to_none: bool) -> None:
+    """Show or change which namespaces of Kubernetes may mount a data set.
+
+    The first --allow makes a list: from then on the data set is open to those on it only. --deny takes namespaces off
+    the list; from a data set that is open to all, it shuts out just these. A data set without a list goes by
+    DATACACHE_ACCESS. Pods that have it mounted keep it. Whoever can read the catalog without Kubernetes is not asked.
+
+    \b
+    dsctl dataset access mask --allow team-a --allow team-b    open to these two
+    dsctl dataset access mask --all --deny guests              open to all but these
+    """
+    from datacache.catalog.access import access_of, set_access
+    from datacache.catalog.refs import resolve
+    from datacache.core.errors import UsageError
+
+    if both := sorted(set(allow) & set(deny)):
+        raise UsageError(f"{both[0]} cannot be both allowed and denied")
+    for one, other, given in (
+        ("--all", "--none", to_all and to_none),
+        ("--all", "--allow", to_all and allow),
+        ("--none", "--deny", to_none and deny),
+    ):
+        if given:
+            raise UsageError(f"{one} and {other} do not go together", hint="Leave one of them out.")
+    default = app.settings.access
+    with app.catalog() as catalog:
+        if allow or deny or to_all or to_none:
+            before = access_of(catalog, name, default=default)
+            found = set_access(
+                catalog,
+                name,
+                everybody=to_all if to_all or to_none else None,
+                allow=allow,
+                deny=deny,
+                default=default,
+            )
+            if before.everybody and not found.everybody and not to_none:
+                app.out.warning(f"{name} was open to {before}, and now is to those on its list only")
+        else:
+            found = access_of(catalog, name, default=default)
+            if not found.listed and catalog.dataset(name) is None:
+                resolve(catalog, name)  # raises, saying what there is
+    text = f"{name} is open to {found}"
+    if not found.listed:
+        text += f" (it has no list of its own; DATACACHE_ACCESS is {default})"
+    app.out.result({"name": name, "access": _as_json(found)}, text)
+
+
+def _as_json(access: Access) -> dict[str, Any]:
+    return {
+        "everybody": access.everybody,
+        "allowed": list(access.allowed),
+        "denied": list(access.denied),
+        "listed": access.listed,
+    }
