@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import signal
+import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,14 +50,18 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m csi_driver", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m csi_driver",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--endpoint",
-        required=True,
+        required="CSI_ENDPOINT" not in os.environ,
+        default=os.environ.get("CSI_ENDPOINT"),
         type=_socket,
         metavar="unix://SOCKET",
-        help="the socket to answer on, such as unix:///csi/csi.sock",
+        help="the socket to answer on, such as unix:///csi/csi.sock; by default what CSI_ENDPOINT says",
     )
     parser.add_argument("--node-id", default="", metavar="NAME", help="this node's name in Kubernetes (spec.nodeName)")
     parser.add_argument(
@@ -112,6 +117,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         signal.signal(number, lambda number, _frame: os.write(tell, bytes([number])) and None)
 
     from csi_driver.identity import IdentityService
+    from csi_driver.metrics import COUNTS
     from csi_driver.server import Server
     from csi_driver.wire import csi_pb2
     from datacache.settings import load_settings
@@ -129,7 +135,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             services["Controller"] = _controller(arguments, settings, stack)
         if arguments.mode != "controller":
             services["Node"] = _node(arguments, settings, stack)
-        server = Server(arguments.endpoint, csi_pb2.DESCRIPTOR, services)
+        server = Server(arguments.endpoint, csi_pb2.DESCRIPTOR, services, count=COUNTS.call)
         stack.callback(server.close)
         server.start()
         if arguments.register is not None:
@@ -140,6 +146,8 @@ def _serve(arguments: argparse.Namespace) -> None:
             )
             stack.callback(registration.close, patience_s=1.0)
             registration.start()
+        if arguments.metrics_port is not None:
+            _serve_metrics(arguments, settings, stack)
         log.info("answering on %s (%s)", arguments.endpoint, ", ".join(services))
         received = os.read(told, 1)[0]
         log.info("ending on %s; mounts stay", signal.Signals(received).name)
@@ -171,6 +179,28 @@ def _node(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -
     stack.callback(service.close)
     service.start()
     return service
+
+
+def _serve_metrics(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> None:
+    from csi_driver.metrics import serve_metrics
+
+    def problem() -> str:
+        # Answered by this process, or by the one that has taken over from it.
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(2.0)
+            try:
+                connection.connect(str(arguments.endpoint))
+            except OSError as exc:
+                return f"{arguments.endpoint}: {exc.strerror or exc}"
+        return ""
+
+    try:
+        metrics = serve_metrics(arguments.metrics_port, settings, node=arguments.mode != "controller", problem=problem)
+    except (OSError, OverflowError) as exc:
+        raise SettingsError(
+            f"--metrics-port {arguments.metrics_port}: {exc}", hint="Name a TCP port that nobody listens on."
+        ) from exc
+    stack.callback(metrics.close)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,17 @@ _log = logging.getLogger("csi_driver")
 class Server:
     """The services on one socket."""
 
-    def __init__(self, socket: Path, file: FileDescriptor, services: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        file: FileDescriptor,
+        services: Mapping[str, object],
+        *,
+        count: Callable[[str, str], None] = lambda _rpc, _code: None,
+    ) -> None:
+        """`services` are by their names in `file`. `count` is told each call's RPC and code."""
         self.socket = socket
+        self._count = count
         self._beside = socket.with_name(f".{socket.name}.{os.getpid()}")
         self._identity: tuple[int, int] | None = None
         self._busy = _Busy()
@@ -139,8 +148,10 @@ class Server:
                 _log.warning("%s: %s", _line(name, request, code.name, started), _one_line(words))
                 if not isinstance(exc, RequestError) and code is grpc.StatusCode.INTERNAL:
                     _log.error("%s", _without_secrets("".join(traceback.format_exception(exc)), request))
+                self._count(name, code.name)
                 context.abort(code, words)
             _log.log(logging.DEBUG if name in _QUIET else logging.INFO, "%s", _line(name, request, "OK", started))
+            self._count(name, "OK")
             return answer
 
         return call
