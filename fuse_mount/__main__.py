@@ -3,11 +3,15 @@
     python -m fuse_mount --config JSON [--ready-fd N] [--daemon]         mount
     python -m fuse_mount --takeover MOUNTPOINT [--only-if-dead] [...]     take a mount over; its home is
     DATACACHE_HOME's
-    python -m fuse_mount --bucket JSON [...]                              mount a bucket, read-write
+    python -m fuse_mount --host                                           start mounts on request (`host`)
+    python -m fuse_mount --bucket JSON [--only-if-dead] [...]             mount a bucket, read-write
     python -m fuse_mount --bucket-server JSON [--restarts N] [...]        the server of such a mount, started by that
 
 When the mount can be read, or could not be made, one JSON line says so on descriptor N. Nothing else is read
 or written there. With `--daemon` it forks once more, so that whoever started it has no child to wait for.
+
+What brings a mount back (`--only-if-dead`) runs below the mount host if there is one: it is passed on, unless
+`--hosted` says that it was.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
-from datacache.core.errors import DatacacheError
+from datacache.core.errors import DatacacheError, MountError
+from fuse_mount import process
 from fuse_mount.bucket_config import BucketConfig
 from fuse_mount.state import MountConfig, MountFiles
 from fuse_mount.supervisor import Supervisor, set_up_logging
@@ -31,10 +37,12 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="JSON", help="mount what this says")
     what.add_argument("--takeover", metavar="MOUNTPOINT", help="take over the mount there")
+    what.add_argument("--host", action="store_true", help="start mounts on request, and be their parent")
     what.add_argument("--bucket", metavar="JSON", help="mount the bucket this says, read-write")
     what.add_argument("--bucket-server", metavar="JSON", help="serve such a mount")
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help="how many servers died before")
     parser.add_argument("--only-if-dead", action="store_true", help="leave a mount alone whose supervisor lives")
+    parser.add_argument("--hosted", action="store_true", help="serve here: a mount host asked for it")
     parser.add_argument("--ready-fd", type=int, metavar="N", help="where to say that the mount is there")
     parser.add_argument("--daemon", action="store_true", help="go on in the background")
     arguments = parser.parse_args()
@@ -64,13 +72,28 @@ def _run(arguments: argparse.Namespace) -> int:
         from fuse_mount.bucket_server import BucketServer
 
         return BucketServer(BucketConfig.from_json(arguments.bucket_server), arguments.restarts).run(report)
+    if arguments.host:
+        from datacache.settings import load_settings
+        from fuse_mount.host import MountHost
+
+        return MountHost(load_settings()).run()
+    if arguments.only_if_dead:
+        # The daemon, which may have started this, is a batch process.
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        if not arguments.hosted and (word := _pass_on(arguments)) is not None:
+            report({"ok": word})
+            return 0
     if arguments.bucket is not None:
         from fuse_mount.bucket_supervisor import BucketSupervisor
 
         os.chdir("/")
-        keeper = BucketSupervisor(BucketConfig.from_json(arguments.bucket))
-        keeper.start(report)
-        keeper.serve()
+        supervised = BucketSupervisor(BucketConfig.from_json(arguments.bucket))
+        if not arguments.only_if_dead:
+            supervised.start(report)
+        elif not supervised.go_on(report):
+            report({"ok": {}})
+            return 0
+        supervised.serve()
         return 0
     config = MountConfig.from_json(arguments.config) if arguments.config is not None else _known(arguments.takeover)
     os.chdir("/")
@@ -78,14 +101,33 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.config is not None:
         supervisor.start(report)
     elif not supervisor.take_over(report, only_if_dead=arguments.only_if_dead):
-        _say(arguments.ready_fd, {"error": "its supervisor lives", "hint": ""})
+        report({"ok": {}})
         return 0
     supervisor.serve()
     return 0
 
 
+def _pass_on(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """What the mount host says that has started it instead; None where there is no host. Raises `MountError`."""
+    host = os.environ.get("DATACACHE_MOUNT_HOST")
+    if not host:
+        return None
+    if arguments.bucket is not None:
+        config = BucketConfig.from_json(arguments.bucket)
+        words, mountpoint, home = ["--bucket", arguments.bucket], config.mountpoint, config.home
+    else:
+        words, mountpoint = ["--takeover", arguments.takeover], arguments.takeover
+        home = os.environ.get("DATACACHE_HOME", "")
+    try:
+        connection = process.connect_to_host(Path(host))
+    except OSError:
+        return None
+    variables = {name: value for name, value in os.environ.items() if name.startswith("DATACACHE_")}
+    with connection:
+        return process.ask_host(connection, [*words, "--only-if-dead"], MountFiles(home, mountpoint), variables)
+
+
 def _known(mountpoint: str) -> MountConfig:
-    from datacache.core.errors import MountError
     from datacache.settings import load_settings
 
     info = MountFiles(load_settings().home, mountpoint).read()

@@ -15,12 +15,15 @@ program takes the folder below for the bucket.
 
 **The supervisor is told to end** (SIGTERM, Ctrl-C): so is the server, which uploads what it can, unmounts and ends.
 
-**The supervisor is killed.** The server goes on. When it dies as well, somebody has to mount again.
+**The supervisor is killed.** The server goes on. The keeper in the cache daemon (`keeping`) starts the next supervisor,
+which watches that server, or starts one if it died as well: `--bucket JSON --only-if-dead`. Without a daemon, somebody
+has to mount again when the server dies.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -36,6 +39,7 @@ from typing import Any
 from datacache.core.errors import MountError
 from fuse_mount import bucket_session, process, session
 from fuse_mount.bucket_config import BucketConfig, BucketFiles
+from fuse_mount.keeping import KeeperLine
 from fuse_mount.state import MOUNT_TYPE
 
 _GIVE_UP_AFTER = 5
@@ -57,6 +61,9 @@ class BucketSupervisor:
         self._config = config
         self._files = BucketFiles(config.home, config.mountpoint)
         self._server: subprocess.Popen[bytes] | None = None
+        self._adopted: tuple[int, int] | None = None
+        """Process id and descriptor (pidfd) of a server that another supervisor started."""
+        self._line: KeeperLine | None = None
         self._word = -1
         """Where the server says that the mount can be used."""
         self._heard = b""
@@ -85,9 +92,46 @@ class BucketSupervisor:
             raise
         report({"ok": process.parse_word(self._heard, self._files)})
 
+    def go_on(self, report: Report) -> bool:
+        """Be the supervisor of a mount whose own was killed. False where that lives, or there is no such mount."""
+        self._files.make_folder()
+        with open(self._files.lock, "w", encoding="ascii") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = self._files.read()
+            if known is None or known.problem or not self._is_mounted():
+                return False
+            if process.serves(known.supervisor, self._config.mountpoint):
+                return False
+            self._restarts = known.restarts + 1
+            watched = process.watch(known.pid) if process.serves(known.pid, self._config.mountpoint) else None
+            if watched is not None:
+                self._adopted, self._serves_since = (known.pid, watched), time.monotonic()
+                known = replace(known, supervisor=os.getpid())
+            else:
+                known = replace(known, supervisor=os.getpid(), pid=0)
+            self._files.write(known)  # nobody else becomes it
+        if self._adopted is None:
+            self._spawn()
+        report({"ok": known.to_dict()})
+        return True
+
     def serve(self) -> None:
         """Keep it served until it is unmounted, told to end, or given up."""
         due: float | None = None
+        arguments = ["--bucket", self._config.to_json(), "--only-if-dead"]
+        self._line = KeeperLine(
+            self._config.home,
+            self._files,
+            arguments,
+            {"mountpoint": self._config.mountpoint, "url": self._config.url},
+            None,
+        )
+        try:
+            self._serve(due)
+        finally:
+            self._line.release()
+
+    def _serve(self, due: float | None) -> None:
         while True:
             timeout_s = None if due is None else max(due - time.monotonic(), 0)
             if due is not None and timeout_s == 0:
@@ -97,7 +141,7 @@ class BucketSupervisor:
                 continue
             code, served = self._step(timeout_s), self._serves_since
             if code is None:
-                if self._stopping and self._server is None:
+                if self._stopping and self._server is None and self._adopted is None:
                     break
                 continue
             if code == 0 or self._stopping or (served is not None and not self._is_mounted()):
@@ -149,23 +193,47 @@ class BucketSupervisor:
         poll.register(self._wake, select.POLLIN)
         if self._word >= 0:
             poll.register(self._word, select.POLLIN)
+        if self._adopted is not None:
+            poll.register(self._adopted[1], select.POLLIN)
+        if self._line is not None:
+            timeout_s = self._wait_also_for_the_keeper(poll, timeout_s)
         ready = {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
+        if self._line is not None:
+            self._line.step()
         if self._word in ready:
             self._hear()
         if self._wake in ready:
-            with contextlib.suppress(BlockingIOError):
-                received = os.read(self._wake, 4096)
-                for number in received:
-                    if number in (signal.SIGTERM, signal.SIGINT):
-                        self._stop()
+            self._on_signals()
+        if self._adopted is not None and self._adopted[1] in ready:
+            os.close(self._adopted[1])
+            self._adopted = None
+            return -signal.SIGKILL if self._is_mounted() else 0  # a child of somebody else has no code for us
         code = self._server.poll() if self._server is not None else None
         if code is not None:
-            while self._word >= 0:
-                self._hear()
-            self._server = None
-            if self._serves_since is None and self._heard and self._restarts == 0:
-                process.parse_word(self._heard, self._files)  # raises
+            self._lost_server()
         return code
+
+    def _on_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if {signal.SIGTERM, signal.SIGINT} & set(os.read(self._wake, 4096)):
+                self._stop()
+
+    def _lost_server(self) -> None:
+        while self._word >= 0:
+            self._hear()
+        self._server = None
+        if self._serves_since is None and self._heard and self._restarts == 0:
+            process.parse_word(self._heard, self._files)  # raises
+
+    def _wait_also_for_the_keeper(self, poll: select.poll, timeout_s: float | None) -> float | None:
+        assert self._line is not None
+        heard, sent, again = self._line.wants()
+        if heard is not None:
+            poll.register(heard, select.POLLIN | (select.POLLOUT if sent is not None else 0))
+        if again is None:
+            return timeout_s
+        pause_s = max(again - time.monotonic(), 0.0)
+        return pause_s if timeout_s is None else min(timeout_s, pause_s)
 
     def _hear(self) -> None:
         part = os.read(self._word, 65536)
@@ -181,6 +249,9 @@ class BucketSupervisor:
         self._stopping = True
         if self._server is not None:
             self._server.terminate()
+        if self._adopted is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._adopted[0], signal.SIGTERM)
 
     def _is_mounted(self) -> bool:
         there = session.mount_at(self._config.mountpoint)

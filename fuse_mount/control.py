@@ -1,16 +1,16 @@
 """Messages on a supervisor's control socket: one JSON line each way, with descriptors beside it where they
 are due.
 
-Used by `supervisor` (both ends of a hand-over) and `launch`. Operations: `status`, `stop` (with `lazy`),
-`takeover` (answers with the mount's state and its descriptor), `finish` (ends the old supervisor of a
-hand-over). Answers are `{"ok": …}` or `{"error": …, "hint": …}`. The socket's mode is 0600: who may open it
-owns the mount. No threads.
+Used by `supervisor` (both ends of a hand-over), `launch`, `host` and `keeping`. Operations: `status`, `stop` (with
+`lazy`), `takeover` (answers with the mount's state and its descriptor), `finish` (ends the old supervisor of a
+hand-over), `leave` (ends a supervisor whose mount the keeper holds, without unmounting). Answers are `{"ok": …}` or
+`{"error": …, "hint": …}`. The socket's mode is 0600: who may open it owns the mount. The mount host (`host`) and its
+callers (`process`) talk the same way. No threads.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -30,18 +30,16 @@ def reply(connection: socket.socket, message: dict[str, Any], fds: Sequence[int]
     connection.sendall(data)
 
 
-def receive(connection: socket.socket) -> tuple[Request, list[int]]:
+def receive(connection: socket.socket, *, timeout_s: float = _TIMEOUT_S) -> tuple[Request, list[int]]:
     """One message and the descriptors that came with it. `OSError` or `ValueError` for a broken one."""
-    connection.settimeout(_TIMEOUT_S)
+    connection.settimeout(timeout_s)
     text, fds = b"", []
     while not text.endswith(b"\n"):
-        part, more, _, _ = socket.recv_fds(connection, 65536, _MAX_FDS)
+        part, more, _, _ = socket.recv_fds(connection, 65536, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         fds += more
         if not part:
             raise ConnectionError("the other side closed the connection")
         text += part
-    for fd in fds:
-        os.set_inheritable(fd, False)
     message = json.loads(text)
     if not isinstance(message, dict):
         raise ValueError("a message must be an object")

@@ -15,7 +15,7 @@ from typing import Any
 from datacache.core.errors import DaemonError, MountError
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings, load_settings
-from fuse_mount import process, session
+from fuse_mount import keeping, process, session
 from fuse_mount.control import receive, reply
 from fuse_mount.state import DEFAULT_OPENER, MOUNT_TYPE, MountConfig, MountFiles, MountInfo, read_state
 
@@ -67,13 +67,13 @@ def mount_snapshot(
         opener=opener,
     )
     if opener != DEFAULT_OPENER:
-        return _start(["--config", config.to_json()], config, settings.environment(), foreground=foreground)
+        return _start(["--config", config.to_json()], config, settings, foreground=foreground)
     # The first read that misses would wait for the daemon's start: let both start at once. Without one, workers read
     # from the store.
     daemon = DaemonClient(settings)
     with contextlib.suppress(DaemonError):
         daemon.start_soon()
-    info = _start(["--config", config.to_json()], config, settings.environment(), foreground=foreground)
+    info = _start(["--config", config.to_json()], config, settings, foreground=foreground)
     if not foreground:
         with contextlib.suppress(DaemonError):
             daemon.ensure()
@@ -91,14 +91,17 @@ def takeover(mountpoint: str | Path, settings: Settings) -> MountInfo:
     known = MountFiles(settings.home, target).read()
     if known is None:
         raise MountError(f"no mount of this home is known at {target}", hint="dsctl status lists them.")
-    return _start(["--takeover", target], known.config, settings.environment(), foreground=False)
+    return _start(["--takeover", target], known.config, settings, foreground=False)
 
 
 def revive(config: MountConfig) -> None:
-    """Start a new supervisor for a mount whose own died. Called by its workers; the first one wins."""
+    """Start a new supervisor for a mount whose own died, below the mount host if there is one. Called by its workers,
+    and by the keeper: the first one wins.
+    """
     arguments = ["--takeover", config.mountpoint, "--only-if-dead"]
+    files = MountFiles(config.home, config.mountpoint)
     try:
-        _start(arguments, config, {"DATACACHE_HOME": config.home}, foreground=False)
+        process.start(arguments, files, {"DATACACHE_HOME": config.home}, foreground=False)
     except (MountError, OSError):
         return  # its log says why, and the workers serve on
 
@@ -117,7 +120,7 @@ def unmount(mountpoint: str | Path, *, lazy: bool = False, settings: Settings | 
         raise MountError(f"what is mounted at {target} is not ours ({there.kind})", hint=f"umount {target}")
     home = (settings or load_settings()).home
     known = MountFiles(home, target).read()
-    watched = process.watch(known.pid) if known is not None else None
+    watched = process.watch(known.pid) if known is not None and process.serves(known.pid, target) else None
     try:
         session.unmount_now(target, lazy=lazy)
         if watched is not None and not lazy:
@@ -140,9 +143,14 @@ def list_mounts(settings: Settings) -> list[MountInfo]:
         there = session.mount_at(info.mountpoint)
         if there is not None and there.kind == MOUNT_TYPE:
             found.append(info)
-        elif not process.lives(info.pid):
+        elif not process.serves(info.pid, info.mountpoint) and not _is_kept(settings, info):
             MountFiles(settings.home, info.mountpoint).remove()
     return found
+
+
+def _is_kept(settings: Settings, info: MountInfo) -> bool:
+    """Whether the keeper has it: then it is mounted, though not in the mount namespace (container) of this process."""
+    return MountFiles(settings.home, info.mountpoint).key in keeping.kept(settings.home)
 
 
 def status(mountpoint: str | Path, settings: Settings) -> MountInfo:
@@ -168,6 +176,7 @@ def _ask(mountpoint: str | Path, settings: Settings, message: dict[str, Any]) ->
     return answer["ok"]
 
 
-def _start(arguments: list[str], config: MountConfig, variables: dict[str, str], *, foreground: bool) -> MountInfo:
+def _start(arguments: list[str], config: MountConfig, settings: Settings, *, foreground: bool) -> MountInfo:
     files = MountFiles(config.home, config.mountpoint)
-    return MountInfo.from_dict(process.start(arguments, files, variables, foreground=foreground))
+    variables, host = settings.environment(), settings.mount_host
+    return MountInfo.from_dict(process.start(arguments, files, variables, foreground=foreground, host=host))

@@ -1,5 +1,5 @@
-"""Workers whose supervisor was killed: they still hold the mount, and a new supervisor gets the descriptor
-from them.
+"""Mounts whose supervisor was killed: its workers still hold the descriptor, or else the keeper does, and a new
+supervisor gets it from them.
 
 Used by `supervisor` when it takes over and nobody answers on the control socket. No threads, no state.
 """
@@ -7,33 +7,49 @@ Used by `supervisor` when it takes over and nobody answers on the control socket
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Iterable
 
 from datacache.core.errors import MountError
+from datacache.daemon.keeper import is_connected
+from fuse_mount import keeping, process
 from fuse_mount.session import DEVICE
+from fuse_mount.state import FilesOfMount
 
 _SYS_PIDFD_GETFD = 438  # include/uapi/asm-generic/unistd.h; the same on all architectures
 
 
-def adopt(workers: Iterable[int]) -> tuple[int, list[int]]:
-    """A copy of the first descriptor found, and the processes that serve the mount. Raises `MountError`
-    without any.
+def adopt(workers: Iterable[int], files: FilesOfMount, home: str) -> tuple[int, list[int]]:
+    """A copy of a mount's descriptor, from a worker or else from the keeper, and the processes that serve the mount.
+    Raises `MountError` where nobody has it: the mount is lost.
 
-    A process id may have been given to another program since it was written down, so only what has /dev/fuse
-    open counts.
+    A process id may have been given to another program since it was written down, also to another mount's worker, so
+    only what was started for this mount and has /dev/fuse open counts.
     """
-    serving = {pid: fd for pid in workers if (fd := _device_of(pid)) is not None}
+    serving = {
+        pid: fd for pid in workers if process.serves(pid, files.mountpoint) and (fd := _device_of(pid)) is not None
+    }
     reason = "none of its workers is left"
     for pid, number in serving.items():
         try:
-            return _copy(pid, number), list(serving)
+            return _connected(_copy(pid, number)), list(serving)
         except OSError as exc:
             reason = f"worker {pid} cannot hand it over: {exc.strerror}"
+    fd = keeping.fetch(home, files.key)
+    if fd is not None:
+        return fd, list(serving)
     raise MountError(
-        f"the mount cannot be taken over: {reason}",
+        f"the mount at {files.mountpoint} is lost: {reason}, and the cache daemon does not keep its descriptor",
         hint="Unmount it and mount it again (dsctl umount --lazy DIR; dsctl mount REF DIR).",
     )
+
+
+def _connected(fd: int) -> int:
+    if not is_connected(fd):
+        os.close(fd)
+        raise OSError(errno.ENODEV, "it was unmounted")
+    return fd
 
 
 def _device_of(pid: int) -> int | None:

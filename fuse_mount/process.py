@@ -1,6 +1,6 @@
-"""The processes of a mount, seen from outside: started, waited for, watched.
+"""The processes of a mount, seen from outside: started (here, or by the mount host), waited for, watched.
 
-Used by `launch`, `bucket_launch` and `bucket_supervisor`. No state; any thread may call.
+Used by `launch`, `bucket_launch`, `bucket_supervisor` and `host`. No state; any thread may call.
 """
 
 from __future__ import annotations
@@ -8,22 +8,39 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from datacache.core.errors import MountError
+from fuse_mount.control import receive, reply
 from fuse_mount.state import FilesOfMount
 
 _READY_TIMEOUT_S = 90.0
+_HOST_TIMEOUT_S = _READY_TIMEOUT_S + 10.0
+_HOST_AWAY_S = 20.0
+"""How long a host may be away: its container starts again."""
+_HOST_RETRY_S = 0.2
 
 
-def start(arguments: list[str], files: FilesOfMount, variables: dict[str, str], *, foreground: bool) -> dict[str, Any]:
+def start(
+    arguments: list[str],
+    files: FilesOfMount,
+    variables: dict[str, str],
+    *,
+    foreground: bool,
+    host: Path | None = None,
+) -> dict[str, Any]:
     """Run `python -m fuse_mount` with these arguments and wait for its word: what it says when the mount can be used.
 
-    In the foreground the call returns when the process has ended. Raises `MountError` with what it says instead.
+    With `host`, the socket of a mount host, that one runs it. In the foreground, which is always here, the call returns
+    when the process has ended. Raises `MountError` with what it says instead.
     """
+    if host is not None and not foreground:
+        return _start_there(host, arguments, files, variables)
     files.make_folder()
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     command = [sys.executable, "-m", "fuse_mount", *arguments, "--ready-fd", str(theirs)]
@@ -46,11 +63,58 @@ def start(arguments: list[str], files: FilesOfMount, variables: dict[str, str], 
     return parse_word(text, files)
 
 
+def _start_there(host: Path, arguments: list[str], files: FilesOfMount, variables: dict[str, str]) -> dict[str, Any]:
+    """The same by a mount host, which is waited for while it is away."""
+    deadline = time.monotonic() + _HOST_AWAY_S
+    while True:
+        try:
+            connection = connect_to_host(host)
+            break
+        except OSError as exc:
+            if time.monotonic() > deadline:
+                raise MountError(
+                    f"the process that starts mounts does not answer at {host}: {exc.strerror}",
+                    hint="Start it: python -m fuse_mount --host",
+                ) from exc
+        time.sleep(_HOST_RETRY_S)
+    with connection:
+        return ask_host(connection, arguments, files, variables)
+
+
+def connect_to_host(host: Path) -> socket.socket:
+    """A connection to a mount host. `OSError` where none listens."""
+    folder = os.open(host.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # an address holds 107 bytes only
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(f"/proc/self/fd/{folder}/{host.name}")
+    except OSError:
+        connection.close()
+        raise
+    finally:
+        os.close(folder)
+    return connection
+
+
+def ask_host(
+    connection: socket.socket, arguments: list[str], files: FilesOfMount, variables: dict[str, str]
+) -> dict[str, Any]:
+    """What a process says that the host at the other end starts. `MountError` says why there is none."""
+    request = {"op": "start", "arguments": arguments, "mountpoint": files.mountpoint, "variables": variables}
+    try:
+        reply(connection, request)
+        answer, _ = receive(connection, timeout_s=_HOST_TIMEOUT_S)
+    except (OSError, ValueError) as exc:
+        raise MountError(
+            f"the process that starts mounts ended while it did: {exc}", hint=f"Try again; see {files.log}"
+        ) from exc
+    return _word(answer)
+
+
 def environment(variables: dict[str, str]) -> dict[str, str]:
     """The environment of a process that imports this package from where it lies."""
     package = str(Path(__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    return os.environ | variables | {"PYTHONPATH": path}
+    known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", package)]
+    return os.environ | variables | {"PYTHONPATH": os.pathsep.join([package, *known])}
 
 
 def readable(fd: int, timeout_s: float) -> bool:
@@ -88,6 +152,10 @@ def parse_word(text: bytes, files: FilesOfMount) -> dict[str, Any]:
         word = json.loads(text)
     except ValueError as exc:
         raise MountError(f"the mount process ended at once; see {files.log}") from exc
+    return _word(word)
+
+
+def _word(word: dict[str, Any]) -> dict[str, Any]:
     if "error" in word:
         raise MountError(word["error"], hint=word.get("hint", ""))
     found: dict[str, Any] = word["ok"]
@@ -105,3 +173,21 @@ def watch(pid: int) -> int | None:
 def lives(pid: int) -> bool:
     """Whether there is such a process."""
     return os.path.exists(f"/proc/{pid}")
+
+
+def serves(pid: int, mountpoint: str | Path) -> bool:
+    """Whether a process lives and belongs to the mount there: ids are given again, also to other mounts' processes."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")]
+        at = words.index("fuse_mount")
+    except (OSError, ValueError):
+        return False
+    said = dict(zip(words[at + 1 :], words[at + 2 :], strict=False))
+    try:
+        for option in ("--config", "--bucket", "--bucket-server"):
+            if option in said:
+                return bool(json.loads(said[option])["mountpoint"] == str(mountpoint))
+    except (ValueError, KeyError):
+        return False
+    return said.get("--takeover") == str(mountpoint)

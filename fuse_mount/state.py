@@ -82,6 +82,9 @@ class MountInfo:
     """Seconds since the epoch."""
     bypassed: bool = False
     """Workers kept dying over what lies on this node, so that is not used any more."""
+    kept: bool = False
+    """Whether the cache daemon holds a copy of the descriptor (`keeping`), so that the supervisor and all workers may
+    be killed at once."""
     config: MountConfig = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,10 +93,11 @@ class MountInfo:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> MountInfo:
-        """The value that `to_dict` took apart."""
-        known = dict(values)
+        """The value that `to_dict` took apart. What a newer version added is passed over."""
+        known = {name: value for name, value in values.items() if name in MountInfo.__dataclass_fields__}
+        config = {name: value for name, value in known["config"].items() if name in MountConfig.__dataclass_fields__}
         known |= {"mountpoint": Path(known["mountpoint"]), "log": Path(known["log"])}
-        known |= {"workers": tuple(known["workers"]), "config": MountConfig(**known["config"])}
+        known |= {"workers": tuple(known["workers"]), "config": MountConfig(**config)}
         return MountInfo(**known)
 
 
@@ -105,6 +109,7 @@ class FilesOfMount:
 
     def __init__(self, home: str | Path, mountpoint: str | Path) -> None:
         self.folder = Path(home) / "mounts"
+        self.mountpoint = str(mountpoint)
         self.key = blake2b(os.fsencode(mountpoint), digest_size=8).hexdigest()
         self.state = self.folder / f"{self.key}{self.suffix}"
         self.lock = self.folder / f"{self.key}.lock"

@@ -21,9 +21,16 @@ tiers bypassed: a broken disk under a mapped region is the likely reason.
 the descriptor from a worker (`pidfd_getfd(2)`, Linux 5.6) and the rest from the state file. Where that fails
 the mount works on, without anybody to restart a worker.
 
+**All are killed at once** (a container). The keeper in the cache daemon holds a copy of the descriptor (`keeping`),
+notices that the supervisor's line to it has ended, and starts a new one, which has the kernel send again what the
+dead workers had read. Readers wait meanwhile.
+
 **Hand-over** (an upgrade): a new supervisor connects to the control socket, gets the descriptor (SCM_RIGHTS)
 and the config, starts its workers, and only then tells the old one to finish: the old workers answer all they
 had read and end.
+
+**Leaving** (the mount host is told to end): as a hand-over, to whoever the keeper starts. Refused while the keeper
+does not hold the descriptor.
 
 **The mount vanishes** (umount by hand): reading the device gives ENODEV, workers end with 0, and so does all
 the rest.
@@ -47,8 +54,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from datacache.core.errors import MountError
-from fuse_mount import session, worker
+from fuse_mount import process, session, worker
 from fuse_mount.control import Request, receive, reply
+from fuse_mount.keeping import KeeperLine
 from fuse_mount.orphans import adopt
 from fuse_mount.state import MountConfig, MountFiles, MountInfo
 
@@ -90,6 +98,7 @@ class Supervisor:
         self._main = -1
         self._slots: list[_Slot] = []
         self._listener: socket.socket | None = None
+        self._line: KeeperLine | None = None
         self._facts: dict[str, Any] = {}
         self._device = 0
         self._started_at = time.time()
@@ -128,8 +137,8 @@ class Supervisor:
     def take_over(self, report: Report, *, only_if_dead: bool) -> bool:
         """Get the mount from its running supervisor, or from workers whose supervisor is dead.
 
-        False where there is nothing to do (`only_if_dead` and it lives). Raises `MountError`; the old one
-        serves on.
+        Without workers, the keeper gives the descriptor. False where there is nothing to do (`only_if_dead` and it
+        lives). Raises `MountError`; the old one serves on.
         """
         self._files.make_folder()
         with open(self._files.lock, "w", encoding="ascii") as lock:
@@ -144,22 +153,19 @@ class Supervisor:
         if old is not None and only_if_dead:
             old.close()
             return False
+        found = self._ask_for_it(old) if old is not None else None
         orphans: list[int] = []
-        if old is not None:
-            with old:
-                reply(old, {"op": "takeover"})
-                answer, fds = receive(old)
-            if "error" in answer or not fds:
-                raise MountError(str(answer.get("error", "the supervisor did not hand its mount over")))
-            self._main, info = fds[0], MountInfo.from_dict(answer["ok"])
+        if found is not None:
+            self._main, info = found
         else:
+            old = None
             known = self._files.read()
             if known is None:
                 raise MountError(f"no mount of this home is known at {self._config.mountpoint}")
             info = known
-            self._main, orphans = adopt(info.workers)
+            self._main, orphans = adopt(info.workers, self._files, self._config.home)
         self._config = info.config
-        self._started_at = info.started_at
+        self._started_at, self._device = info.started_at, info.device
         first = _Slot(fd=-1, own_queue=False)
         try:
             self._spawn(first)
@@ -170,9 +176,12 @@ class Supervisor:
             raise
         self._make_slots(first)
         if old is not None:
-            with self._files.connect() as connection:
-                reply(connection, {"op": "finish"})
-                receive(connection)
+            try:
+                with self._files.connect() as connection:
+                    reply(connection, {"op": "finish"})
+                    receive(connection)
+            except (OSError, ValueError):  # it was killed just now
+                orphans = [pid for pid in info.workers if process.serves(pid, self._config.mountpoint)]
         self._begin()  # the state names the new workers before the old ones go
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):  # it died just now
@@ -182,6 +191,18 @@ class Supervisor:
         os.set_blocking(self._main, True)
         report({"ok": self._info().to_dict()})
         return True
+
+    def _ask_for_it(self, old: socket.socket) -> tuple[int, MountInfo] | None:
+        """Descriptor and state from the supervisor that serves; None if it ends meanwhile."""
+        try:
+            with old:
+                reply(old, {"op": "takeover"})
+                answer, fds = receive(old)
+        except (OSError, ValueError):
+            return None
+        if "error" in answer or not fds:
+            raise MountError(str(answer.get("error", "the supervisor did not hand its mount over")))
+        return fds[0], MountInfo.from_dict(answer["ok"])
 
     def _pin(self) -> None:
         self._config = self._config.pinned(f"{self._facts['dataset']}@{self._facts['id']}")
@@ -209,6 +230,9 @@ class Supervisor:
     def _begin(self) -> None:
         self._files.make_folder()
         self._listener = self._files.listen()
+        arguments = ["--takeover", self._config.mountpoint, "--only-if-dead"]
+        note = {"mountpoint": self._config.mountpoint, "ref": self._config.ref}
+        self._line = KeeperLine(self._config.home, self._files, arguments, note, self._main)
         self._write_state()
         _log.info("%s serves %s with %d workers", self._config.mountpoint, self._config.ref, len(self._slots))
 
@@ -326,7 +350,16 @@ class Supervisor:
                     self._heard(slot)
             if self._listener is not None and self._listener.fileno() in readable:
                 self._on_connection()
+            self._talk_to_keeper()
         self._finish()
+
+    def _talk_to_keeper(self) -> None:
+        if self._line is None:
+            return
+        before = self._line.kept
+        self._line.step()
+        if self._line.kept != before:
+            self._write_state()
 
     def _respawn(self) -> None:
         started = False
@@ -342,8 +375,13 @@ class Supervisor:
         if self._listener is not None:
             fds.append(self._listener.fileno())
         due = [slot.due for slot in self._slots if slot.due is not None]
+        heard, sent, again = self._line.wants() if self._line is not None else (None, None, None)
+        if heard is not None:
+            fds.append(heard)
+        if again is not None:
+            due.append(again)
         timeout_s = max(0.0, min(due) - time.monotonic()) if due else None
-        return select.select(fds, [], [], timeout_s)[0]
+        return select.select(fds, [] if sent is None else [sent], [], timeout_s)[0]
 
     def _on_signals(self) -> None:
         numbers = os.read(self._wake, 256)
@@ -371,9 +409,14 @@ class Supervisor:
         elif operation == "takeover":
             reply(connection, {"ok": self._info().to_dict()}, [self._main])
         elif operation == "finish":
-            self._handed_over = True
-            self._stop_workers()
+            self._hand_over()
             reply(connection, {"ok": None})
+        elif operation == "leave":
+            if self._line is None or not self._line.kept:
+                reply(connection, {"error": "nobody else keeps the descriptor", "hint": ""})
+                return
+            reply(connection, {"ok": None})
+            self._hand_over()
         elif operation == "stop":
             try:
                 session.unmount_now(self._config.mountpoint, lazy=bool(message.get("lazy")))
@@ -382,6 +425,10 @@ class Supervisor:
                 reply(connection, {"error": exc.message, "hint": exc.hint})
         else:
             reply(connection, {"error": f"unknown operation {operation!r}"})
+
+    def _hand_over(self) -> None:
+        self._handed_over = True
+        self._stop_workers()
 
     def _stop_workers(self) -> None:
         if self._listener is not None:
@@ -414,8 +461,12 @@ class Supervisor:
         if self._listener is not None:
             self._listener.close()
             self._files.remove()
+            if self._line is not None:
+                self._line.release()
             _log.info("%s is unmounted", self._config.mountpoint)
         else:
+            if self._line is not None:
+                self._line.close()
             _log.info("%s is handed over", self._config.mountpoint)
 
     # --- state ----------------------------------------------------------------------------------------------
@@ -434,6 +485,7 @@ class Supervisor:
             log=self._files.log,
             started_at=self._started_at,
             bypassed=self._bypass,
+            kept=self._line is not None and self._line.kept,
             config=self._config,
         )
 

@@ -1,7 +1,12 @@
-"""`python -m datacache.daemon`: one daemon for the home in the settings, in the foreground."""
+"""`python -m datacache.daemon [--wait]`: one daemon for the home in the settings, in the foreground.
+
+With `--wait` it waits for the end of another daemon of the home instead of refusing: an upgrade starts it beside the
+old one.
+"""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
@@ -16,6 +21,9 @@ ALREADY_RUNNING = 3
 
 def main() -> int:
     """Serve; 0 after a clean stop, 1 if it cannot start, 3 if another daemon runs."""
+    parser = argparse.ArgumentParser(prog="python -m datacache.daemon", description="Serve one home.")
+    parser.add_argument("--wait", action="store_true", help="wait until another daemon of the home has ended")
+    arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     for chatty in ("aiohttp.access", "botocore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -23,7 +31,7 @@ def main() -> int:
     # waking, which took a warm-up from 2,000 to 3,000 objects/s on two processors (sched(7)).
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
-        run(load_settings())
+        run(load_settings(), wait=arguments.wait)
     except DaemonRunningError as exc:
         sys.stderr.write(f"error: {exc}\n")
         return ALREADY_RUNNING

@@ -34,6 +34,8 @@ from datacache.settings import Settings
 log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 20.0
 _ALREADY_RUNNING = 3
+_EXTERNAL_AWAY_S = 5.0
+"""How long a daemon that something else starts is waited for, from when it was first missed."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -64,6 +66,9 @@ class DaemonClient:
         self._local: PerProcess[threading.local] = PerProcess(threading.local)
         # A get may take the store's whole patience, and wait behind others.
         self._timeout_s = 2 * settings.store_timeout_s + 10.0
+        self._missed_at: float | None = None
+        """When a daemon that something else starts was found missing; any thread may set it, and a lost update only has
+        it waited for once more."""
 
     def block(self, ref: ObjectRef, number: int, dataset: str, snapshot: str, *, broken: bool = False) -> bytes:
         """The bytes of a block, fetched if need be. Raises the store's errors, `DaemonUnavailableError` if there is no
@@ -139,12 +144,17 @@ class DaemonClient:
         return True
 
     def start_soon(self) -> None:
-        """Start the daemon unless one answers, without waiting for it: whoever reads first will."""
-        if not self.alive():
+        """Start the daemon unless one answers, without waiting for it: whoever reads first will. Does nothing where
+        something else starts it."""
+        if self._settings.daemon != "external" and not self.alive():
             self._spawn()
 
     def ensure(self) -> None:
-        """Start the daemon unless one answers. `DaemonUnavailableError` says why it cannot be started."""
+        """Start the daemon unless one answers. `DaemonUnavailableError` says why it cannot be started; or, where
+        something else starts it, that it has been away for some seconds."""
+        if self._settings.daemon == "external":
+            self._wait_for_it()
+            return
         end = time.monotonic() + _START_TIMEOUT_S
         while not self.alive():
             with self._turn_to_start() as mine:
@@ -154,6 +164,18 @@ class DaemonClient:
             if time.monotonic() > end:
                 raise self._no_answer()
             time.sleep(0.02)
+
+    def _wait_for_it(self) -> None:
+        while not self.alive():
+            now = time.monotonic()
+            self._missed_at = missed_at = self._missed_at or now
+            if now - missed_at > _EXTERNAL_AWAY_S:
+                raise DaemonUnavailableError(
+                    f"the cache daemon of {self._settings.home} does not answer, and it is not ours to start it",
+                    hint="DATACACHE_DAEMON is external: look at the container or service that runs it.",
+                )
+            time.sleep(0.05)
+        self._missed_at = None
 
     @contextlib.contextmanager
     def _turn_to_start(self) -> Iterator[bool]:

@@ -10,6 +10,16 @@ def socket_path(home: Path) -> Path:
     return home / "run" / "daemon.sock"
 
 
+def keeper_socket_path(home: Path) -> Path:
+    """Where descriptors are handed over to be kept (`keeper`), mode 0600."""
+    return home / "run" / "keeper.sock"
+
+
+def mount_host_path(home: Path) -> Path:
+    """Where the process that starts mounts listens (`fuse_mount.host`), unless the settings name another place."""
+    return home / "run" / "mounts.sock"
+
+
 def lock_path(home: Path) -> Path:
     """Held with flock for as long as a daemon lives; holds its pid."""
     return home / "run" / "daemon.lock"

@@ -43,6 +43,7 @@ from datacache.core.errors import (
 from datacache.core.objects import block_id, object_id
 from datacache.daemon import paths, wire
 from datacache.daemon.fetcher import Fetcher
+from datacache.daemon.keeper import Keeper
 from datacache.daemon.lookahead import Lookaheads
 from datacache.daemon.metrics import render_metrics
 from datacache.daemon.plan_file import HEAD_BYTES, PlanHeader, decode_header, header_length
@@ -298,8 +299,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 @contextlib.contextmanager
-def hold_lock(settings: Settings) -> Iterator[None]:
-    """Be the only daemon of a home. `DaemonRunningError` if there is one."""
+def hold_lock(settings: Settings, *, wait: bool = False) -> Iterator[None]:
+    """Be the only daemon of a home. `DaemonRunningError` if there is one, unless its end is to be waited for."""
     path = paths.lock_path(settings.home)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -314,10 +315,13 @@ def hold_lock(settings: Settings) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             pid = os.pread(fd, 20, 0).decode(errors="replace").strip() or "?"
-            raise DaemonRunningError(
-                f"a daemon (pid {pid}) serves {settings.home} already",
-                hint="See: dsctl daemon status. Stop it: dsctl daemon stop.",
-            ) from exc
+            if not wait:
+                raise DaemonRunningError(
+                    f"a daemon (pid {pid}) serves {settings.home} already",
+                    hint="See: dsctl daemon status. Stop it: dsctl daemon stop.",
+                ) from exc
+            log.info("a daemon (pid %s) serves %s: waiting for its end", pid, settings.home)
+            fcntl.flock(fd, fcntl.LOCK_EX)
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         yield
@@ -340,11 +344,24 @@ def _listen(settings: Settings) -> socket.socket:
     return sock
 
 
-def run(settings: Settings) -> None:
-    """Serve until told to stop. Raises `DaemonRunningError`, `CacheError` before it serves."""
+@contextlib.contextmanager
+def _keeping(settings: Settings) -> Iterator[None]:
+    """Have a keeper from before the tiers are opened, which may take a while, to after they are closed."""
+    keeper = Keeper(settings.home)
+    keeper.start()
+    try:
+        yield
+    finally:
+        keeper.close()
+
+
+def run(settings: Settings, *, wait: bool = False) -> None:
+    """Serve until told to stop; `wait` until another daemon of the home has ended. Raises `DaemonRunningError`,
+    `CacheError` before it serves.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
-    with hold_lock(settings), open_tiers(settings) as writer:
+    with hold_lock(settings, wait=wait), _keeping(settings), open_tiers(settings) as writer:
         catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
         try:
             asyncio.run(_serve(settings, writer, catalog))

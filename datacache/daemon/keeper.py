@@ -1,0 +1,329 @@
+"""The keeper: a thread of the daemon that holds descriptors for other processes, so that mounts outlive those.
+
+A mount of FUSE is gone when the last copy of its descriptor is closed. Its supervisor (`fuse_mount`, of which this
+layer knows nothing) hands a copy over, with a command that brings a new owner up, and keeps the connection open. When
+that ends without a word, and the kernel still serves the descriptor, the command is run: it asks for the descriptor
+and is the next owner. What comes without a descriptor is only started again.
+
+One thread does everything and waits for nobody; `start` and `close` are called by the daemon's main thread. Nothing is
+read from a descriptor here, and none is waited for in `poll`: the kernel would wake this thread at each request.
+
+Messages on `<home>/run/keeper.sock` (mode 0600) are JSON lines, each answered by one, `{"ok": …}` or `{"error": …}`:
+
+    {"op": "keep", "key", "argv", "environment", "log", "note", "descriptor": bool}    the descriptor comes along
+    {"op": "release", "key"}     it is over, and nothing is to be run; a connection that ends releases nothing
+    {"op": "fetch", "key"}       {"ok": {"note"}} with a copy of the descriptor, if there is one
+    {"op": "list"}               {"ok": {key: {"owned": bool, "descriptor": bool, "note"}}}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import selectors
+import socket
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datacache.core.errors import CacheError
+from datacache.daemon import paths
+
+_GRACE_S = 0.3
+"""From an owner's end to the command: processes of its own may be bringing it back."""
+_CALM_S = 10.0
+"""An owner that lived this long was no part of a crash loop."""
+_MAX_DELAY_S = 30.0
+_PATIENCE_S = 15.0
+"""How long a command may take until its process is the owner."""
+_LOOK_EVERY_S = 5.0
+_LOOK_AT_CHILDREN_EVERY_S = 0.1
+_MAX_MESSAGE_BYTES = 4 * 2**20
+_CONNECTED_EVENTS = select.POLLERR | select.POLLHUP | select.POLLNVAL
+
+log = logging.getLogger(__name__)
+
+
+class _Client:
+    """One connection and what has come over it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.text = b""
+        self.fds: list[int] = []
+        self.keys: set[str] = set()
+        """What it owns."""
+
+
+@dataclass(eq=False, kw_only=True)
+class _Kept:
+    key: str
+    fd: int | None
+    argv: list[str]
+    environment: dict[str, str]
+    log: str
+    note: Any
+    owners: set[_Client] = field(default_factory=set)
+    """More than one while a mount is handed over."""
+    since: float = 0.0
+    tries: int = 0
+    due: float | None = None
+    """When to run the command, if nobody is the owner by then."""
+    process: subprocess.Popen[bytes] | None = None
+
+
+def is_connected(fd: int) -> bool:
+    """Whether the kernel still serves a descriptor of /dev/fuse: POLLERR says that the mount is gone. Reads nothing."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    return not any(events & _CONNECTED_EVENTS for _, events in poll.poll(0))
+
+
+class Keeper:
+    """The thread and what it keeps."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._kept: dict[str, _Kept] = {}
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+
+    def start(self) -> None:
+        """Listen. Raises `CacheError`. Whoever calls holds the daemon's lock, so a socket that is there is stale."""
+        try:
+            self._listener = _listen(paths.keeper_socket_path(self._home))
+        except OSError as exc:
+            raise CacheError(f"the keeper's socket cannot be made: {exc.strerror}") from exc
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and let go of everything. Owners hand it over again to the next daemon."""
+        os.write(self._wake_write, b"x")
+        if self._thread.is_alive():
+            self._thread.join()
+        paths.keeper_socket_path(self._home).unlink(missing_ok=True)
+        for kept in self._kept.values():
+            if not kept.owners and kept.fd is not None and is_connected(kept.fd):
+                log.error("nobody serves %s, and its descriptor goes with this daemon: it is lost", _name(kept))
+            _close(kept)
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, _Client):
+                key.data.connection.close()
+        self._selector.close()
+        if self._listener is not None:
+            self._listener.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    # --- the thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select(self._timeout_s()):
+                if key.fileobj == self._wake_read:
+                    return
+                try:
+                    if key.data is None:
+                        self._accept()
+                    else:
+                        self._receive(key.data)
+                except Exception:  # one client's, never everybody's end
+                    log.exception("the keeper failed to answer")
+            try:
+                self._look()
+            except Exception:
+                log.exception("the keeper failed to look after what it keeps")
+
+    def _timeout_s(self) -> float | None:
+        if not self._kept and not self._children:
+            return None
+        now = time.monotonic()
+        until = [_LOOK_EVERY_S, *(kept.due - now for kept in self._kept.values() if kept.due is not None)]
+        if any(kept.process is not None for kept in self._kept.values()):
+            until.append(_LOOK_AT_CHILDREN_EVERY_S)
+        return max(0.0, min(until))
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ, _Client(connection))
+
+    def _receive(self, client: _Client) -> None:
+        try:
+            part, fds, _, _ = socket.recv_fds(client.connection, 65536, 4, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            part, fds = b"", []
+        client.text += part
+        client.fds += fds
+        if not part or len(client.text) > _MAX_MESSAGE_BYTES:
+            self._lose(client)
+            return
+        *lines, client.text = client.text.split(b"\n")
+        for line in lines:
+            try:
+                answer, fd = self._answer(client, json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as exc:
+                answer, fd = {"error": f"bad request: {exc!r}"}, None
+            try:
+                data = json.dumps(answer).encode() + b"\n"
+                socket.send_fds(client.connection, [data], [] if fd is None else [fd])
+            except OSError:  # gone, or it does not read what it asked for
+                self._lose(client)
+                return
+
+    def _answer(self, client: _Client, message: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+        operation = message["op"]
+        if operation == "keep":
+            return self._keep(client, message), None
+        if operation == "release":
+            self._release(client, str(message["key"]))
+            return {"ok": None}, None
+        if operation == "fetch":
+            kept = self._kept.get(str(message["key"]))
+            if kept is None or (kept.fd is not None and not is_connected(kept.fd)):
+                return {"error": "it is not kept here"}, None
+            return {"ok": {"note": kept.note}}, kept.fd
+        if operation == "list":
+            return {"ok": {key: _summary(kept) for key, kept in self._kept.items()}}, None
+        return {"error": f"unknown operation {operation!r}"}, None
+
+    def _keep(self, client: _Client, message: dict[str, Any]) -> dict[str, Any]:
+        fd = client.fds.pop(0) if message["descriptor"] else None
+        new = _Kept(
+            key=str(message["key"]),
+            fd=fd,
+            argv=[str(word) for word in message["argv"]],
+            environment={str(name): str(value) for name, value in message["environment"].items()},
+            log=str(message["log"]),
+            note=message["note"],
+            since=time.monotonic(),
+        )
+        if fd is not None and not is_connected(fd):
+            os.close(fd)
+            return {"error": "what the descriptor stands for is gone"}
+        old = self._kept.get(new.key)
+        if old is not None:
+            new.owners |= old.owners
+            new.tries = old.tries
+            _close(old)
+        else:
+            log.info("keeping %s", _name(new))
+        new.owners.add(client)
+        client.keys.add(new.key)
+        self._kept[new.key] = new
+        return {"ok": None}
+
+    def _release(self, client: _Client, key: str) -> None:
+        client.keys.discard(key)
+        kept = self._kept.get(key)
+        if kept is None:
+            return
+        kept.owners.discard(client)
+        if not kept.owners:
+            self._drop(kept, "is over")
+
+    def _lose(self, client: _Client) -> None:
+        self._selector.unregister(client.connection)
+        client.connection.close()
+        for fd in client.fds:
+            os.close(fd)
+        for kept in [self._kept[key] for key in client.keys if key in self._kept]:
+            kept.owners.discard(client)
+            if kept.owners:
+                continue
+            now = time.monotonic()
+            if now - kept.since > _CALM_S:
+                kept.tries = 0
+            kept.due = now + min(_GRACE_S * 2**kept.tries, _MAX_DELAY_S)
+
+    def _look(self) -> None:
+        """Run what is due, drop what is gone, reap what has ended."""
+        now = time.monotonic()
+        for kept in list(self._kept.values()):
+            if kept.owners:
+                continue
+            if kept.fd is not None and not is_connected(kept.fd):
+                self._drop(kept, "is gone")
+            elif kept.process is not None and (code := kept.process.poll()) is not None:
+                kept.process = None
+                if code == 0 and kept.fd is None:
+                    self._drop(kept, "has nobody who would want it back")
+                elif code != 0:
+                    log.warning("%s did not come back (%d)", _name(kept), code)
+                    kept.due = now + min(_GRACE_S * 2**kept.tries, _MAX_DELAY_S)
+            elif kept.due is not None and kept.due <= now:
+                self._bring_back(kept)
+        self._children = [child for child in self._children if child.poll() is None]
+
+    def _bring_back(self, kept: _Kept) -> None:
+        kept.tries += 1
+        kept.due = time.monotonic() + max(_PATIENCE_S, min(_GRACE_S * 2**kept.tries, _MAX_DELAY_S))
+        log.warning("the owner of %s is gone: bringing it back (try %d)", _name(kept), kept.tries)
+        try:
+            with open(kept.log, "ab") as out:
+                kept.process = subprocess.Popen(
+                    kept.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    cwd="/",
+                    env=kept.environment,
+                    start_new_session=True,
+                )
+        except OSError as exc:
+            log.error("%s cannot be brought back: %s", _name(kept), exc)
+            return
+        self._children.append(kept.process)
+
+    def _drop(self, kept: _Kept, why: str) -> None:
+        log.info("%s %s", _name(kept), why)
+        _close(kept)
+        del self._kept[kept.key]
+
+
+def _listen(path: Path) -> socket.socket:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    old = os.umask(0o177)
+    try:
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(old)
+        os.close(folder)
+    listener.listen(128)
+    listener.setblocking(False)
+    return listener
+
+
+def _summary(kept: _Kept) -> dict[str, Any]:
+    return {"owned": bool(kept.owners), "descriptor": kept.fd is not None, "note": kept.note}
+
+
+def _name(kept: _Kept) -> str:
+    note = kept.note
+    return str(note.get("mountpoint", kept.key)) if isinstance(note, dict) else kept.key
+
+
+def _close(kept: _Kept) -> None:
+    if kept.fd is not None:
+        with contextlib.suppress(OSError):
+            os.close(kept.fd)

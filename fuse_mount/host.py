@@ -1,0 +1,305 @@
+"""The mount host: one process below which the mounts of a home run, whoever asked for them.
+
+`python -m fuse_mount --host`, a container of its own on a node of Kubernetes. The CSI driver (anybody with the setting
+`mount_host`) asks it to start supervisors, so the driver may end and start again and no mount notices.
+
+- At its start, and then now and then, it takes over every mount of the home that runs elsewhere: from another host (the
+  pod before it, in an upgrade), from a supervisor that the keeper had to start, from the keeper itself. Read-write
+  mounts cannot move while they are served; those without processes are started again in their place.
+- The newest host has the socket. An older one leaves everything alone from then on.
+- Told to end (SIGTERM), it ends its own supervisors without unmounting: the keeper holds the descriptors, and somebody
+  else goes on. Servers of read-write mounts upload for a while and then end with the mount left in its place, dead, for
+  the next one.
+
+Threads: the main thread waits for signals and reaps (it is a subreaper: whatever loses its parent below it becomes its
+child). One thread takes connections, each of which has a thread; one looks after the home. It never forks by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from datacache.core.errors import DatacacheError, MountError
+from datacache.daemon import paths
+from datacache.settings import Settings
+from fuse_mount import process, session
+from fuse_mount.bucket_config import BucketFiles, BucketInfo, read_bucket_state
+from fuse_mount.bucket_control import follow
+from fuse_mount.control import Request, receive, reply
+from fuse_mount.state import MOUNT_TYPE, MountFiles, MountInfo, read_state
+
+_PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+_LOOK_EVERY_S = 2.0
+_MAX_PAUSE_S = 60.0
+_AT_A_TIME = 4
+"""Mounts taken over at a time: each starts processes that import and open a snapshot."""
+_LEAVE_TIMEOUT_S = 25.0
+_LEAVE_RETRY_S = 0.1
+
+_log = logging.getLogger("fuse_mount")
+
+
+class MountHost:
+    """The process. `run()` returns when it was told to end and its mounts are left."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.path = settings.mount_host or paths.mount_host_path(settings.home)
+        self._listener = listen(self.path)
+        self._inode = os.stat(self.path).st_ino
+        self._ending = threading.Event()
+        self._failures: dict[str, tuple[int, float]] = {}
+        """By key of a mount that could not be taken over: how often, and when to try again."""
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            raise MountError(f"no subreaper: {os.strerror(ctypes.get_errno())}")
+        wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _note_signal)
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        threading.Thread(target=self._look_after, name="look-after", daemon=True).start()
+        _log.info("starting mounts of %s on request at %s", self._settings.home, self.path)
+        while not self._ending.is_set():
+            select.select([wake], [], [])
+            received = os.read(wake, 4096)
+            if signal.SIGTERM in received or signal.SIGINT in received:
+                self._ending.set()
+            _reap()
+        leaving = threading.Thread(target=self._leave, name="leave", daemon=True)
+        leaving.start()
+        while leaving.is_alive():
+            select.select([wake], [], [], _LEAVE_RETRY_S)
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, 4096)
+            _reap()
+        _log.info("ended")
+        return 0
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while not self._ending.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as exc:
+                if not self._ending.wait(_LEAVE_RETRY_S):
+                    _log.warning("the socket: %s", exc)
+                continue
+            threading.Thread(target=self._talk, args=(connection,), name="client", daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                request, _ = receive(connection)
+                reply(connection, self._answer(request))
+        except (OSError, ValueError) as exc:
+            _log.info("a caller went away: %s", exc)
+
+    def _answer(self, request: Request) -> Request:
+        try:
+            if request.get("op") == "ping":
+                return {"ok": {"pid": os.getpid(), "home": str(self._settings.home)}}
+            if request.get("op") != "start":
+                return {"error": f"unknown operation {request.get('op')!r}", "hint": ""}
+            variables = {str(name): str(value) for name, value in request["variables"].items()}
+            if variables.get("DATACACHE_HOME", str(self._settings.home)) != str(self._settings.home):
+                return {
+                    "error": f"the mount host serves {self._settings.home}, not {variables['DATACACHE_HOME']}",
+                    "hint": "",
+                }
+            arguments = [str(word) for word in request["arguments"]]
+            return {"ok": self._start(arguments, str(request["mountpoint"]), variables)}
+        except DatacacheError as exc:
+            return {"error": exc.message, "hint": exc.hint}
+        except Exception as exc:  # noqa: BLE001 - the caller is told
+            _log.exception("a mount could not be started")
+            return {"error": f"the mount host failed: {exc!r}", "hint": ""}
+
+    def _start(self, arguments: list[str], mountpoint: str, variables: dict[str, str]) -> Request:
+        if self._ending.is_set():
+            raise MountError("the mount host is ending", hint="Try again: another one starts.")
+        files = MountFiles(self._settings.home, mountpoint)
+        variables = variables | {"DATACACHE_MOUNT_HOST": str(self.path)}
+        return process.start([*arguments, "--hosted"], files, variables, foreground=False)
+
+    # --- what runs elsewhere ----------------------------------------------------------------------------------
+
+    def _look_after(self) -> None:
+        with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="take-over") as pool:
+            while not self._ending.is_set() and self._is_newest():
+                try:
+                    list(pool.map(self._take, [*self._elsewhere(), *self._unserved_buckets()]))
+                except Exception:  # noqa: BLE001 - one look's, and the next one comes
+                    _log.exception("looking after the home's mounts failed")
+                self._ending.wait(_LOOK_EVERY_S)
+        if not self._ending.is_set():
+            _log.info("a newer host has the socket: this one only goes on with what it has")
+
+    def _is_newest(self) -> bool:
+        try:
+            return os.stat(self.path).st_ino == self._inode
+        except OSError:
+            return False
+
+    def _elsewhere(self) -> list[tuple[str, list[str]]]:
+        """Mount points and arguments of snapshots' mounts whose supervisors are not below this process."""
+        found = []
+        for info in self._snapshots():
+            there = session.mount_at(info.mountpoint)
+            if there is not None and there.kind == MOUNT_TYPE and not _is_mine(info.pid):
+                found.append((str(info.mountpoint), ["--takeover", str(info.mountpoint)]))
+        return found
+
+    def _unserved_buckets(self) -> list[tuple[str, list[str]]]:
+        found = []
+        for info in self._buckets():
+            there = session.mount_at(info.mountpoint)
+            if there is None or there.kind != MOUNT_TYPE or info.problem:
+                continue
+            if not any(process.serves(pid, info.mountpoint) for pid in (info.supervisor, info.pid)):
+                found.append((str(info.mountpoint), ["--bucket", info.config.to_json(), "--only-if-dead"]))
+        return found
+
+    def _take(self, what: tuple[str, list[str]]) -> None:
+        mountpoint, arguments = what
+        failed, not_before = self._failures.get(mountpoint, (0, 0.0))
+        if self._ending.is_set() or time.monotonic() < not_before:
+            return
+        try:
+            self._start(arguments, mountpoint, self._settings.environment())
+        except MountError as exc:
+            if not failed:
+                _log.error("%s is not taken over: %s", mountpoint, exc.message)
+            pause_s = min(_LOOK_EVERY_S * 2**failed, _MAX_PAUSE_S)
+            self._failures[mountpoint] = failed + 1, time.monotonic() + pause_s
+            return
+        self._failures.pop(mountpoint, None)
+        _log.info("%s is taken over", mountpoint)
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        if self._is_newest():
+            self.path.unlink(missing_ok=True)
+        self._listener.close()
+        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+        mine = [info for info in self._snapshots() if _is_mine(info.pid)]
+        buckets = [info for info in self._buckets() if _is_mine(info.supervisor)]
+        if not mine and not buckets:
+            return
+        with ThreadPoolExecutor(len(mine) + len(buckets), thread_name_prefix="leave") as pool:
+            for info in mine:
+                pool.submit(_leave_snapshot, info, deadline)
+            for bucket in buckets:
+                pool.submit(_leave_bucket, bucket, deadline)
+
+    def _snapshots(self) -> list[MountInfo]:
+        states = (read_state(path) for path in sorted((self._settings.home / "mounts").glob("*.json")))
+        return [info for info in states if info is not None]
+
+    def _buckets(self) -> list[BucketInfo]:
+        found = sorted((self._settings.home / "mounts").glob(f"*{BucketFiles.suffix}"))
+        return [info for path in found if (info := read_bucket_state(path)) is not None]
+
+
+def listen(path: Path) -> socket.socket:
+    """Listen at a path that only its owner may use, in the place of whoever did: not for an instant is there nobody."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise MountError(f"the folder {path.parent} cannot be used: {exc.strerror}") from exc
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old = os.umask(0o177)
+    try:
+        beside = path.with_name(f"{path.name}.{os.getpid()}")
+        beside.unlink(missing_ok=True)
+        listener.bind(f"/proc/self/fd/{folder}/{beside.name}")
+        listener.listen(64)
+        beside.replace(path)
+    except OSError as exc:
+        listener.close()
+        raise MountError(f"{path} cannot be listened at: {exc.strerror}") from exc
+    finally:
+        os.umask(old)
+        os.close(folder)
+    return listener
+
+
+def _leave_snapshot(info: MountInfo, deadline: float) -> None:
+    """End a supervisor without unmounting, once the keeper holds the descriptor."""
+    files = MountFiles(info.config.home, info.mountpoint)
+    watched = process.watch(info.pid)
+    if watched is None:
+        return
+    try:
+        while time.monotonic() < deadline:
+            try:
+                with files.connect() as connection:
+                    reply(connection, {"op": "leave"})
+                    answer, _ = receive(connection)
+            except (OSError, ValueError):
+                answer = {"error": "its supervisor does not answer"}
+            if "ok" in answer:
+                process.readable(watched, max(deadline - time.monotonic(), 0.0))
+                return
+            if process.readable(watched, _LEAVE_RETRY_S):
+                return
+        _log.error("%s goes with this process: %s", info.mountpoint, answer["error"])
+    finally:
+        os.close(watched)
+
+
+def _leave_bucket(info: BucketInfo, deadline: float) -> None:
+    """Upload for a while, then end server and supervisor with the mount left in its place. What was acknowledged is in
+    the staging area, and what is in open files is brought there by the flush.
+    """
+    timeout_s = max(min(info.config.stop_flush_s, deadline - time.monotonic() - 2.0), 0.0)
+    try:
+        follow(BucketFiles(info.config.home, info.mountpoint), {"op": "flush", "timeout_s": timeout_s}, lambda _: None)
+    except DatacacheError as exc:
+        _log.warning("%s is left with files that are not uploaded yet: %s", info.mountpoint, exc)
+    for pid in (info.supervisor, info.pid):  # in this order: no other server is to be started here
+        if not process.serves(pid, info.mountpoint):
+            continue
+        watched = process.watch(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        if watched is not None:
+            process.readable(watched, max(deadline - time.monotonic(), 0.0))
+            os.close(watched)
+
+
+def _is_mine(pid: int) -> bool:
+    """Whether a process is a child of this one."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] != "Z" and int(fields[1]) == os.getpid()
+
+
+def _reap() -> None:
+    """Let go of children that have ended. Whoever waits for one of them in a thread finds it gone."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _note_signal(_number: int, _frame: object) -> None:
+    """Signals act through the wake-up descriptor; a handler only has to be there."""

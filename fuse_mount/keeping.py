@@ -1,0 +1,169 @@
+"""A mount's line to the keeper in the cache daemon (`datacache.daemon.keeper`), which holds a copy of its descriptor.
+
+Used by `supervisor` and `bucket_supervisor`, whose loops never wait for it: connecting, sending and hearing are steps
+that take what there is. While no daemon runs it is tried again, at least once a second. `fetch` and `kept` are the
+other side: a process that takes a mount over asks for its descriptor, and waits for the answer. No threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from datacache.daemon import paths
+from fuse_mount.control import receive, reply
+from fuse_mount.process import environment
+from fuse_mount.state import FilesOfMount
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 1.0
+_REFUSED_PAUSE_S = 10.0
+_RELEASE_TIMEOUT_S = 2.0
+
+_log = logging.getLogger("fuse_mount")
+
+
+class KeeperLine:
+    """The line of one mount. `kept` says whether the keeper has what it was sent last."""
+
+    def __init__(
+        self, home: str, files: FilesOfMount, arguments: list[str], note: dict[str, Any], fd: int | None
+    ) -> None:
+        """`arguments` (of `python -m fuse_mount`) bring a new owner up. `fd` stays the caller's."""
+        self._home = Path(home)
+        self._key = files.key
+        self._fd = fd
+        self._hello = {
+            "op": "keep",
+            "key": files.key,
+            "argv": [sys.executable, "-m", "fuse_mount", *arguments],
+            "environment": environment({}),
+            "log": str(files.log),
+            "note": note,
+            "descriptor": fd is not None,
+        }
+        self._connection: socket.socket | None = None
+        self._unsent = b""
+        self._heard = b""
+        self._pause_s = _FIRST_PAUSE_S
+        self._due = time.monotonic()
+        self._closed = False
+        self.kept = False
+
+    def wants(self) -> tuple[int | None, int | None, float | None]:
+        """What the loop is to wait for: a descriptor to read, one to write, and a time (`time.monotonic`)."""
+        if self._closed:
+            return None, None, None
+        if self._connection is None:
+            return None, None, self._due
+        number = self._connection.fileno()
+        return number, number if self._unsent else None, None
+
+    def step(self) -> None:
+        """Do what can be done without waiting."""
+        if self._closed:
+            return
+        try:
+            if self._connection is None:
+                if time.monotonic() >= self._due:
+                    self._connect()
+                return
+            if self._unsent:
+                self._unsent = self._unsent[self._connection.send(self._unsent) :]
+            self._hear(self._connection.recv(65536))
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lost(self._pause_s)
+
+    def release(self) -> None:
+        """Say that the mount is over, so that nobody brings it back, and close."""
+        connection, self._connection = self._connection, None
+        self.close()
+        if connection is None:
+            return
+        with connection, contextlib.suppress(OSError, ValueError):
+            connection.settimeout(_RELEASE_TIMEOUT_S)
+            if not self._unsent:
+                connection.sendall(json.dumps({"op": "release", "key": self._key}).encode() + b"\n")
+                connection.recv(1)  # it was read
+
+    def close(self) -> None:
+        """End the line. The keeper brings the mount back unless somebody else has told it that he owns it."""
+        self._closed, self.kept = True, False
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connect(self) -> None:
+        self._heard, self._unsent = b"", json.dumps(self._hello).encode() + b"\n"
+        self._connection = _connect(self._home, blocking=False)
+        sent = socket.send_fds(self._connection, [self._unsent], [] if self._fd is None else [self._fd])
+        self._unsent = self._unsent[sent:]
+
+    def _hear(self, part: bytes) -> None:
+        if not part:
+            raise ConnectionError("the daemon has ended")
+        self._heard += part
+        if not self._heard.endswith(b"\n"):
+            return
+        answer, self._heard = json.loads(self._heard), b""
+        if "ok" in answer:
+            self.kept, self._pause_s = True, _FIRST_PAUSE_S
+            return
+        _log.warning("the keeper refuses this mount: %s", answer.get("error"))
+        self._lost(_REFUSED_PAUSE_S)
+
+    def _lost(self, pause_s: float) -> None:
+        if self.kept:
+            _log.warning("the cache daemon is gone; the descriptor is handed to the next one")
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self.kept = False
+        self._due = time.monotonic() + pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+def fetch(home: str | Path, key: str) -> int | None:
+    """A copy of the descriptor that the keeper holds for a mount; None where there is none, or no daemon."""
+    try:
+        with _connect(Path(home), blocking=True) as connection:
+            reply(connection, {"op": "fetch", "key": key})
+            _, fds = receive(connection)
+    except (OSError, ValueError):
+        return None
+    return fds[0] if fds else None
+
+
+def kept(home: str | Path) -> set[str]:
+    """The keys of the mounts whose descriptor the keeper holds; none without a daemon."""
+    try:
+        with _connect(Path(home), blocking=True) as connection:
+            reply(connection, {"op": "list"})
+            answer, _ = receive(connection)
+    except (OSError, ValueError):
+        return set()
+    return {key for key, facts in answer.get("ok", {}).items() if facts["descriptor"]}
+
+
+def _connect(home: Path, *, blocking: bool) -> socket.socket:
+    path = paths.keeper_socket_path(home)
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # an address holds 107 bytes only
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(blocking)
+        connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+    except OSError:
+        connection.close()
+        raise
+    finally:
+        os.close(folder)
+    return connection
