@@ -65,6 +65,7 @@ class Driver:
         self.options = [f"--endpoint=unix://{self.socket}", "--node-id=node-1", *options]
         self.variables = dict(variables or {})
         self.log: list[str] = []
+        self._logged = threading.Condition()
         self.process: subprocess.Popen[str]
         self.client = Client(self.socket)
 
@@ -89,7 +90,9 @@ class Driver:
         assert process.stderr is not None
         with process.stderr:
             for line in process.stderr:
-                self.log.append(line)
+                with self._logged:
+                    self.log.append(line)
+                    self._logged.notify_all()
                 if "answering on" in line:
                     answering.set()
         answering.set()
@@ -97,6 +100,12 @@ class Driver:
     @property
     def text(self) -> str:
         return "".join(self.log)
+
+    def lines(self, after: int, count: int) -> list[str]:
+        """The first `count` lines of log that came after the first `after`; waits for them."""
+        with self._logged:
+            assert self._logged.wait_for(lambda: len(self.log) >= after + count, CALL_TIMEOUT_S), self.text
+            return self.log[after : after + count]
 
     def stop(self) -> int:
         """SIGTERM; its exit code."""
