@@ -49,6 +49,7 @@ COMMANDS = {
     "bench": "dataset_cli.commands.bench:bench",
     "cache": "dataset_cli.commands.cache:cache",
     "daemon": "dataset_cli.commands.daemon:daemon",
+    "k8s": "dataset_cli.commands.k8s:k8s",
     "status": "dataset_cli.commands.status:status",
     "doctor": "dataset_cli.commands.doctor:doctor",
     "demo": "dataset_cli.commands.demo:demo",

@@ -1,0 +1,165 @@
+"""`dsctl k8s`: what to give to `kubectl apply`.
+
+With `--json` a `List` of the same objects, which kubectl takes as well.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from dataset_cli.app import App, json_option, pass_app
+
+_DATASET_CLASS, _BUCKET_CLASS = "datacache-dataset", "datacache-bucket"
+_MIB = 2**20
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_QUANTITY = re.compile(r"[1-9][0-9]*([kMGTP]i?|E)?")
+_POD_IMAGE = "busybox:1.37.0"
+
+
+@click.group()
+def k8s() -> None:
+    """Print what Kubernetes needs to mount a snapshot or a bucket."""
+
+
+def _checked_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not _NAME.fullmatch(value):
+        raise click.BadParameter("letters a to z, digits and '-', at most 63, none of '-' at the ends")
+    return value
+
+
+def _checked_size(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not _QUANTITY.fullmatch(value):
+        raise click.BadParameter("a number with a unit of Kubernetes, such as 100Gi")
+    return value
+
+
+@k8s.command()
+@click.argument("what", metavar="REF|URL")
+@click.option("--name", callback=_checked_name, help="Name of the PVC (default: made from REF or URL).")
+@click.option("--namespace", callback=_checked_name, help="Its namespace (default: kubectl's).")
+@click.option("--storage-class", help=f"Its StorageClass (default: {_DATASET_CLASS}, of a bucket {_BUCKET_CLASS}).")
+@click.option(
+    "--warm", type=click.Choice(["true", "wait"]), help="Fetch all of it on each node; wait: before pods run."
+)
+@click.option("--pin", is_flag=True, help="Never evict its data while it is on a node.")
+@click.option("--subpath", default="", help="Only this folder of it.")
+@click.option("--pinned-id", is_flag=True, help="Name the snapshot by its id, which no tag can move.")
+@click.option("--size", default="100Gi", show_default=True, callback=_checked_size, help="Of a bucket: the quota.")
+@click.option("--with-pod", is_flag=True, help="Print a pod that lists it, too.")
+@json_option
+@pass_app
+def pvc(
+    app: App,
+    /,
+    *,
+    what: str,
+    name: str | None,
+    namespace: str | None,
+    storage_class: str | None,
+    warm: str | None,
+    pin: bool,
+    subpath: str,
+    pinned_id: bool,
+    size: str,
+    with_pod: bool,
+) -> None:
+    """Print a PVC of a snapshot (read-only) or of a bucket's prefix (read-write), to apply:
+
+    \b
+    dsctl k8s pvc mask@v3 | kubectl apply -f -
+    dsctl k8s pvc s3://runs/exp-7 --size 500Gi | kubectl apply -f -
+    """
+    import yaml
+
+    subpath = _checked_subpath(subpath)
+    if "://" in what:
+        if warm or pin or pinned_id:
+            raise click.UsageError("--warm, --pin and --pinned-id are for snapshots: a bucket's content changes")
+        url = _bucket(what)
+        annotations = {"bucket": url}
+        default, access, class_ = url.partition("://")[2], "ReadWriteMany", _BUCKET_CLASS
+    else:
+        ref, total_bytes = _snapshot(app, what, pinned_id=pinned_id)
+        annotations = {"dataset": ref} | ({"warm": warm} if warm else {}) | ({"pin": "true"} if pin else {})
+        default, access, class_ = what, "ReadOnlyMany", _DATASET_CLASS
+        size = f"{max(1, -(-total_bytes // _MIB))}Mi"
+    if subpath:
+        annotations["subpath"] = subpath
+    name = name or _name_of(default)
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata | {"annotations": {f"datacache.io/{key}": text for key, text in annotations.items()}},
+        "spec": {
+            "accessModes": [access],
+            "storageClassName": storage_class or class_,
+            "resources": {"requests": {"storage": size}},
+        },
+    }
+    objects = [claim, *([_pod(metadata, read_only=access == "ReadOnlyMany")] if with_pod else [])]
+    listed: dict[str, Any] = {"apiVersion": "v1", "kind": "List", "items": objects}
+    app.out.result(listed, yaml.safe_dump_all(objects, sort_keys=False, allow_unicode=True, width=1000).rstrip())
+
+
+def _snapshot(app: App, text: str, *, pinned_id: bool) -> tuple[str, int]:
+    """The reference to write down, and the snapshot's size."""
+    from datacache.catalog.refs import parse_ref, resolve
+
+    ref = parse_ref(text)
+    with app.catalog() as catalog:
+        record = resolve(catalog, ref)
+    return (f"{record.dataset}@{record.id}" if pinned_id else str(ref)), record.total_bytes
+
+
+def _bucket(text: str) -> str:
+    from datacache.store.urls import split_url
+
+    store, prefix = split_url(text)
+    return f"{store}/{prefix}".rstrip("/")
+
+
+def _checked_subpath(text: str) -> str:
+    if text.startswith("/") or ".." in text.split("/"):
+        raise click.UsageError("--subpath is a folder inside, without '..' and without a slash before it")
+    return "/".join(part for part in text.split("/") if part not in ("", "."))
+
+
+def _name_of(text: str) -> str:
+    """A name in Kubernetes that reminds of a reference or URL."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].rstrip("-")
+    return name or "data"
+
+
+def _pod(metadata: dict[str, str], *, read_only: bool) -> dict[str, Any]:
+    """A pod that lists the volume, as a user that owns nothing."""
+    volume: dict[str, Any] = {"name": "data", "persistentVolumeClaim": {"claimName": metadata["name"]}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {
+            "restartPolicy": "Never",
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000},
+            "containers": [
+                {
+                    "name": "list",
+                    "image": _POD_IMAGE,
+                    "command": ["ls", "-l", "/data"],
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "readOnlyRootFilesystem": True,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                    "volumeMounts": [
+                        {"name": "data", "mountPath": "/data", "mountPropagation": "HostToContainer"}
+                        | ({"readOnly": True} if read_only else {})
+                    ],
+                }
+            ],
+            "volumes": [volume],
+        },
+    }

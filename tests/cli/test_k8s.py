@@ -1,0 +1,98 @@
+"""`dsctl k8s pvc`: what it prints is what Kubernetes' own schemas accept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.cli.conftest import Dsctl
+
+VERSION = "1.37"
+
+
+def printed(text: str) -> list[dict[str, Any]]:
+    objects = list(yaml.safe_load_all(text))
+    for each in objects:
+        kubernetes_validate.validate(each, VERSION, strict=True)
+    return objects
+
+
+@pytest.fixture
+def snapshot(dsctl: Dsctl, bucket: Path) -> str:
+    made = dsctl("snapshot", "create", "faces/mask", "--from", bucket.as_uri(), "--tag", "V1.0", "--json")
+    assert made.code == 0, made.err
+    id: str = made.json["id"]
+    return id
+
+
+def test_a_pvc_of_a_snapshot_names_it_and_asks_for_its_size(dsctl: Dsctl, snapshot: str) -> None:
+    done = dsctl("k8s", "pvc", "faces/mask@V1.0")
+    assert done.code == 0, done.err
+    [claim] = printed(done.out)
+    assert claim["metadata"] == {
+        "name": "faces-mask-v1-0",
+        "annotations": {"datacache.io/dataset": "faces/mask@V1.0"},
+    }
+    assert claim["spec"] == {
+        "accessModes": ["ReadOnlyMany"],
+        "storageClassName": "datacache-dataset",
+        "resources": {"requests": {"storage": "1Mi"}},
+    }
+
+
+def test_every_option_is_in_what_is_printed_and_a_pod_comes_along(dsctl: Dsctl, snapshot: str) -> None:
+    options = ("--name", "data", "--namespace", "vision", "--storage-class", "fast", "--warm", "wait", "--pin")
+    done = dsctl(
+        "k8s", "pvc", "faces/mask@latest", *options, "--subpath", "images/", "--pinned-id", "--with-pod", "--json"
+    )
+    assert done.code == 0, done.err
+    claim, pod = done.json["items"]
+    printed(yaml.safe_dump_all([claim, pod]))
+    assert claim["metadata"]["namespace"] == pod["metadata"]["namespace"] == "vision"
+    assert claim["metadata"]["annotations"] == {
+        "datacache.io/dataset": f"faces/mask@{snapshot}",
+        "datacache.io/warm": "wait",
+        "datacache.io/pin": "true",
+        "datacache.io/subpath": "images",
+    }
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "data"
+
+
+def test_a_pvc_of_a_bucket_can_be_written_to_and_has_a_quota(dsctl: Dsctl) -> None:
+    done = dsctl("k8s", "pvc", "s3://runs/exp-7/", "--size", "2Ti", "--with-pod")
+    assert done.code == 0, done.err
+    claim, _ = printed(done.out)
+    assert claim["metadata"]["name"] == "runs-exp-7"
+    assert claim["metadata"]["annotations"] == {"datacache.io/bucket": "s3://runs/exp-7"}
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert claim["spec"]["storageClassName"] == "datacache-bucket"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "2Ti"
+
+
+def test_a_snapshot_that_is_not_there_is_the_usual_error(dsctl: Dsctl, snapshot: str) -> None:
+    done = dsctl("k8s", "pvc", "faces/mask@v9", "--json")
+    assert done.code == 1
+    assert done.error["type"] == "SnapshotNotFoundError"
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("s3://runs/exp-7", "--warm", "true"),
+        ("s3://runs/exp-7", "--size", "much"),
+        ("mask@v1", "--subpath", "../other"),
+        ("mask@v1", "--name", "Not_A_Name"),
+        ("mask@v1", "--namespace", "-"),
+        ("s3://key:secret@runs/exp-7",),
+    ],
+)
+def test_what_kubernetes_would_refuse_is_wrong_usage(dsctl: Dsctl, arguments: tuple[str, ...]) -> None:
+    done = dsctl("k8s", "pvc", *arguments)
+    assert done.code == 2, done.out + done.err
+    assert "secret" not in done.out + done.err
