@@ -293,6 +293,11 @@ def _is_there(file: Path) -> bool:
         ) from exc
 
 
+def variable_names() -> frozenset[str]:
+    """The environment variables that `load_settings` understands."""
+    return frozenset({"DATACACHE_CONFIG", *(f"DATACACHE_{name.upper()}" for name in _PARSERS)})
+
+
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     names = {f"DATACACHE_{name.upper()}": name for name in _PARSERS}
     names.pop("DATACACHE_HOME")

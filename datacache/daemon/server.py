@@ -229,9 +229,22 @@ class Daemon:
         pinned = [r for r, name in self._writer.pins().items() if name == dataset]
         if pinned:
             raise UsageError(f"{dataset} is pinned ({', '.join(pinned)})", hint=f"dsctl cache unpin {pinned[0]}")
+        if dataset:
+            await self._expect_known(dataset)
         freed = await asyncio.wrap_future(self._writer.call(lambda: self._writer.evict(dataset)))
         self._considered.clear()
         return web.json_response({"freed_bytes": freed})
+
+    async def _expect_known(self, dataset: str) -> None:
+        """`SnapshotNotFoundError` if neither this node has anything of a data set nor the catalog knows it."""
+        held = await asyncio.wrap_future(self._writer.call(self._held))
+        if dataset in held or await asyncio.to_thread(self._catalog.dataset, dataset) is not None:
+            return
+        there = f"This node has something of: {', '.join(sorted(held))}." if held else "This node has nothing cached."
+        raise SnapshotNotFoundError(f"there is no dataset {dataset!r}", ref=dataset, hint=there)
+
+    def _held(self) -> set[str]:
+        return {container.dataset for tier in self._writer.tiers for container in tier.containers.values()}
 
     async def _health(self, _: web.Request) -> web.StreamResponse:
         return web.json_response(

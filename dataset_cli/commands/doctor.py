@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,6 +69,7 @@ def _checks(app: App) -> Iterator[Check]:
     yield kernel(os.uname().release)
     yield _open_files()
     settings = app.settings
+    yield from variables(os.environ)
     yield home(settings)
     yield ram(settings)
     yield _pyfuse3()
@@ -132,6 +133,14 @@ def _open_files() -> Check:
         )
     limit = "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard:,}"
     return Check("open files", "ok", f"{limit} (now {soft:,}; the daemon raises it)")
+
+
+def variables(names: Iterable[str]) -> Iterator[Check]:
+    """Variables that nobody reads, though somebody meant them for us."""
+    from dataset_cli.variables import misspelt
+
+    for name, meant in misspelt(names).items():
+        yield Check("variables", "warn", f"{name} is set, and is no setting", f"Did you mean {meant}?")
 
 
 def home(settings: Settings) -> Check:

@@ -76,7 +76,11 @@ def test_the_cache_is_shown_pinned_and_evicted(dsctl: Dsctl, ref: str) -> None:
     assert refused.code == 2
     assert "unpin" in refused.err
     assert dsctl("cache", "unpin", ref).out.startswith("unpinned mask@")
+    unknown = dsctl("cache", "evict", "nosuch", "--json")
+    assert (unknown.code, unknown.error["message"]) == (1, "there is no dataset 'nosuch'")
+    assert unknown.error["hint"] == "This node has something of: mask."
     assert dsctl("cache", "evict", "mask", "--json").json["freed_bytes"] > 0
+    assert dsctl("cache", "evict", "mask", "--json").json["freed_bytes"] == 0
 
 
 def test_the_daemon_is_started_shown_and_stopped(dsctl: Dsctl) -> None:
@@ -144,6 +148,23 @@ def test_doctor_says_what_is_wrong_and_what_to_do(dsctl: Dsctl, ref: str, bucket
         "memory": "warn",
     }
     assert all(check["hint"] for check in checks.values() if check["state"] != "ok")
+
+
+def test_doctor_finds_variables_that_are_likely_misspelt_and_leaves_those_of_kubernetes_alone() -> None:
+    wrong = {
+        "DATACACHE_CATALOGUE": "DATACACHE_CATALOG",
+        "DATACACHE_SSD": "DATACACHE_SSD_BYTES",
+        "DATACACHE_STAGNG": "DATACACHE_STAGING",
+        "DATACACHE_STORE_TIMEOUT": "DATACACHE_STORE_TIMEOUT_S",
+        "DATACHE_HOME": "DATACACHE_HOME",
+        "datacache_home": "DATACACHE_HOME",
+    }
+    right = ["DATACACHE_HOME", "DATACACHE_DEBUG", "DATACACHE_TEST_SEED", "DATACACHE_MYTHING", "HOME", "DATABASE_HOME"]
+    right += ["DATACACHE_PORT", "DATACACHE_SERVICE_HOST", "DATACACHE_SERVICE_PORT", "DATACACHE_SERVICE_PORT_HTTP"]
+    right += ["DATACACHE_PORT_80_TCP", "DATACACHE_PORT_80_TCP_ADDR", "DATACACHE_CATALOG_SERVICE_HOST"]
+    right += ["DATACACHE_MONGODB_PORT", "DATACACHE_MONGODB_PORT_27017_TCP_PROTO", "DATACACHE_OBJECTS_PORT"]
+    found = {check.message.split()[0]: check.hint for check in doctor.variables([*wrong, *right])}
+    assert found == {name: f"Did you mean {meant}?" for name, meant in wrong.items()}
 
 
 def test_doctor_knows_kernels(settings: Settings) -> None:
