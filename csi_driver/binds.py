@@ -1,0 +1,233 @@
+"""Bind mounts by descriptors: cloning a folder of a mount, attaching it, taking away what is mounted somewhere.
+
+Used by `node` and `mender`. The kernel's newer interface (open_tree(2), mount_setattr(2), move_mount(2); Linux 5.12): a
+bind is complete, with its flags, before anybody can see it, and no path into a volume is ever followed by name. Needs
+root. `open_folder` asks the mounted file system and may wait for it; nothing else here does. No state; any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from csi_driver.status import invalid
+from datacache.core.errors import MountError
+from fuse_mount.session import resolved
+
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
+"""include/uapi/asm-generic/unistd.h; the same on all architectures."""
+_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_OPEN_TREE_CLONE = 1  # <linux/mount.h>, as all that follows
+_MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 0x1, 0x2, 0x4, 0x8
+_RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x1, 0x2, 0x4, 0x8  # openat2.h
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_MAX_STACK = 1000
+_MAX_RACES = 100
+
+
+class Line(NamedTuple):
+    """One line of /proc/self/mountinfo (proc(5))."""
+
+    id: int
+    parent: int
+    device: int
+    root: str
+    """Which folder of the file system it shows."""
+    path: str
+    read_only: bool
+    """Of this mount alone, whatever the file system allows."""
+
+
+# --- what is mounted ------------------------------------------------------------------------------------------------
+
+
+def lines() -> Iterator[Line]:
+    """All mounts this process sees."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            number, parent, device, root, path, options, *_ = line.split(" ")
+            major, _, minor = device.partition(":")
+            yield Line(
+                int(number),
+                int(parent),
+                os.makedev(int(major), int(minor)),
+                _unescape(root),
+                _unescape(path),
+                "ro" in options.split(","),
+            )
+
+
+def top_at(path: str, table: list[Line] | None = None) -> Line | None:
+    """What is mounted on exactly this path, on top of all else; None where nothing is."""
+    there = [line for line in (lines() if table is None else table) if line.path == path]
+    below = {line.parent for line in there}
+    return next((line for line in there if line.id not in below), there[-1] if there else None)
+
+
+# --- making ----------------------------------------------------------------------------------------------------------
+
+
+def open_root(path: str) -> int:
+    """A descriptor of the folder that lies at a path, with what is mounted on it. No file system is asked."""
+    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def open_folder(root: int, subpath: str) -> int:
+    """A descriptor of a folder below `root`, reached without leaving it: by no `..`, symbolic link or other mount.
+    `INVALID_ARGUMENT` where there is none."""
+    if not subpath:
+        return os.dup(root)
+    try:
+        return _openat2(root, subpath)
+    except FileNotFoundError as exc:
+        raise invalid(f"there is no folder {subpath!r} in the volume") from exc
+    except NotADirectoryError as exc:
+        raise invalid(f"{subpath!r} is no folder of the volume") from exc
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.EXDEV):
+            raise invalid(f"{subpath!r} leads through a symbolic link or out of the volume") from exc
+        raise
+
+
+def make_folder(root: int, subpath: str, *, uid: int, gid: int, umask: int) -> int:
+    """As `open_folder`, and what is missing of the path is made, for this owner."""
+    found = os.dup(root)
+    try:
+        for name in subpath.split("/"):
+            try:
+                os.mkdir(name, 0o777 & ~umask, dir_fd=found)
+                made = True
+            except FileExistsError:
+                made = False
+            inner = open_folder(found, name)
+            os.close(found)
+            found = inner
+            if made:
+                with contextlib.suppress(PermissionError):
+                    os.chown(f"/proc/self/fd/{found}", uid, gid)
+                    os.chmod(f"/proc/self/fd/{found}", 0o777 & ~umask)
+    except BaseException:
+        os.close(found)
+        raise
+    return found
+
+
+def bind(folder: int, target: str, *, read_only: bool, noexec: bool = False) -> None:
+    """Show an open folder at `target`, on top of whatever is mounted there. `MountError`."""
+    try:
+        tree = _call(_SYS_OPEN_TREE, folder, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
+        try:
+            flags = _ATTR_NOSUID | _ATTR_NODEV | (_ATTR_RDONLY if read_only else 0) | (_ATTR_NOEXEC if noexec else 0)
+            attributes = struct.pack("=QQQQ", flags, 0, 0, 0)
+            _call(_SYS_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+            _call(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+        finally:
+            os.close(tree)
+    except OSError as exc:
+        hint = "Bind mounts need root and Linux 5.12." if exc.errno in (errno.ENOSYS, errno.EPERM) else ""
+        raise MountError(f"{target} cannot be mounted: {exc.strerror}", hint=hint) from exc
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+
+def place(path: str) -> str:
+    """A path as mountinfo spells it. What lies at its end is not looked at: it may be dead."""
+    return resolved(path)
+
+
+def make_place(path: str) -> None:
+    """An empty folder to mount on. A file without content that is in its way is removed."""
+    try:
+        os.makedirs(path, mode=0o750)
+    except FileExistsError:
+        if top_at(path) is not None:
+            return
+        kind = os.lstat(path)
+        if stat.S_ISDIR(kind.st_mode):
+            return
+        if not stat.S_ISREG(kind.st_mode) or kind.st_size:
+            raise MountError(f"what lies at {path} is no folder", hint="Move it away.") from None
+        os.unlink(path)
+        os.mkdir(path, 0o750)
+
+
+def clear(path: str) -> None:
+    """Unmount whatever is mounted at a path, dead mounts included, until nothing is. What is busy is detached: those
+    who have files open keep them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for _ in range(_MAX_STACK):
+        if top_at(path) is None:
+            return
+        for flags in (_UMOUNT_NOFOLLOW, _UMOUNT_NOFOLLOW | _MNT_DETACH):
+            if not libc.umount2(os.fsencode(path), flags):
+                break
+            number = ctypes.get_errno()
+            if number in (errno.EINVAL, errno.ENOENT):  # somebody else was quicker
+                break
+            if number != errno.EBUSY:
+                raise MountError(f"{path} cannot be unmounted: {os.strerror(number)}")
+    raise MountError(f"{path} cannot be unmounted: something is mounted there again and again")
+
+
+def remove_place(path: str) -> None:
+    """Remove the folder that was mounted on; nothing is an error but something in it."""
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        if os.lstat(path).st_size and not os.path.islink(path):
+            raise MountError(f"what lies at {path} is no folder", hint="Move it away.") from None
+        os.unlink(path)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        names = ", ".join(sorted(os.listdir(path))[:3])
+        raise MountError(
+            f"{path} has something in it while nothing is mounted there ({names})",
+            hint="It was written while the volume was away. Move it to where it belongs.",
+        ) from exc
+
+
+# --- system calls ----------------------------------------------------------------------------------------------------
+
+
+def _openat2(root: int, path: str) -> int:
+    resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_XDEV
+    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, resolve)
+    for attempt in range(_MAX_RACES):
+        try:
+            return _call(_SYS_OPENAT2, root, os.fsencode(path), how, len(how))
+        except OSError as exc:  # EAGAIN: something was renamed meanwhile (openat2(2))
+            if exc.errno != errno.EAGAIN or attempt == _MAX_RACES - 1:
+                raise
+    raise AssertionError
+
+
+def _call(number: int, *arguments: int | bytes) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    converted = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    found = int(libc.syscall(ctypes.c_long(number), *converted))
+    if found < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return found
+
+
+def _unescape(text: str) -> str:
+    for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
+        text = text.replace(code, character)
+    return text
+
+
+def exists(path: str) -> bool:
+    """Whether there is a name, be it that of a dead mount."""
+    return Path(path).name in os.listdir(Path(path).parent) if Path(path).parent.is_dir() else False

@@ -1,0 +1,151 @@
+"""Notices mounts whose processes are all gone, mounts anew, and shows that over what is dead.
+
+A thread of `NodeService`. Of several drivers of a home one mends at a time. A new bind on top of a dead one reaches
+running pods whose volume mount has `mountPropagation: HostToContainer`; the others have to be started again, which the
+volume's condition says. It also finishes what a killed driver left, and what could not be released at first. Nothing it
+asks is waited for without end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from csi_driver import binds
+from csi_driver.mounts import Health, SharedMounts
+from csi_driver.preparation import Preparation
+from csi_driver.records import NodeVolume, Records, SharedMount, Target
+from csi_driver.status import RequestError
+from datacache.core.errors import DatacacheError
+
+EVERY_S = 2.0
+_FLUSH_S = 1.0
+_JOIN_S = 5.0
+
+_log = logging.getLogger("csi_driver")
+
+
+class Mender:
+    """Mends the mounts of one home."""
+
+    def __init__(self, records: Records, mounts: SharedMounts, preparation: Preparation) -> None:
+        self._records, self._mounts, self._preparation = records, mounts, preparation
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mender", daemon=True)
+
+    def start(self) -> None:
+        """Look at once, and then again and again."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_S)
+
+    def look(self, *, first: bool = False) -> None:
+        """Mend what is broken now. `first`: also clean up what a driver that was killed left."""
+        with self._records.lock_mender():
+            for record in self._records.all():
+                self._guarded(self._tidy, record, first)
+            if first:
+                self._guarded(self._preparation.forget_strays)
+            shared: dict[str, list[NodeVolume]] = {}
+            for record in self._records.all():
+                if record.used:
+                    shared.setdefault(record.mount.key, []).append(record)
+            for volumes in shared.values():
+                self._guarded(self._mend, volumes[0].mount, volumes)
+
+    def _run(self) -> None:
+        first = True
+        while True:
+            try:
+                self.look(first=first)
+                first = False
+            except RequestError:  # another driver's mender is at work
+                pass
+            except Exception:  # noqa: BLE001 - it is the last one that could tell
+                _log.exception("mounts could not be looked after")
+            if self._ending.wait(EVERY_S):
+                return
+
+    def _guarded(self, function: object, *arguments: object) -> None:
+        assert callable(function)
+        try:
+            function(*arguments)
+        except RequestError as exc:
+            _log.debug("later: %s", exc)
+        except (DatacacheError, OSError) as exc:
+            _log.warning("%s", exc)
+
+    # --- leftovers ----------------------------------------------------------------------------------------------
+
+    def _tidy(self, record: NodeVolume, first: bool) -> None:
+        if record.used and not first:
+            return
+        with self._records.lock(record.volume_id, timeout_s=0.0):
+            now = self._records.get(record.volume_id)
+            if now is None:
+                return
+            if now.used:
+                targets = tuple(target for target in now.targets if binds.top_at(target.path) is not None)
+                if targets or (now.staging and binds.top_at(now.staging) is not None):
+                    if targets != now.targets:
+                        self._records.put(replace(now, targets=targets))
+                    return
+                _log.info("volume %s is not mounted anywhere any more", now.volume_id)
+            self._preparation.release(now, flush_s=_FLUSH_S)
+
+    # --- mending ------------------------------------------------------------------------------------------------
+
+    def _mend(self, mount: SharedMount, volumes: list[NodeVolume]) -> None:
+        shown = [path for volume in volumes for path in _paths(volume) if binds.top_at(path) is not None]
+        if not shown:
+            return  # being prepared, or being released
+        health = self._mounts.health(self._mounts.point(mount))
+        if health is Health.SLOW:
+            return
+        if health in (Health.DEAD, Health.ABSENT):
+            _log.warning("%s: %s; it is mounted anew", mount.source, health.value)
+            self._preparation.mount(volumes[0])
+        device = self._mounts.device(mount)
+        for volume in volumes:
+            if any(self._is_other(path, device) for path in _paths(volume)):
+                with self._records.lock(volume.volume_id, timeout_s=1.0):
+                    self._show_again(volume.volume_id, device)
+
+    def _show_again(self, volume_id: str, device: int | None) -> None:
+        record = self._records.get(volume_id)
+        if record is None or device is None:
+            return
+        words = (
+            f"{record.mount.source} was mounted anew at {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}, as all of its "
+            "processes had ended: pods that mount it without mountPropagation: HostToContainer have to be started again"
+        )
+        if record.staging and self._is_other(record.staging, device):
+            binds.clear(record.staging)  # no pod sees this one
+            self._mounts.bind(record, record.staging, "", read_only=record.read_only, noexec=record.noexec)
+            record = replace(record, mended=words)
+            self._records.put(record)
+        for target in record.targets:
+            if self._is_other(target.path, device):
+                record = self._show_target_again(record, replace(target, mended=words))
+
+    def _show_target_again(self, record: NodeVolume, target: Target) -> NodeVolume:
+        self._mounts.bind(record, target.path, record.spec.subpath, read_only=target.read_only, noexec=target.noexec)
+        _log.warning("volume %s is shown anew at %s", record.volume_id, target.path)
+        record = record.with_target(target)
+        self._records.put(record)
+        return record
+
+    @staticmethod
+    def _is_other(path: str, device: int | None) -> bool:
+        there = binds.top_at(path)
+        return there is not None and there.device != device
+
+
+def _paths(record: NodeVolume) -> list[str]:
+    return [path for path in (record.staging, *(target.path for target in record.targets)) if path]

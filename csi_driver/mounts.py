@@ -1,0 +1,205 @@
+"""The shared mounts of a node: one for each snapshot, and one for each bucket prefix with its options.
+
+Used by `node` and `mender`. They lie under `<home>/csi/mounts/<key>` and are made by `fuse_mount`; their processes are
+no children of the driver. Who uses one is what the records say. Any thread may call; one at a time makes or ends a
+mount (`Records.lock_mount`), in all drivers of the home.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+import fuse_mount
+from csi_driver import binds
+from csi_driver.patience import Patience
+from csi_driver.records import NodeVolume, Records, SharedMount
+from csi_driver.status import RequestError
+from datacache.core.errors import MountError, UploadError
+from datacache.settings import Settings
+
+FLUSH_S = 20.0
+"""How long the end of a bucket's last volume waits for uploads before the kubelet has to ask again."""
+_ANSWER_S = 5.0
+_LOCK_S = 60.0
+_STOP_FLUSH_S = 5.0
+_DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ESTALE)
+
+_log = logging.getLogger("csi_driver")
+
+
+class Health(Enum):
+    """What a mount point is like."""
+
+    ALIVE = "answers"
+    SLOW = "does not answer in time"
+    DEAD = "its processes are gone"
+    ABSENT = "nothing is mounted"
+
+
+class SharedMounts:
+    """The shared mounts of one home."""
+
+    def __init__(self, settings: Settings, records: Records, folder: Path) -> None:
+        self._settings, self._records = settings, records
+        self._folder = folder / "mounts"
+        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._patience = Patience()
+
+    def point(self, mount: SharedMount) -> str:
+        """Where it is, or would be."""
+        return binds.place(str(self._folder / mount.key))
+
+    def health(self, path: str) -> Health:
+        """What the mount at a path is like; asks it, for a bounded time."""
+        if binds.top_at(path) is None:
+            return Health.ABSENT
+        try:
+            self._patience.ask(("statvfs", path), lambda: os.statvfs(path), _ANSWER_S)
+        except RequestError:
+            return Health.SLOW
+        except OSError as exc:
+            return Health.DEAD if exc.errno in _DEAD else Health.SLOW
+        return Health.ALIVE
+
+    def usage(self, path: str) -> os.statvfs_result | Health:
+        """What statvfs(3) says at a path, or why it says nothing."""
+        try:
+            return self._patience.ask(("statvfs", path), lambda: os.statvfs(path), _ANSWER_S)
+        except RequestError:
+            return Health.SLOW
+        except OSError as exc:
+            return Health.DEAD if exc.errno in _DEAD else Health.SLOW
+
+    def device(self, mount: SharedMount) -> int | None:
+        """st_dev of what is mounted, dead or alive."""
+        there = binds.top_at(self.point(mount))
+        return None if there is None else there.device
+
+    def ensure(self, mount: SharedMount, *, quota_bytes: int = 0) -> bool:
+        """Mount it unless it is mounted and served; whether it had to be. The errors of `fuse_mount`."""
+        with self._records.lock_mount(mount, timeout_s=_LOCK_S):
+            point = self.point(mount)
+            if self.health(point) in (Health.ALIVE, Health.SLOW):
+                return False
+            if binds.top_at(point) is None:
+                Path(point).mkdir(mode=0o755, exist_ok=True)
+            try:
+                self._make(mount, point, quota_bytes)
+            except MountError:
+                # A driver that was killed while it mounted has left that to its child, which came first.
+                if self.health(point) is not Health.ALIVE:
+                    raise
+            return True
+
+    def folder(self, mount: SharedMount, subpath: str) -> int:
+        """A descriptor of a folder of a mounted mount. Missing folders of a bucket are made."""
+        point = self.point(mount)
+        if not subpath:
+            return binds.open_root(point)
+
+        def find() -> int:
+            root = binds.open_root(point)
+            try:
+                if not mount.bucket:
+                    return binds.open_folder(root, subpath)
+                return binds.make_folder(
+                    root, subpath, **{name: mount.options[name] for name in ("uid", "gid", "umask")}
+                )
+            finally:
+                os.close(root)
+
+        return self._patience.ask(("folder", point, subpath), find, _ANSWER_S, discard=os.close)
+
+    def bind(self, record: NodeVolume, path: str, subpath: str, *, read_only: bool, noexec: bool) -> None:
+        """Show a folder of a volume at a path, on top of what is there."""
+        folder = self.folder(record.mount, subpath)
+        try:
+            binds.bind(folder, path, read_only=read_only, noexec=noexec)
+        finally:
+            os.close(folder)
+
+    def flush(self, mount: SharedMount, *, timeout_s: float = FLUSH_S) -> None:
+        """Wait until a bucket has all that was written. UNAVAILABLE says what it does not have."""
+        if not mount.bucket:
+            return
+        point = self.point(mount)
+        health = self.health(point)
+        if health is Health.ABSENT:
+            return
+        if health is Health.DEAD:
+            self.ensure(mount)  # what was acknowledged is in its staging area
+        info = fuse_mount.bucket_mount_at(point, self._settings)
+        if info is None:
+            return
+        try:
+            fuse_mount.flush_mount(info, timeout_s=timeout_s, progress=lambda _status: None)
+        except UploadError as exc:
+            raise RequestError(
+                grpc.StatusCode.UNAVAILABLE, f"{mount.source}: {exc.message}. {exc.hint}".removesuffix(". ")
+            ) from exc
+
+    def end(self, mount: SharedMount) -> bool:
+        """Unmount it if no volume uses it any more. Whether it is gone."""
+        with self._records.lock_mount(mount, timeout_s=_LOCK_S):
+            if any(record.used and record.mount == mount for record in self._records.all()):
+                return False
+            self.end_at(self.point(mount))
+            return True
+
+    def end_at(self, point: str) -> None:
+        """Unmount what is at a mount point of ours, and remove that."""
+        if binds.top_at(point) is not None:
+            info = fuse_mount.bucket_mount_at(point, self._settings)
+            if info is not None:
+                self._end_bucket(info)
+            elif self.health(point) is not Health.DEAD:
+                with contextlib.suppress(MountError):
+                    fuse_mount.unmount(point, settings=self._settings)
+        binds.clear(point)
+        binds.remove_place(point)
+
+    def end_strays(self) -> None:
+        """Unmount what no volume uses: of a driver that was killed."""
+        names = os.listdir(self._folder)  # before the records: a volume is written down before its mount is made
+        used = {record.mount.key for record in self._records.all()}
+        for point in (binds.place(str(self._folder / name)) for name in sorted(names) if name not in used):
+            there = binds.top_at(point)
+            if there is None or not any(line.device == there.device and line.path != point for line in binds.lines()):
+                self.end_at(point)
+
+    def set_quota(self, mount: SharedMount, quota_bytes: int) -> None:
+        """Change how much a mounted bucket may hold; 0: no limit."""
+        info = fuse_mount.bucket_mount_at(self.point(mount), self._settings)
+        if info is not None:
+            fuse_mount.set_quota(info, quota_bytes)
+
+    def _make(self, mount: SharedMount, point: str, quota_bytes: int) -> None:
+        if mount.bucket:
+            options = {name: value for name, value in mount.options.items() if name != "staging"}
+            if mount.options["staging"]:
+                options["staging"] = Path(mount.options["staging"])
+            if quota_bytes:
+                options["quota_bytes"] = quota_bytes
+            fuse_mount.mount_bucket(mount.source, point, settings=self._settings, allow_other=True, **options)
+            return
+        binds.clear(point)  # what is dead
+        fuse_mount.mount_snapshot(mount.source, point, settings=self._settings, allow_other=True)
+
+    def _end_bucket(self, info: fuse_mount.BucketInfo) -> None:
+        left: dict[str, Any] = {}
+        try:
+            left = fuse_mount.stop_server(info, flush_s=_STOP_FLUSH_S, lazy=False)
+        except MountError as exc:
+            _log.warning("%s: %s", info.url, exc)
+            with contextlib.suppress(MountError):
+                fuse_mount.take_away_dead(info)
+        if left.get("files"):
+            _log.warning("%s: %s files are left for when it is mounted again", info.url, left["files"])

@@ -1,0 +1,338 @@
+"""The Node service: a volume at a path, for a kubelet.
+
+    NodeStage     record, `preparation` (access, credentials, shared mount, pin, warm-up), bind to the staging path
+    NodePublish   bind of the volume, or of a folder of it, to the pod's target path
+    NodeUnpublish, NodeUnstage: the same backwards; what is gone already is fine
+
+Everything can be asked again at any time, also after the driver was killed in the middle. The methods are the RPCs;
+many threads call them. Mounts outlive this process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from csi_driver import binds
+from csi_driver.annotations import BucketRules
+from csi_driver.capabilities import MountOptions, is_single_writer, mount_options
+from csi_driver.mender import Mender
+from csi_driver.mounts import Health, SharedMounts
+from csi_driver.preparation import NotYetError, Preparation, shared_mount
+from csi_driver.records import NodeVolume, Records, Target
+from csi_driver.status import RequestError, invalid
+from csi_driver.volumes import EPHEMERAL, POD_NAMESPACE, parse_context
+from csi_driver.wire import csi_pb2 as csi
+from datacache.settings import Settings
+
+_LOCK_S = 20.0
+_RPC = csi.NodeServiceCapability.RPC
+_CAPABILITIES = (
+    _RPC.STAGE_UNSTAGE_VOLUME,
+    _RPC.GET_VOLUME_STATS,
+    _RPC.EXPAND_VOLUME,
+    _RPC.VOLUME_CONDITION,
+    _RPC.SINGLE_NODE_MULTI_WRITER,
+    _RPC.VOLUME_MOUNT_GROUP,
+)
+_MAX_NODE_ID_BYTES = 256
+
+
+class NodeService:
+    """The volumes of one node, whose state is under `<home>/csi`. `rules`: which buckets inline volumes may name."""
+
+    def __init__(self, settings: Settings, node_id: str, rules: BucketRules | None = None) -> None:
+        if not 0 < len(node_id.encode()) <= _MAX_NODE_ID_BYTES:
+            raise invalid(f"the node's id {node_id!r} has to have 1 to {_MAX_NODE_ID_BYTES} bytes")
+        self.node_id = node_id
+        folder = settings.home / "csi"
+        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._records = Records(folder)
+        self._mounts = SharedMounts(settings, self._records, folder)
+        self._preparation = Preparation(settings, self._records, self._mounts, rules or BucketRules())
+        self.mender = Mender(self._records, self._mounts, self._preparation)
+
+    def start(self) -> None:
+        """Clean up what a driver that was killed left, in the background, and mend mounts from then on."""
+        self.mender.start()
+
+    def close(self) -> None:
+        """End the threads. No mount is touched."""
+        self.mender.close()
+
+    # --- who we are ---------------------------------------------------------------------------------------------
+
+    def NodeGetInfo(self, _request: csi.NodeGetInfoRequest, _context: Any) -> csi.NodeGetInfoResponse:  # noqa: N802
+        return csi.NodeGetInfoResponse(node_id=self.node_id)
+
+    def NodeGetCapabilities(  # noqa: N802
+        self, _request: csi.NodeGetCapabilitiesRequest, _context: Any
+    ) -> csi.NodeGetCapabilitiesResponse:
+        capabilities = [csi.NodeServiceCapability(rpc=_RPC(type=kind)) for kind in _CAPABILITIES]
+        return csi.NodeGetCapabilitiesResponse(capabilities=capabilities)
+
+    # --- staging ------------------------------------------------------------------------------------------------
+
+    def NodeStageVolume(self, request: csi.NodeStageVolumeRequest, context: Any) -> csi.NodeStageVolumeResponse:  # noqa: N802
+        volume_id, path = _volume_id(request), _path(request.staging_target_path, "staging_target_path")
+        _check_capability_is_there(request)
+        spec = parse_context(request.volume_context)
+        options = mount_options(request.volume_capability, spec)
+        mode = request.volume_capability.access_mode.mode
+        with self._records.lock(volume_id, timeout_s=_LOCK_S):
+            before = self._records.get(volume_id)
+            spec = self._preparation.resolved(volume_id, spec, inline=False)
+            self._preparation.check_namespace(spec, "", inline=False, secrets={}) if spec.namespace else None
+            record = NodeVolume(
+                volume_id=volume_id,
+                context=spec.context(),
+                mount=shared_mount(spec, options),
+                mode=mode,
+                read_only=options.read_only,
+                noexec=options.noexec,
+                staging=path,
+                quota_bytes=self._preparation.quota_of(volume_id, spec),
+            )
+            if before is not None and before.used:
+                _check_same(before, record)
+                record = replace(before, quota_bytes=max(before.quota_bytes, record.quota_bytes))
+            self._records.put(record)
+            try:
+                record = self._preparation.prepare(record, request.secrets, left_s=_left_s(context))
+                self._show_staged(record)
+            except NotYetError:
+                raise
+            except BaseException:
+                if before is None:
+                    self._preparation.undo(record)
+                raise
+        return csi.NodeStageVolumeResponse()
+
+    def NodeUnstageVolume(self, request: csi.NodeUnstageVolumeRequest, _context: Any) -> csi.NodeUnstageVolumeResponse:  # noqa: N802
+        volume_id, path = _volume_id(request), _path(request.staging_target_path, "staging_target_path")
+        with self._records.lock(volume_id, timeout_s=_LOCK_S):
+            record = self._records.get(volume_id)
+            if record is not None and record.staging in (path, ""):
+                mounted = [target.path for target in record.targets if binds.top_at(target.path) is not None]
+                if mounted:
+                    raise _precondition(f"volume {volume_id!r} is still published at {mounted[0]}")
+            binds.clear(path)
+            if record is not None and record.staging in (path, ""):
+                self._preparation.release(record)
+        return csi.NodeUnstageVolumeResponse()
+
+    def _show_staged(self, record: NodeVolume) -> None:
+        there = binds.top_at(record.staging)
+        if there is not None and there.device == self._mounts.device(record.mount):
+            return
+        binds.clear(record.staging)
+        binds.make_place(record.staging)
+        self._mounts.bind(record, record.staging, "", read_only=record.read_only, noexec=record.noexec)
+
+    # --- publishing ---------------------------------------------------------------------------------------------
+
+    def NodePublishVolume(self, request: csi.NodePublishVolumeRequest, context: Any) -> csi.NodePublishVolumeResponse:  # noqa: N802
+        volume_id, path = _volume_id(request), _path(request.target_path, "target_path")
+        _check_capability_is_there(request)
+        inline = request.volume_context.get(EPHEMERAL, "").lower() == "true"
+        spec = parse_context(request.volume_context)
+        options = mount_options(request.volume_capability, spec, inline=inline)
+        read_only = request.readonly or options.read_only or spec.read_only
+        target = Target(path=path, read_only=read_only, noexec=options.noexec)
+        namespace = request.volume_context.get(POD_NAMESPACE, "")
+        with self._records.lock(volume_id, timeout_s=_LOCK_S):
+            self._preparation.check_namespace(spec, namespace, inline=inline, secrets=request.secrets)
+            record = self._records.get(volume_id)
+            if inline:
+                self._publish_inline(request, target, options, record, context)
+                return csi.NodePublishVolumeResponse()
+            staging = _path(request.staging_target_path, "staging_target_path", missing=_precondition)
+            if record is None or record.staging != staging:
+                raise _precondition(f"volume {volume_id!r} is not staged at {staging}")
+            _check_group(request.volume_capability, options, record)
+            self._check_target(record, target, single=is_single_writer(request.volume_capability))
+            self._preparation.mount(record)
+            self._show(record, target)
+        return csi.NodePublishVolumeResponse()
+
+    def _publish_inline(
+        self,
+        request: csi.NodePublishVolumeRequest,
+        target: Target,
+        options: MountOptions,
+        before: NodeVolume | None,
+        context: Any,
+    ) -> None:
+        volume_id = request.volume_id
+        if before is not None and before.used:
+            record = before
+            self._check_target(record, target, single=True)
+        else:
+            spec = replace(parse_context(request.volume_context), namespace="", asked="", credentials="", quota_bytes=0)
+            spec = self._preparation.resolved(volume_id, spec, inline=True)
+            record = NodeVolume(
+                volume_id=volume_id,
+                context=spec.context(),
+                mount=shared_mount(spec, options),
+                mode=request.volume_capability.access_mode.mode,
+                inline=True,
+            )
+        record = record.with_target(target)
+        self._records.put(record)
+        try:
+            record = self._preparation.prepare(record, request.secrets, left_s=_left_s(context))
+            self._show(record, target)
+        except NotYetError:
+            raise
+        except BaseException:
+            if before is None:
+                self._preparation.undo(record)
+            raise
+
+    def NodeUnpublishVolume(  # noqa: N802
+        self, request: csi.NodeUnpublishVolumeRequest, _context: Any
+    ) -> csi.NodeUnpublishVolumeResponse:
+        volume_id, path = _volume_id(request), _path(request.target_path, "target_path")
+        with self._records.lock(volume_id, timeout_s=_LOCK_S):
+            binds.clear(path)
+            binds.remove_place(path)
+            record = self._records.get(volume_id)
+            if record is not None:
+                if record.target(path) is not None:
+                    record = record.without_target(path)
+                    self._records.put(record)
+                if record.inline and not record.used:
+                    self._preparation.release(record)
+        return csi.NodeUnpublishVolumeResponse()
+
+    def _check_target(self, record: NodeVolume, target: Target, *, single: bool) -> None:
+        known = record.target(target.path)
+        if known is not None and (known.read_only, known.noexec) != (target.read_only, target.noexec):
+            raise RequestError(
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"volume {record.volume_id!r} is published at {target.path} already, "
+                f"{'read-only' if known.read_only else 'writable'}",
+            )
+        others = [other.path for other in record.targets if other.path != target.path]
+        used = next((path for path in others if binds.top_at(path) is not None), None)
+        if single and used is not None:
+            raise _precondition(f"volume {record.volume_id!r} is for a single pod, and published at {used} already")
+
+    def _show(self, record: NodeVolume, target: Target) -> None:
+        """Bind at a target; over what is there if that is this volume's own, whose pod may be running."""
+        known, there = record.target(target.path), binds.top_at(target.path)
+        self._records.put(record.with_target(target))
+        if known is not None and there is not None and there.device == self._mounts.device(record.mount):
+            return
+        if known is None or record.inline:
+            binds.clear(target.path)
+        binds.make_place(target.path)
+        self._mounts.bind(record, target.path, record.spec.subpath, read_only=target.read_only, noexec=target.noexec)
+
+    # --- how it is ----------------------------------------------------------------------------------------------
+
+    def NodeGetVolumeStats(  # noqa: N802
+        self, request: csi.NodeGetVolumeStatsRequest, _context: Any
+    ) -> csi.NodeGetVolumeStatsResponse:
+        volume_id, path = _volume_id(request), _path(request.volume_path, "volume_path")
+        record = self._at(volume_id, path)
+        facts = self._mounts.usage(path)
+        target = record.target(path)
+        mended = record.mended if target is None else target.mended
+        if isinstance(facts, Health):
+            return csi.NodeGetVolumeStatsResponse(
+                volume_condition=csi.VolumeCondition(abnormal=True, message=f"{record.mount.source}: {facts.value}")
+            )
+        size, unit = facts.f_frsize, csi.VolumeUsage
+        condition = csi.VolumeCondition(abnormal=bool(mended), message=mended or f"{record.mount.source} answers")
+        used = facts.f_blocks - facts.f_bfree
+        return csi.NodeGetVolumeStatsResponse(
+            usage=[
+                unit(unit=unit.BYTES, total=facts.f_blocks * size, used=used * size, available=facts.f_bavail * size),
+                unit(
+                    unit=unit.INODES,
+                    total=facts.f_files,
+                    used=facts.f_files - facts.f_ffree,
+                    available=facts.f_favail,
+                ),
+            ],
+            volume_condition=condition,
+        )
+
+    def NodeExpandVolume(self, request: csi.NodeExpandVolumeRequest, _context: Any) -> csi.NodeExpandVolumeResponse:  # noqa: N802
+        volume_id, path = _volume_id(request), _path(request.volume_path, "volume_path")
+        with self._records.lock(volume_id, timeout_s=_LOCK_S):
+            record = self._at(volume_id, path)
+            if request.HasField("volume_capability"):
+                mount_options(request.volume_capability, record.spec)
+            if record.spec.read_only:
+                raise invalid("a data set is as large as it is: only bucket volumes have a size that can change")
+            wanted, limit = request.capacity_range.required_bytes, request.capacity_range.limit_bytes
+            if limit and limit < max(wanted, record.quota_bytes):
+                raise RequestError(
+                    grpc.StatusCode.OUT_OF_RANGE,
+                    f"volume {volume_id!r} may hold {record.quota_bytes:,} bytes and is not made smaller",
+                )
+            if wanted:
+                self._preparation.expand(record, wanted)
+        return csi.NodeExpandVolumeResponse(capacity_bytes=max(wanted, record.quota_bytes))
+
+    def _at(self, volume_id: str, path: str) -> NodeVolume:
+        record = self._records.get(volume_id)
+        if record is None:
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"there is no volume {volume_id!r} on this node")
+        known = path == record.staging or record.target(path) is not None
+        if not known or binds.top_at(path) is None:
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"volume {volume_id!r} is not at {path}")
+        return record
+
+
+def _volume_id(request: Any) -> str:
+    if not request.volume_id:
+        raise invalid("volume_id is missing")
+    return str(request.volume_id)
+
+
+def _path(path: str, name: str, *, missing: Any = invalid) -> str:
+    if not path:
+        raise missing(f"{name} is missing")
+    if "\0" in path:
+        raise invalid(f"{name} is no path")
+    return binds.place(path)
+
+
+def _check_capability_is_there(request: Any) -> None:
+    if not request.HasField("volume_capability"):
+        raise invalid("volume_capability is missing")
+
+
+def _check_same(before: NodeVolume, now: NodeVolume) -> None:
+    if before.inline or before.staging not in ("", now.staging):
+        where = "inline" if before.inline else f"staged at {before.staging}"
+        raise RequestError(grpc.StatusCode.ALREADY_EXISTS, f"volume {now.volume_id!r} is {where} already")
+    for name in ("context", "mount", "mode", "read_only", "noexec"):
+        if getattr(before, name) != getattr(now, name):
+            raise RequestError(
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"volume {now.volume_id!r} is staged already, and not with this volume_capability and volume_context",
+            )
+
+
+def _check_group(capability: csi.VolumeCapability, options: MountOptions, record: NodeVolume) -> None:
+    group = capability.mount.volume_mount_group
+    if group and record.mount.bucket and options.gid != record.mount.options["gid"]:
+        raise _precondition(
+            f"on this node the volume belongs to group {record.mount.options['gid']}, and this pod asks for {group}: "
+            "pods that share a bucket volume on a node need the same fsGroup"
+        )
+
+
+def _left_s(context: Any) -> float | None:
+    left: float | None = None if context is None else context.time_remaining()
+    return left
+
+
+def _precondition(words: str) -> RequestError:
+    return RequestError(grpc.StatusCode.FAILED_PRECONDITION, words)

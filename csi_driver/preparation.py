@@ -1,0 +1,265 @@
+"""What a volume needs on a node before it can be shown, and what is undone when nothing shows it any more.
+
+Used by `node`, with the volume's lock held, and by `mender`. In order: which snapshot it is, whether it may be had,
+credentials, the shared mount, pin and warm-up. The record is written before each; every step can be made again. Any
+thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+
+import grpc
+
+from csi_driver import volume_records
+from csi_driver.annotations import BucketRules
+from csi_driver.capabilities import MountOptions
+from csi_driver.mounts import FLUSH_S, SharedMounts
+from csi_driver.records import NodeVolume, Records, SharedMount
+from csi_driver.status import RequestError
+from csi_driver.store_secrets import StoreSecrets
+from csi_driver.volumes import VolumeSpec
+from datacache.api import open_catalog
+from datacache.catalog.access import access_of, check_access
+from datacache.catalog.base import Catalog
+from datacache.catalog.refs import resolve
+from datacache.core.errors import AccessDeniedError, CatalogUnavailableError, DaemonError, DatacacheError
+from datacache.daemon.client import DaemonClient
+from datacache.manifest.reader import Manifest
+from datacache.settings import Settings
+from datacache.store.credentials import takes_credentials
+from datacache.store.urls import split_url
+
+_STATIC = "csi-static"
+"""The kind of documents that say which snapshot a volume is that nobody provisioned."""
+_WHOLE_ID = re.compile(r"[0-9a-f]{32}")
+_WARM_S = 100.0
+"""How long one call waits for a warm-up: a kubelet gives up after 2 minutes, and asks again."""
+_MARGIN_S = 5.0
+_ASK_AGAIN_S = 0.2
+
+_log = logging.getLogger("csi_driver")
+
+
+class NotYetError(RequestError):
+    """The volume is being prepared; what was done so far stays for the next call."""
+
+
+class Preparation:
+    """The volumes of one home."""
+
+    def __init__(self, settings: Settings, records: Records, mounts: SharedMounts, rules: BucketRules) -> None:
+        self._settings, self._records, self._mounts, self._rules = settings, records, mounts, rules
+        self._secrets = StoreSecrets(settings)
+
+    # --- what it is, and who may have it ------------------------------------------------------------------------
+
+    def resolved(self, volume_id: str, spec: VolumeSpec, *, inline: bool) -> VolumeSpec:
+        """The volume with its snapshot's id. A reference that can move is resolved once: for an inline volume by its
+        node, for a static one by the first node of all, which writes it down in the catalog."""
+        if spec.bucket or _WHOLE_ID.fullmatch(spec.ref.version):
+            return spec
+        with closing(open_catalog(self._settings)) as catalog:
+            if inline:
+                return _resolved_now(catalog, spec)
+            while True:
+                text = catalog.document(_STATIC, volume_id)
+                known = json.loads(text) if text is not None else {}
+                if known.get("asked") == spec.dataset:
+                    return spec.resolved(known["dataset"])
+                now = _resolved_now(catalog, spec)
+                text_now = json.dumps({"asked": spec.dataset, "dataset": now.dataset})
+                if catalog.set_document(_STATIC, volume_id, text_now, old=text):
+                    return now
+
+    def check_namespace(self, spec: VolumeSpec, namespace: str, *, inline: bool, secrets: Mapping[str, str]) -> None:
+        """PERMISSION_DENIED unless pods of a namespace ('': not known) may have the volume. If the catalog is away,
+        what was provisioned for the namespace may be had."""
+        owner = "" if inline else spec.namespace  # whoever writes a pod could claim anything
+        if owner and namespace and owner != namespace:
+            raise _denied(f"the volume was provisioned for namespace {owner}, not for {namespace}")
+        namespace = namespace or owner
+        if spec.bucket:
+            self._check_bucket(spec, namespace, inline=inline, secrets=secrets)
+            return
+        try:
+            with closing(open_catalog(self._settings)) as catalog:
+                if namespace:
+                    check_access(catalog, spec.ref.dataset, namespace, default=self._settings.access)
+                elif not access_of(catalog, spec.ref.dataset, default=self._settings.access).everybody:
+                    raise AccessDeniedError(
+                        f"data set {spec.ref.dataset} is not open to everybody, and the pod's namespace is not known",
+                        hint="The CSIDriver object needs podInfoOnMount: true.",
+                    )
+        except CatalogUnavailableError:
+            if not owner:
+                raise
+
+    def _check_bucket(self, spec: VolumeSpec, namespace: str, *, inline: bool, secrets: Mapping[str, str]) -> None:
+        own = bool(secrets) and takes_credentials(split_url(spec.bucket)[0])
+        if inline and not own and not self._rules.allow(spec.bucket, namespace):
+            raise _denied(
+                f"bucket {spec.bucket} is not open to inline volumes without a Secret (nodePublishSecretRef); "
+                f"{self._rules.describe(namespace)}"
+            )
+
+    # --- credentials, mount, pin, warm-up -----------------------------------------------------------------------
+
+    def prepare(self, record: NodeVolume, secrets: Mapping[str, str], *, left_s: float | None) -> NodeVolume:
+        """Everything but showing it; the record as it is then. Raises `NotYetError` where the caller is to ask again.
+        `left_s`: how long the caller waits."""
+        end = time.monotonic() + (_WARM_S if left_s is None else min(left_s - _MARGIN_S, _WARM_S))
+        record = self._take_secrets(record, secrets)
+        self.mount(record)
+        record = self._pin(record)
+        self._warm(record, end)
+        return record
+
+    def mount(self, record: NodeVolume) -> None:
+        """The shared mount, with the quota of those that use it."""
+        quota_bytes = self._quota_of(record.mount)
+        if not self._mounts.ensure(record.mount, quota_bytes=quota_bytes) and record.mount.bucket:
+            self._mounts.set_quota(record.mount, quota_bytes)
+
+    def quota_of(self, volume_id: str, spec: VolumeSpec) -> int:
+        """How much a volume may hold by now."""
+        if spec.read_only:
+            return 0
+        try:
+            with closing(open_catalog(self._settings)) as catalog:
+                return volume_records.quota_of(catalog, volume_id, spec)
+        except DatacacheError as exc:
+            _log.warning("the quota of volume %s is as it was provisioned: %s", volume_id, exc)
+            return spec.quota_bytes
+
+    def expand(self, record: NodeVolume, quota_bytes: int) -> None:
+        """Let a bucket volume hold this much, if it does not already."""
+        if not record.quota_bytes or quota_bytes > record.quota_bytes:
+            self._records.put(replace(record, quota_bytes=quota_bytes))
+        self._mounts.set_quota(record.mount, self._quota_of(record.mount))
+
+    def _quota_of(self, mount: SharedMount) -> int:
+        """Of a mount that several share: the largest; none if one of them has none."""
+        quotas = [record.quota_bytes for record in self._records.all() if record.used and record.mount == mount]
+        return max(quotas, default=0) if all(quotas) else 0
+
+    def _take_secrets(self, record: NodeVolume, secrets: Mapping[str, str]) -> NodeVolume:
+        spec = record.spec
+        if spec.credentials == "secret":
+            if not takes_credentials(split_url(spec.bucket)[0]):
+                raise _denied(f"bucket {spec.bucket} takes no credentials, so a Secret does not open it")
+            if not secrets:
+                raise RequestError(
+                    grpc.StatusCode.UNAUTHENTICATED,
+                    f"bucket {spec.bucket} may only be mounted with store credentials from a Secret, and none came "
+                    "along: see csi.storage.k8s.io/node-stage-secret-name of the StorageClass",
+                )
+        if not secrets:
+            return record
+        if spec.bucket:
+            taken = self._secrets.take_for_bucket(record.volume_id, spec.bucket, secrets, inline=record.inline)
+        else:
+            with closing(open_catalog(self._settings)) as catalog:
+                manifest = Manifest.open(spec.ref.version, catalog.get_blobs)
+                taken = self._secrets.take_for_snapshot(record.volume_id, manifest, secrets, inline=record.inline)
+        return self._put(replace(record, credentials=taken))
+
+    def _pin(self, record: NodeVolume) -> NodeVolume:
+        spec = record.spec
+        if not spec.pin or record.pinned:
+            return record
+        client = DaemonClient(self._settings)
+        client.ensure()
+        pins = client.cache_status()["pins"]
+        ours = any(other.pinned and other.mount == record.mount for other in self._records.all())
+        if ours or not any(str(spec.ref).startswith(pin) for pin in pins):
+            record = self._put(replace(record, pinned=True))  # somebody's own pin would not be ours to take away
+        client.pin(spec.dataset)
+        return record
+
+    def _warm(self, record: NodeVolume, end: float) -> None:
+        spec = record.spec
+        if spec.warm == "false":
+            return
+        client = DaemonClient(self._settings)
+        try:
+            client.ensure()
+            id = client.warm(spec.dataset)
+        except DaemonError as exc:
+            if spec.warm == "wait":
+                raise
+            _log.warning("%s is not warmed: %s", spec.dataset, exc)
+            return
+        while spec.warm == "wait":
+            job = client.job(id)
+            if job["state"] == "failed":
+                raise RequestError(
+                    grpc.StatusCode.UNAVAILABLE, f"{spec.dataset} cannot be warmed: {job['error']}. {job['hint']}"
+                )
+            if job["state"] != "running":
+                if job["state"] == "incomplete":
+                    _log.warning("%s does not fit into the cache; it is read from the store", spec.dataset)
+                return
+            if time.monotonic() > end:
+                raise NotYetError(
+                    grpc.StatusCode.UNAVAILABLE,
+                    f"{spec.dataset} is being warmed, and pods wait for it (warm: wait): {job['bytes_done']:,} of "
+                    f"{job['bytes_total']:,} bytes are here",
+                )
+            time.sleep(_ASK_AGAIN_S)
+
+    # --- the way back -------------------------------------------------------------------------------------------
+
+    def release(self, record: NodeVolume, *, flush_s: float = FLUSH_S) -> None:
+        """Undo all of it, as far as no other volume needs it, once nothing shows the volume any more. UNAVAILABLE while
+        a bucket does not have everything: what remains stays for the next call."""
+        record = self._put(replace(record, staging="", targets=()))
+        others = [other for other in self._records.all() if other.volume_id != record.volume_id]
+        if not any(other.used and other.mount == record.mount for other in others):
+            self._mounts.flush(record.mount, timeout_s=flush_s)
+            self._mounts.end(record.mount)
+        if record.pinned and not any(other.pinned and other.mount == record.mount for other in others):
+            try:
+                DaemonClient(self._settings).unpin(record.spec.dataset)
+            except DaemonError as exc:  # the record stays: it is tried again
+                _log.warning("%s stays pinned for now: %s", record.spec.dataset, exc)
+                return
+        self._secrets.drop(record.volume_id)
+        self._records.remove(record.volume_id)
+
+    def forget_strays(self) -> None:
+        """Mounts and credentials of volumes that there is no record of."""
+        self._mounts.end_strays()
+        self._secrets.keep_only({record.volume_id for record in self._records.all()})
+
+    def undo(self, record: NodeVolume) -> None:
+        """`release` after a failure, whose own error is the one to tell."""
+        with contextlib.suppress(DatacacheError, RequestError, OSError):
+            self.release(record, flush_s=0.0)
+
+    def _put(self, record: NodeVolume) -> NodeVolume:
+        self._records.put(record)
+        return record
+
+
+def shared_mount(spec: VolumeSpec, options: MountOptions) -> SharedMount:
+    """Which mount a resolved volume is a part of."""
+    if spec.bucket:
+        return SharedMount(source=spec.bucket, bucket=True, options=options.of_mount())
+    return SharedMount(source=spec.dataset, bucket=False)
+
+
+def _resolved_now(catalog: Catalog, spec: VolumeSpec) -> VolumeSpec:
+    record = resolve(catalog, spec.ref)
+    return spec.resolved(f"{record.dataset}@{record.id}")
+
+
+def _denied(words: str) -> RequestError:
+    return RequestError(grpc.StatusCode.PERMISSION_DENIED, words)
