@@ -1,0 +1,67 @@
+"""The Grafana dashboard asks for metrics that a node really prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from csi_driver.metrics import COUNTS, render_node
+from datacache import connect, create_snapshot
+from datacache.settings import Settings
+from fuse_mount import mount_bucket, unmount
+
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = ROOT / "deploy" / "grafana" / "datacache.json"
+_METRIC = re.compile(r"\bdatacache_[a-z_]+")
+
+
+def dashboard() -> Any:
+    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def printed(settings: Settings, tmp_path: Path) -> str:
+    for name in ("bucket", "runs", "mnt"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bucket" / "a").write_bytes(b"a" * 1000)
+    create_snapshot("mask", (tmp_path / "bucket").as_uri())
+    connect()
+    COUNTS.call("NodeGetInfo", "OK")
+    mount_bucket((tmp_path / "runs").as_uri(), tmp_path / "mnt", settings=settings)
+    try:
+        return render_node(settings)
+    finally:
+        unmount(tmp_path / "mnt", settings=settings)
+
+
+def test_every_metric_of_the_dashboard_is_printed(printed: str) -> None:
+    names = set(re.findall(r"^(datacache_[a-z_]+)", printed, re.MULTILINE))
+    asked = {
+        name
+        for panel in dashboard()["panels"]
+        for target in panel["targets"]
+        for name in _METRIC.findall(target["expr"])
+    }
+    assert len(asked) > 15
+    assert asked - names == set()
+    assert "datacache_csi_daemon_up" in names, "the list of nodes comes from it"
+
+
+def test_panels_do_not_overlap_and_their_queries_are_balanced() -> None:
+    panels = dashboard()["panels"]
+    cells = [
+        (x, y)
+        for grid in (panel["gridPos"] for panel in panels)
+        for x in range(grid["x"], grid["x"] + grid["w"])
+        for y in range(grid["y"], grid["y"] + grid["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    for panel in panels:
+        for target in panel["targets"]:
+            assert target["expr"].count("(") == target["expr"].count(")"), target["expr"]
+            assert target["expr"].count("{") == target["expr"].count("}"), target["expr"]

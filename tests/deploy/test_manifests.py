@@ -1,0 +1,335 @@
+"""The chart, rendered with Go's own templates, against Kubernetes' schemas and what we promise of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from scripts import render_manifests as chart
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "deploy" / "examples").glob("*.yaml"))
+VERSION = "1.37"
+SERVICE_MONITOR = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "monitoring.coreos.com/v1"},
+        "kind": {"const": "ServiceMonitor"},
+        "metadata": {"type": "object", "required": ["name", "namespace"]},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["selector", "endpoints"],
+            "properties": {
+                "selector": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {"matchLabels": {"type": "object", "additionalProperties": {"type": "string"}}},
+                },
+                "endpoints": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "properties": {
+                            "port": {"type": "string"},
+                            "interval": {"type": "string", "pattern": "^[0-9]+s$"},
+                            "relabelings": {
+                                "type": "array",
+                                "items": {
+                                    "type": "object",
+                                    "additionalProperties": False,
+                                    "properties": {
+                                        "sourceLabels": {"type": "array"},
+                                        "targetLabel": {"type": "string"},
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+"""What of the Prometheus operator's ServiceMonitor is used (its API reference, monitoring.coreos.com/v1)."""
+
+VALUES: dict[str, dict[str, Any]] = {
+    "the defaults": {},
+    "sidecars": {"registrar": {"sidecar": True}},
+    "no resizer": {"resizer": {"enabled": False}},
+    "monitoring": {"metrics": {"serviceMonitor": True, "dashboard": True, "labels": {"release": "prometheus"}}},
+    "a catalog of its own": {"mongodb": {"enabled": False}, "catalog": {"url": "mongodb://db.example/datacache"}},
+    "a catalog with a password": {"mongodb": {"enabled": False}, "catalog": {"secret": "datacache-catalog"}},
+    "MongoDB without a disk": {"mongodb": {"storage": ""}},
+    "MongoDB on a class": {"mongodb": {"storageClass": "fast"}},
+    "no credentials": {"stores": {"secret": ""}},
+    "no classes": {"storageClasses": {"dataset": {"create": False}, "bucket": {"create": False}}},
+    "all of it": {
+        "image": {"repository": "registry.example/datacache", "tag": "0.2.0", "pullSecrets": [{"name": "registry"}]},
+        "settings": {"DATACACHE_SSD_BYTES": "500GB", "DATACACHE_ACCESS": "none"},
+        "buckets": {"allowed": ["s3://runs/${pvc.namespace}/"]},
+        "home": "/mnt/nvme/datacache",
+        "kubeletDir": "/var/lib/k0s/kubelet",
+        "controller": {"replicas": 2, "tolerations": [{"key": "a", "operator": "Equal", "value": "b"}]},
+        "node": {"nodeSelector": {"gpu": "true"}, "affinity": {}},
+        "storageClasses": {
+            "dataset": {"parameters": {"warm": "true"}},
+            "bucket": {"parameters": {"bucket": "s3://runs/${pvc.namespace}"}, "mountOptions": ["umask=002"]},
+        },
+    },
+}
+
+
+@cache
+def rendered(name: str) -> list[dict[str, Any]]:
+    values = chart.merge(chart.default_values(), VALUES[name])
+    jsonschema.validate(values, values_schema())
+    return [each for objects in chart.render(values, namespace="lab").values() for each in objects]
+
+
+def values_schema() -> Any:
+    return json.loads((chart.CHART / "values.schema.json").read_text(encoding="utf-8"))
+
+
+def kind(name: str, kind: str) -> list[dict[str, Any]]:
+    return [each for each in rendered(name) if each["kind"] == kind]
+
+
+def validate(each: dict[str, Any]) -> None:
+    if each["kind"] == "ServiceMonitor":
+        jsonschema.validate(each, SERVICE_MONITOR)
+    else:
+        kubernetes_validate.validate(each, VERSION, strict=True)
+
+
+def pod_specs(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for each in objects:
+        spec = each.get("spec", {})
+        if each["kind"] == "Pod":
+            yield each["metadata"]["name"], spec
+        elif each["kind"] == "CronJob":
+            yield each["metadata"]["name"], spec["jobTemplate"]["spec"]["template"]["spec"]
+        elif "template" in spec:
+            yield each["metadata"]["name"], spec["template"]["spec"]
+
+
+def examples(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def node_container(values: str, name: str) -> dict[str, Any]:
+    [daemon_set] = kind(values, "DaemonSet")
+    return next(each for each in daemon_set["spec"]["template"]["spec"]["containers"] if each["name"] == name)
+
+
+def test_the_manifests_in_the_repository_are_what_the_chart_gives() -> None:
+    expected = chart.manifests(chart.default_values())
+    found = {str(path.relative_to(chart.OUT)): path.read_text(encoding="utf-8") for path in chart.OUT.rglob("*.yaml")}
+    assert found == expected, "run: python scripts/render_manifests.py"
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_kubernetes_schemas_accept_every_object(values: str) -> None:
+    objects = rendered(values)
+    assert len(objects) > 8
+    for each in objects:
+        validate(each)
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_kubernetes_schemas_accept_every_example(path: Path) -> None:
+    for each in examples(path):
+        validate(each)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mongodb": {"enabled": False}},
+        {"catalog": {"url": "mongodb://user:password@db.example/datacache"}},
+        {"catalog": {"url": "sqlite:////tmp/catalog.db"}},
+        {"image": {"tag": "latest"}},
+        {"provisioner": {"image": "registry.example/csi-provisioner"}},
+        {"settings": {"DATACACHE_HOME": "/elsewhere"}},
+        {"settings": {"AWS_SECRET_ACCESS_KEY": "secret"}},
+        {"home": "relative"},
+        {"nodes": {}},
+    ],
+)
+def test_values_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(chart.merge(chart.default_values(), wrong), values_schema())
+
+
+def test_the_controller_may_do_this_in_the_cluster_and_nothing_else() -> None:
+    [role], [own] = kind("the defaults", "ClusterRole"), kind("the defaults", "Role")
+    allowed = {
+        f"{resource}.{group}" if group else resource: sorted(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert allowed == {
+        "persistentvolumeclaims": ["get", "list", "watch"],
+        "persistentvolumeclaims/status": ["patch"],
+        "persistentvolumes": ["create", "delete", "get", "list", "patch", "watch"],
+        "storageclasses.storage.k8s.io": ["get", "list", "watch"],
+        "events": ["create", "patch"],
+    }
+    assert own["rules"] == [
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}
+    ]
+    without = [rule["resources"] for rule in kind("no resizer", "ClusterRole")[0]["rules"]]
+    assert ["persistentvolumeclaims/status"] not in without
+
+
+def test_a_node_has_no_token_and_no_role() -> None:
+    [daemon_set] = kind("the defaults", "DaemonSet")
+    spec = daemon_set["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    bound = [
+        subject["name"]
+        for each in kind("the defaults", "ClusterRoleBinding") + kind("the defaults", "RoleBinding")
+        for subject in each["subjects"]
+    ]
+    assert spec["serviceAccountName"] not in bound
+    assert {each["automountServiceAccountToken"] for each in kind("the defaults", "ServiceAccount")} == {False}
+
+
+@pytest.mark.parametrize("values", ["the defaults", "sidecars"])
+def test_store_credentials_are_in_no_container_that_needs_none(values: str) -> None:
+    given = {
+        (name, container["name"])
+        for name, spec in pod_specs(rendered(values))
+        for container in spec["containers"]
+        if "envFrom" in container
+    }
+    assert given == {
+        ("datacache-node", "mounts"),
+        ("datacache-node", "daemon"),
+        ("datacache-controller", "driver"),
+    }
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_pods_of_examples_are_restricted_and_those_outside_our_namespace_have_no_secret(path: Path) -> None:
+    objects = examples(path)
+    assert not [each for each in objects if each["kind"] == "Secret"]
+    ours = [each for each in objects if each["metadata"].get("namespace") == "datacache"]
+    assert "secret" not in json.dumps([each for each in objects if each not in ours]).lower()
+    for _, spec in pod_specs(objects):
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_images_have_a_version_and_come_from_where_they_are_made() -> None:
+    everything = [*rendered("sidecars"), *(each for path in EXAMPLES for each in examples(path))]
+    images = {container["image"] for _, spec in pod_specs(everything) for container in spec["containers"]}
+    official = r"(registry\.k8s\.io/sig-storage/)?[a-z-]+:v?\d+(\.\d+)+"
+    assert [image for image in images if not re.fullmatch(official, image)] == []
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    assert set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)) == {"${PYTHON_IMAGE}", "runtime"}
+    assert re.search(r"^ARG PYTHON_IMAGE=python:\d+\.\d+\.\d+-slim-bookworm$", dockerfile, re.MULTILINE)
+
+
+def test_the_chart_the_image_and_the_package_have_one_version() -> None:
+    import datacache
+
+    described = yaml.safe_load((chart.CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    tag = chart.default_values()["image"]["tag"]
+    assert described["version"] == described["appVersion"] == tag == datacache.__version__
+    used = re.findall(r"image: datacache(?:-training)?:(\S+)", "".join(p.read_text("utf-8") for p in EXAMPLES))
+    assert set(used) == {tag}
+
+
+def test_a_new_node_pod_runs_beside_the_old_one_unless_a_sidecar_registers() -> None:
+    def update(values: str) -> Any:
+        return kind(values, "DaemonSet")[0]["spec"]["updateStrategy"]["rollingUpdate"]
+
+    assert update("the defaults") == {"maxSurge": 1, "maxUnavailable": 0}
+    assert update("sidecars") == {"maxSurge": 0, "maxUnavailable": 1}
+    assert any(arg.startswith("--register=") for arg in node_container("the defaults", "driver")["args"])
+    assert not any(arg.startswith("--register=") for arg in node_container("sidecars", "driver")["args"])
+    [daemon_set] = kind("the defaults", "DaemonSet")
+    spec = daemon_set["spec"]["template"]["spec"]
+    # Ports of the node itself are the first pod's only.
+    assert "hostNetwork" not in spec
+    assert not [p for c in spec["containers"] for p in c.get("ports", []) if "hostPort" in p]
+
+
+@pytest.mark.parametrize("values", ["the defaults", "all of it"])
+def test_what_is_mounted_on_the_node_has_the_same_path_inside_and_reaches_the_node(values: str) -> None:
+    [daemon_set] = kind(values, "DaemonSet")
+    spec = daemon_set["spec"]["template"]["spec"]
+    assert spec["hostPID"] is True
+    paths = {each["name"]: each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each}
+    for container in spec["containers"]:
+        mounts = {each["name"]: each for each in container["volumeMounts"]}
+        assert mounts["home"]["mountPropagation"] == "Bidirectional"
+        for name in {"home", "kubelet", "shm"} & set(mounts):
+            assert mounts[name]["mountPath"] == paths[name]
+        environment = {each["name"]: each.get("value") for each in container["env"]}
+        assert environment["DATACACHE_HOME"] == paths["home"]
+        assert environment["DATACACHE_MOUNT_HOST"] == f"{paths['home']}/run/mounts.sock"
+        assert environment["DATACACHE_DAEMON"] == "external"
+
+
+def test_the_programs_understand_the_arguments_they_get() -> None:
+    from csi_driver.__main__ import _parser
+
+    [deployment] = kind("all of it", "Deployment")
+    driver = deployment["spec"]["template"]["spec"]["containers"][0]
+    parsed = _parser().parse_args(driver["args"])
+    assert (parsed.mode, parsed.metrics_port) == ("controller", 9808)
+    assert parsed.allow_bucket == ["s3://runs/${pvc.namespace}/"]
+    parsed = _parser().parse_args(node_container("all of it", "driver")["args"])
+    assert str(parsed.endpoint) == "/var/lib/k0s/kubelet/plugins/datacache.io/csi.sock"
+    assert str(parsed.register) == "/var/lib/k0s/kubelet/plugins_registry"
+
+
+def test_the_driver_is_named_as_it_calls_itself() -> None:
+    from csi_driver import DRIVER_NAME
+
+    assert kind("the defaults", "CSIDriver")[0]["metadata"]["name"] == DRIVER_NAME
+    assert {each["provisioner"] for each in kind("the defaults", "StorageClass")} == {DRIVER_NAME}
+    assert "DATACACHE_HOME" in json.dumps(rendered("the defaults"))
+
+
+def test_annotations_and_attributes_of_examples_are_what_the_driver_reads() -> None:
+    from csi_driver.annotations import read_request
+    from csi_driver.volumes import parse_context
+
+    claims = attributes = 0
+    for each in (each for path in EXAMPLES for each in examples(path)):
+        annotations = each["metadata"].get("annotations", {})
+        if each["kind"] == "PersistentVolumeClaim" and each["spec"]["storageClassName"]:
+            read_request({}, annotations, namespace="lab", name=each["metadata"]["name"])
+            claims += 1
+        elif each["kind"] == "PersistentVolume":
+            parse_context(each["spec"]["csi"]["volumeAttributes"])
+            attributes += 1
+        for _, spec in pod_specs([each]):
+            for volume in spec["volumes"]:
+                if "csi" in volume:
+                    parse_context(volume["csi"]["volumeAttributes"])
+                    attributes += 1
+    assert claims >= 5
+    assert attributes == 2
