@@ -124,7 +124,7 @@ class BucketSupervisor:
             self._files,
             arguments,
             {"mountpoint": self._config.mountpoint, "url": self._config.url},
-            None,
+            (),
         )
         try:
             self._serve(due)
@@ -136,6 +136,9 @@ class BucketSupervisor:
             timeout_s = None if due is None else max(due - time.monotonic(), 0)
             if due is not None and timeout_s == 0:
                 due = None
+                if self._is_replaced():
+                    _log.info("%s has another supervisor by now", self._config.mountpoint)
+                    return
                 self._restarts += 1
                 self._spawn()
                 continue
@@ -256,6 +259,15 @@ class BucketSupervisor:
     def _is_mounted(self) -> bool:
         there = session.mount_at(self._config.mountpoint)
         return there is not None and there.kind == MOUNT_TYPE
+
+    def _is_replaced(self) -> bool:
+        """Whether somebody has mounted in this place again, while the keeper brought this supervisor up."""
+        known = self._files.read()
+        return (
+            known is not None
+            and known.supervisor != os.getpid()
+            and process.serves(known.supervisor, self._config.mountpoint)
+        )
 
     def _give_up(self, problem: str) -> None:
         _log.error("%s is given up: %s", self._config.mountpoint, problem)

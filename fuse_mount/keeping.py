@@ -1,4 +1,4 @@
-"""A mount's line to the keeper in the cache daemon (`datacache.daemon.keeper`), which holds a copy of its descriptor.
+"""A mount's line to the keeper in the cache daemon (`datacache.daemon.keeper`), which holds copies of its descriptors.
 
 Used by `supervisor` and `bucket_supervisor`, whose loops never wait for it: connecting, sending and hearing are steps
 that take what there is. While no daemon runs it is tried again, at least once a second. `fetch` and `kept` are the
@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,14 @@ class KeeperLine:
     """The line of one mount. `kept` says whether the keeper has what it was sent last."""
 
     def __init__(
-        self, home: str, files: FilesOfMount, arguments: list[str], note: dict[str, Any], fd: int | None
+        self, home: str, files: FilesOfMount, arguments: list[str], note: dict[str, Any], fds: Sequence[int]
     ) -> None:
-        """`arguments` (of `python -m fuse_mount`) bring a new owner up. `fd` stays the caller's."""
+        """`arguments` (of `python -m fuse_mount`) bring a new owner up. `fds` stay the caller's; the first of them is
+        what the new owner gets, if there is one.
+        """
         self._home = Path(home)
         self._key = files.key
-        self._fd = fd
+        self._fds = list(fds)
         self._hello = {
             "op": "keep",
             "key": files.key,
@@ -47,7 +50,6 @@ class KeeperLine:
             "environment": environment({}),
             "log": str(files.log),
             "note": note,
-            "descriptor": fd is not None,
         }
         self._connection: socket.socket | None = None
         self._unsent = b""
@@ -81,7 +83,15 @@ class KeeperLine:
         except BlockingIOError:
             pass
         except OSError:
+            if self.kept:
+                _log.warning("the cache daemon is gone; the descriptors are handed to the next one")
             self._lost(self._pause_s)
+
+    def hand_over(self, fds: Sequence[int]) -> None:
+        """Have other descriptors kept from now on. The keeper lets go of those before when it has these."""
+        self._fds = list(fds)
+        if not self._closed:
+            self._lost(0.0)
 
     def release(self) -> None:
         """Say that the mount is over, so that nobody brings it back, and close."""
@@ -103,9 +113,9 @@ class KeeperLine:
             self._connection = None
 
     def _connect(self) -> None:
-        self._heard, self._unsent = b"", json.dumps(self._hello).encode() + b"\n"
+        self._heard, self._unsent = b"", json.dumps(self._hello | {"descriptors": len(self._fds)}).encode() + b"\n"
         self._connection = _connect(self._home, blocking=False)
-        sent = socket.send_fds(self._connection, [self._unsent], [] if self._fd is None else [self._fd])
+        sent = socket.send_fds(self._connection, [self._unsent], self._fds)
         self._unsent = self._unsent[sent:]
 
     def _hear(self, part: bytes) -> None:
@@ -122,8 +132,6 @@ class KeeperLine:
         self._lost(_REFUSED_PAUSE_S)
 
     def _lost(self, pause_s: float) -> None:
-        if self.kept:
-            _log.warning("the cache daemon is gone; the descriptor is handed to the next one")
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -21,7 +21,7 @@ tiers bypassed: a broken disk under a mapped region is the likely reason.
 the descriptor from a worker (`pidfd_getfd(2)`, Linux 5.6) and the rest from the state file. Where that fails
 the mount works on, without anybody to restart a worker.
 
-**All are killed at once** (a container). The keeper in the cache daemon holds a copy of the descriptor (`keeping`),
+**All are killed at once** (a container). The keeper in the cache daemon holds copies of the descriptors (`keeping`),
 notices that the supervisor's line to it has ended, and starts a new one, which has the kernel send again what the
 dead workers had read. Readers wait meanwhile.
 
@@ -49,7 +49,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -210,6 +210,13 @@ class Supervisor:
     def _short_ref(self) -> str:
         return f"{self._facts['dataset']}@{self._facts['id'][:12]}"
 
+    def _descriptors(self) -> list[int]:
+        """What the keeper is to hold: the clones as well, since the kernel aborts what was read from one when its last
+        copy is closed, and to have it sent again is what they are kept for.
+        """
+        clones = [slot.fd for slot in self._slots if slot.own_queue] if self._config.resend else []
+        return [self._main, *clones]
+
     def _make_slots(self, first: _Slot) -> None:
         mount = session.mount_at(self._config.mountpoint)
         if mount is not None:
@@ -232,7 +239,7 @@ class Supervisor:
         self._listener = self._files.listen()
         arguments = ["--takeover", self._config.mountpoint, "--only-if-dead"]
         note = {"mountpoint": self._config.mountpoint, "ref": self._config.ref}
-        self._line = KeeperLine(self._config.home, self._files, arguments, note, self._main)
+        self._line = KeeperLine(self._config.home, self._files, arguments, note, self._descriptors())
         self._write_state()
         _log.info("%s serves %s with %d workers", self._config.mountpoint, self._config.ref, len(self._slots))
 
@@ -335,6 +342,10 @@ class Supervisor:
             return
         os.close(slot.fd)
         slot.fd, slot.own_queue = self._queue()
+        if self._config.resend:  # the kernel cannot, and aborts requests when the last copy of the clone is closed
+            self._config = replace(self._config, resend=False)
+            if self._line is not None:
+                self._line.hand_over(self._descriptors())
 
     # --- the loop -------------------------------------------------------------------------------------------
 

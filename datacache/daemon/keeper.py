@@ -3,16 +3,18 @@
 A mount of FUSE is gone when the last copy of its descriptor is closed. Its supervisor (`fuse_mount`, of which this
 layer knows nothing) hands a copy over, with a command that brings a new owner up, and keeps the connection open. When
 that ends without a word, and the kernel still serves the descriptor, the command is run: it asks for the descriptor
-and is the next owner. What comes without a descriptor is only started again.
+and is the next owner. What comes without a descriptor is only started again. Of several descriptors the first is the
+one that is given out; the others are held because the kernel aborts what was read from a queue when its last copy is
+closed.
 
 One thread does everything and waits for nobody; `start` and `close` are called by the daemon's main thread. Nothing is
 read from a descriptor here, and none is waited for in `poll`: the kernel would wake this thread at each request.
 
 Messages on `<home>/run/keeper.sock` (mode 0600) are JSON lines, each answered by one, `{"ok": …}` or `{"error": …}`:
 
-    {"op": "keep", "key", "argv", "environment", "log", "note", "descriptor": bool}    the descriptor comes along
+    {"op": "keep", "key", "argv", "environment", "log", "note", "descriptors": N}    N descriptors come along
     {"op": "release", "key"}     it is over, and nothing is to be run; a connection that ends releases nothing
-    {"op": "fetch", "key"}       {"ok": {"note"}} with a copy of the descriptor, if there is one
+    {"op": "fetch", "key"}       {"ok": {"note"}} with a copy of the first descriptor, if there is one
     {"op": "list"}               {"ok": {key: {"owned": bool, "descriptor": bool, "note"}}}
 """
 
@@ -45,7 +47,8 @@ _PATIENCE_S = 15.0
 _LOOK_EVERY_S = 5.0
 _LOOK_AT_CHILDREN_EVERY_S = 0.1
 _MAX_MESSAGE_BYTES = 4 * 2**20
-_CONNECTED_EVENTS = select.POLLERR | select.POLLHUP | select.POLLNVAL
+_MAX_DESCRIPTORS = 253  # of one message: SCM_MAX_FD, <net/scm.h>
+_GONE_EVENTS = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ class _Client:
 @dataclass(eq=False, kw_only=True)
 class _Kept:
     key: str
-    fd: int | None
+    fds: list[int]
     argv: list[str]
     environment: dict[str, str]
     log: str
@@ -82,7 +85,7 @@ def is_connected(fd: int) -> bool:
     """Whether the kernel still serves a descriptor of /dev/fuse: POLLERR says that the mount is gone. Reads nothing."""
     poll = select.poll()
     poll.register(fd, 0)
-    return not any(events & _CONNECTED_EVENTS for _, events in poll.poll(0))
+    return not any(events & _GONE_EVENTS for _, events in poll.poll(0))
 
 
 class Keeper:
@@ -114,7 +117,7 @@ class Keeper:
             self._thread.join()
         paths.keeper_socket_path(self._home).unlink(missing_ok=True)
         for kept in self._kept.values():
-            if not kept.owners and kept.fd is not None and is_connected(kept.fd):
+            if not kept.owners and kept.fds and not _is_gone(kept):
                 log.error("nobody serves %s, and its descriptor goes with this daemon: it is lost", _name(kept))
             _close(kept)
         for key in list(self._selector.get_map().values()):
@@ -162,7 +165,7 @@ class Keeper:
 
     def _receive(self, client: _Client) -> None:
         try:
-            part, fds, _, _ = socket.recv_fds(client.connection, 65536, 4, socket.MSG_CMSG_CLOEXEC)
+            part, fds, _, _ = socket.recv_fds(client.connection, 65536, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
@@ -194,26 +197,29 @@ class Keeper:
             return {"ok": None}, None
         if operation == "fetch":
             kept = self._kept.get(str(message["key"]))
-            if kept is None or (kept.fd is not None and not is_connected(kept.fd)):
+            if kept is None or _is_gone(kept):
                 return {"error": "it is not kept here"}, None
-            return {"ok": {"note": kept.note}}, kept.fd
+            return {"ok": {"note": kept.note}}, kept.fds[0] if kept.fds else None
         if operation == "list":
             return {"ok": {key: _summary(kept) for key, kept in self._kept.items()}}, None
         return {"error": f"unknown operation {operation!r}"}, None
 
     def _keep(self, client: _Client, message: dict[str, Any]) -> dict[str, Any]:
-        fd = client.fds.pop(0) if message["descriptor"] else None
+        count = int(message["descriptors"])
+        if not 0 <= count <= len(client.fds):
+            raise ValueError("descriptors are missing")
+        fds, client.fds = client.fds[:count], client.fds[count:]
         new = _Kept(
             key=str(message["key"]),
-            fd=fd,
+            fds=fds,
             argv=[str(word) for word in message["argv"]],
             environment={str(name): str(value) for name, value in message["environment"].items()},
             log=str(message["log"]),
             note=message["note"],
             since=time.monotonic(),
         )
-        if fd is not None and not is_connected(fd):
-            os.close(fd)
+        if _is_gone(new):
+            _close(new)
             return {"error": "what the descriptor stands for is gone"}
         old = self._kept.get(new.key)
         if old is not None:
@@ -256,11 +262,11 @@ class Keeper:
         for kept in list(self._kept.values()):
             if kept.owners:
                 continue
-            if kept.fd is not None and not is_connected(kept.fd):
+            if _is_gone(kept):
                 self._drop(kept, "is gone")
             elif kept.process is not None and (code := kept.process.poll()) is not None:
                 kept.process = None
-                if code == 0 and kept.fd is None:
+                if code == 0 and not kept.fds:
                     self._drop(kept, "has nobody who would want it back")
                 elif code != 0:
                     log.warning("%s did not come back (%d)", _name(kept), code)
@@ -315,7 +321,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _summary(kept: _Kept) -> dict[str, Any]:
-    return {"owned": bool(kept.owners), "descriptor": kept.fd is not None, "note": kept.note}
+    return {"owned": bool(kept.owners), "descriptor": bool(kept.fds), "note": kept.note}
 
 
 def _name(kept: _Kept) -> str:
@@ -324,6 +330,10 @@ def _name(kept: _Kept) -> str:
 
 
 def _close(kept: _Kept) -> None:
-    if kept.fd is not None:
+    for fd in kept.fds:
         with contextlib.suppress(OSError):
-            os.close(kept.fd)
+            os.close(fd)
+
+
+def _is_gone(kept: _Kept) -> bool:
+    return bool(kept.fds) and not is_connected(kept.fds[0])

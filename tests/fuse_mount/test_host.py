@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -16,11 +17,14 @@ from typing import TypeVar
 import pytest
 
 import fuse_mount
+from datacache.core.errors import MountError
 from datacache.daemon import paths
+from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings, load_settings
-from fuse_mount import MountInfo, keeping
+from fuse_mount import MountInfo, keeping, process, session
+from fuse_mount.control import receive, reply
 from fuse_mount.state import MountFiles
-from tests.fuse_mount.conftest import Mounter
+from tests.fuse_mount.conftest import Mounter, files_below
 from tests.fuse_mount.containers import Container, parent_of
 from tests.fuse_mount.test_crashes import Readers
 from tests.fuse_mount.test_session import ended
@@ -130,3 +134,92 @@ def test_whatever_is_killed_in_turn_readers_only_wait(folder: Path, mounter: Mou
     assert all(ended(pid) for pid in (info.pid, *info.workers))
     assert keeping.kept(node.settings.home) == set()
     print(f"{KILLS} kills, {reads} reads")
+
+
+def test_a_newer_host_takes_over_while_others_read(folder: Path, mounter: Mounter, node: Node) -> None:
+    info = node.whole(mounter())
+    readers = Readers(info, folder)
+    with node.another("mounts") as newer, node.another("daemon") as daemon:
+        after = node.whole(info, newer)
+        assert node.mounts.stop() == 0
+        assert node.daemon.stop() == 0
+        after = node.whole(info, newer)
+        assert after.device == info.device
+        with process.connect_to_host(paths.mount_host_path(node.settings.home)) as connection:
+            reply(connection, {"op": "ping"})
+            assert receive(connection)[0]["ok"]["pid"] == newer.pid
+        assert DaemonClient(node.settings).health()["pid"] == daemon.pid
+        assert readers.finish()[1:] == (0, 0)
+        fuse_mount.unmount(info.mountpoint, settings=node.settings)
+
+
+def test_a_host_that_ends_leaves_its_mounts_to_the_keeper(folder: Path, mounter: Mounter, node: Node) -> None:
+    info = node.whole(mounter())
+    readers = Readers(info, folder)
+    assert node.mounts.stop() == 0
+    assert all(ended(pid) for pid in (info.pid, *info.workers))
+    assert files_below(info.mountpoint) == files_below(folder)
+    assert not paths.mount_host_path(node.settings.home).exists()
+    node.mounts.start()
+    assert node.whole(info).device == info.device
+    assert readers.finish()[1:] == (0, 0)
+
+
+def test_what_is_wrong_with_a_mount_is_told_through_the_host(mounter: Mounter, node: Node, tmp_path: Path) -> None:
+    target = tmp_path / "other"
+    target.mkdir()
+    opener = "tests.fuse_mount.standin:open_folder"
+    with pytest.raises(MountError, match="there is no missing") as caught:
+        fuse_mount.mount_snapshot("missing", target, settings=node.settings, opener=opener)
+    assert caught.value.hint == "dsctl snapshot list"
+
+
+def test_a_host_serves_one_home_only(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    other = dataclasses.replace(node.settings, home=tmp_path / "elsewhere")
+    opener = "tests.fuse_mount.standin:open_folder"
+    with pytest.raises(MountError, match="elsewhere"):
+        fuse_mount.mount_snapshot("mask", tmp_path / "mnt", settings=other, opener=opener)
+
+
+def test_a_mount_whose_processes_and_keeper_all_die_is_lost_and_the_log_says_so(
+    folder: Path, mounter: Mounter, node: Node
+) -> None:
+    info = node.whole(mounter())
+    node.daemon.kill_first()
+    node.mounts.kill()
+    with pytest.raises(OSError, match="Transport endpoint"):
+        (info.mountpoint / "not-there").stat()
+    node.daemon.start()
+    node.mounts.start()
+    log = node.folder / "mounts.log"
+    until(lambda: True if f"{info.mountpoint} is lost" in log.read_text() else None)
+    assert fuse_mount.unmount(info.mountpoint, settings=node.settings)
+    assert node.whole(mounter()).pid != info.pid
+
+
+def test_a_mount_that_is_gone_is_not_brought_back(folder: Path, mounter: Mounter, node: Node) -> None:
+    info = node.whole(mounter())
+    os.kill(info.pid, signal.SIGSTOP)
+    session.unmount_now(str(info.mountpoint))
+    node.mounts.kill()
+    until(lambda: True if not keeping.kept(node.settings.home) else None)
+    assert "bringing it back" not in (node.folder / "daemon.log").read_text()
+
+
+def test_without_the_host_a_mount_by_hand_is_kept_as_well(
+    folder: Path, mounter: Mounter, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.mounts.kill()
+    monkeypatch.delenv("DATACACHE_MOUNT_HOST")
+    target = folder.parent / "by-hand"
+    target.mkdir()
+    opener = "tests.fuse_mount.standin:open_folder"
+    info = fuse_mount.mount_snapshot("mask", target, settings=load_settings(), opener=opener, workers=1)
+    until(lambda: True if node.state(info).kept else None)
+    for pid in (info.pid, *info.workers):
+        os.kill(pid, signal.SIGSTOP)  # none is to notice that another one died
+    for pid in (info.pid, *info.workers):
+        kill(pid)
+    assert files_below(target) == files_below(folder)
+    assert parent_of(node.state(info).pid) == node.daemon.pid
