@@ -99,11 +99,13 @@ def open_folder(root: int, subpath: str) -> int:
 
 def make_folder(root: int, subpath: str, *, uid: int, gid: int, umask: int) -> int:
     """As `open_folder`, and what is missing of the path is made, for this owner."""
+    # Where a group is to write together, what its members make is the group's.
+    mode = 0o777 & ~umask | (0 if umask & stat.S_IWGRP else stat.S_ISGID)
     found = os.dup(root)
     try:
         for name in subpath.split("/"):
             try:
-                os.mkdir(name, 0o777 & ~umask, dir_fd=found)
+                os.mkdir(name, mode & 0o777, dir_fd=found)
                 made = True
             except FileExistsError:
                 made = False
@@ -113,7 +115,7 @@ def make_folder(root: int, subpath: str, *, uid: int, gid: int, umask: int) -> i
             if made:
                 with contextlib.suppress(PermissionError):
                     os.chown(f"/proc/self/fd/{found}", uid, gid)
-                    os.chmod(f"/proc/self/fd/{found}", 0o777 & ~umask)
+                    os.chmod(f"/proc/self/fd/{found}", mode)
     except BaseException:
         os.close(found)
         raise

@@ -25,8 +25,6 @@ from csi_driver.status import RequestError
 from datacache.core.errors import MountError, UploadError
 from datacache.settings import Settings
 
-FLUSH_S = 20.0
-"""How long the end of a bucket's last volume waits for uploads before the kubelet has to ask again."""
 _ANSWER_S = 5.0
 _LOCK_S = 60.0
 _STOP_FLUSH_S = 5.0
@@ -126,7 +124,7 @@ class SharedMounts:
         finally:
             os.close(folder)
 
-    def flush(self, mount: SharedMount, *, timeout_s: float = FLUSH_S) -> None:
+    def flush(self, mount: SharedMount, *, timeout_s: float) -> None:
         """Wait until a bucket has all that was written. UNAVAILABLE says what it does not have."""
         if not mount.bucket:
             return

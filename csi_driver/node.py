@@ -51,8 +51,8 @@ class NodeService:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._records = Records(folder)
         self._mounts = SharedMounts(settings, self._records, folder)
-        self._preparation = Preparation(settings, self._records, self._mounts, rules or BucketRules())
-        self.mender = Mender(self._records, self._mounts, self._preparation)
+        self.preparation = Preparation(settings, self._records, self._mounts, rules or BucketRules())
+        self.mender = Mender(self._records, self._mounts, self.preparation)
 
     def start(self) -> None:
         """Clean up what a driver that was killed left, in the background, and mend mounts from then on."""
@@ -83,8 +83,8 @@ class NodeService:
         mode = request.volume_capability.access_mode.mode
         with self._records.lock(volume_id, timeout_s=_LOCK_S):
             before = self._records.get(volume_id)
-            spec = self._preparation.resolved(volume_id, spec, inline=False)
-            self._preparation.check_namespace(spec, "", inline=False, secrets={}) if spec.namespace else None
+            spec = self.preparation.resolved(volume_id, spec, inline=False)
+            self.preparation.check_namespace(spec, "", inline=False, secrets={}) if spec.namespace else None
             record = NodeVolume(
                 volume_id=volume_id,
                 context=spec.context(),
@@ -93,20 +93,20 @@ class NodeService:
                 read_only=options.read_only,
                 noexec=options.noexec,
                 staging=path,
-                quota_bytes=self._preparation.quota_of(volume_id, spec),
+                quota_bytes=self.preparation.quota_of(volume_id, spec),
             )
             if before is not None and before.used:
                 _check_same(before, record)
                 record = replace(before, quota_bytes=max(before.quota_bytes, record.quota_bytes))
             self._records.put(record)
             try:
-                record = self._preparation.prepare(record, request.secrets, left_s=_left_s(context))
+                record = self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
                 self._show_staged(record)
             except NotYetError:
                 raise
             except BaseException:
                 if before is None:
-                    self._preparation.undo(record)
+                    self.preparation.undo(record)
                 raise
         return csi.NodeStageVolumeResponse()
 
@@ -120,7 +120,7 @@ class NodeService:
                     raise _precondition(f"volume {volume_id!r} is still published at {mounted[0]}")
             binds.clear(path)
             if record is not None and record.staging in (path, ""):
-                self._preparation.release(record)
+                self.preparation.release(record)
         return csi.NodeUnstageVolumeResponse()
 
     def _show_staged(self, record: NodeVolume) -> None:
@@ -143,7 +143,7 @@ class NodeService:
         target = Target(path=path, read_only=read_only, noexec=options.noexec)
         namespace = request.volume_context.get(POD_NAMESPACE, "")
         with self._records.lock(volume_id, timeout_s=_LOCK_S):
-            self._preparation.check_namespace(spec, namespace, inline=inline, secrets=request.secrets)
+            self.preparation.check_namespace(spec, namespace, inline=inline, secrets=request.secrets)
             record = self._records.get(volume_id)
             if inline:
                 self._publish_inline(request, target, options, record, context)
@@ -153,7 +153,7 @@ class NodeService:
                 raise _precondition(f"volume {volume_id!r} is not staged at {staging}")
             _check_group(request.volume_capability, options, record)
             self._check_target(record, target, single=is_single_writer(request.volume_capability))
-            self._preparation.mount(record)
+            self.preparation.mount(record)
             self._show(record, target)
         return csi.NodePublishVolumeResponse()
 
@@ -171,7 +171,7 @@ class NodeService:
             self._check_target(record, target, single=True)
         else:
             spec = replace(parse_context(request.volume_context), namespace="", asked="", credentials="", quota_bytes=0)
-            spec = self._preparation.resolved(volume_id, spec, inline=True)
+            spec = self.preparation.resolved(volume_id, spec, inline=True)
             record = NodeVolume(
                 volume_id=volume_id,
                 context=spec.context(),
@@ -182,13 +182,13 @@ class NodeService:
         record = record.with_target(target)
         self._records.put(record)
         try:
-            record = self._preparation.prepare(record, request.secrets, left_s=_left_s(context))
+            record = self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
             self._show(record, target)
         except NotYetError:
             raise
         except BaseException:
             if before is None:
-                self._preparation.undo(record)
+                self.preparation.undo(record)
             raise
 
     def NodeUnpublishVolume(  # noqa: N802
@@ -204,7 +204,7 @@ class NodeService:
                     record = record.without_target(path)
                     self._records.put(record)
                 if record.inline and not record.used:
-                    self._preparation.release(record)
+                    self.preparation.release(record)
         return csi.NodeUnpublishVolumeResponse()
 
     def _check_target(self, record: NodeVolume, target: Target, *, single: bool) -> None:
@@ -276,7 +276,7 @@ class NodeService:
                     f"volume {volume_id!r} may hold {record.quota_bytes:,} bytes and is not made smaller",
                 )
             if wanted:
-                self._preparation.expand(record, wanted)
+                self.preparation.expand(record, wanted)
         return csi.NodeExpandVolumeResponse(capacity_bytes=max(wanted, record.quota_bytes))
 
     def _at(self, volume_id: str, path: str) -> NodeVolume:

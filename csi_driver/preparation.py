@@ -21,7 +21,7 @@ import grpc
 from csi_driver import volume_records
 from csi_driver.annotations import BucketRules
 from csi_driver.capabilities import MountOptions
-from csi_driver.mounts import FLUSH_S, SharedMounts
+from csi_driver.mounts import SharedMounts
 from csi_driver.records import NodeVolume, Records, SharedMount
 from csi_driver.status import RequestError
 from csi_driver.store_secrets import StoreSecrets
@@ -40,6 +40,8 @@ from datacache.store.urls import split_url
 _STATIC = "csi-static"
 """The kind of documents that say which snapshot a volume is that nobody provisioned."""
 _WHOLE_ID = re.compile(r"[0-9a-f]{32}")
+FLUSH_S = 20.0
+"""How long the end of a bucket's last volume waits for uploads before the kubelet has to ask again."""
 _WARM_S = 100.0
 """How long one call waits for a warm-up: a kubelet gives up after 2 minutes, and asks again."""
 _MARGIN_S = 5.0
@@ -58,6 +60,7 @@ class Preparation:
     def __init__(self, settings: Settings, records: Records, mounts: SharedMounts, rules: BucketRules) -> None:
         self._settings, self._records, self._mounts, self._rules = settings, records, mounts, rules
         self._secrets = StoreSecrets(settings)
+        self.flush_s = FLUSH_S
 
     # --- what it is, and who may have it ------------------------------------------------------------------------
 
@@ -217,13 +220,13 @@ class Preparation:
 
     # --- the way back -------------------------------------------------------------------------------------------
 
-    def release(self, record: NodeVolume, *, flush_s: float = FLUSH_S) -> None:
+    def release(self, record: NodeVolume, *, flush_s: float | None = None) -> None:
         """Undo all of it, as far as no other volume needs it, once nothing shows the volume any more. UNAVAILABLE while
         a bucket does not have everything: what remains stays for the next call."""
         record = self._put(replace(record, staging="", targets=()))
         others = [other for other in self._records.all() if other.volume_id != record.volume_id]
         if not any(other.used and other.mount == record.mount for other in others):
-            self._mounts.flush(record.mount, timeout_s=flush_s)
+            self._mounts.flush(record.mount, timeout_s=self.flush_s if flush_s is None else flush_s)
             self._mounts.end(record.mount)
         if record.pinned and not any(other.pinned and other.mount == record.mount for other in others):
             try:
