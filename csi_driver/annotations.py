@@ -95,8 +95,8 @@ def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
     """Our annotations without their prefix; empty ones count as left out."""
     ours = {key: text for key, text in annotations.items() if key.startswith(PREFIX)}
     for key in sorted(set(ours) - set(_ANNOTATIONS)):
-        near = difflib.get_close_matches(key, _ANNOTATIONS, n=1, cutoff=0.7)
-        meant = f"did you mean {near[0]}? There are" if near else "there are"
+        near = difflib.get_close_matches(key.removeprefix(PREFIX).lower(), PARAMETERS, n=1)
+        meant = f"did you mean {PREFIX}{near[0]}? There are" if near else "there are"
         raise invalid(f"there is no annotation {key}; {meant} {', '.join(_ANNOTATIONS)}")
     return {key.removeprefix(PREFIX): text.strip() for key, text in ours.items() if text.strip()}
 

@@ -24,7 +24,7 @@ from csi_driver import DRIVER_NAME
 from csi_driver.status import RequestError
 from datacache.core.errors import SettingsError
 
-READ_TIMEOUT_S = (3.0, 10.0)
+READ_TIMEOUT_S = (3.0, 5.0)
 """To connect, to answer."""
 EVENT_TIMEOUT_S = (2.0, 3.0)
 _MAX_MESSAGE = 1000

@@ -27,7 +27,7 @@ class ApiServer:
         self.requests: list[str] = []
         self.fail: int | str = 0
         self.failing = ""
-        self._go_on = threading.Event()
+        self._go_on, self._came = threading.Event(), threading.Condition()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"api": self}))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -75,6 +75,16 @@ class ApiServer:
         file.write_text(yaml.safe_dump(config))
         return file
 
+    def wait_for(self, part: str) -> None:
+        """Until a request with this in its path has come."""
+        with self._came:
+            assert self._came.wait_for(lambda: any(part in request for request in self.requests), 60)
+
+    def note(self, request: str) -> None:
+        with self._came:
+            self.requests.append(request)
+            self._came.notify_all()
+
     def wait_if_hanging(self) -> None:
         self._go_on.wait(60)
 
@@ -102,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         api = self.api
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
-        api.requests.append(f"{method} {self.path}")
+        api.note(f"{method} {self.path}")
         if api.fail and api.failing in self.path:
             if api.fail == "hang":
                 api.wait_if_hanging()

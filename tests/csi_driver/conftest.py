@@ -32,12 +32,9 @@ def start_driver(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(params=["sqlite", "mongodb"])
-def any_catalog(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def any_catalog(request: pytest.FixtureRequest, mongod: Mongod, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The catalog of `home`'s settings: one after the other, both kinds."""
-    url = f"sqlite:///{home}/catalog.db"
-    if request.param == "mongodb":
-        server: Mongod = request.getfixturevalue("mongod")
-        url = server.database_url()
+    url = mongod.database_url() if request.param == "mongodb" else f"sqlite:///{home}/catalog.db"
     monkeypatch.setenv("DATACACHE_CATALOG", url)
     return url
 

@@ -21,11 +21,19 @@ START_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 60.0
 
 
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, not one to an older driver's socket
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 100),
+]
+
+
 class Client:
     """`client.CreateVolume(name=…)` calls that RPC with a request of these fields, whichever service has it."""
 
     def __init__(self, socket: Path, file: FileDescriptor = csi.DESCRIPTOR) -> None:
-        self._channel = grpc.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)])
+        self._channel = grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._methods = {
             method.name: (f"/{service.full_name}/{method.name}", method)
             for service in file.services_by_name.values()
