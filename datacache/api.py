@@ -117,7 +117,7 @@ def open_bucket(
     import socket
 
     from datacache.core.errors import UsageError
-    from datacache.store.open import open_bucket_backend
+    from datacache.store.open import endpoint_of, open_bucket_backend
     from datacache.store.urls import split_url
     from datacache.writeback.engine import WriteBack
     from datacache.writeback.files import StagedFiles
@@ -131,11 +131,12 @@ def open_bucket(
     if ack not in ("staged", "uploaded"):
         raise UsageError(f"{ack!r} is no way to acknowledge writes", hint="It is 'staged' or 'uploaded'.")
     store_url, prefix = split_url(url)
+    endpoint = endpoint_of(store_url, settings)
     if settings.staging is None:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with ExitStack() as stack:
         bucket = stack.enter_context(closing(open_bucket_backend(store_url, settings, probe_prefix=prefix)))
-        area = stack.enter_context(StagingArea.open(settings.staging_root, url, who=who))
+        area = stack.enter_context(StagingArea.open(settings.staging_root, url, who=who, endpoint=endpoint))
         files = StagedFiles(area.data_folder, limit_bytes=settings.staging_bytes)
         # What the journal has written and does not need any more lies in its segments: of a small disk it takes little.
         share = max(256 * 1024, files.capacity_bytes // 32)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from datacache.core.errors import StagingBusyError
+from datacache.core.errors import StagingBusyError, UploadError
 
 if TYPE_CHECKING:
     from datacache.settings import Settings
@@ -30,16 +31,22 @@ class LeftArea(NamedTuple):
     bytes: int | None
     problem: str
     """Why it cannot be used; '' for nothing."""
+    endpoint: str | None = None
+    """Of the server that the URL's bucket is on; '' where the URL alone says it, None where it is not known."""
 
 
-def counted(files: int, size_bytes: int) -> str:
-    """`3 files, 1.2 MB`."""
+def in_bytes(size_bytes: int) -> str:
+    """`1.2 MB`."""
     size, units = float(size_bytes), ["B", "KB", "MB", "GB", "TB", "PB"]
     while size >= 999.95 and len(units) > 1:
         size /= 1000
         units.pop(0)
-    amount = f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
-    return f"{files:,} file{'' if files == 1 else 's'}, {amount}"
+    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def counted(files: int, size_bytes: int) -> str:
+    """`3 files, 1.2 MB`."""
+    return f"{files:,} file{'' if files == 1 else 's'}, {in_bytes(size_bytes)}"
 
 
 def left_of(status: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +86,7 @@ def left_areas(settings: Settings) -> list[LeftArea]:
             continue
         files, size_bytes = (None, None) if area.owner is not None else _read_left(area.folder)
         if files != 0 or area.problem:
-            found.append(LeftArea(area.folder, area.bucket_url, files, size_bytes, area.problem))
+            found.append(LeftArea(area.folder, area.bucket_url, files, size_bytes, area.problem, area.endpoint))
     return found
 
 
@@ -90,6 +97,7 @@ def flush_area(
     if something could not be uploaded."""
     from datacache import api
 
+    settings = _at_its_endpoint(area, settings)
     try:
         live = api.open_bucket(area.url, settings, who="dsctl flush", ack="staged", ttl_s=5.0, upload_every_s=30.0)
     except StagingBusyError:
@@ -101,6 +109,27 @@ def flush_area(
     finally:
         note_left(area.folder, left_of(live.status()))
         live.close()
+
+
+def _at_its_endpoint(area: LeftArea, settings: Settings) -> Settings:
+    """Settings with which the area's URL means the bucket that it was written for."""
+    from datacache.settings import StoreOptions
+    from datacache.store.open import endpoint_of
+    from datacache.store.s3_access import store_options
+    from datacache.store.urls import split_url
+
+    store_url, _ = split_url(area.url)
+    now = endpoint_of(store_url, settings)
+    if area.endpoint in (None, now):
+        return settings
+    if not area.endpoint:
+        raise UploadError(
+            f"what is left in {area.folder} is for {area.url} at Amazon, and now that means {now}",
+            hint="Unset AWS_ENDPOINT_URL and try again.",
+        )
+    options = store_options(store_url, settings) or StoreOptions(name="", url=store_url)
+    others = [each for each in settings.stores if each is not options]
+    return replace(settings, stores=(*others, replace(options, url=store_url, endpoint_url=area.endpoint)))
 
 
 def _read_left(folder: Path) -> tuple[int | None, int | None]:

@@ -6,11 +6,14 @@ Used by `bucket_server`, `bucket_launch` and `dsctl doctor`. No state; any threa
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datacache.core.errors import DatacacheError, MountError, StoreUnavailableError
 from datacache.settings import Settings
-from fuse_mount.bucket_config import BucketConfig, normal_url
+from fuse_mount import session
+from fuse_mount.bucket_areas import in_bytes
+from fuse_mount.bucket_config import BucketConfig, BucketFiles, normal_url, read_bucket_state
 
 if TYPE_CHECKING:
     from datacache.writeback.live import LiveBucket
@@ -19,6 +22,9 @@ PYFUSE3_HINT = (
     "Install it with `pip install 'datacache[rw]'`. It is built on the spot: first `apt-get install libfuse3-dev "
     "pkg-config gcc python3-dev` (or what your system calls them)."
 )
+
+_LITTLE_BYTES = 1 << 30
+_MEMORY = ("tmpfs", "ramfs")
 
 
 def check_pyfuse3() -> None:
@@ -34,10 +40,12 @@ def check_pyfuse3() -> None:
 
 def written_before(settings: Settings, url: str) -> bool:
     """Whether the staging folder has an area of this URL already."""
+    from datacache.store.open import endpoint_of
+    from datacache.store.urls import split_url
     from datacache.writeback.staging import areas
 
-    wanted = normal_url(url)
-    return any(area.bucket_url == wanted for area in areas(settings.staging_root))
+    wanted, endpoints = normal_url(url), (None, endpoint_of(split_url(url)[0], settings))
+    return any(area.bucket_url == wanted and area.endpoint in endpoints for area in areas(settings.staging_root))
 
 
 def open_live(config: BucketConfig, settings: Settings, *, restarted: bool = False) -> LiveBucket:
@@ -74,3 +82,36 @@ def check_store(url: str, settings: Settings, *, known: bool, dirty: bool) -> li
             raise
         return [f"nothing can be uploaded now: {exc.message}. {exc.hint}".rstrip()]
     return []
+
+
+def staging_notes(staging: dict[str, Any], settings: Settings) -> list[str]:
+    """What is odd about where writes are staged; `staging` is of a live bucket's status."""
+    folder, notes = Path(staging["folder"]), []
+    above = [mount for mount in session.mounts() if folder.is_relative_to(mount.mountpoint)]
+    if above and max(above, key=lambda mount: len(mount.mountpoint)).kind in _MEMORY:
+        notes.append(
+            f"{folder} is in memory (tmpfs): what is acknowledged is lost if this machine restarts before it is "
+            "uploaded. Set DATACACHE_STAGING to a folder on a disk"
+        )
+    if not settings.staging_bytes and staging["limit_bytes"] < _LITTLE_BYTES:
+        notes.append(
+            f"there are only {in_bytes(staging['limit_bytes'])} to stage in at {folder}: writers wait for uploads when "
+            "that is full, and no larger file can be written"
+        )
+    return notes
+
+
+def overlap_notes(config: BucketConfig, settings: Settings) -> list[str]:
+    """Other read-write mounts of this home that show a part of the same prefix."""
+    notes = []
+    for path in sorted((settings.home / "mounts").glob(f"*{BucketFiles.suffix}")):
+        other = read_bucket_state(path)
+        if other is None or str(other.mountpoint) == config.mountpoint or other.url == config.url:
+            continue
+        there = session.mount_at(str(other.mountpoint))
+        if there is not None and (other.url.startswith(config.url) or config.url.startswith(other.url)):
+            notes.append(
+                f"{other.url} is mounted at {other.mountpoint}: each of the two sees what is written through the other "
+                "only when it is uploaded, and what both change is a conflict"
+            )
+    return notes

@@ -97,7 +97,13 @@ class BucketFs:
         """Attributes of a file or folder."""
         with self.engine.lock:
             node = self._tree.get(ino)
-            return self._nodes.attr(node, self._nodes.state_of(node))
+            try:
+                state = self._nodes.state_of(node)
+            except OSError as exc:
+                if node.open is None or exc.errno not in (errno.ESTALE, errno.ENOENT):
+                    raise
+                state = self._nodes.part(node)
+            return self._nodes.attr(node, state)
 
     def setattr(self, ino: int, changes: Changes, handle: int | None = None) -> Attr:
         """Change attributes. A size is durable when this returns, unless the caller has the file open (`handle`)."""
@@ -218,7 +224,8 @@ class BucketFs:
                 os.utime(self._known)  # it still is what is known
             return
         beside = self._known.with_suffix(".new")
-        beside.write_bytes(data)
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
         beside.replace(self._known)
 
     # --- what others did --------------------------------------------------------------------------------------------

@@ -100,8 +100,9 @@ def mount_bucket(
     return info
 
 
-def list_bucket_mounts(settings: Settings) -> list[BucketInfo]:
-    """The read-write mounts of this home, dead ones included. State of mounts that are gone is removed."""
+def list_bucket_mounts(settings: Settings, *, ending: bool = False) -> list[BucketInfo]:
+    """The read-write mounts of this home, dead ones included; with `ending` also those that are unmounted and whose
+    server still uploads, or serves who has files open. State of mounts that are gone is removed."""
     found = []
     for path in sorted((settings.home / "mounts").glob(f"*{BucketFiles.suffix}")):
         info = read_bucket_state(path)
@@ -110,7 +111,8 @@ def list_bucket_mounts(settings: Settings) -> list[BucketInfo]:
         there = session.mount_at(info.mountpoint)
         mounted = there is not None and there.kind == MOUNT_TYPE
         served, supervised = _serves(info.pid), _serves(info.supervisor)
-        if mounted or (supervised and not served):  # an ordinary user's mount is away for a moment at a restart
+        restarts = supervised and not served  # then an ordinary user's mount is away for a moment
+        if mounted or restarts or (ending and served):
             found.append(info)
         elif not served and not supervised:
             BucketFiles(settings.home, info.mountpoint).remove()
@@ -153,6 +155,12 @@ def set_quota(info: BucketInfo, quota_bytes: int) -> None:
             if info.problem or not _serves(info.supervisor) or time.monotonic() > deadline:
                 raise
             time.sleep(_ASK_AGAIN_S)
+
+
+def is_mounted(info: BucketInfo) -> bool:
+    """Whether something is mounted at its place: after a lazy unmount its server may go on for a while."""
+    there = session.mount_at(info.mountpoint)
+    return there is not None and there.kind == MOUNT_TYPE
 
 
 def is_supervised(info: BucketInfo) -> bool:

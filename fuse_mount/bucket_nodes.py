@@ -148,6 +148,16 @@ class Nodes:
             self._files.lost_name(node.open)
         self._tree.unname(node)
 
+    def part(self, node: Node) -> State:
+        """What somebody has replaced or deleted elsewhere while it is open here has no name any more, and is for who
+        has it open what it was: its state."""
+        if node.parent is not None and not self._tree.is_gone(node):
+            self._mounted.on_stale(node.parent.ino, node.name)
+            self._tree.unname(node)
+            if node.open is not None:
+                self._files.lost_name(node.open)
+        return self.state_of(node)
+
     def forget_old(self) -> None:
         """The kernel keeps what it was told of for as long as it has memory, and so would we."""
         for node in self._tree.old(_MOST_NODES):

@@ -32,7 +32,14 @@ from datacache.core.errors import DatacacheError, MountError
 from datacache.settings import load_settings
 from fuse_mount import bucket_session, session
 from fuse_mount.bucket_areas import left_notes, left_of, note_left
-from fuse_mount.bucket_check import check_pyfuse3, check_store, open_live, written_before
+from fuse_mount.bucket_check import (
+    check_pyfuse3,
+    check_store,
+    open_live,
+    overlap_notes,
+    staging_notes,
+    written_before,
+)
 from fuse_mount.bucket_config import BucketConfig, BucketFiles, BucketInfo, normal_url
 from fuse_mount.bucket_control import ControlServer, Send
 from fuse_mount.bucket_metrics import render_metrics
@@ -90,7 +97,7 @@ class BucketServer:
             fs = BucketFs(self._live, uid=config.uid, gid=config.gid, umask=config.umask)
             placed = bucket_session.place(target, normal_url(config.url), allow_other=config.allow_other)
         except BaseException:
-            self._live.close()
+            self._live.close(discard=True)
             raise
         notes += _stray_notes(target, placed.strays)
         self._sync_open = partial(pyfuse3_adapter.sync_open, fs)
@@ -144,8 +151,9 @@ class BucketServer:
             notes = left_notes(status)
             if not self._restarts:
                 notes += check_store(config.url, settings, known=before, dirty=bool(status["dirty_files"]))
+                notes += staging_notes(status["staging"], settings) + overlap_notes(config, settings)
         except BaseException:
-            self._live.close()
+            self._live.close(discard=True)
             raise
         for note in notes:
             _log.warning("%s", note)

@@ -18,6 +18,24 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> Non
         rest, offset = rest[count:], offset + count
 
 
+def make_folders(path: bytes) -> None:
+    """Make a folder and those above it that are missing, their names durable. One that is there is fine."""
+    above = os.path.dirname(path)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        return
+    except FileNotFoundError:
+        if above == path:
+            raise
+        make_folders(above)
+        make_folders(path)
+    else:
+        sync_folder(above)
+
+
 def sync_folder(path: Path | bytes) -> None:
     """Make the names in a folder durable, where its file system can (fsync(2): EINVAL where it cannot)."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

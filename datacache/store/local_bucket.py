@@ -22,7 +22,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from datacache.core.disk import sync_folder, write_all
+from datacache.core.disk import make_folders, sync_folder, write_all
 from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
@@ -208,7 +208,7 @@ class LocalBucket(LocalStore):
         self._expect(key, expect)
         path = self._path(key)
         with translated(url):
-            os.makedirs(path, exist_ok=True)
+            make_folders(path)
             set_metadata(path, metadata, _etag(os.lstat(path)), url)
             sync_folder(os.path.dirname(path))
         return self.head(key)
@@ -220,7 +220,7 @@ class LocalBucket(LocalStore):
         folder = os.path.dirname(path)
         beside = os.path.join(folder, TEMPORARY.encode() + secrets.token_hex(8).encode())
         with translated(url):
-            os.makedirs(folder, exist_ok=True)
+            make_folders(folder)
             try:
                 fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 try:

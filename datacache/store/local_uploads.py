@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import xxhash
 
-from datacache.core.disk import sync_folder, write_all
+from datacache.core.disk import make_folders, sync_folder, write_all
 from datacache.core.errors import ObjectNotFoundError, StoreError
 from datacache.store.bucket import Part
 from datacache.store.local import TEMPORARY
@@ -38,7 +38,7 @@ class LocalUploads:
         path = _path(target, upload, url)
         name = os.path.basename(target).decode("utf-8", "surrogateescape")
         with translated(url):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            make_folders(os.path.dirname(path))
             with open(path, "xb") as file:
                 set_metadata(file.fileno(), metadata, "", url)
             with open(path + _SUFFIX, "xb") as file:

@@ -78,6 +78,15 @@ def open_backend(store_url: str, settings: Settings) -> ObjectStore:
     return FsspecStore(url)
 
 
+def endpoint_of(store_url: str, settings: Settings) -> str:
+    """Which of several servers a bucket's URL means here: the endpoint's URL; '' where the URL alone says it."""
+    if not store_url.startswith("s3://"):
+        return ""
+    from datacache.store.s3_access import endpoint_of
+
+    return endpoint_of(store_url, settings)
+
+
 def open_bucket_backend(store_url: str, settings: Settings, *, probe_prefix: str = "") -> Bucket:
     """A live bucket, read and written, without retries. `UsageError` for a URL that only snapshots are made of.
 

@@ -10,6 +10,7 @@ refuses a request, and else once a minute: nothing is looked up for each request
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from datacache.core.errors import SettingsError, StoreAccessError
 from datacache.settings import Settings, StoreOptions
@@ -152,6 +154,24 @@ def resolve_access(store_url: str, settings: Settings) -> list[S3Access]:
         )
         for each in brought
     ]
+
+
+def endpoint_of(store_url: str, settings: Settings) -> str:
+    """Where a bucket is, without its credentials: the endpoint's URL; '' for Amazon's, where names are unique."""
+    import botocore.session
+    from botocore.exceptions import BotoCoreError
+
+    options = store_options(store_url, settings) or StoreOptions(name="", url=store_url)
+    found = [options.endpoint_url]
+    if not (options.access_key_id or options.profile or options.anonymous):
+        found += [each.endpoint_url for each in CredentialFiles(settings.credentials_dir).for_store(store_url)]
+    found += [os.environ.get("AWS_ENDPOINT_URL_S3", ""), os.environ.get("AWS_ENDPOINT_URL", "")]
+    if not any(found):
+        with contextlib.suppress(BotoCoreError):
+            profile = botocore.session.Session(profile=options.profile or None).get_scoped_config()
+            found.append(str(profile.get("endpoint_url") or ""))
+    endpoint = next(filter(None, found), "").rstrip("/").lower()
+    return "" if (urlsplit(endpoint).hostname or "").endswith(".amazonaws.com") else endpoint
 
 
 def access_stamp(store_url: str, settings: Settings) -> object:

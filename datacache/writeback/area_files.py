@@ -101,15 +101,26 @@ def keep_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def read_area(folder: Path) -> tuple[str, str]:
-    """URL and id. `FileNotFoundError` if the area was never made."""
+class Area(NamedTuple):
+    """What an area is."""
+
+    url: str
+    id: str
+    endpoint: str | None
+    """Of the bucket's server; '' for the one that the URL alone says. None: it was made before this was noted."""
+
+
+def read_area(folder: Path) -> Area:
+    """What an area says of itself. `FileNotFoundError` if it was never made."""
     try:
         table = json.loads((folder / AREA).read_bytes())
         version = table["format"]
         if version == FORMAT_VERSION:
             url, area_id = table["bucket_url"], table["id"]
-            if isinstance(url, str) and isinstance(area_id, str) and re.fullmatch("[0-9a-f]{8,}", area_id):
-                return url, area_id
+            endpoint = table.get("endpoint")
+            known = isinstance(url, str) and isinstance(area_id, str) and isinstance(endpoint, str | None)
+            if known and re.fullmatch("[0-9a-f]{8,}", area_id):
+                return Area(url, area_id, endpoint)
             raise ValueError("no URL or no id")
     except (ValueError, TypeError, KeyError) as exc:
         raise damaged(folder, "it cannot be understood") from exc

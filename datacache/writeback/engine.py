@@ -329,8 +329,9 @@ class WriteBack:
         """The share of the staging area's room that is in use."""
         return self.files.pressure()
 
-    def close(self) -> None:
-        """Make everything durable and let go of the staging area."""
+    def close(self, *, discard: bool = False) -> None:
+        """Make everything durable and let go of the staging area; with `discard` it is deleted, if it was made just now
+        and nothing is pending in it."""
         self._closing = True
         self._wake.set()
         self._committer.join()
@@ -338,7 +339,7 @@ class WriteBack:
             self.commit()
         finally:
             self._journal.close()
-            self.area.close()
+            self.area.close(discard=discard and self.area.is_new and not len(self.overlay))
 
     # --- within ----------------------------------------------------------------------------------------------------
 

@@ -6,13 +6,14 @@ lock: all of it waits for a disk or the store.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from datacache.core.disk import write_all
-from datacache.core.errors import StagingError, StagingFullError
+from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError, StagingFullError
 from datacache.core.objects import ObjectRef
 from datacache.writeback.area_files import FULL
 from datacache.writeback.claims import Claim
@@ -51,6 +52,19 @@ class Fetching:
             self._engine.claims.abandon(claim)
             if number >= 0:
                 self._engine.files.remove(number)
+
+    def fetch_clean(self, claim: Claim) -> bool:
+        """The same for content whose object is gone, where a copy of it is here: whether there is one. If there is not
+        the claim stays as it is."""
+        content = claim.pending.content
+        if not isinstance(content, Stored) or content.key == claim.pending.key:
+            return False
+        if self._engine.files.clean(self._engine.prefix + content.key, content.etag) is None:
+            return False
+        # Where the copy was dropped meanwhile the next try finds none.
+        with contextlib.suppress(ObjectChangedError, ObjectNotFoundError):
+            self.fetch(claim)
+        return True
 
     def bring(self, stored: Stored) -> int:
         """A new staged file, durable, with the bytes of an object of the bucket: its number."""

@@ -64,9 +64,10 @@ class LiveBucket:
         self.engine.commit()
         self.uploader.flush(timeout_s, progress)
 
-    def close(self) -> None:
-        """Stop uploading, make everything durable, and let the staging area go. What is pending stays there."""
+    def close(self, *, discard: bool = False) -> None:
+        """Stop uploading, make everything durable, and let the staging area go. What is pending stays there. With
+        `discard` an area that was made just now, for nothing, goes as well."""
         self.uploader.stop(10.0)
         self.quota.close()
-        self.engine.close()
+        self.engine.close(discard=discard)
         self.engine.bucket.close()

@@ -1,7 +1,8 @@
-"""Staging areas: the folders in which writes wait, durable, until they are in the bucket. One area for each bucket URL.
+"""Staging areas: the folders in which writes wait, durable, until they are in the bucket. One area for each bucket URL
+and, where the URL does not say which server is meant, for each endpoint.
 
-    <root>/<readable name>-<hash of the bucket's URL>/
-        area.json    format, URL and id; written once
+    <root>/<readable name>-<hash of the bucket's URL (and the endpoint)>/
+        area.json    format, URL, endpoint and id; written once
         owner.json   who works on it: host, pid, boot, mount point, since when, a token; gone after a clean end
         lock         held with flock(2) by the owner for as long as it lives; never deleted
         journal/     `journal.Journal`
@@ -25,6 +26,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -66,12 +68,18 @@ class AreaInfo(NamedTuple):
     locked: bool
     """Whether the owner lives."""
     problem: str
+    endpoint: str | None = None
+    """See `area_files.Area`."""
 
 
 class StagingArea:
     """An area that this process owns, from `open()` to `close()`."""
 
-    def __init__(self, folder: Path, bucket_url: str, area_id: str, owner: Owner, lock: int) -> None:
+    def __init__(
+        self, folder: Path, bucket_url: str, area_id: str, owner: Owner, lock: int, *, is_new: bool = False
+    ) -> None:
+        self.is_new = is_new
+        """Whether it was made just now."""
         self.folder = folder
         self.bucket_url = bucket_url
         """In the form of `split_url`, with a trailing slash."""
@@ -92,22 +100,23 @@ class StagingArea:
         return self.folder / _DATA
 
     @classmethod
-    def open(cls, root: Path, bucket_url: str, *, who: str) -> StagingArea:
-        """Take a bucket URL's area under `root`; what is not there is made (`root` too, but not its parent).
+    def open(cls, root: Path, bucket_url: str, *, who: str, endpoint: str = "") -> StagingArea:
+        """Take a bucket URL's area under `root`; what is not there is made (`root` too, but not its parent). An area
+        that was made before endpoints were noted is that of the first endpoint that opens it.
 
         `StagingBusyError` if somebody else has it, `StagingError` if it cannot be used, `UsageError` for a URL that
         names no place or carries credentials. `who` is shown to others.
         """
         url = "/".join(split_url(bucket_url))
-        folder = root / _folder_name(url)
         with refusing(root):
             make_folder(root)
+            folder = root / _folder_of(root, url, endpoint)
             make_folder(folder)
             keep_private(folder)
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             _take_lock(lock, folder)
-            area_id = _read_or_make_area(folder, url)
+            area_id, is_new = _read_or_make_area(folder, url, endpoint)
             owner = Owner(socket.gethostname(), os.getpid(), boot_id(), time.time(), who, secrets.token_hex(8))
             with refusing(folder):
                 make_folder(folder / _JOURNAL)
@@ -116,7 +125,7 @@ class StagingArea:
         except BaseException:
             os.close(lock)
             raise
-        return cls(folder, url, area_id, owner, lock)
+        return cls(folder, url, area_id, owner, lock, is_new=is_new)
 
     def check(self) -> None:
         """`StagingError` if the area is not this one's any more: taken over after the lock was lost, moved away,
@@ -153,12 +162,15 @@ class StagingArea:
             )
         self._checked_at_s = now_s
 
-    def close(self) -> None:
-        """Give the area back. Again: nothing happens."""
+    def close(self, *, discard: bool = False) -> None:
+        """Give the area back; with `discard` delete it, with all that is in it. Again: nothing happens."""
         lock, self._lock = self._lock, -1
         if lock < 0:
             return
         try:
+            if discard:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                return
             with contextlib.suppress(OSError):  # gone or out of reach: there is nothing to say good-bye to
                 found = read_owner(self.folder)
                 if found is not None and found.token == self.owner.token:
@@ -191,13 +203,13 @@ def _look(folder: Path) -> AreaInfo:
         owner = None
         with contextlib.suppress(FileNotFoundError):
             owner = read_owner(folder)
-        url, _ = read_area(folder)
+        area = read_area(folder)
     except FileNotFoundError as exc:
         return AreaInfo(folder, "", None, False, f"{exc.filename} is not there")
     except OSError as exc:
         reason = str(exc) if isinstance(exc, StagingError) else f"cannot be looked into: {exc.strerror}"
         return AreaInfo(folder, "", None, False, reason)
-    return AreaInfo(folder, url, owner, locked, "")
+    return AreaInfo(folder, area.url, owner, locked, "", area.endpoint)
 
 
 def _is_locked(folder: Path) -> bool:
@@ -211,9 +223,24 @@ def _is_locked(folder: Path) -> bool:
     return False
 
 
-def _folder_name(url: str) -> str:
+def _folder_name(url: str, endpoint: str | None = None) -> str:
     readable = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:60].strip("-")
-    return f"{readable}-{hashlib.sha256(url.encode(errors='surrogateescape')).hexdigest()[:16]}"
+    what = url if endpoint is None else f"{url}\n{endpoint}"
+    return f"{readable}-{hashlib.sha256(what.encode(errors='surrogateescape')).hexdigest()[:16]}"
+
+
+def _folder_of(root: Path, url: str, endpoint: str) -> str:
+    """The area's folder: named after the URL alone where there is no endpoint, or where such a folder was there before
+    endpoints were noted."""
+    plain, own = _folder_name(url), _folder_name(url, endpoint)
+    if (root / own).exists():
+        return own
+    try:
+        return plain if read_area(root / plain).endpoint in (None, endpoint) else own
+    except FileNotFoundError:
+        return own if endpoint and not (root / plain).exists() else plain
+    except OSError:
+        return plain  # which says what is wrong with it
 
 
 def _take_lock(fd: int, folder: Path) -> None:
@@ -258,16 +285,17 @@ def _raise_busy(folder: Path, exc: OSError) -> NoReturn:
     raise StagingBusyError(f"the staging area {folder} is in use by {owner}", hint=hint) from exc
 
 
-def _read_or_make_area(folder: Path, url: str) -> str:
+def _read_or_make_area(folder: Path, url: str, endpoint: str) -> tuple[str, bool]:
+    """The area's id, and whether it was made just now."""
     try:
-        found, area_id = read_area(folder)
+        found, area_id, noted = read_area(folder)
     except FileNotFoundError:
         with refusing(folder):
             if any((folder / name).is_dir() and any((folder / name).iterdir()) for name in (_JOURNAL, _DATA)):
                 raise damaged(folder, "it is not there") from None
             area_id = secrets.token_hex(8)
-            write_json(folder / AREA, {"format": FORMAT_VERSION, "bucket_url": url, "id": area_id})
-        return area_id
+            write_json(folder / AREA, _area(url, area_id, endpoint))
+        return area_id, True
     except StagingError:
         raise
     except OSError as exc:
@@ -278,4 +306,11 @@ def _read_or_make_area(folder: Path, url: str) -> str:
             hint=f"It was copied or renamed. Give it back its name and mount {found} to upload what is in it, or move "
             "it away to begin with an empty one.",
         )
-    return area_id
+    if noted is None and endpoint:
+        with refusing(folder):
+            write_json(folder / AREA, _area(url, area_id, endpoint))
+    return area_id, False
+
+
+def _area(url: str, area_id: str, endpoint: str) -> dict[str, object]:
+    return {"format": FORMAT_VERSION, "bucket_url": url, "id": area_id, "endpoint": endpoint}

@@ -127,6 +127,8 @@ class Uploads:
         if how is Standing.FREE and expect:
             return ""  # deleted by somebody: nothing of theirs is lost by writing it again
         if way.source_changed():
+            if self.engine.fetching.fetch_clean(claim):
+                return Outcome(torn=True)  # and is sent from here now
             return Outcome(conflict=self.engine.claims.conflict(claim, None, _SOURCE_CHANGED))
         return expect
 

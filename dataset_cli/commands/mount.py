@@ -190,12 +190,27 @@ def _looks_like_url(text: str) -> bool:
 
 
 def _check_url(text: str, directory: Path) -> None:
-    if not _looks_like_url(text):
+    from datacache.catalog.refs import parse_ref
+
+    if _looks_like_url(text):
+        return
+    scheme, _, rest = text.partition(":/")
+    if rest and scheme.isalnum():
         raise UsageError(
-            f"--rw mounts a bucket, and {text!r} names a snapshot, which never changes",
-            hint=f"To read the snapshot: dsctl mount {text} {directory}. To write a bucket, give its URL: "
-            f"dsctl mount --rw s3://BUCKET/PREFIX {directory}",
+            f"{text!r} is no URL: a slash is missing", hint=f"dsctl mount --rw {scheme}://{rest} {directory}"
         )
+    if "/" in text and "@" not in text:  # it may be a snapshot's name all the same
+        raise UsageError(
+            f"--rw mounts a bucket, and {text!r} is no URL",
+            hint=f"For a bucket write s3://{text}, for a folder of this machine ./{text}. If a snapshot has this name: "
+            f"it can only be read, dsctl mount {text} {directory}",
+        )
+    parse_ref(text)
+    raise UsageError(
+        f"--rw mounts a bucket, and {text!r} names a snapshot, which never changes",
+        hint=f"To read the snapshot: dsctl mount {text} {directory}. To write a bucket, give its URL: "
+        f"dsctl mount --rw s3://BUCKET/PREFIX {directory}",
+    )
 
 
 def _check_ref(text: str, directory: Path) -> None:

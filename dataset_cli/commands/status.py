@@ -1,9 +1,9 @@
 """`dsctl status`: this home at a glance. It starts nothing and waits for nothing but the catalog.
 
 With `--json`: `{"home", "catalog": {"url", "datasets", "error"}, "daemon": {…} | null, "cache": {…} | null,
-"mounts": […], "read_write": [{…, "supervised", "live": {…} | null, "error", "hint"}], "staged": [{"folder", "url",
-"files", "bytes", "problem"}]}`. With `--metrics` it is text for Prometheus: of the daemon, if it runs, and of the
-read-write mounts.
+"mounts": […], "read_write": [{…, "mounted", "supervised", "live": {…} | null, "error", "hint"}], "staged": [{"folder",
+"url", "files", "bytes", "problem", "endpoint"}]}`. With `--metrics` it is text for Prometheus: of the daemon, if it
+runs, and of the read-write mounts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def status(app: App, metrics: bool) -> None:
             app.out.warning(exc.message)
     mounts = [as_json(info) for info in list_mounts(app.settings)]
     home = str(app.settings.home)
-    read_write = [read_write_state(info) for info in list_bucket_mounts(app.settings)]
+    read_write = [read_write_state(info) for info in list_bucket_mounts(app.settings, ending=True)]
     staged = left_state(app.settings)
     shown = {"home": home, "catalog": catalog_state, "daemon": daemon, "cache": cache, "mounts": mounts}
     app.out.result(shown | {"read_write": read_write, "staged": staged})

@@ -21,9 +21,9 @@ _SHOWN = 10
 
 def read_write_state(info: BucketInfo) -> dict[str, Any]:
     """A mount with the state of its live bucket; `error` says why there is none."""
-    from fuse_mount import bucket_status, is_supervised
+    from fuse_mount import bucket_status, is_mounted, is_supervised
 
-    more = {"supervised": is_supervised(info), "live": None, "error": None, "hint": ""}
+    more = {"mounted": is_mounted(info), "supervised": is_supervised(info), "live": None, "error": None, "hint": ""}
     state: dict[str, Any] = rw_as_json(info) | more
     try:
         state["live"] = bucket_status(info)
@@ -55,7 +55,9 @@ def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
         yield f"         {state['error']}"
         yield f"         → {state['hint']}"
         return
-    if not state["supervised"]:
+    if not state["mounted"]:
+        yield "         it is unmounted; its server goes on for who has files open, and uploads"
+    elif not state["supervised"]:
         yield "         its supervisor was killed: if its server dies, mount it again"
     if live["dirty_files"]:
         age = format_seconds(live["oldest_dirty_s"] or 0)

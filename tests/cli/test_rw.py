@@ -201,3 +201,11 @@ def test_doctor_looks_at_the_staging_folder(dsctl: Dsctl, tmp_path: Path) -> Non
     assert "DATACACHE_STAGING" in missing["hint"]
     in_memory = Path("/dev/shm")
     assert staging(in_memory)["state"] == "warn"
+
+
+def test_what_is_no_url_is_said_with_the_one_that_was_meant(dsctl: Dsctl, folder: Path) -> None:
+    for text, meant in (("s3:/runs/exp", "s3://runs/exp"), ("runs/exp", "s3://runs/exp")):
+        said = dsctl("mount", "--rw", text, folder)
+        assert said.code == 2
+        assert "is no URL" in said.err
+        assert meant in said.err

@@ -192,6 +192,35 @@ def test_the_old_inode_of_a_file_that_others_changed_sends_the_kernel_to_look_ag
         directory.do(directory.fs.getattr, inode)
 
 
+@pytest.mark.parametrize("change", ["replaced", "deleted"])
+def test_an_open_file_that_others_changed_is_what_it_was_to_fstat(opened: Open, bucket: Path, change: str):
+    (bucket / "a").write_bytes(b"1")
+    directory = opened()
+    inode = directory.attr("a").ino
+    handle = directory.open("a")
+    if change == "replaced":
+        (bucket / "a").write_bytes(b"22")
+    else:
+        (bucket / "a").unlink()
+    until(lambda: directory.do(directory.fs.getattr, inode).links, 0)
+    assert directory.do(directory.fs.getattr, inode).size_bytes == 1
+    assert directory.stale == ["a"]
+    directory.close(handle)
+    if change == "replaced":
+        assert directory.attr("a").size_bytes == 2
+    else:
+        with expect_errno(errno.ENOENT):
+            directory.attr("a")
+
+
+def test_what_is_written_down_of_a_bucket_is_private(opened: Open, bucket: Path):
+    (bucket / "a").write_bytes(b"1")
+    directory = opened()
+    assert directory.names() == ["a"]
+    directory.fs.remember()
+    assert stat.S_IMODE((directory.live.engine.area.folder / "known.json").stat().st_mode) == 0o600
+
+
 def test_a_file_that_somebody_else_wrote_meanwhile_is_not_overwritten(opened: Open, bucket: Path):
     (bucket / "a.pt").write_bytes(b"first")
     directory = opened()

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import fuse_mount
 from datacache.core.errors import MountError, UploadError, UsageError
 from datacache.settings import Settings, load_settings
 from datacache.testing.faults import FaultProxy
+from fuse_mount import session
 from fuse_mount.bucket_config import BucketFiles
 from tests import leftovers
 from tests.fuse_mount.mount_processes import BucketMounter, kill, mount_is_dead, wait_until, waiting_for_the_end_of
@@ -256,8 +258,13 @@ def test_a_busy_mount_stays_and_who_uses_it_is_named(mounter: BucketMounter) -> 
         with pytest.raises(MountError, match=f"is busy: used by {os.getpid()} "):
             mounter.unmount()
         (mounter.target / "b").write_text("goes on")
-        assert fuse_mount.stop_server(mounter.now(), flush_s=0, lazy=True)["url"] == f"{mounter.url}/"
+        info = mounter.now()
+        assert fuse_mount.stop_server(info, flush_s=0, lazy=True)["url"] == f"{mounter.url}/"
         assert not os.path.ismount(mounter.target)
+        (ending,) = fuse_mount.list_bucket_mounts(mounter.settings, ending=True)
+        assert (ending.pid, fuse_mount.is_mounted(ending)) == (info.pid, False)
+        assert fuse_mount.bucket_status(ending)["url"] == f"{mounter.url}/"
+        assert fuse_mount.list_bucket_mounts(mounter.settings) == []
 
 
 def test_a_store_that_is_down_does_not_keep_a_known_url_from_being_mounted(
@@ -301,6 +308,7 @@ def test_a_bucket_that_is_not_there_and_wrong_credentials_are_said_before_anythi
         mounter()
     assert caught.value.hint
     assert not os.path.ismount(mounter.target)
+    assert list(mounter.settings.staging_root.iterdir()) == []  # no area is left over for what never was
 
 
 def test_mount_points_and_ways_to_acknowledge_are_checked(mounter: BucketMounter, tmp_path: Path) -> None:
@@ -311,6 +319,21 @@ def test_mount_points_and_ways_to_acknowledge_are_checked(mounter: BucketMounter
         mounter()
     with pytest.raises(UsageError, match="no way to acknowledge"):
         mounter(ack="perhaps")
+
+
+def test_whoever_mounts_hears_of_an_overlap_and_of_staging_in_memory(mounter: BucketMounter, tmp_path: Path) -> None:
+    mounter()
+    other = tmp_path / "other"
+    other.mkdir()
+    overlapping = mounter(url=f"{mounter.url}/sub", target=other)
+    assert f"{mounter.url}/ is mounted at {mounter.target}" in overlapping.notes[0]
+    fuse_mount.stop_server(overlapping, flush_s=0, lazy=False)
+    if session.mount_at("/dev/shm") is None:
+        pytest.skip("there is no tmpfs here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        staged = mounter(url=f"{mounter.url}2", target=other, staging=Path(memory))
+        assert "is in memory (tmpfs)" in staged.notes[0]
+        fuse_mount.stop_server(staged, flush_s=0, lazy=False)
 
 
 def test_staging_can_be_put_elsewhere(mounter: BucketMounter, tmp_path: Path) -> None:

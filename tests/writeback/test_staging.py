@@ -172,6 +172,26 @@ def test_an_area_with_a_journal_does_not_get_a_new_identity(tmp_path):
         StagingArea.open(tmp_path, URL, who="/mnt/a")
 
 
+def test_one_bucket_name_at_two_endpoints_is_two_areas(tmp_path):
+    found = []
+    for endpoint in ("", "http://one", "http://two", "http://one", ""):
+        with StagingArea.open(tmp_path, URL, who="/mnt/a", endpoint=endpoint) as area:
+            found.append(area.id)
+    assert (found[3], found[4]) == (found[1], found[0])
+    assert len(set(found)) == 3
+    assert {area.endpoint for area in areas(tmp_path)} == {"", "http://one", "http://two"}
+
+
+def test_an_area_from_before_endpoints_were_noted_is_that_of_the_first_that_opens_it(tmp_path):
+    file = make_area(tmp_path) / "area.json"
+    table = json.loads(file.read_text())
+    del table["endpoint"]
+    file.write_text(json.dumps(table))
+    for endpoint, same in (("http://one", True), ("http://two", False), ("", False), ("http://one", True)):
+        with StagingArea.open(tmp_path, URL, who="/mnt/a", endpoint=endpoint) as area:
+            assert (area.id == table["id"]) is same
+
+
 def test_an_area_of_another_version_or_bucket_is_refused(tmp_path):
     file = make_area(tmp_path) / "area.json"
     table = json.loads(file.read_text())

@@ -13,6 +13,7 @@ from datacache.store.bucket import PROBE_PREFIX
 from datacache.testing.faults import Answer, Fault
 from datacache.writeback import leftovers
 from datacache.writeback.records import UploadState
+from datacache.writeback.uploader import Uploader
 from tests.conftest import ROOT
 from tests.writeback.upload_rig import FILE, MIB, PREFIX, BucketOnCeph, Rig, only, until
 
@@ -125,6 +126,23 @@ def test_a_rename_of_what_somebody_changed_takes_nothing_from_them(bucket: Bucke
     assert {conflict.key for conflict in rig.engine.conflicts} == {"old", "new"}
 
 
+def test_a_rename_of_what_somebody_changed_is_sent_from_here_where_its_bytes_are(bucket: BucketOnCeph) -> None:
+    rig = bucket.rig()
+    rig.put("old", b"o" * 100_000)
+    rig.start()
+    rig.uploader.flush(30)
+    rig.engine.commit()  # what was uploaded is a clean copy now
+    rig.uploader.stop(10)
+    rig.rename(("old", "new"))
+    rig.somebody_writes("old", b"theirs")
+    again = Uploader(rig.engine, delay_s=0.02)
+    again.start()
+    again.flush(30)
+    again.stop(10)
+    assert rig.objects() == {"old": b"theirs", "new": b"o" * 100_000}
+    assert {conflict.key for conflict in rig.engine.conflicts} == {"old"}
+
+
 def test_a_rename_onto_what_somebody_made_keeps_both(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("old", b"ours")
@@ -191,6 +209,7 @@ _CHILD = """
 import os, sys
 from pathlib import Path
 from datacache.settings import load_settings
+from datacache.writeback.uploader import Uploader
 from tests.writeback.upload_rig import MIB, Rig
 rig = Rig(Path(sys.argv[1]), sys.argv[2], load_settings())
 rig.put("large", bytes(range(200)) * (30 * MIB // 200))
