@@ -93,9 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PREFIX",
-        help="a bucket, or a prefix in one (s3://lab/${pvc.namespace}), that every PVC may name and that is mounted "
-        "with the driver's own credentials; '*' allows all; can be given several times. Others need a StorageClass "
-        "with a secret (csi.storage.k8s.io/node-stage-secret-name)",
+        help="a bucket, or a prefix in one (s3://lab/${pvc.namespace}), that every PVC and inline volume may name "
+        "and that is mounted with the driver's own credentials; '*' allows all; can be given several times. Others "
+        "need a StorageClass with a secret (csi.storage.k8s.io/node-stage-secret-name)",
     )
     parser.add_argument("--metrics-port", type=int, metavar="N", help="serve metrics for Prometheus on this TCP port")
     return parser
@@ -173,9 +173,14 @@ def _controller(arguments: argparse.Namespace, settings: Settings, stack: ExitSt
 
 
 def _node(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> object:
+    from csi_driver.annotations import BucketRules
     from csi_driver.node import NodeService
+    from csi_driver.status import RequestError
 
-    service = NodeService(settings, arguments.node_id)
+    try:
+        service = NodeService(settings, arguments.node_id, BucketRules(arguments.allow_bucket))
+    except RequestError as exc:
+        raise SettingsError(f"--node-id: {exc}") from exc
     stack.callback(service.close)
     service.start()
     return service

@@ -36,8 +36,8 @@ THREADS = 64
 """Calls at a time. Those of pods that wait for a warm-up sit there."""
 _MAX_SOCKET_PATH_BYTES = 107
 """unix(7): `sun_path` has 108 with the zero at the end."""
-_MAX_WORDS = 2000
-"""gRPC gives up on a status that takes more than 8 KiB; each byte may take three."""
+_MAX_WORDS = 4000
+"""gRPC gives up on a status that takes more than 8 KiB, in which a byte beyond ASCII takes three."""
 _PLAIN_SECRETS = ("endpoint", "endpoint_url", "region", "aws_endpoint_url", "aws_region", "aws_default_region")
 """Keys of secrets whose values are none: an error may say which endpoint it is that does not answer."""
 _QUIET = ("Probe", "GetInfo", "GetPluginInfo", "NodeGetVolumeStats")
@@ -144,7 +144,7 @@ class Server:
                     answer = function(request, context)
             except Exception as exc:  # noqa: BLE001  the caller gets it
                 code, words = status_of(exc)
-                words = _without_secrets(words, request)[:_MAX_WORDS]
+                words = _cut(_without_secrets(words, request))
                 _log.warning("%s: %s", _line(name, request, code.name, started), _one_line(words))
                 if not isinstance(exc, RequestError) and code is grpc.StatusCode.INTERNAL:
                     _log.error("%s", _without_secrets("".join(traceback.format_exception(exc)), request))
@@ -196,6 +196,15 @@ def _work_of(name: str, request: Any) -> tuple[str, ...] | None:
 def _line(name: str, request: Any, code: str, started: float) -> str:
     volume = _one_line(getattr(request, "volume_id", "") or getattr(request, "name", ""))
     return f"{name} volume={volume or '-'} code={code} ms={1000 * (time.monotonic() - started):.0f}"
+
+
+def _cut(words: str) -> str:
+    words = words.encode(errors="replace").decode()  # a path's bytes that are no text
+    size, end = 0, 0
+    while end < len(words) and size <= _MAX_WORDS:
+        size += 1 if " " <= words[end] <= "~" else 3 * len(words[end].encode())
+        end += 1
+    return words if end == len(words) else f"{words[:end]}…"
 
 
 def _one_line(text: str) -> str:
