@@ -129,6 +129,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         )
     settings = load_settings()
     log = logging.getLogger("csi_driver")
+    ended: list[bool] = []
     services: dict[str, object] = {"Identity": IdentityService()}
     with ExitStack() as stack:
         if arguments.mode != "node":
@@ -136,7 +137,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         if arguments.mode != "controller":
             services["Node"] = _node(arguments, settings, stack)
         server = Server(arguments.endpoint, csi_pb2.DESCRIPTOR, services, count=COUNTS.call)
-        stack.callback(server.close)
+        stack.callback(lambda: ended.append(server.close()))
         server.start()
         if arguments.register is not None:
             from csi_driver.registration import registration_server
@@ -151,6 +152,10 @@ def _serve(arguments: argparse.Namespace) -> None:
         log.info("answering on %s (%s)", arguments.endpoint, ", ".join(services))
         received = os.read(told, 1)[0]
         log.info("ending on %s; mounts stay", signal.Signals(received).name)
+    if ended == [False]:
+        # Python would wait for the threads of these calls, and for what they wait for.
+        logging.shutdown()
+        os._exit(0)
 
 
 def _controller(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> object:

@@ -19,6 +19,7 @@ import stat
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,8 @@ from datacache.core.errors import SettingsError
 
 THREADS = 64
 """Calls at a time. Those of pods that wait for a warm-up sit there."""
+PATIENCE_S = 20.0
+"""For calls under way at the end; Kubernetes gives a pod 30 s."""
 _MAX_SOCKET_PATH_BYTES = 107
 """unix(7): `sun_path` has 108 with the zero at the end."""
 _MAX_WORDS = 4000
@@ -96,8 +99,9 @@ class Server:
             self._server.start()
             self._beside.replace(self.socket)
 
-    def close(self, *, patience_s: float = 20.0) -> None:
-        """Take no new call, let those under way end for as long as `patience_s`, remove the socket if it is ours."""
+    def close(self, *, patience_s: float = PATIENCE_S) -> bool:
+        """Take no new call, let those under way end for as long as `patience_s`, remove the socket if it is ours.
+        Whether all have ended: the threads of others go on."""
         if self._identity is not None:
             # First the name: whoever comes from now on finds no socket, or our successor's.
             with contextlib.suppress(OSError, SettingsError), self._place():
@@ -105,8 +109,11 @@ class Server:
                 if (found.st_dev, found.st_ino) == self._identity:
                     self.socket.unlink()
             self._identity = None
-        if not self._server.stop(patience_s).wait(patience_s + 5.0):
-            _log.warning("calls were still under way after %.0f s", patience_s)
+        self._server.stop(patience_s).wait(patience_s + 1.0)
+        left = self._busy.calls()
+        if left:
+            _log.warning("still under way after %.0f s, and left: %s", patience_s, ", ".join(left))
+        return not left
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
@@ -140,7 +147,7 @@ class Server:
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             started = time.monotonic()
             try:
-                with self._busy.hold(_work_of(name, request)):
+                with self._busy.hold(name, _work_of(name, request)):
                     answer = function(request, context)
             except Exception as exc:  # noqa: BLE001  the caller gets it
                 code, words = status_of(exc)
@@ -161,23 +168,31 @@ class _Busy:
     """What is being worked on. A second call on it is refused: the first one goes on though its caller gave up."""
 
     def __init__(self) -> None:
-        self._works: set[tuple[str, ...]] = set()  # guarded by _lock
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards both
+        self._works: set[tuple[str, ...]] = set()
+        self._calls: Counter[str] = Counter()
+
+    def calls(self) -> list[str]:
+        """The RPCs that are under way."""
+        with self._lock:
+            return sorted(self._calls.elements())
 
     @contextlib.contextmanager
-    def hold(self, work: tuple[str, ...] | None) -> Iterator[None]:
-        if work is None:
-            yield
-            return
+    def hold(self, rpc: str, work: tuple[str, ...] | None) -> Iterator[None]:
         with self._lock:
             if work in self._works:
+                assert work is not None
                 raise RequestError(grpc.StatusCode.ABORTED, f"another call on the volume {work[0]!r} is under way")
-            self._works.add(work)
+            self._calls[rpc] += 1
+            if work is not None:
+                self._works.add(work)
         try:
             yield
         finally:
             with self._lock:
-                self._works.remove(work)
+                self._calls[rpc] -= 1
+                if work is not None:
+                    self._works.remove(work)
 
 
 def _work_of(name: str, request: Any) -> tuple[str, ...] | None:

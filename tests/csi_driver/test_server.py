@@ -172,6 +172,27 @@ def test_an_error_becomes_a_code_and_words(tmp_path: Path, error: Exception, cod
     assert os.listdir(tmp_path) == []
 
 
+def test_a_call_that_does_not_end_is_left_when_patience_is_over(tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Waiting:
+        def Probe(self, _request: csi.ProbeRequest, _context: Any) -> csi.ProbeResponse:  # noqa: N802
+            begun.set()
+            go_on.wait(60)
+            return csi.ProbeResponse()
+
+    server = Server(tmp_path / "s", csi.DESCRIPTOR, {"Identity": Waiting()})
+    server.start()
+    client = Client(tmp_path / "s")
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client.code, "Probe")
+        assert begun.wait(60)
+        assert not server.close(patience_s=0.1)
+        assert call.result()[0] in ("CANCELLED", "UNAVAILABLE")
+        go_on.set()
+    client.close()
+
+
 def test_every_error_of_ours_has_a_code_that_a_caller_can_act_on() -> None:
     kinds = [
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DatacacheError)
