@@ -1,8 +1,8 @@
 """A mount's line to the keeper in the cache daemon (`datacache.daemon.keeper`), which holds copies of its descriptors.
 
 Used by `supervisor` and `bucket_supervisor`, whose loops never wait for it: connecting, sending and hearing are steps
-that take what there is. While no daemon runs it is tried again, at least once a second. `fetch` and `kept` are the
-other side: a process that takes a mount over asks for its descriptor, and waits for the answer. No threads.
+that take what there is. While no daemon runs it is tried again, at least once a second. `fetch`, `kept` and `known` are
+the other side: who takes a mount over asks for its descriptor, and waits for the answer. No threads.
 """
 
 from __future__ import annotations
@@ -153,13 +153,19 @@ def fetch(home: str | Path, key: str) -> int | None:
 
 def kept(home: str | Path) -> set[str]:
     """The keys of the mounts whose descriptor the keeper holds; none without a daemon."""
+    return {key for key, facts in known(home).items() if facts["descriptor"]}
+
+
+def known(home: str | Path) -> dict[str, dict[str, Any]]:
+    """All that the keeper looks after, by key; nothing without a daemon."""
     try:
         with _connect(Path(home), blocking=True) as connection:
             reply(connection, {"op": "list"})
             answer, _ = receive(connection)
     except (OSError, ValueError):
-        return set()
-    return {key for key, facts in answer.get("ok", {}).items() if facts["descriptor"]}
+        return {}
+    found: dict[str, dict[str, Any]] = answer.get("ok", {})
+    return found
 
 
 def _connect(home: Path, *, blocking: bool) -> socket.socket:

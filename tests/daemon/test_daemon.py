@@ -374,3 +374,37 @@ def test_threads_that_find_no_daemon_start_one_between_them(settings) -> None:
         thread.join()
     assert client.alive()
     assert len(started) == 1
+
+
+def test_a_daemon_that_waits_serves_when_the_one_before_it_has_ended(settings):
+    first = connect(settings)
+    pid = first.health()["pid"]
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "datacache.daemon", "--wait"],
+        env=os.environ | settings.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert f"(pid {pid}) serves {settings.home}: waiting for its end" in waiting.stderr.readline()
+        assert first.health()["pid"] == pid
+        os.kill(pid, signal.SIGKILL)
+        external = DaemonClient(dataclasses.replace(settings, daemon="external"))
+        assert external.health()["pid"] == waiting.pid
+    finally:
+        waiting.terminate()
+        waiting.communicate()
+    assert waiting.returncode == 0
+
+
+def test_where_something_else_starts_the_daemon_no_client_does_and_reads_go_past_it(settings, bucket):
+    snapshot = create_snapshot("mask", str(bucket), settings=settings)
+    assert running_daemon(settings) is None
+    external = dataclasses.replace(settings, daemon="external", prefetch=False)
+    client = DaemonClient(external)
+    client.start_soon()
+    with pytest.raises(DaemonUnavailableError, match="not ours to start"):
+        client.ensure()
+    with open_snapshot(snapshot.ref, settings=external) as opened:
+        assert {path: opened.read(path) for path in list(DATA)[:20]} == dict(list(DATA.items())[:20])
+    assert running_daemon(settings) is None

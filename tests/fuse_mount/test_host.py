@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -21,13 +22,17 @@ from datacache.core.errors import MountError
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings, load_settings
-from fuse_mount import MountInfo, keeping, process, session
+from fuse_mount import BucketInfo, MountInfo, keeping, process, session
+from fuse_mount.bucket_config import BucketFiles
 from fuse_mount.control import receive, reply
 from fuse_mount.state import MountFiles
+from tests import leftovers
 from tests.fuse_mount.conftest import Mounter, files_below
 from tests.fuse_mount.containers import Container, parent_of
+from tests.fuse_mount.mount_processes import BucketMounter, mount_is_dead
 from tests.fuse_mount.test_crashes import Readers
 from tests.fuse_mount.test_session import ended
+from tests.servers import RcloneS3
 
 T = TypeVar("T")
 KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 12)
@@ -130,10 +135,10 @@ def test_whatever_is_killed_in_turn_readers_only_wait(folder: Path, mounter: Mou
     reads, errors, wrong = readers.finish()
     assert (errors, wrong) == (0, 0)
     assert reads > KILLS
+    print(f"{KILLS} kills, {reads} reads")
     assert fuse_mount.unmount(info.mountpoint, settings=node.settings)
     assert all(ended(pid) for pid in (info.pid, *info.workers))
     assert keeping.kept(node.settings.home) == set()
-    print(f"{KILLS} kills, {reads} reads")
 
 
 def test_a_newer_host_takes_over_while_others_read(folder: Path, mounter: Mounter, node: Node) -> None:
@@ -145,9 +150,7 @@ def test_a_newer_host_takes_over_while_others_read(folder: Path, mounter: Mounte
         assert node.daemon.stop() == 0
         after = node.whole(info, newer)
         assert after.device == info.device
-        with process.connect_to_host(paths.mount_host_path(node.settings.home)) as connection:
-            reply(connection, {"op": "ping"})
-            assert receive(connection)[0]["ok"]["pid"] == newer.pid
+        assert host_pid(node) == newer.pid
         assert DaemonClient(node.settings).health()["pid"] == daemon.pid
         assert readers.finish()[1:] == (0, 0)
         fuse_mount.unmount(info.mountpoint, settings=node.settings)
@@ -223,3 +226,90 @@ def test_without_the_host_a_mount_by_hand_is_kept_as_well(
         kill(pid)
     assert files_below(target) == files_below(folder)
     assert parent_of(node.state(info).pid) == node.daemon.pid
+
+
+@pytest.fixture
+def bucket(node: Node, rclone_s3: RcloneS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BucketMounter:
+    """mount(…) of a bucket below the host, whose containers have its credentials."""
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    node.mounts.kill()
+    node.mounts.start()
+    leftovers.let_others_through(tmp_path)
+    name = f"host-{uuid.uuid4().hex[:12]}"
+    folder = rclone_s3.make_bucket(name)
+    (tmp_path / "rw").mkdir()
+    return BucketMounter(node.settings, f"s3://{name}/run", tmp_path / "rw", folder / "run")
+
+
+def supervised(bucket: BucketMounter, unlike: int) -> BucketInfo:
+    """Wait for another supervisor of a mount that is served and whom the keeper knows."""
+
+    def ready() -> BucketInfo | None:
+        now = bucket.now()
+        known = keeping.known(bucket.settings.home).get(BucketFiles(bucket.settings.home, bucket.target).key)
+        served = process.serves(now.pid, bucket.target) and not mount_is_dead(now)
+        return now if now.supervisor != unlike and served and known and known["owned"] else None
+
+    return until(ready)
+
+
+def test_a_bucket_whose_supervisor_is_killed_gets_another_one_that_watches_its_server(
+    bucket: BucketMounter, node: Node
+) -> None:
+    bucket()
+    first = supervised(bucket, unlike=0)
+    assert parent_of(first.supervisor) == node.mounts.pid
+    with (bucket.target / "open").open("w") as file:
+        file.write("goes ")
+        kill(first.supervisor)
+        second = supervised(bucket, unlike=first.supervisor)
+        assert second.pid == first.pid
+        assert parent_of(second.supervisor) == node.mounts.pid
+        file.write("on")
+    after = bucket.kill()
+    assert after.supervisor == second.supervisor
+    assert (bucket.target / "open").read_text() == "goes on"
+    bucket.unmount()
+    assert keeping.known(node.settings.home) == {}
+
+
+def test_a_bucket_all_of_whose_processes_are_killed_is_served_again_in_its_place(
+    bucket: BucketMounter, node: Node
+) -> None:
+    bucket()
+    first = supervised(bucket, unlike=0)
+    (bucket.target / "file").write_text("acknowledged")
+    node.mounts.kill()
+    node.mounts.start()
+    supervised(bucket, unlike=first.supervisor)
+    assert (bucket.target / "file").read_text() == "acknowledged"
+    bucket.unmount()
+    assert (bucket.bucket / "file").read_text() == "acknowledged"
+
+
+def test_a_host_that_ends_uploads_and_leaves_the_place_to_the_next_one(bucket: BucketMounter, node: Node) -> None:
+    bucket()
+    first = supervised(bucket, unlike=0)
+    handle = os.open(bucket.target / "open", os.O_WRONLY | os.O_CREAT)
+    os.write(handle, b"not closed")
+    with node.another("mounts") as newer:
+        until(lambda: True if host_pid(node) == newer.pid else None)
+        assert node.mounts.stop() == 0
+        after = supervised(bucket, unlike=first.supervisor)
+        assert parent_of(after.supervisor) == newer.pid
+        with pytest.raises(OSError, match="Transport endpoint"):
+            os.close(handle)
+        assert (bucket.target / "open").read_bytes() == b"not closed"
+        assert (bucket.bucket / "open").read_bytes() == b"not closed"
+        bucket.unmount()
+
+
+def host_pid(node: Node) -> int:
+    """Of the host that has the socket."""
+    try:
+        with process.connect_to_host(paths.mount_host_path(node.settings.home)) as connection:
+            reply(connection, {"op": "ping"})
+            return int(receive(connection)[0]["ok"]["pid"])
+    except OSError:
+        return 0
