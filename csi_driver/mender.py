@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from csi_driver import binds
+from csi_driver.metrics import COUNTS
 from csi_driver.mounts import Health, SharedMounts
 from csi_driver.preparation import Preparation
 from csi_driver.records import NodeVolume, Records, SharedMount, Target
@@ -111,6 +112,7 @@ class Mender:
         if health in (Health.DEAD, Health.ABSENT):
             _log.warning("%s: %s; it is mounted anew", mount.source, health.value)
             self._preparation.mount(volumes[0])
+            COUNTS.mended()
         device = self._mounts.device(mount)
         for volume in volumes:
             if any(self._is_other(path, device) for path in _paths(volume)):
