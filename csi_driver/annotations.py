@@ -59,7 +59,8 @@ class BucketRules:
     """Which buckets are open, with the driver's own credentials, to whoever can make a PVC or a pod."""
 
     def __init__(self, prefixes: Iterable[str] = ()) -> None:
-        """URL prefixes, in which `${pvc.namespace}` stands for the namespace; `*` is every bucket. `SettingsError`."""
+        """URL prefixes, in which `${pvc.namespace}` stands for the namespace; `*` is every bucket, and no folder of a
+        node (`file://`), which has to be named. `SettingsError`."""
         self._prefixes = tuple(prefixes)
         for prefix in self._prefixes:
             self._place(prefix, "any")
@@ -68,7 +69,8 @@ class BucketRules:
         """Whether this namespace may have this bucket: it is one of the prefixes, or lies in one."""
         store, prefix = split_url(url)
         places = [self._place(text, namespace) for text in self._prefixes if namespace or "${" not in text]
-        return any(place == "*" or f"{store}/{prefix}".startswith(place) for place in places)
+        anywhere = "*" in places and store != "file://"
+        return anywhere or any(f"{store}/{prefix}".startswith(place) for place in places)
 
     def describe(self, namespace: str) -> str:
         """The open ones, for an error's text."""

@@ -30,6 +30,8 @@ from csi_driver.wire import csi_pb2 as csi
 from datacache.api import open_catalog
 from datacache.core.errors import DatacacheError
 from datacache.settings import Settings
+from datacache.store.credentials import takes_credentials
+from datacache.store.urls import split_url
 
 WRONG_ANNOTATION = "WrongAnnotation"
 """The reason of the Events on PVCs."""
@@ -255,8 +257,7 @@ class ControllerService:
         spec = replace(asked.spec, namespace=namespace, quota_bytes=quota_bytes)
         if asked.own_bucket and not self._rules.allow(spec.bucket, namespace):
             assert claim is not None, "an annotation is a claim's"
-            assert self._api is not None
-            if not (claim.storage_class and _NODE_SECRET in self._api.class_parameters(claim.storage_class)):
+            if not (takes_credentials(split_url(spec.bucket)[0]) and self._has_secret(claim)):
                 raise RequestError(
                     grpc.StatusCode.PERMISSION_DENIED,
                     f"{PREFIX}bucket: {spec.bucket} cannot be mounted with the driver's own credentials "
@@ -265,6 +266,11 @@ class ControllerService:
                 )
             spec = replace(spec, credentials="secret")
         return spec, quota_bytes
+
+    def _has_secret(self, claim: Claim) -> bool:
+        """Whether volumes of the claim's class come with a secret of their own."""
+        assert self._api is not None
+        return bool(claim.storage_class) and _NODE_SECRET in self._api.class_parameters(claim.storage_class)
 
     def _condition(self, record: VolumeRecord, there: dict[str, bool]) -> csi.VolumeCondition:
         spec = record.spec

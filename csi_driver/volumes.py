@@ -145,6 +145,8 @@ def _dataset(text: str) -> str:
 def _bucket(text: str) -> str:
     if not text:
         return ""
+    if "://" not in text:  # a path would be one on whichever machine reads it
+        raise invalid(f"bucket {text!r}: it is a URL, such as s3://BUCKET/PREFIX")
     try:
         store, prefix = split_url(text)
     except DatacacheError as exc:

@@ -89,6 +89,9 @@ def test_a_misspelt_annotation_is_named_with_the_nearest(key: str, words: str) -
     [
         ([], "s3://lab/x", False),
         (["*"], "s3://lab/x", True),
+        (["*"], "file:///etc", False),
+        (["file:///srv"], "file:///srv/x", True),
+        (["file:///srv"], "file:///srv/../etc", False),
         (["s3://lab"], "s3://lab/x", True),
         (["s3://lab"], "s3://labs/x", False),
         (["s3://lab/x"], "s3://lab", False),
@@ -168,7 +171,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"datacache.io/dataset": "mask@v1", "datacache.io/subpath": "train/x"}, "no folder train/x; train has deep"),
     ({"datacache.io/dataset": "mask@v1", "datacache.io/subpath": "README"}, "is a file"),
     ({"datacache.io/dataset": "mask@v1", "datacache.io/warm": "maybe"}, "true, false, wait"),
-    ({"datacache.io/bucket": "sftp//lab"}, "bucket"),
+    ({"datacache.io/bucket": "lab/out"}, "it is a URL, such as s3://BUCKET/PREFIX"),
     ({}, "datacache.io/dataset: NAME@REF"),
 ]
 
@@ -223,6 +226,8 @@ def test_a_bucket_is_for_who_has_credentials_or_was_allowed(
     # The node will mount this one only with credentials from a secret.
     cluster.put_class("datacache", {"csi.storage.k8s.io/node-stage-secret-name": "${pvc.name}"})
     assert context(driver, other, WRITE) == {"bucket": "s3://all/team/", "namespace": "lab", "credentials": "secret"}
+    local = cluster.put_claim("out", {"datacache.io/bucket": "file:///etc"})
+    assert ask(driver, local, WRITE)[0] == "PERMISSION_DENIED"  # there is nothing that a secret would open
     # What the administrator wrote needs no permission.
     plain = cluster.put_claim("out", {})
     assert context(driver, plain | {"bucket": "s3://admin/${pvc.namespace}/${pvc.name}"}, WRITE)["bucket"] == (
