@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from datacache.api import create_snapshot
+from datacache.settings import Settings, load_settings
 from tests.csi_driver.api_server import ApiServer
 from tests.csi_driver.driver import Driver
 from tests.servers import Mongod
@@ -41,15 +42,19 @@ def any_catalog(request: pytest.FixtureRequest, mongod: Mongod, home: Path, monk
 
 @pytest.fixture
 def masks(home: Path, tmp_path: Path) -> dict[str, str]:
-    """The data set `mask` with the tags v1, v2 and v3: their ids. Each has train/, val/ and README."""
-    folder = tmp_path / "masks"
+    """The data set `mask`, see `make_masks`: its tags' ids. `tmp_path / "masks"` is what it was made of."""
+    return make_masks(tmp_path / "masks", load_settings())
+
+
+def make_masks(folder: Path, settings: Settings) -> dict[str, str]:
+    """A data set `mask` with the tags v1, v2 and v3, each with train/, train/deep/, val/ and README: their ids."""
     for name in ("train/a.jpg", "train/deep/b.jpg", "val/c.jpg", "README"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(os.urandom(1000))
     ids = {}
     for tag in ("v1", "v2", "v3"):
         (folder / "VERSION").write_text(tag)
-        ids[tag] = create_snapshot("mask", str(folder), tags=[tag]).id
+        ids[tag] = create_snapshot("mask", str(folder), tags=[tag], settings=settings).id
     return ids
 
 
