@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 T = TypeVar("T")
 
+_CLIENTS = 8
 NO_RETRIES: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
 """For obstore: `RetryingStore` decides alone."""
 
@@ -101,30 +102,35 @@ class S3Store:
 
 
 class WithAccess(Generic[C]):
-    """A client of obstore's, which has the credentials it was made with: made anew when others are to be used. One
-    process; any thread."""
+    """Clients of obstore's, which keep the credentials they were made with: one for each that is used. One process; any
+    thread."""
 
     def __init__(self, accesses: Accesses, make: Callable[[S3Access], C]) -> None:
         self._accesses = accesses
         self._make = make
-        self._made: tuple[S3Access, C] | None = None
+        self._made: dict[int, tuple[S3Access, C]] = {}
 
     def call(self, work: Callable[[C], T]) -> T:
         """What `work` gives; where the store refuses it, with the next credentials there are."""
         access = self._accesses.get()
         refused: list[S3Access] = []
         while True:
-            made = self._made
-            if made is None or made[0] is not access:
-                made = self._made = access, self._make(access)  # two threads may both make one: either is fine
             try:
-                return work(made[1])
+                return work(self._client(access))
             except StoreAccessError:
                 refused.append(access)
                 other = self._accesses.after_refusal(refused)
                 if other is None:
                     raise
                 access = other
+
+    def _client(self, access: S3Access) -> C:
+        made = self._made.get(id(access))
+        if made is None:  # two threads may both make one: either is fine
+            if len(self._made) >= _CLIENTS:  # most are of credentials that were replaced
+                self._made = {}
+            made = self._made[id(access)] = access, self._make(access)
+        return made[1]
 
 
 def make_driver(access: S3Access) -> Driver:
