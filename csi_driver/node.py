@@ -49,10 +49,10 @@ class NodeService:
         self.node_id = node_id
         folder = settings.home / "csi"
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._records = Records(folder)
-        self._mounts = SharedMounts(settings, self._records, folder)
-        self.preparation = Preparation(settings, self._records, self._mounts, rules or BucketRules())
-        self.mender = Mender(self._records, self._mounts, self.preparation)
+        self.records = Records(folder)
+        self._mounts = SharedMounts(settings, self.records, folder)
+        self.preparation = Preparation(settings, self.records, self._mounts, rules or BucketRules())
+        self.mender = Mender(self.records, self._mounts, self.preparation)
 
     def start(self) -> None:
         """Clean up what a driver that was killed left, in the background, and mend mounts from then on."""
@@ -81,8 +81,8 @@ class NodeService:
         spec = parse_context(request.volume_context)
         options = mount_options(request.volume_capability, spec)
         mode = request.volume_capability.access_mode.mode
-        with self._records.lock(volume_id, timeout_s=_LOCK_S):
-            before = self._records.get(volume_id)
+        with self.records.lock(volume_id, timeout_s=_LOCK_S):
+            before = self.records.get(volume_id)
             spec = self.preparation.resolved(volume_id, spec, inline=False)
             self.preparation.check_namespace(spec, "", inline=False, secrets={}) if spec.namespace else None
             record = NodeVolume(
@@ -98,7 +98,7 @@ class NodeService:
             if before is not None and before.used:
                 _check_same(before, record)
                 record = replace(before, quota_bytes=max(before.quota_bytes, record.quota_bytes))
-            self._records.put(record)
+            self.records.put(record)
             try:
                 record = self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
                 self._show_staged(record)
@@ -112,8 +112,8 @@ class NodeService:
 
     def NodeUnstageVolume(self, request: csi.NodeUnstageVolumeRequest, _context: Any) -> csi.NodeUnstageVolumeResponse:  # noqa: N802
         volume_id, path = _volume_id(request), _path(request.staging_target_path, "staging_target_path")
-        with self._records.lock(volume_id, timeout_s=_LOCK_S):
-            record = self._records.get(volume_id)
+        with self.records.lock(volume_id, timeout_s=_LOCK_S):
+            record = self.records.get(volume_id)
             if record is not None and record.staging in (path, ""):
                 mounted = [target.path for target in record.targets if binds.top_at(target.path) is not None]
                 if mounted:
@@ -142,9 +142,9 @@ class NodeService:
         read_only = request.readonly or options.read_only or spec.read_only
         target = Target(path=path, read_only=read_only, noexec=options.noexec)
         namespace = request.volume_context.get(POD_NAMESPACE, "")
-        with self._records.lock(volume_id, timeout_s=_LOCK_S):
+        with self.records.lock(volume_id, timeout_s=_LOCK_S):
             self.preparation.check_namespace(spec, namespace, inline=inline, secrets=request.secrets)
-            record = self._records.get(volume_id)
+            record = self.records.get(volume_id)
             if inline:
                 self._publish_inline(request, target, options, record, context)
                 return csi.NodePublishVolumeResponse()
@@ -180,7 +180,7 @@ class NodeService:
                 inline=True,
             )
         record = record.with_target(target)
-        self._records.put(record)
+        self.records.put(record)
         try:
             record = self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
             self._show(record, target)
@@ -195,14 +195,14 @@ class NodeService:
         self, request: csi.NodeUnpublishVolumeRequest, _context: Any
     ) -> csi.NodeUnpublishVolumeResponse:
         volume_id, path = _volume_id(request), _path(request.target_path, "target_path")
-        with self._records.lock(volume_id, timeout_s=_LOCK_S):
+        with self.records.lock(volume_id, timeout_s=_LOCK_S):
             binds.clear(path)
             binds.remove_place(path)
-            record = self._records.get(volume_id)
+            record = self.records.get(volume_id)
             if record is not None:
                 if record.target(path) is not None:
                     record = record.without_target(path)
-                    self._records.put(record)
+                    self.records.put(record)
                 if record.inline and not record.used:
                     self.preparation.release(record)
         return csi.NodeUnpublishVolumeResponse()
@@ -223,7 +223,7 @@ class NodeService:
     def _show(self, record: NodeVolume, target: Target) -> None:
         """Bind at a target; over what is there if that is this volume's own, whose pod may be running."""
         known, there = record.target(target.path), binds.top_at(target.path)
-        self._records.put(record.with_target(target))
+        self.records.put(record.with_target(target))
         if known is not None and there is not None and there.device == self._mounts.device(record.mount):
             return
         if known is None or record.inline:
@@ -263,7 +263,7 @@ class NodeService:
 
     def NodeExpandVolume(self, request: csi.NodeExpandVolumeRequest, _context: Any) -> csi.NodeExpandVolumeResponse:  # noqa: N802
         volume_id, path = _volume_id(request), _path(request.volume_path, "volume_path")
-        with self._records.lock(volume_id, timeout_s=_LOCK_S):
+        with self.records.lock(volume_id, timeout_s=_LOCK_S):
             record = self._at(volume_id, path)
             if request.HasField("volume_capability"):
                 mount_options(request.volume_capability, record.spec)
@@ -280,7 +280,7 @@ class NodeService:
         return csi.NodeExpandVolumeResponse(capacity_bytes=max(wanted, record.quota_bytes))
 
     def _at(self, volume_id: str, path: str) -> NodeVolume:
-        record = self._records.get(volume_id)
+        record = self.records.get(volume_id)
         if record is None:
             raise RequestError(grpc.StatusCode.NOT_FOUND, f"there is no volume {volume_id!r} on this node")
         known = path == record.staging or record.target(path) is not None

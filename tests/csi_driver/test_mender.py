@@ -1,0 +1,253 @@
+"""Mounts whose processes are all gone, and what drivers leave that are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fuse_mount
+from csi_driver import binds
+from csi_driver.node import NodeService
+from csi_driver.wire import csi_pb2 as csi
+from datacache.settings import Settings
+from tests import leftovers
+from tests.csi_driver.conftest import StartDriver
+from tests.csi_driver.kubelet import Kubelet, make_masks, mounted_below, needs_root
+from tests.fuse_mount.bucket_mount import _kill
+from tests.servers import RcloneS3
+
+pytestmark = needs_root
+
+
+@pytest.fixture
+def masks(home: Path, tmp_path: Path) -> dict[str, str]:
+    return make_masks(tmp_path / "masks")
+
+
+@pytest.fixture
+def service(settings: Settings) -> Iterator[NodeService]:
+    service = NodeService(settings, "node-1")
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose mounts are seen in other mount namespaces, as a kubelet's is."""
+    folder = tmp_path / "kubelet"
+    folder.mkdir()
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    subprocess.run(["mount", "--make-rshared", folder], check=True)
+    yield folder
+    leftovers.unmount_under(folder)
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def kubelet(service: NodeService, shared: Path) -> Kubelet:
+    return Kubelet(service, shared)
+
+
+class Pod:
+    """A shell in a mount namespace of its own, which mounts reach as with HostToContainer."""
+
+    def __init__(self, volume: Path) -> None:
+        self._shell = subprocess.Popen(
+            ["unshare", "-m", "--propagation", "slave", "sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._volume = volume
+
+    def read(self, name: str) -> str:
+        """The first line of a file of the volume, or ''."""
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        self._shell.stdin.write(f"echo $(cat '{self._volume}/{name}' 2>/dev/null)\n")
+        self._shell.stdin.flush()
+        return self._shell.stdout.readline().strip()
+
+    def close(self) -> None:
+        self._shell.kill()
+        self._shell.communicate()
+
+
+@pytest.fixture
+def pod(kubelet: Kubelet, masks: dict[str, str]) -> Iterator[Pod]:
+    """With v1 of the masks, under the volume `v`."""
+    pod = Pod(kubelet.show("v", {"dataset": f"mask@{masks['v1']}"}))
+    assert pod.read("VERSION") == "v1"
+    yield pod
+    pod.close()
+
+
+def kill_mounts(settings: Settings) -> None:
+    """All processes of all mounts of the home, and whatever could bring them back."""
+    while found := _processes_of(settings.home):
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _processes_of(home: Path) -> list[int]:
+    """Those of mounts and the daemon that run."""
+    found = []
+    for pid in leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(home)):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for one that has ended
+            if b"fuse_mount" in words or b"datacache.daemon" in words:
+                found.append(pid)
+    return found
+
+
+def test_a_mount_that_lost_all_its_processes_is_mounted_anew_under_running_pods(
+    pod: Pod, service: NodeService, kubelet: Kubelet, settings: Settings
+) -> None:
+    target = kubelet.target("v")
+    assert not kubelet.stats("v", target).volume_condition.abnormal
+    for name in ("README", "val/c.jpg"):  # what was read before may be in the page cache
+        kill_mounts(settings)
+        assert pod.read(name) == ""
+        assert kubelet.stats("v", target).volume_condition.abnormal
+        service.mender.look()
+        assert pod.read(name) == f"v1 {name}"
+        assert (target / name).read_text() == f"v1 {name}"
+    condition = kubelet.stats("v", target).volume_condition
+    assert condition.abnormal
+    assert "HostToContainer" in condition.message
+    again = kubelet.publish("v", _context(service, "v"), "pod-2")
+    assert not kubelet.stats("v", again).volume_condition.abnormal
+    kubelet.hide("v", "pod-1", "pod-2")
+    assert mounted_below(kubelet.folder) == mounted_below(settings.home) == []
+
+
+def _context(service: NodeService, volume: str) -> dict[str, str]:
+    record = service.records.get(volume)
+    assert record is not None
+    return record.context
+
+
+def test_calls_on_a_dead_mount_repair_it(masks: dict[str, str], kubelet: Kubelet, settings: Settings) -> None:
+    context = {"dataset": f"mask@{masks['v1']}"}
+    kubelet.show("v", context)
+    kill_mounts(settings)
+    assert (kubelet.publish("v", context, "pod-2") / "VERSION").read_text() == "v1"
+    assert (kubelet.publish("v", context) / "VERSION").read_text() == "v1"
+    assert (kubelet.stage("v", context) / "VERSION").read_text() == "v1"
+    kill_mounts(settings)
+    kubelet.hide("v", "pod-1", "pod-2")
+    assert mounted_below(kubelet.folder) == mounted_below(settings.home) == []
+
+
+def test_what_was_written_to_a_bucket_whose_mount_died_is_in_it_in_the_end(
+    rclone_s3: RcloneS3,
+    service: NodeService,
+    kubelet: Kubelet,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    bucket = f"mend-{os.urandom(6).hex()}"
+    rclone_s3.make_bucket(bucket)
+    target = kubelet.show("w", {"bucket": f"s3://{bucket}/out"})
+    (target / "a").write_text("before")
+    with open(target / "a", "rb+") as file:
+        os.fsync(file.fileno())
+    kill_mounts(settings)
+    service.mender.look()
+    assert (target / "a").read_text() == "before"
+    (target / "b").write_text("after")
+    kill_mounts(settings)
+    kubelet.hide("w")
+    out = rclone_s3.root / bucket / "out"
+    assert {path.name: path.read_text() for path in out.iterdir()} == {"a": "before", "b": "after"}
+
+
+def test_a_mount_that_does_not_answer_holds_no_call_up(
+    masks: dict[str, str], kubelet: Kubelet, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("csi_driver.mounts._ANSWER_S", 0.3)
+    context = {"dataset": f"mask@{masks['v1']}", "subpath": "train"}
+    target = kubelet.show("v", context)
+    (info,) = fuse_mount.list_mounts(settings)
+    stopped = (info.pid, *info.workers)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        condition = kubelet.stats("v", target).volume_condition
+        assert (condition.abnormal, "does not answer" in condition.message) == (True, True)
+        request = kubelet.publish_request("v", context, "pod-2")
+        assert kubelet.code("NodePublishVolume", request)[0] in ("OK", "UNAVAILABLE")
+        kubelet.unpublish("v")
+        assert not target.exists()
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    kubelet.hide("v", "pod-2")
+
+
+def test_what_a_driver_left_that_was_killed_is_cleaned_up(
+    masks: dict[str, str], service: NodeService, kubelet: Kubelet, settings: Settings
+) -> None:
+    context = {"dataset": f"mask@{masks['v1']}"}
+    kubelet.show("lost", context)
+    for path in (kubelet.target("lost"), kubelet.staging("lost")):
+        binds.clear(str(path))
+    kubelet.show("kept", {"dataset": f"mask@{masks['v2']}"})
+    stray = settings.home / "csi" / "mounts" / "stray"
+    stray.mkdir()
+    fuse_mount.mount_snapshot(f"mask@{masks['v3']}", stray, settings=settings)
+    service.mender.look(first=True)
+    assert len(mounted_below(settings.home)) == 1
+    assert len(os.listdir(settings.home / "csi" / "mounts")) == 1
+    assert [record.volume_id for record in service.records.all()] == ["kept"]
+    assert (kubelet.target("kept") / "VERSION").read_text() == "v2"
+    kubelet.hide("lost")
+    kubelet.hide("kept")
+
+
+def test_a_driver_that_is_killed_in_the_middle_of_calls_goes_on_where_it_was(
+    masks: dict[str, str], start_driver: StartDriver, shared: Path, settings: Settings
+) -> None:
+    driver = start_driver("--mode=node")
+    kubelet = Kubelet(driver.client, shared)
+    dice = random.Random(11)
+    context = {"dataset": f"mask@{masks['v1']}"}
+    requests = [
+        ("NodeStageVolume", kubelet.stage_request("v", context)),
+        ("NodePublishVolume", kubelet.publish_request("v", context)),
+        (
+            "NodeUnpublishVolume",
+            csi.NodeUnpublishVolumeRequest(volume_id="v", target_path=str(kubelet.target("v"))),
+        ),
+        (
+            "NodeUnstageVolume",
+            csi.NodeUnstageVolumeRequest(volume_id="v", staging_target_path=str(kubelet.staging("v"))),
+        ),
+    ]
+    longest_s = {"NodeStageVolume": 0.6, "NodePublishVolume": 0.02, "NodeUnpublishVolume": 0.02}
+    for number in range(3):
+        for rpc, request in requests:
+            delay_s = dice.uniform(0.0, longest_s.get(rpc, 0.3))
+            killer = threading.Timer(delay_s, _kill, [driver.process.pid])
+            killer.start()
+            with contextlib.suppress(Exception):
+                getattr(driver.client, rpc)(request, timeout_s=2.0)
+            killer.join()
+            driver.kill()
+            driver.start()
+            while (code := kubelet.code(rpc, request))[0] in ("ABORTED", "UNAVAILABLE"):
+                pass
+            assert code == ("OK", ""), f"{rpc}, round {number}, killed after {delay_s}"
+            if rpc == "NodePublishVolume":
+                assert (kubelet.target("v") / "VERSION").read_text() == "v1"
+        assert mounted_below(shared) == []
+    assert mounted_below(settings.home) == []
+    assert not list((settings.home / "csi").rglob("*.json"))

@@ -1,0 +1,438 @@
+"""Volumes staged, published and taken away again, with real mounts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from csi_driver.node import NodeService
+from csi_driver.wire import csi_pb2 as csi
+from datacache import open_snapshot
+from datacache.api import open_catalog
+from datacache.catalog.access import set_access
+from datacache.settings import Settings
+from tests import leftovers
+from tests.csi_driver.driver import capability
+from tests.csi_driver.kubelet import Kubelet, make_masks, mounted_below, needs_root
+from tests.servers import RcloneS3
+
+pytestmark = needs_root
+WRITE = capability("MULTI_NODE_MULTI_WRITER")
+
+
+@pytest.fixture
+def service(settings: Settings) -> Iterator[NodeService]:
+    service = NodeService(settings, "node-1")
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def masks(home: Path, tmp_path: Path) -> dict[str, str]:
+    return make_masks(tmp_path / "masks")
+
+
+@pytest.fixture
+def kubelet(service: NodeService, tmp_path: Path) -> Kubelet:
+    return Kubelet(service, tmp_path / "kubelet")
+
+
+@pytest.fixture
+def bucket(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of an empty bucket that the driver's own credentials open."""
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    name = f"node-{os.urandom(6).hex()}"
+    rclone_s3.make_bucket(name)
+    return name
+
+
+# --- data sets ------------------------------------------------------------------------------------------------------
+
+
+def test_a_data_set_is_a_read_only_folder_until_it_is_taken_away(
+    masks: dict[str, str], kubelet: Kubelet, settings: Settings
+) -> None:
+    target = kubelet.show("v", {"dataset": f"mask@{masks['v2']}"})
+    assert (target / "VERSION").read_text() == "v2"
+    with pytest.raises(OSError, match="Read-only"):
+        (target / "new").touch()
+    kubelet.hide("v")
+    assert not target.exists()
+    assert mounted_below(kubelet.folder) == mounted_below(settings.home) == []
+    assert not list((settings.home / "csi").rglob("*.json"))
+    assert os.listdir(settings.home / "csi" / "mounts") == []
+
+
+def test_any_user_can_read_a_data_set(masks: dict[str, str], kubelet: Kubelet) -> None:
+    target = kubelet.show("v", {"dataset": f"mask@{masks['v1']}"})
+    said = subprocess.run(
+        ["cat", "VERSION"], cwd=target, user=1234, group=4321, extra_groups=[], capture_output=True, check=True
+    )
+    assert said.stdout == b"v1"
+
+
+def test_volumes_of_one_snapshot_share_a_mount_and_the_last_one_ends_it(
+    masks: dict[str, str], kubelet: Kubelet, settings: Settings
+) -> None:
+    context = {"dataset": f"mask@{masks['v1']}"}
+    targets = [kubelet.show(volume, context, pod) for volume, pod in (("a", "p1"), ("b", "p2"))]
+    targets.append(kubelet.publish("b", context, "p3"))
+    assert len({target.stat().st_dev for target in targets}) == 1
+    assert len(mounted_below(settings.home)) == 1
+    kubelet.hide("a", "p1")
+    assert (targets[1] / "VERSION").read_text() == "v1"
+    kubelet.hide("b", "p2", "p3")
+    assert mounted_below(settings.home) == mounted_below(kubelet.folder) == []
+
+
+def test_everything_can_be_asked_again(masks: dict[str, str], kubelet: Kubelet) -> None:
+    context = {"dataset": f"mask@{masks['v1']}"}
+    for _ in range(3):
+        target = kubelet.show("v", context)
+    assert len(mounted_below(kubelet.folder)) == 2
+    for _ in range(3):
+        kubelet.unpublish("v")
+    assert not target.exists()
+    for _ in range(3):
+        kubelet.unstage("v")
+    kubelet.hide("never-seen")
+
+
+def test_a_reference_that_moves_is_resolved_once_for_all_nodes(
+    masks: dict[str, str], kubelet: Kubelet, settings: Settings
+) -> None:
+    target = kubelet.show("static", {"dataset": "mask@v1"})
+    with closing(open_catalog(settings)) as catalog:
+        catalog.set_tag("mask", "v1", masks["v3"], move=True)
+    kubelet.hide("static")
+    assert kubelet.show("static", {"dataset": "mask@v1"}) == target
+    assert (target / "VERSION").read_text() == "v1"
+    assert (kubelet.publish("inline", {"dataset": "mask@v1"}, inline=True) / "VERSION").read_text() == "v3"
+
+
+def test_a_subpath_is_all_a_pod_sees(masks: dict[str, str], kubelet: Kubelet) -> None:
+    target = kubelet.show("v", {"dataset": f"mask@{masks['v1']}", "subpath": "train/deep"})
+    assert os.listdir(target) == ["b.jpg"]
+    for wrong in ("train/no", "README"):
+        context = {"dataset": f"mask@{masks['v1']}", "subpath": wrong}
+        kubelet.stage(f"w-{wrong}", context)
+        code, words = kubelet.code("NodePublishVolume", kubelet.publish_request(f"w-{wrong}", context))
+        assert (code, wrong in words) == ("INVALID_ARGUMENT", True)
+
+
+def test_warm_waits_until_all_is_here_and_pin_lasts_as_long_as_the_volume(
+    masks: dict[str, str], kubelet: Kubelet, settings: Settings
+) -> None:
+    from datacache.api import connect
+
+    target = kubelet.show("v", {"dataset": f"mask@{masks['v1']}", "warm": "wait", "pin": "true"})
+    status = connect(settings).cache_status()
+    assert [job["state"] for job in status["jobs"] if not job["background"]] == ["done"]
+    assert status["pins"] == [f"mask@{masks['v1'][:12]}"]
+    assert (target / "README").read_text() == "v1 README"
+    kubelet.hide("v")
+    assert connect(settings).cache_status()["pins"] == []
+
+
+# --- buckets --------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_pod_writes_is_in_the_bucket_when_its_volume_is_unstaged(
+    bucket: str, rclone_s3: RcloneS3, kubelet: Kubelet, settings: Settings
+) -> None:
+    context = {"bucket": f"s3://{bucket}/out"}
+    target = kubelet.show("w", context)
+    (target / "result.txt").write_text("42")
+    kubelet.hide("w")
+    assert (rclone_s3.root / bucket / "out" / "result.txt").read_text() == "42"
+    assert mounted_below(settings.home) == mounted_below(kubelet.folder) == []
+
+
+def test_a_bucket_can_be_published_read_only(bucket: str, kubelet: Kubelet) -> None:
+    context = {"bucket": f"s3://{bucket}/out"}
+    writer = kubelet.show("w", context)
+    (writer / "a").write_text("x")
+    reader = kubelet.publish("w", context, "pod-2", readonly=True)
+    assert (reader / "a").read_text() == "x"
+    with pytest.raises(OSError, match="Read-only") as caught:
+        (reader / "b").touch()
+    assert caught.value.errno == errno.EROFS
+    assert os.statvfs(reader).f_flag & (os.ST_NOSUID | os.ST_NODEV)
+    code, _ = kubelet.code("NodePublishVolume", kubelet.publish_request("w", context, "pod-2"))
+    assert code == "ALREADY_EXISTS"
+
+
+def test_the_group_of_a_pod_can_write_to_a_bucket(bucket: str, kubelet: Kubelet) -> None:
+    grouped = capability("MULTI_NODE_MULTI_WRITER")
+    grouped.mount.volume_mount_group = "5000"
+    context = {"bucket": f"s3://{bucket}/out", "subpath": "deep/er"}
+    target = kubelet.show("w", context, volume_capability=grouped)
+    command = ["sh", "-c", "echo hello > file && stat -c %g file"]
+    said = subprocess.run(
+        command, cwd=target, user=1234, group=1234, extra_groups=[5000], capture_output=True, check=True
+    )
+    assert (target / "file").read_text() == "hello\n"
+    assert said.stdout == b"5000\n"
+    other = capability("MULTI_NODE_MULTI_WRITER")
+    other.mount.volume_mount_group = "6000"
+    request = kubelet.publish_request("w", context, "pod-2", volume_capability=other)
+    code, words = kubelet.code("NodePublishVolume", request)
+    assert code == "FAILED_PRECONDITION"
+    assert "fsGroup" in words
+
+
+def test_a_subpath_cannot_leave_a_bucket_through_a_symbolic_link(bucket: str, kubelet: Kubelet) -> None:
+    whole = kubelet.show("w", {"bucket": f"s3://{bucket}/out"})
+    (whole / "etc").symlink_to("/etc")
+    (whole / "up").symlink_to("..")
+    (whole / "inside").mkdir()
+    (whole / "link").symlink_to("inside")
+    for wrong in ("etc", "etc/ssl", "up", "link"):
+        context = {"bucket": f"s3://{bucket}/out", "subpath": wrong}
+        kubelet.stage(f"v-{wrong.replace('/', '-')}", context)
+        request = kubelet.publish_request(f"v-{wrong.replace('/', '-')}", context)
+        code, words = kubelet.code("NodePublishVolume", request)
+        assert (code, "symbolic link" in words or "no folder" in words) == ("INVALID_ARGUMENT", True), wrong
+
+
+def test_a_volume_is_unstaged_only_when_the_bucket_has_everything(
+    rclone_s3: RcloneS3, bucket: str, service: NodeService, kubelet: Kubelet, settings: Settings
+) -> None:
+    service.preparation.flush_s = 0.5
+    long = capability("MULTI_NODE_MULTI_WRITER", flags=("ttl=600",))
+    target = kubelet.show("w", {"bucket": f"s3://{bucket}/out"}, volume_capability=long)
+    assert os.listdir(target) == []
+    folder = rclone_s3.root / bucket
+    folder.rename(folder.with_name(f"{bucket}-away"))
+    (target / "a").write_text("x")
+    kubelet.unpublish("w")
+    request = csi.NodeUnstageVolumeRequest(volume_id="w", staging_target_path=str(kubelet.staging("w")))
+    code, words = kubelet.code("NodeUnstageVolume", request)
+    assert code == "UNAVAILABLE"
+    assert "1 file" in words
+    folder.with_name(f"{bucket}-away").rename(folder)
+    while kubelet.code("NodeUnstageVolume", request)[0] == "UNAVAILABLE":
+        pass
+    assert (folder / "out" / "a").read_text() == "x"
+    assert mounted_below(settings.home) == []
+
+
+def test_a_volume_grows_while_it_is_used(bucket: str, kubelet: Kubelet) -> None:
+    target = kubelet.show("w", {"bucket": f"s3://{bucket}/out", "quota": str(2**20)})
+    usage = kubelet.stats("w", target).usage
+    assert [each.total for each in usage if each.unit == csi.VolumeUsage.BYTES] == [2**20]
+    with pytest.raises(OSError, match=r"quota|space"):
+        (target / "large").write_bytes(bytes(2**20 + 1))
+    request = csi.NodeExpandVolumeRequest(
+        volume_id="w", volume_path=str(target), capacity_range=csi.CapacityRange(required_bytes=2**22)
+    )
+    assert kubelet.call("NodeExpandVolume", request).capacity_bytes == 2**22
+    (target / "large").write_bytes(bytes(2**20 + 1))
+
+
+# --- inline ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_inline_volume_lives_as_long_as_its_pod(masks: dict[str, str], kubelet: Kubelet, settings: Settings) -> None:
+    context = {"dataset": "mask@v2", "csi.storage.k8s.io/pod.namespace": "lab"}
+    target = kubelet.publish("csi-1", context, inline=True, volume_capability=capability("SINGLE_NODE_WRITER"))
+    assert (target / "VERSION").read_text() == "v2"
+    kubelet.unpublish("csi-1")
+    assert mounted_below(settings.home) == mounted_below(kubelet.folder) == []
+    assert not list((settings.home / "csi").rglob("*.json"))
+
+
+def test_an_inline_volume_may_name_no_bucket_that_is_not_open(bucket: str, kubelet: Kubelet) -> None:
+    context = {"bucket": f"s3://{bucket}/out", "csi.storage.k8s.io/pod.namespace": "lab"}
+    code, words = kubelet.code("NodePublishVolume", kubelet.publish_request("i", context, inline=True))
+    assert code == "PERMISSION_DENIED"
+    assert "Secret" in words
+
+
+# --- who may ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_of_a_namespace_that_is_not_allowed_gets_nothing(
+    masks: dict[str, str], kubelet: Kubelet, settings: Settings
+) -> None:
+    with closing(open_catalog(settings)) as catalog:
+        set_access(catalog, "mask", everybody=False, allow=["lab"])
+    context = {"dataset": f"mask@{masks['v1']}"}
+    kubelet.stage("v", context)
+    name = "csi.storage.k8s.io/pod.namespace"
+    for namespace, expected in (("lab", "OK"), ("other", "PERMISSION_DENIED"), ("", "PERMISSION_DENIED")):
+        request = kubelet.publish_request("v", context | {name: namespace}, f"pod-{namespace}")
+        assert kubelet.code("NodePublishVolume", request)[0] == expected
+    inline = context | {name: "other", "namespace": "lab", "asked": "mask@v1"}
+    assert kubelet.code("NodePublishVolume", kubelet.publish_request("i", inline, inline=True))[0] == (
+        "PERMISSION_DENIED"
+    )
+
+
+def test_a_volume_that_was_provisioned_for_one_namespace_is_of_no_use_in_another(
+    masks: dict[str, str], kubelet: Kubelet
+) -> None:
+    context = {"dataset": f"mask@{masks['v1']}", "asked": "mask@v1", "namespace": "lab"}
+    kubelet.stage("v", context)
+    request = kubelet.publish_request("v", context | {"csi.storage.k8s.io/pod.namespace": "other"})
+    assert kubelet.code("NodePublishVolume", request)[0] == "PERMISSION_DENIED"
+
+
+# --- credentials ----------------------------------------------------------------------------------------------------
+
+
+def secret_of(server: RcloneS3, **more: str) -> dict[str, str]:
+    values = {
+        "access_key_id": server.access_key,
+        "secret_access_key": server.secret_key,
+        "endpoint_url": server.endpoint,
+    }
+    return values | more
+
+
+def test_credentials_of_a_volume_are_tried_out_used_and_forgotten(
+    rclone_s3: RcloneS3, kubelet: Kubelet, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"own-{os.urandom(6).hex()}"
+    rclone_s3.make_bucket(name)
+    context = {"bucket": f"s3://{name}/out", "credentials": "secret"}
+    code, _ = kubelet.code("NodeStageVolume", kubelet.stage_request("w", context))
+    assert code == "UNAUTHENTICATED"
+    wrong = secret_of(rclone_s3, secret_access_key="not-the-secret")
+    code, words = kubelet.code("NodeStageVolume", kubelet.stage_request("w", context, secrets=wrong))
+    assert code == "UNAUTHENTICATED"
+    assert "not-the-secret" not in words
+    assert everything_below(settings.home / "csi") == everything_below(settings.credentials_dir) == b""
+    target = kubelet.stage("w", context, secrets=secret_of(rclone_s3))
+    target = kubelet.publish("w", context)
+    (target / "a").write_text("x")
+    assert rclone_s3.secret_key.encode() not in everything_below(settings.home / "csi")
+    assert rclone_s3.secret_key.encode() not in everything_below(settings.home / "mounts")
+    assert rclone_s3.secret_key.encode() not in command_lines_and_environments(settings.home)
+    kubelet.hide("w")
+    assert (rclone_s3.root / name / "out" / "a").read_text() == "x"
+    assert everything_below(settings.credentials_dir) == b""
+    assert rclone_s3.secret_key not in caplog.text
+
+
+def everything_below(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def command_lines_and_environments(home: Path) -> bytes:
+    found = b""
+    for pid in leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(home)):
+        for name in ("cmdline", "environ"):
+            found += Path(f"/proc/{pid}/{name}").read_bytes()
+    return found
+
+
+# --- what lies in the way -------------------------------------------------------------------------------------------
+
+
+def test_an_empty_file_in_the_place_of_a_target_is_replaced(masks: dict[str, str], kubelet: Kubelet) -> None:
+    kubelet.target("v").touch()
+    assert (kubelet.show("v", {"dataset": f"mask@{masks['v1']}"}) / "VERSION").read_text() == "v1"
+
+
+def test_whatever_is_mounted_at_a_target_is_unmounted(masks: dict[str, str], kubelet: Kubelet) -> None:
+    target = kubelet.target("v")
+    target.mkdir()
+    for _ in range(3):
+        subprocess.run(["mount", "-t", "tmpfs", "left-over", str(target)], check=True)
+    kubelet.show("v", {"dataset": f"mask@{masks['v1']}"})
+    assert (target / "VERSION").read_text() == "v1"
+    for _ in range(3):
+        subprocess.run(["mount", "-t", "tmpfs", "left-over", str(target)], check=True)
+    kubelet.hide("v")
+    assert not target.exists()
+
+
+def test_a_target_into_which_somebody_wrote_meanwhile_is_not_thrown_away(kubelet: Kubelet) -> None:
+    target = kubelet.target("v")
+    target.mkdir()
+    (target / "work").write_text("hours")
+    request = csi.NodeUnpublishVolumeRequest(volume_id="v", target_path=str(target))
+    code, words = kubelet.code("NodeUnpublishVolume", request)
+    assert code != "OK"
+    assert "work" in words
+    assert (target / "work").read_text() == "hours"
+
+
+# --- the codes of the specification ---------------------------------------------------------------------------------
+
+
+def test_wrong_requests_get_the_codes_that_the_specification_asks_for(
+    masks: dict[str, str], bucket: str, kubelet: Kubelet
+) -> None:
+    data = {"dataset": f"mask@{masks['v1']}"}
+    files = {"bucket": f"s3://{bucket}/codes"}
+    kubelet.stage("staged", data)
+    kubelet.show("used", files)
+    block = capability()
+    block.block.SetInParent()
+    path = str(kubelet.target("used"))
+    stats, expand = csi.NodeGetVolumeStatsRequest, csi.NodeExpandVolumeRequest
+    stage, publish = kubelet.stage_request, kubelet.publish_request
+    flags = capability("MULTI_NODE_MULTI_WRITER", flags=("uid=1", "colour=red"))
+    single = capability("SINGLE_NODE_SINGLE_WRITER")
+    table: list[tuple[str, Any, str]] = [
+        ("NodeStageVolume", stage("", data), "INVALID_ARGUMENT volume_id"),
+        ("NodeStageVolume", csi.NodeStageVolumeRequest(volume_id="a", volume_context=data), "INVALID_ARGUMENT staging"),
+        ("NodeStageVolume", stage("a", data, volume_capability=None), "INVALID_ARGUMENT volume_capability"),
+        ("NodeStageVolume", stage("a", data, volume_capability=block), "INVALID_ARGUMENT block"),
+        ("NodeStageVolume", stage("a", data, volume_capability=WRITE), "INVALID_ARGUMENT accessModes: [ReadOnlyMany]"),
+        ("NodeStageVolume", stage("a", files, volume_capability=flags), "INVALID_ARGUMENT colour=red"),
+        ("NodeStageVolume", stage("a", {}, volume_capability=WRITE), "INVALID_ARGUMENT data set or a bucket"),
+        ("NodeStageVolume", stage("a", {"dataset": "mask@v9"}), "INVALID_ARGUMENT v9"),
+        ("NodeStageVolume", stage("staged", {"dataset": f"mask@{masks['v2']}"}), "ALREADY_EXISTS not with this"),
+        ("NodePublishVolume", publish("", data), "INVALID_ARGUMENT volume_id"),
+        ("NodePublishVolume", csi.NodePublishVolumeRequest(volume_id="a"), "INVALID_ARGUMENT target_path"),
+        ("NodePublishVolume", publish("a", data, volume_capability=None), "INVALID_ARGUMENT volume_capability"),
+        ("NodePublishVolume", publish("a", data), "FAILED_PRECONDITION not staged"),
+        ("NodePublishVolume", publish("staged", data, staging_target_path=""), "FAILED_PRECONDITION staging"),
+        ("NodePublishVolume", publish("used", files, "p2", volume_capability=single), "FAILED_PRECONDITION single"),
+        ("NodeUnpublishVolume", csi.NodeUnpublishVolumeRequest(), "INVALID_ARGUMENT volume_id"),
+        ("NodeUnpublishVolume", csi.NodeUnpublishVolumeRequest(volume_id="a"), "INVALID_ARGUMENT target_path"),
+        ("NodeUnstageVolume", csi.NodeUnstageVolumeRequest(), "INVALID_ARGUMENT volume_id"),
+        ("NodeUnstageVolume", csi.NodeUnstageVolumeRequest(volume_id="a"), "INVALID_ARGUMENT staging_target_path"),
+        ("NodeUnstageVolume", csi.NodeUnstageVolumeRequest(
+            volume_id="used", staging_target_path=str(kubelet.staging("used"))), "FAILED_PRECONDITION still published"),
+        ("NodeGetVolumeStats", stats(volume_path=path), "INVALID_ARGUMENT volume_id"),
+        ("NodeGetVolumeStats", stats(volume_id="used"), "INVALID_ARGUMENT volume_path"),
+        ("NodeGetVolumeStats", stats(volume_id="no", volume_path=path), "NOT_FOUND no volume"),
+        ("NodeGetVolumeStats", stats(volume_id="used", volume_path="some/path"), "NOT_FOUND not at"),
+        ("NodeExpandVolume", expand(volume_path=path), "INVALID_ARGUMENT volume_id"),
+        ("NodeExpandVolume", expand(volume_id="used"), "INVALID_ARGUMENT volume_path"),
+        ("NodeExpandVolume", expand(volume_id="no", volume_path="some/path"), "NOT_FOUND no volume"),
+        ("NodeExpandVolume", expand(volume_id="used", volume_path=path, volume_capability=block), "INVALID_ARGUMENT"),
+        ("NodeExpandVolume", expand(volume_id="staged", volume_path=str(kubelet.staging("staged"))), "INVALID_ARGUMENT"),  # noqa: E501
+    ]  # fmt: skip
+    for rpc, request, expected in table:
+        code, words = kubelet.code(rpc, request)
+        wanted, _, named = expected.partition(" ")
+        assert code == wanted, f"{rpc} {request}: {words}"
+        assert named in words, f"{rpc} {request}: {words}"
+
+
+def test_a_node_says_who_it_is_and_what_it_can(kubelet: Kubelet) -> None:
+    assert kubelet.call("NodeGetInfo", csi.NodeGetInfoRequest()).node_id == "node-1"
+    found = kubelet.call("NodeGetCapabilities", csi.NodeGetCapabilitiesRequest()).capabilities
+    names = {csi.NodeServiceCapability.RPC.Type.Name(each.rpc.type) for each in found}
+    assert {"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "VOLUME_CONDITION", "EXPAND_VOLUME"} < names
+
+
+def test_stats_say_how_large_a_data_set_is(masks: dict[str, str], kubelet: Kubelet) -> None:
+    target = kubelet.show("v", {"dataset": f"mask@{masks['v1']}"})
+    answer = kubelet.stats("v", target)
+    assert {each.unit: each.total for each in answer.usage}[csi.VolumeUsage.INODES] == 5
+    assert not answer.volume_condition.abnormal
+    assert len(open_snapshot("mask@v1")) == 5
