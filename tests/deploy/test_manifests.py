@@ -190,7 +190,7 @@ def test_the_controller_may_do_this_in_the_cluster_and_nothing_else() -> None:
         "persistentvolumeclaims/status": ["patch"],
         "persistentvolumes": ["create", "delete", "get", "list", "patch", "watch"],
         "storageclasses.storage.k8s.io": ["get", "list", "watch"],
-        "events": ["create", "patch"],
+        "events": ["create", "get", "patch"],
     }
     assert own["rules"] == [
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}
