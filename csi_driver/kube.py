@@ -27,6 +27,8 @@ from datacache.core.errors import SettingsError
 READ_TIMEOUT_S = (3.0, 5.0)
 """To connect, to answer."""
 EVENT_TIMEOUT_S = (2.0, 3.0)
+_COUNTS = 1000
+"""How many Events' counts are kept in mind."""
 _MAX_MESSAGE = 1000
 """An Event's message has at most 1,024 bytes."""
 
@@ -49,6 +51,8 @@ class KubeApi:
 
     def __init__(self, kubeconfig: Path | None = None) -> None:
         self._kubeconfig = kubeconfig
+        self._events = threading.Lock()  # one Event at a time; guards _counts
+        self._counts: dict[str, int] = {}
 
     def warm_up(self) -> None:
         """Import and connect in a thread, so that the first volume does not wait for it."""
@@ -63,8 +67,8 @@ class KubeApi:
 
     def claim(self, namespace: str, name: str) -> Claim | None:
         """The PVC, or None if it is gone."""
-        found = self._read(
-            f"the PVC {namespace}/{name}",
+        found = self._ask(
+            f"read the PVC {namespace}/{name}",
             lambda: self._core.read_namespaced_persistent_volume_claim(
                 name, namespace, _request_timeout=READ_TIMEOUT_S
             ),
@@ -81,8 +85,8 @@ class KubeApi:
 
     def class_parameters(self, name: str) -> Mapping[str, str]:
         """The parameters of a StorageClass, those included that the provisioner keeps to itself."""
-        found = self._read(
-            f"the StorageClass {name}",
+        found = self._ask(
+            f"read the StorageClass {name}",
             lambda: self._storage.read_storage_class(name, _request_timeout=READ_TIMEOUT_S),
         )
         return {} if found is None else found.parameters or {}
@@ -90,45 +94,66 @@ class KubeApi:
     def warn(self, claim: Claim, reason: str, message: str) -> None:
         """An Event on the PVC. The same one again is counted. One that cannot be written is only logged."""
         try:
-            self._count_event(claim, reason, message[:_MAX_MESSAGE])
+            with self._events:
+                self._count_event(claim, reason, message[:_MAX_MESSAGE])
         except Exception as exc:  # noqa: BLE001  what was to be said is in the answer, too
             _log.warning("no Event for %s/%s: %s", claim.namespace, claim.name, _words(exc))
 
     def _count_event(self, claim: Claim, reason: str, message: str) -> None:
+        """With the rights to create and to patch Events alone."""
         digest = hashlib.blake2b(f"{claim.uid}\0{reason}\0{message}".encode(), digest_size=8).hexdigest()
         name = f"{claim.name[:200].rstrip('.-')}.{digest}"
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        old = self._read(
-            "an Event",
-            lambda: self._core.read_namespaced_event(name, claim.namespace, _request_timeout=EVENT_TIMEOUT_S),
-        )
-        if old is not None:
-            change = {"count": (old.count or 1) + 1, "lastTimestamp": now}
-            self._core.patch_namespaced_event(name, claim.namespace, change, _request_timeout=EVENT_TIMEOUT_S)
-            return
-        self._core.create_namespaced_event(
-            claim.namespace,
-            {
+
+        def patch(**change: Any) -> Any:
+            return self._ask(
+                "write an Event",
+                lambda: self._core.patch_namespaced_event(
+                    name, claim.namespace, {"lastTimestamp": now} | change, _request_timeout=EVENT_TIMEOUT_S
+                ),
+            )
+
+        count = self._counts.get(name, 0) + 1
+        if count == 1 or patch(count=count) is None:  # a cluster forgets Events after an hour
+            count = 1
+            if not self._create_event(claim, name, reason, message, now):
+                # Of a driver before this one. To read it is a right that only this would need; a patch says it, too.
+                count = (patch().count or 1) + 1
+                patch(count=count)
+        while len(self._counts) >= _COUNTS:
+            del self._counts[next(iter(self._counts))]
+        self._counts[name] = count
+
+    def _create_event(self, claim: Claim, name: str, reason: str, message: str, now: str) -> bool:
+        """Whether there was none of this name."""
+        from kubernetes.client import ApiException
+
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": claim.namespace},
+            "involvedObject": {
                 "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {"name": name, "namespace": claim.namespace},
-                "involvedObject": {
-                    "apiVersion": "v1",
-                    "kind": "PersistentVolumeClaim",
-                    "namespace": claim.namespace,
-                    "name": claim.name,
-                    "uid": claim.uid,
-                },
-                "reason": reason,
-                "message": message,
-                "type": "Warning",
-                "count": 1,
-                "firstTimestamp": now,
-                "lastTimestamp": now,
-                "source": {"component": DRIVER_NAME},
+                "kind": "PersistentVolumeClaim",
+                "namespace": claim.namespace,
+                "name": claim.name,
+                "uid": claim.uid,
             },
-            _request_timeout=EVENT_TIMEOUT_S,
-        )
+            "reason": reason,
+            "message": message,
+            "type": "Warning",
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "source": {"component": DRIVER_NAME},
+        }
+        try:
+            self._core.create_namespaced_event(claim.namespace, body, _request_timeout=EVENT_TIMEOUT_S)
+        except ApiException as exc:
+            if exc.status != 409:
+                raise
+            return False
+        return True
 
     @cached_property
     def _client(self) -> Any:
@@ -162,7 +187,7 @@ class KubeApi:
 
         return client.StorageV1Api(self._client)
 
-    def _read(self, what: str, ask: Callable[[], Any]) -> Any:
+    def _ask(self, what: str, ask: Callable[[], Any]) -> Any:
         """The answer; None for one that is not there."""
         _ = self._client
         from kubernetes.client import ApiException
@@ -176,12 +201,12 @@ class KubeApi:
             if exc.status in (401, 403):
                 raise RequestError(
                     grpc.StatusCode.FAILED_PRECONDITION,
-                    f"the Kubernetes API does not let the driver read {what} ({exc.status} {exc.reason}): the service "
+                    f"the Kubernetes API does not let the driver {what} ({exc.status} {exc.reason}): the service "
                     "account of the controller needs the ClusterRole that its chart has",
                 ) from exc
-            raise RequestError(grpc.StatusCode.UNAVAILABLE, f"{what} cannot be read: {_words(exc)}") from exc
+            raise RequestError(grpc.StatusCode.UNAVAILABLE, f"cannot {what}: {_words(exc)}") from exc
         except (HTTPError, OSError) as exc:
-            raise RequestError(grpc.StatusCode.UNAVAILABLE, f"{what} cannot be read: {_words(exc)}") from exc
+            raise RequestError(grpc.StatusCode.UNAVAILABLE, f"cannot {what}: {_words(exc)}") from exc
 
 
 def open_api(kubeconfig: Path | None) -> KubeApi | None:

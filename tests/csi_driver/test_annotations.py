@@ -185,6 +185,16 @@ def test_a_wrong_annotation_is_an_event_on_the_pvc_that_is_counted(world: World)
     }
     assert event["firstTimestamp"] <= event["lastTimestamp"]
 
+    driver.kill()
+    driver.start()
+    ask(driver, claim)  # counted on from what an earlier driver has written
+    assert [event["count"] for event in cluster.events.values()] == [4]
+    cluster.events.clear()  # as a cluster does after an hour
+    ask(driver, claim)
+    assert [event["count"] for event in cluster.events.values()] == [1]
+    # No right to read Events is needed.
+    assert not [request for request in cluster.requests if request.startswith("GET") and "/events" in request]
+
     cluster.put_claim("faces", {"datacache.io/datset": "mask@v1"})
     assert ask(driver, claim)[0] == "INVALID_ARGUMENT"
     assert len(cluster.events) == 2
