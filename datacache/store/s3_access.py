@@ -139,21 +139,19 @@ def resolve_access(store_url: str, settings: Settings) -> list[S3Access]:
     brought = CredentialFiles(settings.credentials_dir).for_store(store_url)
     if not brought:
         return [_resolve(store_url, options, settings)]
-    return [
-        _resolve(
-            store_url,
-            replace(
-                options,
-                endpoint_url=options.endpoint_url or each.endpoint_url,
-                region=options.region or each.region,
-                access_key_id=each.access_key_id,
-                secret_access_key=each.secret_access_key,
-                session_token=each.session_token,
-            ),
-            settings,
+    # Many volumes of one team bring the same: what the store refuses once is not tried again for each.
+    ways = dict.fromkeys(
+        replace(
+            options,
+            endpoint_url=options.endpoint_url or each.endpoint_url,
+            region=options.region or each.region,
+            access_key_id=each.access_key_id,
+            secret_access_key=each.secret_access_key,
+            session_token=each.session_token,
         )
         for each in brought
-    ]
+    )
+    return [_resolve(store_url, way, settings) for way in ways]
 
 
 def endpoint_of(store_url: str, settings: Settings) -> str:

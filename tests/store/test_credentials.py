@@ -214,6 +214,16 @@ def test_of_several_owners_those_that_the_store_refuses_are_passed_over(place: P
     place.use()
 
 
+def test_what_several_volumes_brought_alike_is_tried_once(
+    files: CredentialFiles, make_settings: Callable[..., Settings], bare: None
+) -> None:
+    for owner in ("a", "b", "c"):
+        files.put(owner, "s3://faces", PAIR)
+    files.put("d", "s3://faces", PAIR | {"region": "r1"})
+    ways = s3_access.resolve_access("s3://faces", make_settings(credentials=files.folder))
+    assert [way.region for way in ways] == ["r1", "us-east-1"]
+
+
 def test_the_environments_credentials_do_not_stand_in_for_those_that_a_volume_brought(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
