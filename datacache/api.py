@@ -149,7 +149,7 @@ def open_bucket(
         engine = WriteBack(area, files, journal, bucket, prefix, host=host, uploads=settings.uploads, ack=ack)
         stack.pop_all()
     quota = Quota(engine, ttl_s=ttl_s, quota_bytes=quota_bytes)
-    uploader = Uploader(engine, upload_every_s=upload_every_s)
+    uploader = Uploader(engine, upload_every_s=upload_every_s, away_wait_s=settings.staging_wait_s)
     uploader.start()
     blocks = NodeBlocks(settings, DaemonClient(settings), lambda _ids: {}, dataset=f"{store_url}/{prefix}", snapshot="")
     return LiveBucket(

@@ -45,6 +45,7 @@ class Mounted:
             made_here=self._made_here,
         )
         engine.usage.size_of = self.remote.size_of
+        live.hidden = self.remote.hidden
         self.view = View(engine, self.remote)
         self.folders = Folders(engine, self.remote, self.view)
         self.tree = Tree()

@@ -13,6 +13,8 @@ from datacache.writeback.engine import WriteBack
 from datacache.writeback.quota import Quota
 from datacache.writeback.uploader import Uploader
 
+_SHOWN = 100
+
 
 class Blocks(Protocol):
     """What is needed of the node's read cache (`reader.blocks.BlockSource`)."""
@@ -46,6 +48,8 @@ class LiveBucket:
         self.ttl_s = ttl_s
         self.upload_every_s = upload_every_s
         self.staging_wait_s = staging_wait_s
+        self.hidden: Callable[[], list[str]] = list
+        """Keys that who shows the bucket as a directory has to leave out. Under the engine's lock."""
 
     def status(self) -> dict[str, Any]:
         """What is pending, how the uploads go, and how much room there is: values that fit into JSON."""
@@ -57,7 +61,9 @@ class LiveBucket:
             "pressure": round(files.pressure(), 4),
         }
         found = {"url": self.url, "ack": self.engine.ack, **self.uploader.status(), "staging": staging}
-        return found | {"quota": self.quota.status()}
+        with self.engine.lock:
+            hidden = self.hidden()
+        return found | {"quota": self.quota.status(), "hidden_names": len(hidden), "hidden": hidden[:_SHOWN]}
 
     def flush(self, timeout_s: float | None = None, progress: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Return when all that was acknowledged before the call is in the bucket. `UploadError` if it cannot be."""

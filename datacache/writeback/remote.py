@@ -148,6 +148,10 @@ class RemoteView:
             file = probe.file if probe is not None else None
         return file.size_bytes if file is not None else 0
 
+    def hidden(self) -> list[str]:
+        """Keys that were listed and that no file can have."""
+        return self._known.hidden()
+
     def has_marker(self, folder: str) -> bool:
         """Whether a folder is known to have an object of its own."""
         listed = self._known.folders.get(folder)

@@ -81,10 +81,14 @@ class Asking:
                         found.marker = True
                     elif _usable_name(name):
                         found.files[name] = listed_file(info)
+                    elif not is_probe(name):
+                        found.hidden.append(folder + name)
                 for key in page.folders:
                     name = key[len(self._prefix) + len(folder) :]
                     if _usable_name(name.rstrip("/")):
                         found.folders[name] = None
+                    else:
+                        found.hidden.append(folder + name)
             with self._lock:
                 self._known.put(folder, found, self._requests.changes(since))
 

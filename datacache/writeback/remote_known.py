@@ -22,6 +22,8 @@ _MAX_NAMES = 300_000
 """Names of listed folders that are remembered."""
 _KEPT_NAMES = 10_000
 _MAX_PROBES = 20_000
+_HIDDEN = 1000
+"""Names of a folder that are counted though they cannot be shown."""
 
 
 class RemoteFile(NamedTuple):
@@ -36,13 +38,15 @@ class RemoteFile(NamedTuple):
 class RemoteFolder:
     """What lies right in a folder."""
 
-    __slots__ = ("files", "folders", "marker", "probes", "read_at")
+    __slots__ = ("files", "folders", "hidden", "marker", "probes", "read_at")
 
     def __init__(self) -> None:
         self.files: dict[str, RemoteFile] = {}
         self.folders: dict[str, None] = {}
         self.marker = False
         """Whether the folder has an object of its own."""
+        self.hidden: list[str] = []
+        """Keys (up to `_HIDDEN`) that a directory cannot show: what is no name, and files whose name a folder has."""
         self.read_at = _now()
 
     def __len__(self) -> int:
@@ -78,6 +82,10 @@ class Known:
         """An object as its folder lists it."""
         listed = self.folders.get(parent_of(key))
         return listed.files.get(name_of(key)) if listed is not None else None
+
+    def hidden(self) -> list[str]:
+        """Keys that cannot be shown, of the folders that are remembered."""
+        return [key for listed in self.folders.values() for key in listed.hidden]
 
     def remembered(self) -> bytes | None:
         """What `recall` takes: the folders that were listed last, up to `_KEPT_NAMES` names. None if nothing is new."""
@@ -163,6 +171,12 @@ class Known:
                 known = old.files.get(name)
                 if known is not None and known.etag == file.etag and known.attributes is not None:
                     found.files[name] = file._replace(attributes=known.attributes)
+        both = [folder + name[:-1] for name in found.folders if name[:-1] in found.files]
+        found.hidden = (found.hidden + both)[:_HIDDEN]
+        if found.hidden and (old is None or len(old.hidden) < len(found.hidden)):
+            _log.warning(
+                "%d objects in /%s cannot be shown as files, such as %r", len(found.hidden), folder, found.hidden[0]
+            )
         found.read_at = _now()  # from its end on, or a listing that takes longer than it is used for is never of use
         self.folders[folder] = found
         self._names += len(found)

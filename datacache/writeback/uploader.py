@@ -70,8 +70,11 @@ class Uploader:
         *,
         delay_s: float = 3.0,
         upload_every_s: float = 30.0,
+        away_wait_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`away_wait_s`: how long the store may be away until who waits for one upload is told."""
+        self._away_wait_s = away_wait_s
         self._engine = engine
         self._clock = clock
         self._board = UploadBoard(delay_s=delay_s, every_s=upload_every_s, threads=engine.uploads, clock=clock)
@@ -124,7 +127,8 @@ class Uploader:
             self._await(Wait(more), deadline, progress, is_flush=True)
 
     def wait_for(self, key: str, version: int, timeout_s: float | None = None) -> None:
-        """Return when this version of a key, or a later one, is in the bucket. Raises as `flush`."""
+        """Return when this version of a key, or a later one, is in the bucket. Raises as `flush`, and when the store
+        has been away for a while."""
         pending = self._engine.get(key)
         if pending is None or version <= pending.after:
             return
@@ -140,15 +144,15 @@ class Uploader:
     def _await(
         self, wait: Wait, deadline: float | None, progress: Callable[[dict[str, Any]], None] | None, *, is_flush: bool
     ) -> None:
-        board = self._board
+        board, began = self._board, self._clock()
         board.add_wait(wait, all_at_once=is_flush)
         try:
             while True:
                 with board.lock:
                     left_s = _TELL_EVERY_S if deadline is None else min(_TELL_EVERY_S, deadline - self._clock())
-                    if wait and left_s > 0 and not self._why_not(wait, is_flush=is_flush):
+                    if wait and left_s > 0 and not self._why_not(wait, began, is_flush=is_flush):
                         board.ended.wait(left_s)
-                    why = self._why_not(wait, is_flush=is_flush)
+                    why = self._why_not(wait, began, is_flush=is_flush)
                     if not why and deadline is not None and self._clock() >= deadline:
                         why = "the time is over"
                     if wait and why:
@@ -169,13 +173,18 @@ class Uploader:
             self._let_go = True
             self._board.ended.notify_all()
 
-    def _why_not(self, wait: Wait, *, is_flush: bool) -> str:
+    def _why_not(self, wait: Wait, began: float, *, is_flush: bool) -> str:
         if self._let_go and not is_flush:
             return "the mount ends"
         if self._board.halted is not None:
             return str(self._board.halted)
         if self._board.stopping:
             return "uploads were stopped"
+        health = self._board.health
+        if not is_flush and health.reason:
+            now = self._clock()
+            if now - max(began, health.away_since) >= self._away_wait_s:
+                return f"the store has not answered for {now - health.away_since:.0f} s"
         return "they were refused" if self._board.is_hopeless(wait) else ""
 
     def status(self) -> dict[str, Any]:

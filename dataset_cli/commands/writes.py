@@ -77,6 +77,9 @@ def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
     if quota is not None:
         used = f"{format_bytes(quota['used_bytes'])} of {format_bytes(quota['quota_bytes'])}"
         yield f"         quota: {used} in use" + ("" if quota["is_known"] else " (still counting)")
+    if live["hidden_names"]:
+        hidden = f"{live['hidden_names']:,} keys of the bucket"
+        yield f"         {hidden} cannot be files, and are not shown, such as {live['hidden'][0]}"
     yield from _listed(live["failures"], live["failed_files"], _failure)
     yield from _listed(live["conflicts"], live["conflict_count"], _conflict)
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,7 @@ import pytest
 from datacache.settings import Settings
 from datacache.testing.faults import Fault, FaultProxy
 from tests.fuse_mount.bucket_mount import BucketMount
+from tests.fuse_mount.mount_processes import waiting_for_the_end_of
 from tests.servers import RcloneS3
 
 LARGE = 300_000
@@ -73,6 +79,7 @@ def sync_folder(path: Path) -> None:
 def end(mount: BucketMount, proxy: FaultProxy) -> dict[str, bytes]:
     """Everything uploaded: what the bucket has."""
     proxy.heal()
+    proxy.accept()
     mount.flush()
     return {key: data for key, data in mount.objects("").items() if not key.endswith("/")}
 
@@ -181,3 +188,81 @@ def test_a_renamed_folder_is_renamed_whole(mount: BucketMount, proxy: FaultProxy
     expected = {f"run/{n}": (b"again %d" if n >= 10 else b"%d") % n for n in range(30)}
     assert sorted(os.listdir(mount.mountpoint)) == ["run"]
     assert end(mount, proxy) == expected
+
+
+def test_truncate_rmdir_and_symlink_survive(mount: BucketMount, proxy: FaultProxy) -> None:
+    file, large, folder, link = (mount.mountpoint / name for name in ("file", "large", "folder", "link"))
+    file.write_bytes(b"f" * 10)
+    large.write_bytes(b"l" * LARGE)
+    folder.mkdir()
+    mount.flush()
+    stop_uploads(proxy)
+    os.truncate(file, 3)
+    os.truncate(large, LARGE + 1)
+    folder.rmdir()
+    link.symlink_to("file")
+    die(mount)
+    assert file.read_bytes() == b"fff"
+    assert large.read_bytes() == b"l" * LARGE + b"\0"
+    assert (folder.exists(), os.readlink(link)) == (False, "file")
+    assert end(mount, proxy) == {"file": b"fff", "large": b"l" * LARGE + b"\0", "link": b"file"}
+
+
+# --- acknowledged when it is in the bucket ---
+
+
+@pytest.fixture
+def uploading(mount: BucketMount, monkeypatch: pytest.MonkeyPatch) -> BucketMount:
+    """The same mount, with `ack=uploaded` and little patience; something was uploaded."""
+    mount.unmount()
+    mount.options["ack"] = "uploaded"
+    mount.settings = replace(mount.settings, staging_wait_s=3.0)
+    mount.mount()
+    (mount.mountpoint / "before").write_bytes(b"before")
+    assert os.listdir(mount.mountpoint) == ["before"]  # what was not asked for is an error in an outage
+    return mount
+
+
+def closing(path: Path) -> subprocess.Popen[str]:
+    """A program that writes a file and waits for its close; what it says has the errno, or 0."""
+    script = (
+        "import os, sys\n"
+        "handle = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n"
+        "os.write(handle, b'new')\n"
+        "print('written', flush=True)\n"
+        "try:\n"
+        "    os.close(handle)\n"
+        "    print(0)\n"
+        "except OSError as exc:\n"
+        "    print(exc.errno)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "written\n"
+    return process
+
+
+def test_with_ack_uploaded_close_waits_in_an_outage_and_then_says_so(uploading: BucketMount, proxy: FaultProxy) -> None:
+    proxy.refuse()
+    program = closing(uploading.mountpoint / "another")
+    proxy.accept()
+    assert program.communicate(timeout=60)[0] == "0\n"
+    assert uploading.objects("")["another"] == b"new"
+    proxy.refuse()
+    program = closing(uploading.mountpoint / "new")
+    assert program.communicate(timeout=60)[0] == f"{errno.EIO}\n"
+    assert "the store has not answered for" in uploading.info().log.read_text()
+    assert end(uploading, proxy) == {"before": b"before", "new": b"new", "another": b"new"}
+
+
+def test_with_ack_uploaded_who_waits_is_told_when_the_mount_ends(uploading: BucketMount, proxy: FaultProxy) -> None:
+    info = uploading.info()
+    stop_uploads(proxy)
+    program = closing(uploading.mountpoint / "new")
+    with waiting_for_the_end_of(info.supervisor):
+        for number in (signal.SIGTERM, signal.SIGINT):  # the second one gives the last uploads up
+            os.kill(info.pid, number)
+    assert program.communicate(timeout=60)[0] in (f"{errno.EIO}\n", f"{errno.ENOTCONN}\n", f"{errno.ECONNABORTED}\n")
+    proxy.heal()
+    uploading.mount()
+    assert end(uploading, proxy) == {"before": b"before", "new": b"new"}

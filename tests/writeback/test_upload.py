@@ -13,9 +13,10 @@ from datacache.store.bucket import PROBE_PREFIX
 from datacache.testing.faults import Answer, Fault
 from datacache.writeback import leftovers
 from datacache.writeback.records import UploadState
+from datacache.writeback.remote import Needs, RemoteView
 from datacache.writeback.uploader import Uploader
 from tests.conftest import ROOT
-from tests.writeback.upload_rig import FILE, MIB, PREFIX, BucketOnCeph, Rig, only, until
+from tests.writeback.upload_rig import FILE, FOLDER, MIB, PREFIX, BucketOnCeph, Rig, only, until
 
 pytestmark = pytest.mark.ceph
 
@@ -143,6 +144,32 @@ def test_a_rename_of_what_somebody_changed_is_sent_from_here_where_its_bytes_are
     assert {conflict.key for conflict in rig.engine.conflicts} == {"old"}
 
 
+def test_keys_that_no_file_can_have_are_left_out_and_counted(
+    bucket: BucketOnCeph, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = bucket.rig()
+    for key in ("both", "both/inside", "a//b", "..", "fine", ".datacache-probe-0123456789abcdef"):
+        rig.bucket.write(PREFIX + key, b"x", {}, expect=None)
+    view = RemoteView(
+        rig.bucket,
+        PREFIX,
+        rig.engine.lock,
+        ttl_s=60.0,
+        file_attributes=FILE,
+        folder_attributes=FOLDER,
+        made_here=lambda _folder: False,
+    )
+    for folder in ("", "a/"):
+        for _ in range(3):
+            try:
+                with rig.engine.lock:
+                    view.folder(folder)
+            except Needs as needs:
+                needs.load()
+    assert sorted(view.hidden()) == ["..", "a//", "both"]
+    assert "2 objects in / cannot be shown as files" in caplog.text
+
+
 def test_a_rename_onto_what_somebody_made_keeps_both(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("old", b"ours")
@@ -209,7 +236,6 @@ _CHILD = """
 import os, sys
 from pathlib import Path
 from datacache.settings import load_settings
-from datacache.writeback.uploader import Uploader
 from tests.writeback.upload_rig import MIB, Rig
 rig = Rig(Path(sys.argv[1]), sys.argv[2], load_settings())
 rig.put("large", bytes(range(200)) * (30 * MIB // 200))
