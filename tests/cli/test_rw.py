@@ -209,3 +209,19 @@ def test_what_is_no_url_is_said_with_the_one_that_was_meant(dsctl: Dsctl, folder
         assert said.code == 2
         assert "is no URL" in said.err
         assert meant in said.err
+
+
+def test_what_is_left_is_uploaded_to_the_endpoint_it_was_written_for(
+    dsctl: Dsctl, store: FaultProxy, url: str, place: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dsctl("mount", "--rw", url, folder, "--quota", "1MiB").code == 0
+    assert os.listdir(folder) == []
+    store.refuse()
+    (folder / "a.pt").write_bytes(b"x" * 10_000)
+    assert "quota: 10.0 KB of 1.0 MB in use" in dsctl("status").out
+    assert dsctl("umount", folder, "--no-wait").code == 0
+    store.accept()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    done = dsctl("flush", "--json")
+    assert done.code == 0, done.err
+    assert (place / "run" / "a.pt").read_bytes() == b"x" * 10_000
