@@ -3,7 +3,7 @@
     python -m fuse_mount --config JSON [--ready-fd N] [--daemon]         mount
     python -m fuse_mount --takeover MOUNTPOINT [--only-if-dead] [...]     take a mount over; its home is
     DATACACHE_HOME's
-    python -m fuse_mount --host                                           start mounts on request (`host`)
+    python -m fuse_mount --host [--ready-file FILE]                       start mounts on request (`host`)
     python -m fuse_mount --bucket JSON [--only-if-dead] [...]             mount a bucket, read-write
     python -m fuse_mount --bucket-server JSON [--restarts N] [...]        the server of such a mount, started by that
 
@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help="how many servers died before")
     parser.add_argument("--only-if-dead", action="store_true", help="leave a mount alone whose supervisor lives")
     parser.add_argument("--hosted", action="store_true", help="serve here: a mount host asked for it")
+    parser.add_argument("--ready-file", type=Path, metavar="FILE", help="with --host: made when all is taken over")
     parser.add_argument("--ready-fd", type=int, metavar="N", help="where to say that the mount is there")
     parser.add_argument("--daemon", action="store_true", help="go on in the background")
     arguments = parser.parse_args()
@@ -76,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from datacache.settings import load_settings
         from fuse_mount.host import MountHost
 
-        return MountHost(load_settings()).run()
+        return MountHost(load_settings(), arguments.ready_file).run()
     if arguments.only_if_dead:
         # The daemon, which may have started this, is a batch process.
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

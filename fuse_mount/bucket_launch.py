@@ -59,14 +59,14 @@ def mount_bucket(
     target = session.resolved(mountpoint)
     known = BucketFiles(settings.home, target).read()
     if bucket_session.is_dead(target):
-        if known is not None and not known.problem and _serves(known.supervisor):
+        if known is not None and not known.problem and process.serves(known.supervisor, known.mountpoint):
             raise MountError(
                 f"{target} is mounted already, and its server is being started again",
                 hint=f"Wait, or: dsctl umount {target}",
             )
     else:
         session.check_mountpoint(target)
-        if known is not None and _serves(known.pid):
+        if known is not None and process.serves(known.pid, known.mountpoint):
             with contextlib.suppress(MountError):  # it was unmounted and only uploads yet: so will the new one
                 stop_server(known, flush_s=0.0, lazy=False)
     session.check_device()
@@ -110,7 +110,7 @@ def list_bucket_mounts(settings: Settings, *, ending: bool = False) -> list[Buck
             continue
         there = session.mount_at(info.mountpoint)
         mounted = there is not None and there.kind == MOUNT_TYPE
-        served, supervised = _serves(info.pid), _serves(info.supervisor)
+        served, supervised = process.serves(info.pid, info.mountpoint), process.serves(info.supervisor, info.mountpoint)
         restarts = supervised and not served  # then an ordinary user's mount is away for a moment
         if mounted or restarts or (ending and served):
             found.append(info)
@@ -133,9 +133,9 @@ def bucket_status(info: BucketInfo) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = ask(_files(info), {"op": "status"})
     except MountError as exc:
-        if _serves(info.pid):
+        if process.serves(info.pid, info.mountpoint):
             raise
-        if _serves(info.supervisor):
+        if process.serves(info.supervisor, info.mountpoint):
             raise MountError("its server died and is being started again", hint=f"Its log: {info.log}") from exc
         raise MountError("the mount is dead: its processes were killed", hint=again) from exc
     status: dict[str, Any] = answer["live"]
@@ -152,7 +152,7 @@ def set_quota(info: BucketInfo, quota_bytes: int) -> None:
             ask(_files(info), request)
             return
         except NoAnswerError:
-            if info.problem or not _serves(info.supervisor) or time.monotonic() > deadline:
+            if info.problem or not process.serves(info.supervisor, info.mountpoint) or time.monotonic() > deadline:
                 raise
             time.sleep(_ASK_AGAIN_S)
 
@@ -165,7 +165,7 @@ def is_mounted(info: BucketInfo) -> bool:
 
 def is_supervised(info: BucketInfo) -> bool:
     """Whether a server that dies would be followed by another one."""
-    return not info.problem and _serves(info.supervisor)
+    return not info.problem and process.serves(info.supervisor, info.mountpoint)
 
 
 def flush_mount(info: BucketInfo, *, timeout_s: float | None, progress: Progress) -> dict[str, Any]:
@@ -183,7 +183,12 @@ def flush_mount(info: BucketInfo, *, timeout_s: float | None, progress: Progress
             now = time.monotonic()
             silent_since = silent_since or now
             again = _files(info).read()
-            if again is None or again.problem or not _serves(again.supervisor) or now - silent_since > _RESTART_S:
+            if (
+                again is None
+                or again.problem
+                or not process.serves(again.supervisor, again.mountpoint)
+                or now - silent_since > _RESTART_S
+            ):
                 raise
             if again.pid != info.pid:
                 info, silent_since = again, None
@@ -211,7 +216,7 @@ def take_away_dead(info: BucketInfo) -> None:
         raise MountError(
             f"the server of {info.mountpoint} does not answer", hint=f"Its log: {info.log}. To end it: kill {info.pid}"
         )
-    watched = process.watch(info.supervisor) if _serves(info.supervisor) else None
+    watched = process.watch(info.supervisor) if process.serves(info.supervisor, info.mountpoint) else None
     if watched is not None:
         try:
             with contextlib.suppress(OSError):
@@ -243,14 +248,6 @@ def _checked_quota(quota_bytes: int) -> int:
 
 def _files(info: BucketInfo) -> BucketFiles:
     return BucketFiles(info.config.home, info.mountpoint)
-
-
-def _serves(pid: int) -> bool:
-    """Whether the process lives and is one of ours: ids are given again."""
-    try:
-        return b"fuse_mount" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def _ignore(_status: dict[str, Any]) -> None:

@@ -6,10 +6,11 @@
 - At its start, and then now and then, it takes over every mount of the home that runs elsewhere: from another host (the
   pod before it, in an upgrade), from a supervisor that the keeper had to start, from the keeper itself. Read-write
   mounts cannot move while they are served; those without processes are started again in their place.
+- When all is taken over that can be it makes a file (`--ready-file`): only then may an old host be told to end.
 - The newest host has the socket. An older one leaves everything alone from then on.
-- Told to end (SIGTERM), it ends its own supervisors without unmounting: the keeper holds the descriptors, and somebody
-  else goes on. Servers of read-write mounts upload for a while and then end with the mount left in its place, dead, for
-  the next one.
+- Told to end (SIGTERM), it gives a newer host some time to take over. What is left of its supervisors it ends without
+  unmounting: the keeper holds the descriptors, and somebody else goes on. Servers of read-write mounts upload for a
+  while and then end with the mount left in its place, dead, for the next one.
 
 Threads: the main thread waits for signals and reaps (it is a subreaper: whatever loses its parent below it becomes its
 child). One thread takes connections, each of which has a thread; one looks after the home. It never forks by itself.
@@ -45,6 +46,8 @@ _AT_A_TIME = 4
 """Mounts taken over at a time: each starts processes that import and open a snapshot."""
 _LEAVE_TIMEOUT_S = 25.0
 _LEAVE_RETRY_S = 0.1
+_NEWER_TIMEOUT_S = 10.0
+"""How long a newer host may take to take over, once this one is told to end."""
 
 _log = logging.getLogger("fuse_mount")
 
@@ -52,8 +55,11 @@ _log = logging.getLogger("fuse_mount")
 class MountHost:
     """The process. `run()` returns when it was told to end and its mounts are left."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, ready_file: Path | None = None) -> None:
         self._settings = settings
+        self._ready_file = ready_file
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)  # of one that was killed
         self.path = settings.mount_host or paths.mount_host_path(settings.home)
         self._listener = listen(self.path)
         self._inode = os.stat(self.path).st_ino
@@ -143,11 +149,17 @@ class MountHost:
             while not self._ending.is_set() and self._is_newest():
                 try:
                     list(pool.map(self._take, [*self._elsewhere(), *self._unserved_buckets()]))
+                    self._say_ready()
                 except Exception:  # noqa: BLE001 - one look's, and the next one comes
                     _log.exception("looking after the home's mounts failed")
                 self._ending.wait(_LOOK_EVERY_S)
         if not self._ending.is_set():
             _log.info("a newer host has the socket: this one only goes on with what it has")
+
+    def _say_ready(self) -> None:
+        """After a look that took over what could be."""
+        if self._ready_file is not None:
+            self._ready_file.touch()
 
     def _is_newest(self) -> bool:
         try:
@@ -193,10 +205,14 @@ class MountHost:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)
+        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
         if self._is_newest():
             self.path.unlink(missing_ok=True)
+        else:
+            self._wait_for_newer(time.monotonic() + _NEWER_TIMEOUT_S)
         self._listener.close()
-        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
         mine = [info for info in self._snapshots() if _is_mine(info.pid)]
         buckets = [info for info in self._buckets() if _is_mine(info.supervisor)]
         if not mine and not buckets:
@@ -206,6 +222,11 @@ class MountHost:
                 pool.submit(_leave_snapshot, info, deadline)
             for bucket in buckets:
                 pool.submit(_leave_bucket, bucket, deadline)
+
+    def _wait_for_newer(self, deadline: float) -> None:
+        """Until a newer host has taken all mounts of snapshots over."""
+        while any(_is_mine(info.pid) for info in self._snapshots()) and time.monotonic() < deadline:
+            time.sleep(_LEAVE_RETRY_S)
 
     def _snapshots(self) -> list[MountInfo]:
         states = (read_state(path) for path in sorted((self._settings.home / "mounts").glob("*.json")))

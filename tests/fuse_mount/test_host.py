@@ -53,7 +53,7 @@ class Node:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings = settings
         self.folder = folder
-        self.mounts = self._container("mounts", ["fuse_mount", "--host"])
+        self.mounts = self._container("mounts", ["fuse_mount", "--host", "--ready-file", str(folder / "ready")])
         self.daemon = self._container("daemon", ["datacache.daemon", "--wait"])
 
     def _container(self, name: str, arguments: list[str]) -> Container:
@@ -146,6 +146,8 @@ def test_a_newer_host_takes_over_while_others_read(folder: Path, mounter: Mounte
     readers = Readers(info, folder)
     with node.another("mounts") as newer, node.another("daemon") as daemon:
         after = node.whole(info, newer)
+        assert ended(info.pid)
+        assert fuse_mount.status(info.mountpoint, node.settings).pid == after.pid
         assert node.mounts.stop() == 0
         assert node.daemon.stop() == 0
         after = node.whole(info, newer)
@@ -159,7 +161,9 @@ def test_a_newer_host_takes_over_while_others_read(folder: Path, mounter: Mounte
 def test_a_host_that_ends_leaves_its_mounts_to_the_keeper(folder: Path, mounter: Mounter, node: Node) -> None:
     info = node.whole(mounter())
     readers = Readers(info, folder)
+    assert (node.folder / "ready").exists()
     assert node.mounts.stop() == 0
+    assert not (node.folder / "ready").exists()
     assert all(ended(pid) for pid in (info.pid, *info.workers))
     assert files_below(info.mountpoint) == files_below(folder)
     assert not paths.mount_host_path(node.settings.home).exists()
@@ -225,7 +229,7 @@ def test_without_the_host_a_mount_by_hand_is_kept_as_well(
     for pid in (info.pid, *info.workers):
         kill(pid)
     assert files_below(target) == files_below(folder)
-    assert parent_of(node.state(info).pid) == node.daemon.pid
+    until(lambda: True if parent_of(node.state(info).pid) == node.daemon.pid else None)
 
 
 @pytest.fixture
@@ -259,13 +263,13 @@ def test_a_bucket_whose_supervisor_is_killed_gets_another_one_that_watches_its_s
 ) -> None:
     bucket()
     first = supervised(bucket, unlike=0)
-    assert parent_of(first.supervisor) == node.mounts.pid
+    until(lambda: True if parent_of(first.supervisor) == node.mounts.pid else None)
     with (bucket.target / "open").open("w") as file:
         file.write("goes ")
         kill(first.supervisor)
         second = supervised(bucket, unlike=first.supervisor)
         assert second.pid == first.pid
-        assert parent_of(second.supervisor) == node.mounts.pid
+        until(lambda: True if parent_of(second.supervisor) == node.mounts.pid else None)
         file.write("on")
     after = bucket.kill()
     assert after.supervisor == second.supervisor
@@ -297,7 +301,7 @@ def test_a_host_that_ends_uploads_and_leaves_the_place_to_the_next_one(bucket: B
         until(lambda: True if host_pid(node) == newer.pid else None)
         assert node.mounts.stop() == 0
         after = supervised(bucket, unlike=first.supervisor)
-        assert parent_of(after.supervisor) == newer.pid
+        until(lambda: True if parent_of(after.supervisor) == newer.pid else None)
         with pytest.raises(OSError, match="Transport endpoint"):
             os.close(handle)
         assert (bucket.target / "open").read_bytes() == b"not closed"
