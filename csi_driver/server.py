@@ -43,7 +43,11 @@ _MAX_WORDS = 4000
 """gRPC gives up on a status that takes more than 8 KiB, in which a byte beyond ASCII takes three."""
 _PLAIN_SECRETS = ("endpoint", "endpoint_url", "region", "aws_endpoint_url", "aws_region", "aws_default_region")
 """Keys of secrets whose values are none: an error may say which endpoint it is that does not answer."""
-_QUIET = ("Probe", "GetInfo", "GetPluginInfo", "NodeGetVolumeStats")
+_QUIET = (
+    *("Probe", "GetInfo", "GetPluginInfo", "GetPluginCapabilities"),
+    *("ControllerGetCapabilities", "GetCapacity", "ListVolumes"),
+    *("NodeGetCapabilities", "NodeGetVolumeStats"),
+)
 """Asked again and again: logged only where they fail."""
 
 _log = logging.getLogger("csi_driver")

@@ -267,6 +267,12 @@ def test_a_bucket_is_for_who_has_credentials_or_was_allowed(world: World) -> Non
     )
 
 
+def test_a_provisioner_that_does_not_tell_the_pvc_is_named(world: World) -> None:
+    code, text = ask(world.driver, {"warm": "true"})
+    assert (code, "--extra-create-metadata" in text) == ("INVALID_ARGUMENT", True)
+    assert ask(world.driver, {"dataset": "mask@v1"}) == ("OK", "")  # it needs nothing of the PVC
+
+
 def test_a_pvc_that_is_gone_is_a_final_answer(world: World) -> None:
     driver, cluster = world.driver, world.cluster
     claim = cluster.put_claim("faces", {"datacache.io/dataset": "mask@v1"}, uid="another")
