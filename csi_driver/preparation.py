@@ -96,7 +96,7 @@ class Preparation:
             with closing(open_catalog(self._settings)) as catalog:
                 if namespace:
                     check_access(catalog, spec.ref.dataset, namespace, default=self._settings.access)
-                elif not access_of(catalog, spec.ref.dataset, default=self._settings.access).everybody:
+                elif not access_of(catalog, spec.ref.dataset, default=self._settings.access).without_exception:
                     raise AccessDeniedError(
                         f"data set {spec.ref.dataset} is not open to everybody, and the pod's namespace is not known",
                         hint="The CSIDriver object needs podInfoOnMount: true.",

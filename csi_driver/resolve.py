@@ -31,7 +31,7 @@ def check_open(catalog: Catalog, dataset: str, namespace: str, *, default: str) 
         check_access(catalog, dataset, namespace, default=default)
         return
     access = access_of(catalog, dataset, default=default)
-    if not access.everybody or access.denied:
+    if not access.without_exception:
         raise AccessDeniedError(
             f"data set {dataset} is open to {access}, and the namespace of the PVC is not known",
             hint="Run csi-provisioner with --extra-create-metadata.",

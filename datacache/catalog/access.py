@@ -34,6 +34,11 @@ class Access:
     listed: bool = True
     """Whether the data set has a list of its own. False: it goes by the setting `access`."""
 
+    @property
+    def without_exception(self) -> bool:
+        """Whether every namespace may have it: what one may that is not known."""
+        return self.everybody and not self.denied
+
     def allows(self, namespace: str) -> bool:
         """Whether pods of this namespace may have it."""
         return namespace not in self.denied if self.everybody else namespace in self.allowed

@@ -55,6 +55,13 @@ def test_to_all_but_some_and_back(catalog: SqliteCatalog) -> None:
     assert not allowed(catalog, "c", default="all")
 
 
+def test_one_that_shuts_somebody_out_is_not_open_to_whoever_is_not_known(catalog: SqliteCatalog) -> None:
+    assert access_of(catalog, "mask").without_exception
+    assert not set_access(catalog, "mask", deny=["guests"]).without_exception
+    assert set_access(catalog, "mask", allow=["guests"]).without_exception
+    assert not set_access(catalog, "mask", allow=["guests"]).without_exception
+
+
 def test_who_may_not_have_it_hears_how_to_get_it_and_nothing_else(catalog: SqliteCatalog) -> None:
     said = []
     for name in ("mask", "nosuch"):
