@@ -50,6 +50,17 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def render(values: dict[str, Any], *, namespace: str = RELEASE) -> dict[str, list[dict[str, Any]]]:
     """The objects of each template, by the template's name. Templates that give none are left out."""
+    texts = render_texts(values, namespace=namespace)
+    rendered = {
+        name: [each for each in yaml.safe_load_all(text) if each]
+        for name, text in texts.items()
+        if name.endswith(".yaml")
+    }
+    return {name: objects for name, objects in rendered.items() if objects}
+
+
+def render_texts(values: dict[str, Any], *, namespace: str = RELEASE) -> dict[str, str]:
+    """What each template gives, NOTES.txt too, by the template's name."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     data = {
         "Values": values,
@@ -57,7 +68,7 @@ def render(values: dict[str, Any], *, namespace: str = RELEASE) -> dict[str, lis
         "Release": {"Name": RELEASE, "Namespace": namespace, "Service": "Helm"},
         "Json": {},
     }
-    templates = sorted((CHART / "templates").glob("*.yaml"))
+    templates = [path for path in sorted((CHART / "templates").iterdir()) if path.suffix in (".yaml", ".txt")]
     helpers = (CHART / "templates" / "_helpers.tpl").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -77,8 +88,7 @@ def render(values: dict[str, Any], *, namespace: str = RELEASE) -> dict[str, lis
     for name, text in texts.items():
         if "<no value>" in text:
             raise SystemExit(f"{name} uses a value that there is not")
-    rendered = {name: [each for each in yaml.safe_load_all(text) if each] for name, text in texts.items()}
-    return {name: objects for name, objects in rendered.items() if objects}
+    return texts
 
 
 def manifests(values: dict[str, Any]) -> dict[str, str]:

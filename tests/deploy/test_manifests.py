@@ -315,6 +315,31 @@ def test_the_driver_is_named_as_it_calls_itself() -> None:
     assert "DATACACHE_HOME" in json.dumps(rendered("the defaults"))
 
 
+def test_the_notes_name_what_was_installed() -> None:
+    values = chart.merge(chart.default_values(), VALUES["all of it"])
+    notes = chart.render_texts(values, namespace="lab")["NOTES.txt"]
+    assert "kubectl -n lab create secret generic datacache-stores" in notes
+    assert "MongoDB without a password" in notes
+    assert "{{" not in notes
+
+
+def test_what_documents_and_examples_name_is_there() -> None:
+    values = chart.default_values()
+    for name in ("README.md", "docs/KUBERNETES.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for path in re.findall(r"(?<![\w/])(deploy/(?!datacache-controller)[\w./-]*[\w/])", text):
+            assert (ROOT / path).exists(), f"{name}: {path}"
+        for path in re.findall(r"`((?:catalog|mongodb|metrics|registrar|buckets|settings|image)\.[\w.]+)[`=]", text):
+            found: Any = values
+            for part in path.split(".")[: 1 if path.startswith("settings.") else None]:
+                assert part in found, f"{name}: {path}"
+                found = found[part]
+    scripts = [d["data"]["train.py"] for p in EXAMPLES for d in examples(p) if d["kind"] == "ConfigMap"]
+    for script in scripts:
+        compile(script, "train.py", "exec")
+    assert len(scripts) == 1
+
+
 def test_annotations_and_attributes_of_examples_are_what_the_driver_reads() -> None:
     from csi_driver.annotations import read_request
     from csi_driver.volumes import parse_context
