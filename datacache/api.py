@@ -103,16 +103,17 @@ def open_bucket(
     ack: str = "staged",
     ttl_s: float = 5.0,
     upload_every_s: float = 30.0,
-    quota_bytes: int | None = 0,
+    quota_bytes: int = 0,
+    keep_quota: bool = False,
 ) -> LiveBucket:
     """A live bucket prefix, read and written through its staging area, which is this process's until `close`.
 
     What an earlier process has left there goes on being uploaded. `who` is shown to others that want the area. With
     `ack="uploaded"` a write is acknowledged when it is in the bucket, with `"staged"` when it is durable in the staging
     area. Listings are used for `ttl_s`; files that stay open are uploaded every `upload_every_s`. There may be
-    `quota_bytes` under the prefix (0: no quota; None: as it was set last in this staging area). Nothing is asked of the
-    store yet, unless there is a quota. `StagingBusyError` where another mount has the area, `StagingError`,
-    `UsageError`.
+    `quota_bytes` under the prefix (0: no quota; with `keep_quota` what was set last in this staging area goes before).
+    Nothing is asked of the store yet, unless there is a quota. `StagingBusyError` where another mount has the area,
+    `StagingError`, `UsageError`.
     """
     import socket
 
@@ -148,7 +149,7 @@ def open_bucket(
         host = socket.gethostname()
         engine = WriteBack(area, files, journal, bucket, prefix, host=host, uploads=settings.uploads, ack=ack)
         stack.pop_all()
-    quota = Quota(engine, ttl_s=ttl_s, quota_bytes=quota_bytes)
+    quota = Quota(engine, ttl_s=ttl_s, quota_bytes=quota_bytes, keep=keep_quota)
     uploader = Uploader(engine, upload_every_s=upload_every_s, away_wait_s=settings.staging_wait_s)
     uploader.start()
     blocks = NodeBlocks(settings, DaemonClient(settings), lambda _ids: {}, dataset=f"{store_url}/{prefix}", snapshot="")

@@ -54,8 +54,8 @@ def open_live(config: BucketConfig, settings: Settings, *, restarted: bool = Fal
     from datacache import api
 
     options: dict[str, Any] = {"ack": config.ack, "ttl_s": config.ttl_s, "upload_every_s": config.upload_every_s}
-    quota_bytes = None if restarted else config.quota_bytes
-    return api.open_bucket(config.url, settings, who=config.mountpoint, quota_bytes=quota_bytes, **options)
+    options |= {"quota_bytes": config.quota_bytes, "keep_quota": restarted}
+    return api.open_bucket(config.url, settings, who=config.mountpoint, **options)
 
 
 def check_store(url: str, settings: Settings, *, known: bool, dirty: bool) -> list[str]:

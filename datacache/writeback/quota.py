@@ -32,8 +32,8 @@ _log = logging.getLogger("datacache.writeback")
 class Quota:
     """One mount's."""
 
-    def __init__(self, engine: WriteBack, *, ttl_s: float, quota_bytes: int | None) -> None:
-        """`quota_bytes`: 0 for none, None for what was set last."""
+    def __init__(self, engine: WriteBack, *, ttl_s: float, quota_bytes: int, keep: bool) -> None:
+        """`quota_bytes`: 0 for none. `keep`: what was set last in this area goes before."""
         self._engine = engine
         self._ttl_s = max(ttl_s, 0.2)
         self._path = engine.area.folder / QUOTA
@@ -46,21 +46,27 @@ class Quota:
         with engine.lock:
             engine.usage.bucket_bytes = known.get("bucket_bytes", 0)
             engine.usage.on_refused = self._wake.set
-        wanted = known.get("quota_bytes", 0) if quota_bytes is None else quota_bytes
-        if wanted or known.get("quota_bytes"):
-            self.set(wanted)
+        wanted = known.get("quota_bytes", quota_bytes) if keep else quota_bytes
+        if wanted != known.get("quota_bytes", 0):
+            try:
+                self._write(wanted, engine.usage.bucket_bytes)
+            except OSError as exc:  # a full disk is no reason not to start
+                _log.warning("the quota cannot be kept for the next process: %s", exc)
+        self._apply(wanted)
 
     def set(self, quota_bytes: int) -> None:
         """Have another quota from now on, also in the next process; 0: none. `OSError` where that cannot be kept: then
         it stays as it was."""
-        usage = self._engine.usage
         with self._lock:
-            self._write(quota_bytes, usage.bucket_bytes)
-            with self._engine.lock:
-                usage.quota_bytes = quota_bytes
-            if quota_bytes and self._thread is None and not self._stopped.is_set():
-                self._thread = threading.Thread(target=self._run, name="quota", daemon=True)
-                self._thread.start()
+            self._write(quota_bytes, self._engine.usage.bucket_bytes)
+            self._apply(quota_bytes)
+
+    def _apply(self, quota_bytes: int) -> None:
+        with self._engine.lock:
+            self._engine.usage.quota_bytes = quota_bytes
+        if quota_bytes and self._thread is None and not self._stopped.is_set():
+            self._thread = threading.Thread(target=self._run, name="quota", daemon=True)
+            self._thread.start()
         self._wake.set()
 
     def status(self) -> dict[str, Any] | None:
