@@ -1,6 +1,7 @@
 """Notices mounts whose processes are all gone, mounts anew, and shows that over what is dead.
 
-A thread of `NodeService`. Of several drivers of a home one mends at a time. A new bind on top of a dead one reaches
+Two threads of `NodeService`: one mends, one releases, so that a store that is away holds no mending up. Of several
+drivers of a home one does each at a time. A new bind on top of a dead one reaches
 running pods whose volume mount has `mountPropagation: HostToContainer`; the others have to be started again, which the
 volume's condition says. It also finishes what a killed driver left, and what could not be released at first. Nothing it
 asks is waited for without end.
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -24,6 +27,8 @@ from datacache.core.errors import DatacacheError
 EVERY_S = 2.0
 _FLUSH_S = 1.0
 _JOIN_S = 5.0
+_MAX_WAIT_S = 60.0
+"""How long it is waited, at most, before a release that failed is tried again."""
 
 _log = logging.getLogger("csi_driver")
 
@@ -34,25 +39,29 @@ class Mender:
     def __init__(self, records: Records, mounts: SharedMounts, preparation: Preparation) -> None:
         self._records, self._mounts, self._preparation = records, mounts, preparation
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mender", daemon=True)
+        self._wait_s: dict[str, float] = {}  # the tidying thread's: volume → until it is tried again
+        self._tidied_at: dict[str, float] = {}
+        works = {"mender": self.mend, "tidier": self.tidy}
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), name=name, daemon=True) for name, work in works.items()
+        ]
 
     def start(self) -> None:
         """Look at once, and then again and again."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the threads."""
         self._ending.set()
-        if self._thread.is_alive():
-            self._thread.join(_JOIN_S)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(_JOIN_S)
 
-    def look(self, *, first: bool = False) -> None:
-        """Mend what is broken now. `first`: also clean up what a driver that was killed left."""
-        with self._records.lock_mender():
-            for record in self._records.all():
-                self._guarded(self._tidy, record, first)
-            if first:
-                self._guarded(self._preparation.forget_strays)
+    def mend(self, *, first: bool = False) -> None:
+        """Mend the mounts that are dead now."""
+        del first
+        with self._records.lock_work("mender"):
             shared: dict[str, list[NodeVolume]] = {}
             for record in self._records.all():
                 if record.used:
@@ -60,13 +69,24 @@ class Mender:
             for volumes in shared.values():
                 self._guarded(self._mend, volumes[0].mount, volumes)
 
-    def _run(self) -> None:
+    def tidy(self, *, first: bool = False) -> None:
+        """Release what nothing uses and what could not be released before. `first`: also what a driver that was killed
+        left, or a node that was started again."""
+        with self._records.lock_work("tidier"):
+            records = self._records.all()
+            for record in records:
+                if first or not record.used:
+                    self._guarded(self._tidy, record)
+            if first:
+                self._guarded(self._preparation.forget_strays)
+
+    def _run(self, work: Callable[..., None]) -> None:
         first = True
         while True:
             try:
-                self.look(first=first)
+                work(first=first)
                 first = False
-            except RequestError:  # another driver's mender is at work
+            except RequestError:  # another driver does it
                 pass
             except Exception:  # noqa: BLE001 - it is the last one that could tell
                 _log.exception("mounts could not be looked after")
@@ -84,8 +104,9 @@ class Mender:
 
     # --- leftovers ----------------------------------------------------------------------------------------------
 
-    def _tidy(self, record: NodeVolume, first: bool) -> None:
-        if record.used and not first:
+    def _tidy(self, record: NodeVolume) -> None:
+        wait_s = self._wait_s.get(record.volume_id, 0.0)
+        if time.monotonic() < self._tidied_at.get(record.volume_id, 0.0) + wait_s:
             return
         with self._records.lock(record.volume_id, timeout_s=0.0):
             now = self._records.get(record.volume_id)
@@ -98,7 +119,13 @@ class Mender:
                         self._records.put(replace(now, targets=targets))
                     return
                 _log.info("volume %s is not mounted anywhere any more", now.volume_id)
-            self._preparation.release(now, flush_s=_FLUSH_S)
+            self._wait_s[now.volume_id] = min(max(2 * wait_s, EVERY_S), _MAX_WAIT_S)
+            try:
+                self._preparation.release(now, flush_s=_FLUSH_S)
+            finally:
+                self._tidied_at[now.volume_id] = time.monotonic()
+            if self._records.get(now.volume_id) is None:
+                del self._wait_s[now.volume_id], self._tidied_at[now.volume_id]
 
     # --- mending ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import logging
 import os
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from csi_driver.records import NodeVolume, Records, SharedMount
 from csi_driver.status import RequestError
 from datacache.core.errors import MountError, UploadError
 from datacache.settings import Settings
+from fuse_mount.bucket_areas import left_areas
 
 _ANSWER_S = 5.0
 _LOCK_S = 60.0
@@ -124,15 +126,16 @@ class SharedMounts:
         finally:
             os.close(folder)
 
-    def flush(self, mount: SharedMount, *, timeout_s: float) -> None:
-        """Wait until a bucket has all that was written. UNAVAILABLE says what it does not have."""
+    def flush(self, mount: SharedMount, *, timeout_s: float, unmounted_too: bool) -> None:
+        """Wait until a bucket has all that was written. UNAVAILABLE says what it does not have. `unmounted_too`: if it
+        is not mounted and something is left in its staging area, mount it."""
         if not mount.bucket:
             return
         point = self.point(mount)
         health = self.health(point)
-        if health is Health.ABSENT:
+        if health is Health.ABSENT and not (unmounted_too and self._has_left(mount)):
             return
-        if health is Health.DEAD:
+        if health in (Health.DEAD, Health.ABSENT):
             self.ensure(mount)  # what was acknowledged is in its staging area
         info = fuse_mount.bucket_mount_at(point, self._settings)
         if info is None:
@@ -178,6 +181,11 @@ class SharedMounts:
         info = fuse_mount.bucket_mount_at(self.point(mount), self._settings)
         if info is not None:
             fuse_mount.set_quota(info, quota_bytes)
+
+    def _has_left(self, mount: SharedMount) -> bool:
+        staging = mount.options["staging"]
+        settings = replace(self._settings, staging=Path(staging)) if staging else self._settings
+        return any(area.url == mount.source for area in left_areas(settings))
 
     def _make(self, mount: SharedMount, point: str, quota_bytes: int) -> None:
         if mount.bucket:

@@ -84,7 +84,8 @@ class NodeService:
         with self.records.lock(volume_id, timeout_s=_LOCK_S):
             before = self.records.get(volume_id)
             spec = self.preparation.resolved(volume_id, spec, inline=False)
-            self.preparation.check_namespace(spec, "", inline=False, secrets={}) if spec.namespace else None
+            if spec.namespace:  # of others it is known when they are published
+                self.preparation.check_namespace(spec, "", inline=False, secrets={})
             record = NodeVolume(
                 volume_id=volume_id,
                 context=spec.context(),

@@ -120,16 +120,16 @@ class Preparation:
         `left_s`: how long the caller waits."""
         end = time.monotonic() + (_WARM_S if left_s is None else min(left_s - _MARGIN_S, _WARM_S))
         record = self._take_secrets(record, secrets)
-        self.mount(record)
+        if not self.mount(record) and record.mount.bucket:
+            self._mounts.set_quota(record.mount, self._quota_of(record.mount))
         record = self._pin(record)
         self._warm(record, end)
         return record
 
-    def mount(self, record: NodeVolume) -> None:
-        """The shared mount, with the quota of those that use it."""
-        quota_bytes = self._quota_of(record.mount)
-        if not self._mounts.ensure(record.mount, quota_bytes=quota_bytes) and record.mount.bucket:
-            self._mounts.set_quota(record.mount, quota_bytes)
+    def mount(self, record: NodeVolume) -> bool:
+        """The shared mount, with the quota of those that use it; whether it was not there."""
+        self._check_others(record)
+        return self._mounts.ensure(record.mount, quota_bytes=self._quota_of(record.mount))
 
     def quota_of(self, volume_id: str, spec: VolumeSpec) -> int:
         """How much a volume may hold by now."""
@@ -152,6 +152,19 @@ class Preparation:
         """Of a mount that several share: the largest; none if one of them has none."""
         quotas = [record.quota_bytes for record in self._records.all() if record.used and record.mount == mount]
         return max(quotas, default=0) if all(quotas) else 0
+
+    def _check_others(self, record: NodeVolume) -> None:
+        """One staging area has one mount: what is mounted already decides how."""
+        for other in self._records.all() if record.mount.bucket else ():
+            if other.used and other.mount.source == record.mount.source and other.mount != record.mount:
+                ours, theirs = record.mount.options, other.mount.options
+                if ours["staging"] == theirs["staging"]:
+                    different = ", ".join(f"{name}={theirs[name]}" for name in ours if ours[name] != theirs[name])
+                    raise RequestError(
+                        grpc.StatusCode.FAILED_PRECONDITION,
+                        f"{record.mount.source} is mounted on this node for {other.volume_id!r} with {different}; "
+                        "volumes of the same bucket prefix need the same mount options and fsGroup on a node",
+                    )
 
     def _take_secrets(self, record: NodeVolume, secrets: Mapping[str, str]) -> NodeVolume:
         spec = record.spec
@@ -220,13 +233,15 @@ class Preparation:
 
     # --- the way back -------------------------------------------------------------------------------------------
 
-    def release(self, record: NodeVolume, *, flush_s: float | None = None) -> None:
+    def release(self, record: NodeVolume, *, flush_s: float | None = None, unmounted_too: bool = True) -> None:
         """Undo all of it, as far as no other volume needs it, once nothing shows the volume any more. UNAVAILABLE while
-        a bucket does not have everything: what remains stays for the next call."""
+        a bucket does not have everything: what remains stays for the next call. `unmounted_too`: a bucket that is not
+        mounted (the node was started again) is, if there is something to upload."""
         record = self._put(replace(record, staging="", targets=()))
         others = [other for other in self._records.all() if other.volume_id != record.volume_id]
         if not any(other.used and other.mount == record.mount for other in others):
-            self._mounts.flush(record.mount, timeout_s=self.flush_s if flush_s is None else flush_s)
+            timeout_s = self.flush_s if flush_s is None else flush_s
+            self._mounts.flush(record.mount, timeout_s=timeout_s, unmounted_too=unmounted_too)
             self._mounts.end(record.mount)
         if record.pinned and not any(other.pinned and other.mount == record.mount for other in others):
             try:
@@ -239,13 +254,15 @@ class Preparation:
 
     def forget_strays(self) -> None:
         """Mounts and credentials of volumes that there is no record of."""
+        if not self._records.complete():
+            return
         self._mounts.end_strays()
         self._secrets.keep_only({record.volume_id for record in self._records.all()})
 
     def undo(self, record: NodeVolume) -> None:
         """`release` after a failure, whose own error is the one to tell."""
         with contextlib.suppress(DatacacheError, RequestError, OSError):
-            self.release(record, flush_s=0.0)
+            self.release(record, flush_s=0.0, unmounted_too=False)
 
     def _put(self, record: NodeVolume) -> NodeVolume:
         self._records.put(record)

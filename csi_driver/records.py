@@ -122,6 +122,10 @@ class Records:
         found = (_read(path) for path in sorted(self._volumes.glob("*.json")))
         return [record for record in found if record is not None]
 
+    def complete(self) -> bool:
+        """Whether every file can be read: of a newer driver's it may be otherwise."""
+        return all(_read(path) is not None or not path.exists() for path in self._volumes.glob("*.json"))
+
     def put(self, record: NodeVolume) -> None:
         """Replace a volume's record; it survives a power loss."""
         path = self._path(record.volume_id)
@@ -152,10 +156,9 @@ class Records:
             yield
 
     @contextlib.contextmanager
-    def lock_mender(self) -> Iterator[None]:
-        """Mend. ABORTED where another driver of the home does."""
-        busy = RequestError(grpc.StatusCode.ABORTED, "another driver mends")
-        with self._held("mender", busy, 0.0):
+    def lock_work(self, name: str) -> Iterator[None]:
+        """Do some work on all of it. ABORTED where another driver of the home does."""
+        with self._held(name, RequestError(grpc.StatusCode.ABORTED, "another driver does it"), 0.0):
             yield
 
     @contextlib.contextmanager

@@ -115,7 +115,7 @@ def test_a_mount_that_lost_all_its_processes_is_mounted_anew_under_running_pods(
         kill_mounts(settings)
         assert pod.read(name) == ""
         assert kubelet.stats("v", target).volume_condition.abnormal
-        service.mender.look()
+        service.mender.mend()
         assert pod.read(name) == f"v1 {name}"
         assert (target / name).read_text() == f"v1 {name}"
     condition = kubelet.stats("v", target).volume_condition
@@ -161,13 +161,36 @@ def test_what_was_written_to_a_bucket_whose_mount_died_is_in_it_in_the_end(
     with open(target / "a", "rb+") as file:
         os.fsync(file.fileno())
     kill_mounts(settings)
-    service.mender.look()
+    service.mender.mend()
     assert (target / "a").read_text() == "before"
     (target / "b").write_text("after")
     kill_mounts(settings)
     kubelet.hide("w")
     out = rclone_s3.root / bucket / "out"
     assert {path.name: path.read_text() for path in out.iterdir()} == {"a": "before", "b": "after"}
+
+
+def test_what_was_written_before_a_node_was_started_again_is_uploaded(
+    rclone_s3: RcloneS3,
+    service: NodeService,
+    kubelet: Kubelet,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    bucket = f"boot-{os.urandom(6).hex()}"
+    rclone_s3.make_bucket(bucket)
+    target = kubelet.show("w", {"bucket": f"s3://{bucket}/out"})
+    (target / "a").write_text("before")
+    kill_mounts(settings)
+    for path in (*mounted_below(kubelet.folder), *mounted_below(settings.home)):
+        binds.clear(path)
+    service.mender.tidy(first=True)
+    while service.records.get("w") is not None:
+        kubelet.hide("w")
+    assert (rclone_s3.root / bucket / "out" / "a").read_text() == "before"
+    assert mounted_below(settings.home) == []
 
 
 def test_a_mount_that_does_not_answer_holds_no_call_up(
@@ -204,7 +227,7 @@ def test_what_a_driver_left_that_was_killed_is_cleaned_up(
     stray = settings.home / "csi" / "mounts" / "stray"
     stray.mkdir()
     fuse_mount.mount_snapshot(f"mask@{masks['v3']}", stray, settings=settings)
-    service.mender.look(first=True)
+    service.mender.tidy(first=True)
     assert len(mounted_below(settings.home)) == 1
     assert len(os.listdir(settings.home / "csi" / "mounts")) == 1
     assert [record.volume_id for record in service.records.all()] == ["kept"]

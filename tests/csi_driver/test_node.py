@@ -189,6 +189,17 @@ def test_the_group_of_a_pod_can_write_to_a_bucket(bucket: str, kubelet: Kubelet)
     assert "fsGroup" in words
 
 
+def test_a_bucket_prefix_is_mounted_in_one_way_on_a_node(bucket: str, kubelet: Kubelet) -> None:
+    context = {"bucket": f"s3://{bucket}/out"}
+    kubelet.stage("a", context)
+    other = capability("MULTI_NODE_MULTI_WRITER", flags=("uid=1000",))
+    code, words = kubelet.code("NodeStageVolume", kubelet.stage_request("b", context, volume_capability=other))
+    assert code == "FAILED_PRECONDITION"
+    assert "uid=0" in words
+    kubelet.hide("a")
+    kubelet.stage("b", context, volume_capability=other)
+
+
 def test_a_subpath_cannot_leave_a_bucket_through_a_symbolic_link(bucket: str, kubelet: Kubelet) -> None:
     whole = kubelet.show("w", {"bucket": f"s3://{bucket}/out"})
     (whole / "etc").symlink_to("/etc")
