@@ -277,6 +277,16 @@ def test_a_new_node_pod_runs_beside_the_old_one_unless_a_sidecar_registers() -> 
     assert not [p for c in spec["containers"] for p in c.get("ports", []) if "hostPort" in p]
 
 
+def test_a_node_pod_is_ready_once_its_mount_host_has_taken_everything_over() -> None:
+    mounts = node_container("the defaults", "mounts")
+    [ready_file] = [word.partition("=")[2] for word in mounts["command"] if word.startswith("--ready-file=")]
+    assert mounts["readinessProbe"]["exec"]["command"] == ["test", "-e", ready_file]
+    [daemon_set] = kind("the defaults", "DaemonSet")
+    folders = {volume["name"] for volume in daemon_set["spec"]["template"]["spec"]["volumes"] if "emptyDir" in volume}
+    own = [each["mountPath"] for each in mounts["volumeMounts"] if each["name"] in folders]
+    assert str(Path(ready_file).parent) in own, "of this pod alone"
+
+
 @pytest.mark.parametrize("values", ["the defaults", "all of it"])
 def test_what_is_mounted_on_the_node_has_the_same_path_inside_and_reaches_the_node(values: str) -> None:
     [daemon_set] = kind(values, "DaemonSet")
