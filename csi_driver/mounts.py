@@ -78,6 +78,19 @@ class SharedMounts:
         except OSError as exc:
             return Health.DEAD if exc.errno in _DEAD else Health.SLOW
 
+    def trouble(self, mount: SharedMount) -> str:
+        """Why a bucket's mount cannot upload what was written; '' where it can."""
+        info = fuse_mount.bucket_mount_at(self.point(mount), self._settings) if mount.bucket else None
+        if info is None:
+            return ""
+        try:
+            status = self._patience.ask(("status", mount.key), lambda: fuse_mount.bucket_status(info), _ANSWER_S)
+        except (MountError, RequestError):
+            return ""  # whether it is served is another question
+        reasons = [status["halted"], status["store_problem"], *(failure["reason"] for failure in status["failures"])]
+        reason = next(filter(None, reasons), "")
+        return f"{mount.source}: {status['dirty_files']} files are not uploaded yet: {reason}" if reason else ""
+
     def device(self, mount: SharedMount) -> int | None:
         """st_dev of what is mounted, dead or alive."""
         there = binds.top_at(self.point(mount))

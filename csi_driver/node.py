@@ -247,7 +247,8 @@ class NodeService:
                 volume_condition=csi.VolumeCondition(abnormal=True, message=f"{record.mount.source}: {facts.value}")
             )
         size, unit = facts.f_frsize, csi.VolumeUsage
-        condition = csi.VolumeCondition(abnormal=bool(mended), message=mended or f"{record.mount.source} answers")
+        words = "; ".join(filter(None, (mended, self._mounts.trouble(record.mount))))
+        condition = csi.VolumeCondition(abnormal=bool(words), message=words or f"{record.mount.source} answers")
         used = facts.f_blocks - facts.f_bfree
         return csi.NodeGetVolumeStatsResponse(
             usage=[

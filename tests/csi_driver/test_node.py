@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+import fuse_mount
 from csi_driver.node import NodeService
 from csi_driver.wire import csi_pb2 as csi
 from datacache import open_snapshot
 from datacache.api import open_catalog
 from datacache.catalog.access import set_access
+from datacache.core.errors import UploadError
 from datacache.settings import Settings
 from tests import leftovers
 from tests.csi_driver.driver import capability
@@ -224,6 +226,10 @@ def test_a_volume_is_unstaged_only_when_the_bucket_has_everything(
     folder = rclone_s3.root / bucket
     folder.rename(folder.with_name(f"{bucket}-away"))
     (target / "a").write_text("x")
+    with pytest.raises(UploadError):
+        fuse_mount.flush_mount(fuse_mount.list_bucket_mounts(settings)[0], timeout_s=0.5, progress=lambda _: None)
+    condition = kubelet.stats("w", target).volume_condition
+    assert (condition.abnormal, "not uploaded" in condition.message) == (True, True)
     kubelet.unpublish("w")
     request = csi.NodeUnstageVolumeRequest(volume_id="w", staging_target_path=str(kubelet.staging("w")))
     code, words = kubelet.code("NodeUnstageVolume", request)
