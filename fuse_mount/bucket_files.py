@@ -11,37 +11,18 @@ import errno
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError
-from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
 from datacache.writeback.draft import INLINE_BYTES, Draft
 from datacache.writeback.model import Content, Logged, Staged, Stored
 from datacache.writeback.remote import Needs
+from fuse_mount.bucket_readers import QUICK_BYTES, BytesReader, FileReader, Reader, StoredReader
 from fuse_mount.bucket_tree import LOCAL, Node
 
 if TYPE_CHECKING:
     from datacache.writeback.live import LiveBucket
     from fuse_mount.bucket_view import State
-
-_QUICK_BYTES = 64 * 1024
-"""Up to here a read or write of a local file is done at once, and not in a thread."""
-
-
-class Reader(Protocol):
-    """Where an open file's bytes are read from."""
-
-    def here(self, offset: int, size: int) -> bytes | None:
-        """The bytes if they can be had at once."""
-        ...
-
-    def read(self, offset: int, size: int) -> bytes:
-        """The bytes, wherever they are."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it."""
-        ...
 
 
 class OpenFile:
@@ -112,7 +93,7 @@ class OpenFiles:
         """Bytes of an open file."""
         draft = file.draft
         if draft is not None:
-            if draft.in_memory(0) or size <= _QUICK_BYTES:
+            if draft.in_memory(0) or size <= QUICK_BYTES:
                 return draft.read(offset, size)
             raise Needs(lambda: draft.read(offset, size), final=True)
         size = min(size, file.content.size_bytes - offset)
@@ -150,7 +131,7 @@ class OpenFiles:
 
     def set_place(self, file: OpenFile, content: Content) -> None:
         """The same bytes lie somewhere else now. What has them open here goes on reading them."""
-        if isinstance(file.reader, _StoredReader):
+        if isinstance(file.reader, StoredReader):
             self._close_reader(file)
         file.content = content
 
@@ -160,13 +141,13 @@ class OpenFiles:
             return
         content = file.content
         if isinstance(content, Stored):
-            if file.reader is not None and not isinstance(file.reader, _StoredReader):
+            if file.reader is not None and not isinstance(file.reader, StoredReader):
                 return
             fd = self._engine.files.open_clean(self._engine.prefix + content.key, content.etag)
             if fd is None:
                 raise Needs(lambda: self._bring(file, content))
             self._close_reader(file)
-            file.reader = _FileReader(fd)
+            file.reader = FileReader(fd)
         elif file.reader is None:
             file.reader = self._reader(file)
 
@@ -183,7 +164,7 @@ class OpenFiles:
                 os.close(fd)
                 return
             self._close_reader(file)
-            file.reader = _FileReader(fd)
+            file.reader = FileReader(fd)
 
     def _bring_stored(self, file: OpenFile, content: Stored) -> int | None:
         """A staged file with an object's bytes; None if they lie somewhere else by now."""
@@ -198,11 +179,11 @@ class OpenFiles:
     def _reader(self, file: OpenFile) -> Reader:
         content = file.content
         if isinstance(content, Logged):
-            return _BytesReader(self._engine.blob(file.node.key) if content.size_bytes else b"")
+            return BytesReader(self._engine.blob(file.node.key) if content.size_bytes else b"")
         if isinstance(content, Staged):
-            return _FileReader(self._engine.files.open(content.file))
+            return FileReader(self._engine.files.open(content.file))
         fd = self._engine.files.open_clean(self._engine.prefix + content.key, content.etag)
-        return _FileReader(fd) if fd is not None else _StoredReader(self._live, content)
+        return FileReader(fd) if fd is not None else StoredReader(self._live, content)
 
     def _close_reader(self, file: OpenFile) -> None:
         if file.reader is not None:
@@ -250,7 +231,7 @@ class OpenFiles:
         """Bring an object here that is to be changed in part."""
         found: bytes | int | None
         if content.size_bytes <= INLINE_BYTES:
-            found = self._read(file, content, _StoredReader(self._live, content), 0, content.size_bytes)
+            found = self._read(file, content, StoredReader(self._live, content), 0, content.size_bytes)
         else:
             found = self._engine.files.take(self._engine.prefix + content.key, content.etag)
             if found is None:
@@ -270,7 +251,7 @@ class OpenFiles:
         self._expect_room(file, end)
         if not self._engine.files.make_room(max(0, end - draft.size)):
             raise Needs(lambda: self._wait_for_room(end - draft.size))
-        quick = draft.in_memory(end) or (not draft.in_memory(0) and len(data) <= _QUICK_BYTES)
+        quick = draft.in_memory(end) or (not draft.in_memory(0) and len(data) <= QUICK_BYTES)
         if not quick or not file.io.acquire(blocking=False):
             raise Needs(lambda: self._write(file, offset, data), final=True)
         try:
@@ -361,68 +342,4 @@ class OpenFiles:
 
 def _wait(file: OpenFile) -> None:
     with file.io:
-        pass
-
-
-class _BytesReader:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def here(self, offset: int, size: int) -> bytes | None:
-        return self._data[offset : offset + size]
-
-    def read(self, offset: int, size: int) -> bytes:
-        return self._data[offset : offset + size]
-
-    def close(self) -> None:
-        pass
-
-
-class _FileReader:
-    def __init__(self, fd: int) -> None:
-        self._fd = os.fdopen(fd, "rb", buffering=0)  # closed when the last read in a thread has ended
-
-    def here(self, offset: int, size: int) -> bytes | None:
-        return self.read(offset, size) if size <= _QUICK_BYTES else None
-
-    def read(self, offset: int, size: int) -> bytes:
-        parts = []
-        while size > 0 and (part := os.pread(self._fd.fileno(), size, offset)):
-            parts.append(part)
-            offset, size = offset + len(part), size - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def close(self) -> None:
-        pass
-
-
-class _StoredReader:
-    """An object of the bucket, through the node's cache."""
-
-    def __init__(self, live: LiveBucket, content: Stored) -> None:
-        self._blocks = live.blocks
-        full = live.engine.prefix + content.key
-        self._ref = ObjectRef(live.engine.bucket.url, full, content.size_bytes, content.etag)
-        self._id = object_id(self._ref)
-
-    def here(self, offset: int, size: int) -> bytes | None:
-        number = offset // BLOCK_BYTES
-        start = offset - number * BLOCK_BYTES
-        if start + size > block_length(self._ref.size_bytes, number):
-            return None
-        view = self._blocks.view_here(block_id(self._id, number), start, start + size)
-        return bytes(view) if view is not None else None
-
-    def read(self, offset: int, size: int) -> bytes:
-        parts = []
-        end = min(offset + size, self._ref.size_bytes)
-        while offset < end:
-            number = offset // BLOCK_BYTES
-            first = number * BLOCK_BYTES
-            stop = min(end, first + BLOCK_BYTES)
-            parts.append(bytes(self._blocks.read(self._ref, number, offset - first, stop - first)))
-            offset = stop
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def close(self) -> None:
         pass
