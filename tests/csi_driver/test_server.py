@@ -92,7 +92,7 @@ def test_a_driver_takes_over_from_a_living_one_without_a_gap(start_driver: Start
 
     def ask_on_new_connections() -> int:
         asked = 0
-        while not stop.is_set():
+        while not stop.wait(0.001):
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(str(old.socket))
                 asked += 1
