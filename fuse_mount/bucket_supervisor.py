@@ -117,7 +117,6 @@ class BucketSupervisor:
 
     def serve(self) -> None:
         """Keep it served until it is unmounted, told to end, or given up."""
-        due: float | None = None
         arguments = ["--bucket", self._config.to_json(), "--only-if-dead"]
         self._line = KeeperLine(
             self._config.home,
@@ -126,12 +125,11 @@ class BucketSupervisor:
             {"mountpoint": self._config.mountpoint, "url": self._config.url},
             (),
         )
-        try:
-            self._serve(due)
-        finally:
-            self._line.release()
+        self._serve()
+        self._line.release()
 
-    def _serve(self, due: float | None) -> None:
+    def _serve(self) -> None:
+        due: float | None = None
         while True:
             timeout_s = None if due is None else max(due - time.monotonic(), 0)
             if due is not None and timeout_s == 0:

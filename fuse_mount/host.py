@@ -172,7 +172,7 @@ class MountHost:
         found = []
         for info in self._snapshots():
             there = session.mount_at(info.mountpoint)
-            if there is not None and there.kind == MOUNT_TYPE and not _is_mine(info.pid):
+            if there is not None and there.kind == MOUNT_TYPE and not _is_mine(info.pid, info.mountpoint):
                 found.append((str(info.mountpoint), ["--takeover", str(info.mountpoint)]))
         return found
 
@@ -213,8 +213,8 @@ class MountHost:
         else:
             self._wait_for_newer(time.monotonic() + _NEWER_TIMEOUT_S)
         self._listener.close()
-        mine = [info for info in self._snapshots() if _is_mine(info.pid)]
-        buckets = [info for info in self._buckets() if _is_mine(info.supervisor)]
+        mine = [info for info in self._snapshots() if _is_mine(info.pid, info.mountpoint)]
+        buckets = [info for info in self._buckets() if _is_mine(info.supervisor, info.mountpoint)]
         if not mine and not buckets:
             return
         with ThreadPoolExecutor(len(mine) + len(buckets), thread_name_prefix="leave") as pool:
@@ -225,7 +225,7 @@ class MountHost:
 
     def _wait_for_newer(self, deadline: float) -> None:
         """Until a newer host has taken all mounts of snapshots over."""
-        while any(_is_mine(info.pid) for info in self._snapshots()) and time.monotonic() < deadline:
+        while any(_is_mine(info.pid, info.mountpoint) for info in self._snapshots()) and time.monotonic() < deadline:
             time.sleep(_LEAVE_RETRY_S)
 
     def _snapshots(self) -> list[MountInfo]:
@@ -305,14 +305,14 @@ def _leave_bucket(info: BucketInfo, deadline: float) -> None:
             os.close(watched)
 
 
-def _is_mine(pid: int) -> bool:
-    """Whether a process is a child of this one."""
+def _is_mine(pid: int, mountpoint: Path) -> bool:
+    """Whether a process of a mount is a child of this one."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return False
-    return fields[0] != "Z" and int(fields[1]) == os.getpid()
+    return fields[0] != "Z" and int(fields[1]) == os.getpid() and process.serves(pid, mountpoint)
 
 
 def _reap() -> None:

@@ -81,7 +81,8 @@ class KeeperLine:
                 self._unsent = self._unsent[self._connection.send(self._unsent) :]
             self._hear(self._connection.recv(65536))
         except BlockingIOError:
-            pass
+            if self._connection is None:  # too many are waiting to be let in
+                self._lost(self._pause_s)
         except OSError:
             if self.kept:
                 _log.warning("the cache daemon is gone; the descriptors are handed to the next one")
@@ -114,9 +115,13 @@ class KeeperLine:
 
     def _connect(self) -> None:
         self._heard, self._unsent = b"", json.dumps(self._hello | {"descriptors": len(self._fds)}).encode() + b"\n"
-        self._connection = _connect(self._home, blocking=False)
-        sent = socket.send_fds(self._connection, [self._unsent], self._fds)
-        self._unsent = self._unsent[sent:]
+        connection = _connect(self._home, blocking=False)
+        try:
+            sent = socket.send_fds(connection, [self._unsent], self._fds)
+        except OSError:
+            connection.close()
+            raise
+        self._connection, self._unsent = connection, self._unsent[sent:]
 
     def _hear(self, part: bytes) -> None:
         if not part:

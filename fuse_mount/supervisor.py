@@ -369,7 +369,7 @@ class Supervisor:
             return
         before = self._line.kept
         self._line.step()
-        if self._line.kept != before:
+        if self._line.kept != before and not self._handed_over:  # the state is another one's by then
             self._write_state()
 
     def _respawn(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,17 +10,13 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from tests.fuse_mount.mount_processes import waiting_for_the_end_of
-from tests.leftovers import processes_with
-
-_MARK = "DATACACHE_TEST_CONTAINER"
+from tests.fuse_mount.test_session import ended
 
 
 class Container:
-    """One process and its descendants, by a mark in their environment."""
+    """One process and its descendants."""
 
-    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
-        self.name = name
+    def __init__(self, arguments: list[str], log: Path) -> None:
         self._command = [sys.executable, "-m", *arguments]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -29,7 +26,6 @@ class Container:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                env=os.environ | {_MARK: self.name},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -44,12 +40,19 @@ class Container:
     def kill(self) -> None:
         """SIGKILL to all of it, as when a container ends that shares the node's process ids."""
         assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-        while found := [pid for pid in processes_with(_MARK, lambda value: value == self.name) if _runs(pid)]:
+        stopped = {self.pid}
+        self._process.send_signal(signal.SIGSTOP)
+        while found := _children_of(stopped) - stopped:  # none is to react to the death of another one
             for pid in found:
-                with waiting_for_the_end_of(pid):
-                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            stopped |= found
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        for pid in stopped:
+            assert ended(pid)
 
     def kill_first(self) -> None:
         """SIGKILL to its first process alone."""
@@ -75,11 +78,8 @@ class Container:
             self._process.wait()
 
 
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def _children_of(parents: set[int]) -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdigit() and parent_of(int(name)) in parents}
 
 
 def parent_of(pid: int) -> int:

@@ -57,7 +57,7 @@ class Node:
         self.daemon = self._container("daemon", ["datacache.daemon", "--wait"])
 
     def _container(self, name: str, arguments: list[str]) -> Container:
-        return Container(name, arguments, self.folder / f"{name}.log")
+        return Container(arguments, self.folder / f"{name}.log")
 
     def another(self, name: str) -> Container:
         """The same container of a newer pod."""
@@ -82,7 +82,11 @@ class Node:
                 return None
             return now if files.key in keeping.kept(self.settings.home) else None
 
-        return until(ready)
+        try:
+            return until(ready)
+        except AssertionError as exc:
+            said = "\n".join(log.read_text()[-3000:] for log in (*self.folder.glob("*.log"), info.log))
+            raise AssertionError(f"{files.read()}\n{keeping.known(self.settings.home)}\n{said}") from exc
 
 
 @pytest.fixture
