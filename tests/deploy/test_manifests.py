@@ -355,10 +355,17 @@ def test_annotations_and_attributes_of_examples_are_what_the_driver_reads() -> N
     from csi_driver.volumes import parse_context
 
     claims = attributes = 0
-    for each in (each for path in EXAMPLES for each in examples(path)):
+    everything = [each for path in EXAMPLES for each in examples(path)]
+    classes = {
+        each["metadata"]["name"]: each.get("parameters") or {}
+        for each in [*rendered("the defaults"), *everything]
+        if each["kind"] == "StorageClass"
+    }
+    for each in everything:
         annotations = each["metadata"].get("annotations", {})
         if each["kind"] == "PersistentVolumeClaim" and each["spec"]["storageClassName"]:
-            read_request({}, annotations, namespace="lab", name=each["metadata"]["name"])
+            parameters = classes[each["spec"]["storageClassName"]]
+            read_request(parameters, annotations, namespace="lab", name=each["metadata"]["name"])
             claims += 1
         elif each["kind"] == "PersistentVolume":
             parse_context(each["spec"]["csi"]["volumeAttributes"])
