@@ -3,6 +3,7 @@
     launch ──starts──▶ __main__ → supervisor ──forks──▶ worker → snapshot_fs → the snapshot
     session: mount(2), fusermount3, unmount        protocol: the kernel's ABI        errno_map: error → errno
     state: what a mount is, and its files          control: the supervisor's socket  orphans: after kill -9
+    keeping: a mount's line to the keeper in the cache daemon                host: starts mounts for others
 
     bucket_launch ──starts──▶ __main__ → bucket_supervisor ──starts──▶ bucket_server → pyfuse3_adapter → bucket_fs
     bucket_fs → bucket_names, bucket_rename, bucket_attributes, bucket_handles, bucket_listings → bucket_nodes

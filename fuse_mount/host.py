@@ -173,7 +173,9 @@ class MountHost:
         for info in self._snapshots():
             there = session.mount_at(info.mountpoint)
             if there is not None and there.kind == MOUNT_TYPE and not _is_mine(info.pid, info.mountpoint):
-                found.append((str(info.mountpoint), ["--takeover", str(info.mountpoint)]))
+                # Others may be bringing back one whose supervisor is dead, below this process.
+                dead = [] if process.serves(info.pid, info.mountpoint) else ["--only-if-dead"]
+                found.append((str(info.mountpoint), ["--takeover", str(info.mountpoint), *dead]))
         return found
 
     def _unserved_buckets(self) -> list[tuple[str, list[str]]]:
