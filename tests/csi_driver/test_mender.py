@@ -10,7 +10,9 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 import fuse_mount
@@ -25,6 +27,8 @@ from tests.fuse_mount.bucket_mount import _kill
 from tests.servers import RcloneS3
 
 pytestmark = needs_root
+_ROUNDS = int(os.environ.get("DATACACHE_TEST_KILLS") or 8) // 4
+"""How often each call is killed."""
 
 
 @pytest.fixture
@@ -236,32 +240,30 @@ def test_what_a_driver_left_that_was_killed_is_cleaned_up(
     kubelet.hide("kept")
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_in_the_middle_of_calls_goes_on_where_it_was(
-    masks: dict[str, str], start_driver: StartDriver, shared: Path, settings: Settings
+    masks: dict[str, str],
+    start_driver: StartDriver,
+    shared: Path,
+    settings: Settings,
+    rclone_s3: RcloneS3,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    bucket = rclone_s3.make_bucket(f"kill-{os.urandom(6).hex()}")
     driver = start_driver("--mode=node")
     kubelet = Kubelet(driver.client, shared)
     dice = random.Random(11)
-    context = {"dataset": f"mask@{masks['v1']}"}
-    requests = [
-        ("NodeStageVolume", kubelet.stage_request("v", context)),
-        ("NodePublishVolume", kubelet.publish_request("v", context)),
-        (
-            "NodeUnpublishVolume",
-            csi.NodeUnpublishVolumeRequest(volume_id="v", target_path=str(kubelet.target("v"))),
-        ),
-        (
-            "NodeUnstageVolume",
-            csi.NodeUnstageVolumeRequest(volume_id="v", staging_target_path=str(kubelet.staging("v"))),
-        ),
-    ]
-    longest_s = {"NodeStageVolume": 0.6, "NodePublishVolume": 0.02, "NodeUnpublishVolume": 0.02}
-    for number in range(3):
-        for rpc, request in requests:
-            delay_s = dice.uniform(0.0, longest_s.get(rpc, 0.3))
+    contexts = [{"dataset": f"mask@{masks['v1']}"}, {"bucket": f"s3://{bucket.name}/out"}]
+    longest_s = {"NodeStageVolume": 1.0, "NodePublishVolume": 0.03, "NodeUnpublishVolume": 0.03}
+    for number in range(_ROUNDS):
+        context = contexts[number % 2]
+        for rpc, request in _life(kubelet, context):
+            delay_s = dice.uniform(0.0, longest_s.get(rpc, 0.5))
             killer = threading.Timer(delay_s, _kill, [driver.process.pid])
             killer.start()
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(grpc.RpcError):
                 getattr(driver.client, rpc)(request, timeout_s=2.0)
             killer.join()
             driver.kill()
@@ -269,8 +271,22 @@ def test_a_driver_that_is_killed_in_the_middle_of_calls_goes_on_where_it_was(
             while (code := kubelet.code(rpc, request))[0] in ("ABORTED", "UNAVAILABLE"):
                 pass
             assert code == ("OK", ""), f"{rpc}, round {number}, killed after {delay_s}"
-            if rpc == "NodePublishVolume":
-                assert (kubelet.target("v") / "VERSION").read_text() == "v1"
+            target = kubelet.target("v")
+            if rpc == "NodePublishVolume" and "dataset" in context:
+                assert (target / "VERSION").read_text() == "v1"
+            elif rpc == "NodePublishVolume":
+                (target / str(number)).write_text(str(number))
         assert mounted_below(shared) == []
+        if "bucket" in context:
+            assert (bucket / "out" / str(number)).read_text() == str(number)
     assert mounted_below(settings.home) == []
     assert not list((settings.home / "csi").rglob("*.json"))
+
+
+def _life(kubelet: Kubelet, context: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """The calls on a volume, in turn."""
+    yield "NodeStageVolume", kubelet.stage_request("v", context)
+    yield "NodePublishVolume", kubelet.publish_request("v", context)
+    target, staging = str(kubelet.target("v")), str(kubelet.staging("v"))
+    yield "NodeUnpublishVolume", csi.NodeUnpublishVolumeRequest(volume_id="v", target_path=target)
+    yield "NodeUnstageVolume", csi.NodeUnstageVolumeRequest(volume_id="v", staging_target_path=staging)
