@@ -30,7 +30,7 @@ from fuse_mount.bucket_areas import left_areas
 _ANSWER_S = 5.0
 _LOCK_S = 60.0
 _STOP_FLUSH_S = 5.0
-_DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ESTALE)
+_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 
 _log = logging.getLogger("csi_driver")
 
