@@ -19,8 +19,6 @@ from fuse_mount.bucket_config import ACKS
 
 Mode = csi_pb2.VolumeCapability.AccessMode
 READER_MODES = (Mode.SINGLE_NODE_READER_ONLY, Mode.MULTI_NODE_READER_ONLY)
-_INLINE_MODES = (*READER_MODES, Mode.SINGLE_NODE_WRITER, Mode.SINGLE_NODE_SINGLE_WRITER, Mode.SINGLE_NODE_MULTI_WRITER)
-"""A kubelet asks for an inline volume as for one that a single node writes, whatever it is."""
 _GROUP_UMASK = 0o002
 _FLAGS = ("ro", "rw", "noexec", "exec", "nosuid", "nodev")
 
@@ -45,13 +43,16 @@ class MountOptions:
         return {name: getattr(self, name) for name in names}
 
 
-def check_capability(capability: csi_pb2.VolumeCapability, spec: VolumeSpec, *, inline: bool = False) -> None:
-    """Raise unless the volume can be used like this. `inline`: for an inline ephemeral volume."""
-    mount_options(capability, spec, inline=inline)
+def check_capability(capability: csi_pb2.VolumeCapability, spec: VolumeSpec) -> None:
+    """Raise unless the volume can be used like this."""
+    mount_options(capability, spec)
 
 
-def mount_options(capability: csi_pb2.VolumeCapability, spec: VolumeSpec, *, inline: bool = False) -> MountOptions:
-    """How to mount the volume. Raises as `check_capability`."""
+def mount_options(capability: csi_pb2.VolumeCapability, spec: VolumeSpec) -> MountOptions:
+    """How to mount the volume. Raises as `check_capability`.
+
+    A data set may be asked for with any access mode, as many tools know ReadWriteOnce only; it is read-only in all.
+    """
     kind = capability.WhichOneof("access_type")
     if kind == "block":
         raise invalid("a volume is a file system here, never a block device: use volumeMode: Filesystem")
@@ -60,13 +61,12 @@ def mount_options(capability: csi_pb2.VolumeCapability, spec: VolumeSpec, *, inl
     mode = capability.access_mode.mode
     if mode == Mode.UNKNOWN or mode not in Mode.Mode.values():
         raise invalid("the volume capability has no access mode that is known here")
-    if spec.read_only and mode not in (_INLINE_MODES if inline else READER_MODES):
-        raise invalid("a data set is read-only: use accessModes: [ReadOnlyMany]")
     values = _parse_flags(capability.mount.mount_flags, of_dataset=spec.read_only)
     group = capability.mount.volume_mount_group
     if group and not spec.read_only:
         values = {"gid": _number(10, "volume_mount_group", group), "umask": _GROUP_UMASK} | values
-    return MountOptions(**values | {"read_only": bool(values.get("read_only")) or mode in READER_MODES})
+    read_only = bool(values.get("read_only")) or spec.read_only or mode in READER_MODES
+    return MountOptions(**values | {"read_only": read_only})
 
 
 def is_single_writer(capability: csi_pb2.VolumeCapability) -> bool:

@@ -169,8 +169,6 @@ class ControllerService:
         if record is None:
             raise _unknown(id)
         spec = record.spec
-        if spec.read_only:
-            raise invalid(f"volume {id!r} is a data set's snapshot ({spec.dataset}): it has the size that it has")
         if request.HasField("volume_capability"):
             check_capability(request.volume_capability, spec)
         if wanted.limit_bytes and record.capacity_bytes > wanted.limit_bytes:
@@ -185,7 +183,10 @@ class ControllerService:
         grown = volume_records.grow(self._catalog, id, size_bytes)
         if grown is None:
             raise _unknown(id)
-        return csi.ControllerExpandVolumeResponse(capacity_bytes=grown.capacity_bytes, node_expansion_required=True)
+        # A data set's is a number for claims and nothing more.
+        return csi.ControllerExpandVolumeResponse(
+            capacity_bytes=grown.capacity_bytes, node_expansion_required=not spec.read_only
+        )
 
     def _decide(self, request: csi.CreateVolumeRequest, id: str) -> VolumeRecord:
         """What the volume is to be: all of what is asked for is there, and whoever asks may have it."""
@@ -235,6 +236,10 @@ class ControllerService:
             code, words = status_of(exc)
             if self._api is not None and claim is not None and code in _PEOPLE_CAN_ACT:
                 self._api.warn(claim, WRONG_ANNOTATION, words)
+                if code is grpc.StatusCode.INVALID_ARGUMENT:
+                    # After INVALID_ARGUMENT csi-provisioner lets a PVC lie for minutes, annotated anew or not (its
+                    # "infeasible" errors; sig-storage-lib-external-provisioner 13).
+                    raise RequestError(grpc.StatusCode.FAILED_PRECONDITION, words) from exc
             raise
 
     def _dataset(self, spec: VolumeSpec, namespace: str, wanted: csi.CapacityRange) -> tuple[VolumeSpec, int]:

@@ -139,7 +139,7 @@ class NodeService:
         _check_capability_is_there(request)
         inline = request.volume_context.get(EPHEMERAL, "").lower() == "true"
         spec = parse_context(request.volume_context)
-        options = mount_options(request.volume_capability, spec, inline=inline)
+        options = mount_options(request.volume_capability, spec)
         read_only = request.readonly or options.read_only or spec.read_only
         target = Target(path=path, read_only=read_only, noexec=options.noexec)
         namespace = request.volume_context.get(POD_NAMESPACE, "")
@@ -269,15 +269,13 @@ class NodeService:
             record = self._at(volume_id, path)
             if request.HasField("volume_capability"):
                 mount_options(request.volume_capability, record.spec)
-            if record.spec.read_only:
-                raise invalid("a data set is as large as it is: only bucket volumes have a size that can change")
             wanted, limit = request.capacity_range.required_bytes, request.capacity_range.limit_bytes
             if limit and limit < max(wanted, record.quota_bytes):
                 raise RequestError(
                     grpc.StatusCode.OUT_OF_RANGE,
                     f"volume {volume_id!r} may hold {record.quota_bytes:,} bytes and is not made smaller",
                 )
-            if wanted:
+            if wanted and not record.spec.read_only:
                 self.preparation.expand(record, wanted)
         return csi.NodeExpandVolumeResponse(capacity_bytes=max(wanted, record.quota_bytes))
 

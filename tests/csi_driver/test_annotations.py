@@ -172,7 +172,7 @@ def test_a_wrong_annotation_is_an_event_on_the_pvc_that_is_counted(world: World)
     driver, cluster = world.driver, world.cluster
     claim = cluster.put_claim("faces", {"datacache.io/dataset": "mask@v9"})
     for _ in range(3):
-        assert ask(driver, claim) == ("INVALID_ARGUMENT", "mask has no tag v9; it has v1, v2, v3")
+        assert ask(driver, claim) == ("FAILED_PRECONDITION", "mask has no tag v9; it has v1, v2, v3")
     (event,) = cluster.events.values()
     assert (event["reason"], event["type"], event["count"]) == ("WrongAnnotation", "Warning", 3)
     assert event["message"] == "mask has no tag v9; it has v1, v2, v3"
@@ -196,7 +196,7 @@ def test_a_wrong_annotation_is_an_event_on_the_pvc_that_is_counted(world: World)
     assert not [request for request in cluster.requests if request.startswith("GET") and "/events" in request]
 
     cluster.put_claim("faces", {"datacache.io/datset": "mask@v1"})
-    assert ask(driver, claim)[0] == "INVALID_ARGUMENT"
+    assert ask(driver, claim)[0] == "FAILED_PRECONDITION"
     assert len(cluster.events) == 2
     assert not driver.client.ListVolumes().entries
 
@@ -217,7 +217,7 @@ def test_what_is_wrong_is_said_with_what_there_is(world: World) -> None:
     driver, cluster = world.driver, world.cluster
     for given, words in WRONG:
         code, text = ask(driver, cluster.put_claim("faces", given))
-        assert (code in ("INVALID_ARGUMENT", "PERMISSION_DENIED"), words in text) == (True, True), text
+        assert (code in ("FAILED_PRECONDITION", "PERMISSION_DENIED"), words in text) == (True, True), text
         assert [event["message"] for event in cluster.events.values()] == [text]
         cluster.events.clear()
 
@@ -292,7 +292,7 @@ def test_an_api_that_is_away_is_tried_again_and_one_that_refuses_is_said(world: 
     # An Event that cannot be written changes nothing about the answer.
     for fail in (500, 403):
         cluster.fail, cluster.failing = fail, "events"
-        assert ask(driver, claim) == ("INVALID_ARGUMENT", "mask has no tag v9; it has v1, v2, v3")
+        assert ask(driver, claim) == ("FAILED_PRECONDITION", "mask has no tag v9; it has v1, v2, v3")
     assert "no Event for lab/faces" in driver.text
 
 
