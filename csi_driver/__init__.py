@@ -3,7 +3,7 @@
 The flow, in one direction:
 
     PVC ─annotation─▶ controller: `annotations`, `volumes` ─▶ PV with the snapshot's id ─▶ node: one mount a snapshot
-    (`mounts`, made by `fuse_mount`) ─bind (`binds`)─▶ staging path ─bind─▶ pod
+    (`mounts`, made by `fuse_mount`) ─bind (`binds`)─▶ pod
 
 `python -m csi_driver` is one gRPC server on a Unix socket (`server`) with the services of the Container Storage
 Interface: `identity`, `controller`, `node`; `wire` has their messages. Mounts are never its children: it can be

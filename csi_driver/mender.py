@@ -10,6 +10,7 @@ asks is waited for without end.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -114,7 +115,7 @@ class Mender:
                 return
             if now.used:
                 targets = tuple(target for target in now.targets if binds.top_at(target.path) is not None)
-                if targets or (now.staging and binds.top_at(now.staging) is not None):
+                if targets or self._is_staged(now):
                     if targets != now.targets:
                         self._records.put(replace(now, targets=targets))
                     return
@@ -127,12 +128,17 @@ class Mender:
             if self._records.get(now.volume_id) is None:
                 del self._wait_s[now.volume_id], self._tidied_at[now.volume_id]
 
+    def _is_staged(self, record: NodeVolume) -> bool:
+        """Whether a kubelet can still know of it: it removes the staging path afterwards, and a node that was started
+        again has no mounts."""
+        return bool(record.staging) and os.path.isdir(record.staging) and self._mounts.device(record.mount) is not None
+
     # --- mending ------------------------------------------------------------------------------------------------
 
     def _mend(self, mount: SharedMount, volumes: list[NodeVolume]) -> None:
-        shown = [path for volume in volumes for path in _paths(volume) if binds.top_at(path) is not None]
-        if not shown:
-            return  # being prepared, or being released
+        targets = [target.path for volume in volumes for target in volume.targets]
+        if all(binds.top_at(path) is None for path in targets):
+            return  # no pod sees it; whoever publishes it next mounts it
         health = self._mounts.health(self._mounts.point(mount))
         if health is Health.SLOW:
             return
@@ -142,7 +148,7 @@ class Mender:
             COUNTS.mended()
         device = self._mounts.device(mount)
         for volume in volumes:
-            if any(self._is_other(path, device) for path in _paths(volume)):
+            if any(self._is_other(target.path, device) for target in volume.targets):
                 with self._records.lock(volume.volume_id, timeout_s=1.0):
                     self._show_again(volume.volume_id, device)
 
@@ -154,11 +160,6 @@ class Mender:
             f"{record.mount.source} was mounted anew at {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}, as all of its "
             "processes had ended: pods that mount it without mountPropagation: HostToContainer have to be started again"
         )
-        if record.staging and self._is_other(record.staging, device):
-            binds.clear(record.staging)  # no pod sees this one
-            self._mounts.bind(record, record.staging, "", read_only=record.read_only, noexec=record.noexec)
-            record = replace(record, mended=words)
-            self._records.put(record)
         for target in record.targets:
             if self._is_other(target.path, device):
                 record = self._show_target_again(record, replace(target, mended=words))
@@ -174,7 +175,3 @@ class Mender:
     def _is_other(path: str, device: int | None) -> bool:
         there = binds.top_at(path)
         return there is not None and there.device != device
-
-
-def _paths(record: NodeVolume) -> list[str]:
-    return [path for path in (record.staging, *(target.path for target in record.targets)) if path]

@@ -1,8 +1,11 @@
 """The Node service: a volume at a path, for a kubelet.
 
-    NodeStage     record, `preparation` (access, credentials, shared mount, pin, warm-up), bind to the staging path
+    NodeStage     record, `preparation` (access, credentials, shared mount, pin, warm-up)
     NodePublish   bind of the volume, or of a folder of it, to the pod's target path
     NodeUnpublish, NodeUnstage: the same backwards; what is gone already is fine
+
+Nothing is mounted at the staging path: a kubelet does not unstage a volume while the file system that is there is
+mounted anywhere else as well (GetDeviceMountRefs), and a shared mount always is. The path stands for the volume.
 
 Everything can be asked again at any time, also after the driver was killed in the middle. The methods are the RPCs;
 many threads call them. Mounts outlive this process.
@@ -101,8 +104,7 @@ class NodeService:
                 record = replace(before, quota_bytes=max(before.quota_bytes, record.quota_bytes))
             self.records.put(record)
             try:
-                record = self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
-                self._show_staged(record)
+                self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
             except NotYetError:
                 raise
             except BaseException:
@@ -123,14 +125,6 @@ class NodeService:
             if record is not None and record.staging in (path, ""):
                 self.preparation.release(record)
         return csi.NodeUnstageVolumeResponse()
-
-    def _show_staged(self, record: NodeVolume) -> None:
-        there = binds.top_at(record.staging)
-        if there is not None and there.device == self._mounts.device(record.mount):
-            return
-        binds.clear(record.staging)
-        binds.make_place(record.staging)
-        self._mounts.bind(record, record.staging, "", read_only=record.read_only, noexec=record.noexec)
 
     # --- publishing ---------------------------------------------------------------------------------------------
 
@@ -239,9 +233,9 @@ class NodeService:
     ) -> csi.NodeGetVolumeStatsResponse:
         volume_id, path = _volume_id(request), _path(request.volume_path, "volume_path")
         record = self._at(volume_id, path)
-        facts = self._mounts.usage(path)
         target = record.target(path)
-        mended = record.mended if target is None else target.mended
+        facts = self._mounts.usage(path if target else self._mounts.point(record.mount))
+        mended = target.mended if target else ""
         if isinstance(facts, Health):
             return csi.NodeGetVolumeStatsResponse(
                 volume_condition=csi.VolumeCondition(abnormal=True, message=f"{record.mount.source}: {facts.value}")
@@ -283,8 +277,8 @@ class NodeService:
         record = self.records.get(volume_id)
         if record is None:
             raise RequestError(grpc.StatusCode.NOT_FOUND, f"there is no volume {volume_id!r} on this node")
-        known = path == record.staging or record.target(path) is not None
-        if not known or binds.top_at(path) is None:
+        known = record.target(path) is not None and binds.top_at(path) is not None
+        if not known and not (path == record.staging and self._mounts.device(record.mount) is not None):
             raise RequestError(grpc.StatusCode.NOT_FOUND, f"volume {volume_id!r} is not at {path}")
         return record
 

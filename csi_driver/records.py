@@ -79,8 +79,6 @@ class NodeVolume:
     pinned: bool = False
     """Whether its snapshot was pinned for it."""
     quota_bytes: int = 0
-    mended: str = ""
-    """As `Target.mended`, for the staging path."""
 
     @property
     def spec(self) -> VolumeSpec:

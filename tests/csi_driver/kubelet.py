@@ -73,9 +73,8 @@ class Kubelet:
             volume_id=volume, target_path=str(self.target(volume, pod)), volume_context=context, **fields
         )
 
-    def stage(self, volume: str, context: dict[str, str], **more: Any) -> Path:
+    def stage(self, volume: str, context: dict[str, str], **more: Any) -> None:
         self.call("NodeStageVolume", self.stage_request(volume, context, **more))
-        return self.staging(volume)
 
     def publish(self, volume: str, context: dict[str, str], pod: str = "pod-1", **more: Any) -> Path:
         self.call("NodePublishVolume", self.publish_request(volume, context, pod, **more))

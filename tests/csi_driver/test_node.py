@@ -75,6 +75,14 @@ def test_a_data_set_is_a_read_only_folder_until_it_is_taken_away(
     assert os.listdir(settings.home / "csi" / "mounts") == []
 
 
+def test_nothing_is_mounted_at_the_staging_path(masks: dict[str, str], kubelet: Kubelet) -> None:
+    """A kubelet looks for other mounts of the file system there, and does not unstage while it finds one."""
+    target = kubelet.show("v", {"dataset": f"mask@{masks['v1']}"})
+    assert not os.path.ismount(kubelet.staging("v"))
+    assert kubelet.stats("v", kubelet.staging("v")).usage[0].total == kubelet.stats("v", target).usage[0].total
+    kubelet.hide("v")
+
+
 def test_any_user_can_read_a_data_set(masks: dict[str, str], kubelet: Kubelet) -> None:
     target = kubelet.show("v", {"dataset": f"mask@{masks['v1']}"})
     said = subprocess.run(
@@ -101,7 +109,7 @@ def test_everything_can_be_asked_again(masks: dict[str, str], kubelet: Kubelet) 
     context = {"dataset": f"mask@{masks['v1']}"}
     for _ in range(3):
         target = kubelet.show("v", context)
-    assert len(mounted_below(kubelet.folder)) == 2
+    assert mounted_below(kubelet.folder) == [str(target)]
     for _ in range(3):
         kubelet.unpublish("v")
     assert not target.exists()
