@@ -338,7 +338,7 @@ def test_credentials_of_a_volume_are_tried_out_used_and_forgotten(
     assert code == "UNAUTHENTICATED"
     assert "not-the-secret" not in words
     assert everything_below(settings.home / "csi") == everything_below(settings.credentials_dir) == b""
-    target = kubelet.stage("w", context, secrets=secret_of(rclone_s3))
+    kubelet.stage("w", context, secrets=secret_of(rclone_s3))
     target = kubelet.publish("w", context)
     (target / "a").write_text("x")
     assert rclone_s3.secret_key.encode() not in everything_below(settings.home / "csi")
