@@ -25,6 +25,7 @@ from datacache.store.urls import split_url
 PREFIX = f"{DRIVER_NAME}/"
 """Of our annotations."""
 _ANNOTATIONS = tuple(PREFIX + name for name in PARAMETERS)
+_REMOTE = ("s3", "gs", "az", "abfs", "abfss")
 _PLACE = re.compile(r"\$\{([^}]*)\}")
 
 
@@ -59,8 +60,8 @@ class BucketRules:
     """Which buckets are open, with the driver's own credentials, to whoever can make a PVC or a pod."""
 
     def __init__(self, prefixes: Iterable[str] = ()) -> None:
-        """URL prefixes, in which `${pvc.namespace}` stands for the namespace; `*` is every bucket, and no folder of a
-        node (`file://`), which has to be named. `SettingsError`."""
+        """URL prefixes, in which `${pvc.namespace}` stands for the namespace; `*` is every bucket of an object
+        store. A node's folder (`file://`), or what else a URL can lead to, has to be named. `SettingsError`."""
         self._prefixes = tuple(prefixes)
         for prefix in self._prefixes:
             self._place(prefix, "any")
@@ -69,7 +70,7 @@ class BucketRules:
         """Whether this namespace may have this bucket: it is one of the prefixes, or lies in one."""
         store, prefix = split_url(url)
         places = [self._place(text, namespace) for text in self._prefixes if namespace or "${" not in text]
-        anywhere = "*" in places and store != "file://"
+        anywhere = "*" in places and store.partition("://")[0] in _REMOTE
         return anywhere or any(f"{store}/{prefix}".startswith(place) for place in places)
 
     def describe(self, namespace: str) -> str:

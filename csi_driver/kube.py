@@ -27,6 +27,7 @@ from datacache.core.errors import SettingsError
 READ_TIMEOUT_S = (3.0, 5.0)
 """To connect, to answer."""
 EVENT_TIMEOUT_S = (2.0, 3.0)
+_EVENTS_WAIT_S = 3.0
 _COUNTS = 1000
 """How many Events' counts are kept in mind."""
 _MAX_MESSAGE = 1000
@@ -94,8 +95,13 @@ class KubeApi:
     def warn(self, claim: Claim, reason: str, message: str) -> None:
         """An Event on the PVC. The same one again is counted. One that cannot be written is only logged."""
         try:
-            with self._events:
+            if not self._events.acquire(timeout=_EVENTS_WAIT_S):  # the API is slow, and calls are not to wait for it
+                _log.warning("no Event for %s/%s: others are being written", claim.namespace, claim.name)
+                return
+            try:
                 self._count_event(claim, reason, message[:_MAX_MESSAGE])
+            finally:
+                self._events.release()
         except Exception as exc:  # noqa: BLE001  what was to be said is in the answer, too
             _log.warning("no Event for %s/%s: %s", claim.namespace, claim.name, _words(exc))
 

@@ -28,6 +28,8 @@ from datacache.core.errors import DatacacheError
 EVERY_S = 2.0
 _FLUSH_S = 1.0
 _JOIN_S = 5.0
+_AT_A_TIME = 8
+"""Mounts that are looked at and mended at a time."""
 _MAX_WAIT_S = 60.0
 """How long it is waited, at most, before a release that failed is tried again."""
 
@@ -67,8 +69,16 @@ class Mender:
             for record in self._records.all():
                 if record.used:
                     shared.setdefault(record.mount.key, []).append(record)
-            for volumes in shared.values():
-                self._guarded(self._mend, volumes[0].mount, volumes)
+            # One that hangs or whose store is away is not to keep the others' pods waiting.
+            mounts = list(shared.values())
+            works = [
+                threading.Thread(target=self._mend_all, args=(mounts[at::_AT_A_TIME],), name=f"mends {at}", daemon=True)
+                for at in range(min(_AT_A_TIME, len(mounts)))
+            ]
+            for work in works:
+                work.start()
+            for work in works:
+                work.join()
 
     def tidy(self, *, first: bool = False) -> None:
         """Release what nothing uses and what could not be released before. `first`: also what a driver that was killed
@@ -132,6 +142,13 @@ class Mender:
         """Whether a kubelet can still know of it: it removes the staging path afterwards, and a node that was started
         again has no mounts."""
         return bool(record.staging) and os.path.isdir(record.staging) and self._mounts.device(record.mount) is not None
+
+    def _mend_all(self, mounts: list[list[NodeVolume]]) -> None:
+        for volumes in mounts:
+            try:
+                self._guarded(self._mend, volumes[0].mount, volumes)
+            except Exception:  # noqa: BLE001 - the others are mended all the same
+                _log.exception("%s could not be looked after", volumes[0].mount.source)
 
     # --- mending ------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from csi_driver import binds
 from csi_driver.patience import Patience
 from csi_driver.records import NodeVolume, Records, SharedMount
 from csi_driver.status import RequestError
+from csi_driver.store_secrets import StoreSecrets
 from datacache.core.errors import MountError, UploadError
 from datacache.settings import Settings
 from fuse_mount.bucket_areas import left_areas
@@ -47,8 +48,8 @@ class Health(Enum):
 class SharedMounts:
     """The shared mounts of one home."""
 
-    def __init__(self, settings: Settings, records: Records, folder: Path) -> None:
-        self._settings, self._records = settings, records
+    def __init__(self, settings: Settings, records: Records, secrets: StoreSecrets, folder: Path) -> None:
+        self._settings, self._records, self._secrets = settings, records, secrets
         self._folder = folder / "mounts"
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._patience = Patience()
@@ -165,6 +166,9 @@ class SharedMounts:
         with self._records.lock_mount(mount, timeout_s=_LOCK_S):
             if any(record.used and record.mount == mount for record in self._records.all()):
                 return False
+            if not self._records.complete():  # one that cannot be read may be of a volume that uses it
+                _log.warning("%s stays mounted, as not all records of volumes can be read", mount.source)
+                return False
             self.end_at(self.point(mount))
             return True
 
@@ -207,10 +211,20 @@ class SharedMounts:
                 options["staging"] = Path(mount.options["staging"])
             if quota_bytes:
                 options["quota_bytes"] = quota_bytes
+            options["direct"] = self._secrets.has_any(mount)
+            if not options["direct"] and self._needs_credentials(mount):
+                raise RequestError(
+                    grpc.StatusCode.UNAUTHENTICATED, f"the credentials that opened {mount.source} are not on this node"
+                )
+            options["credentials"] = self._secrets.folder(mount)
             fuse_mount.mount_bucket(mount.source, point, settings=self._settings, allow_other=True, **options)
             return
         binds.clear(point)  # what is dead
         fuse_mount.mount_snapshot(mount.source, point, settings=self._settings, allow_other=True)
+
+    def _needs_credentials(self, mount: SharedMount) -> bool:
+        """Whether a volume brought credentials along: then it is not mounted with the driver's own."""
+        return any(record.credentials and record.mount == mount for record in self._records.all())
 
     def _end_bucket(self, info: fuse_mount.BucketInfo) -> None:
         left: dict[str, Any] = {}

@@ -26,7 +26,8 @@ from csi_driver.mounts import Health, SharedMounts
 from csi_driver.preparation import NotYetError, Preparation, shared_mount
 from csi_driver.records import NodeVolume, Records, Target
 from csi_driver.status import RequestError, invalid
-from csi_driver.volumes import EPHEMERAL, POD_NAMESPACE, parse_context
+from csi_driver.store_secrets import StoreSecrets
+from csi_driver.volumes import EPHEMERAL, POD_NAMESPACE, VolumeSpec, parse_context
 from csi_driver.wire import csi_pb2 as csi
 from datacache.settings import Settings
 
@@ -53,8 +54,9 @@ class NodeService:
         folder = settings.home / "csi"
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.records = Records(folder)
-        self._mounts = SharedMounts(settings, self.records, folder)
-        self.preparation = Preparation(settings, self.records, self._mounts, rules or BucketRules())
+        secrets = StoreSecrets(settings)
+        self._mounts = SharedMounts(settings, self.records, secrets, folder)
+        self.preparation = Preparation(settings, self.records, self._mounts, secrets, rules or BucketRules())
         self.mender = Mender(self.records, self._mounts, self.preparation)
 
     def start(self) -> None:
@@ -146,6 +148,7 @@ class NodeService:
             staging = _path(request.staging_target_path, "staging_target_path", missing=_precondition)
             if record is None or record.staging != staging:
                 raise _precondition(f"volume {volume_id!r} is not staged at {staging}")
+            _check_published(record, spec)
             _check_group(request.volume_capability, options, record)
             self._check_target(record, target, single=is_single_writer(request.volume_capability))
             self.preparation.mount(record)
@@ -163,10 +166,16 @@ class NodeService:
         volume_id = request.volume_id
         if before is not None and before.used:
             record = before
+            asked = parse_context(request.volume_context)
+            if (asked.dataset or asked.bucket) not in (before.spec.asked, before.spec.dataset, before.spec.bucket):
+                raise RequestError(
+                    grpc.StatusCode.ALREADY_EXISTS, f"volume {volume_id!r} is published already, and is another one"
+                )
             self._check_target(record, target, single=True)
         else:
             spec = replace(parse_context(request.volume_context), namespace="", asked="", credentials="", quota_bytes=0)
-            spec = self.preparation.resolved(volume_id, spec, inline=True)
+            namespace = request.volume_context.get(POD_NAMESPACE, "")
+            spec = self.preparation.resolved(volume_id, spec, inline=True, namespace=namespace)
             record = NodeVolume(
                 volume_id=volume_id,
                 context=spec.context(),
@@ -312,6 +321,17 @@ def _check_same(before: NodeVolume, now: NodeVolume) -> None:
                 grpc.StatusCode.ALREADY_EXISTS,
                 f"volume {now.volume_id!r} is staged already, and not with this volume_capability and volume_context",
             )
+
+
+def _check_published(record: NodeVolume, spec: VolumeSpec) -> None:
+    """That a volume is what is staged under its id: two PVs may have one id, and a kubelet stages it once."""
+    staged = record.spec
+    if spec.dataset and spec.dataset == staged.asked:
+        spec = spec.resolved(staged.dataset)
+    if spec != staged:
+        raise _precondition(
+            f"volume {record.volume_id!r} is staged with other attributes: another PV has its volumeHandle"
+        )
 
 
 def _check_group(capability: csi.VolumeCapability, options: MountOptions, record: NodeVolume) -> None:

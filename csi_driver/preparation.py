@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -18,18 +19,18 @@ from dataclasses import replace
 
 import grpc
 
-from csi_driver import volume_records
+from csi_driver import binds, volume_records
 from csi_driver.annotations import BucketRules
 from csi_driver.capabilities import MountOptions
 from csi_driver.mounts import SharedMounts
 from csi_driver.records import NodeVolume, Records, SharedMount
+from csi_driver.resolve import find_snapshot
 from csi_driver.status import RequestError
 from csi_driver.store_secrets import StoreSecrets
 from csi_driver.volumes import VolumeSpec
 from datacache.api import open_catalog
 from datacache.catalog.access import access_of, check_access
 from datacache.catalog.base import Catalog
-from datacache.catalog.refs import resolve
 from datacache.core.errors import AccessDeniedError, CatalogUnavailableError, DaemonError, DatacacheError
 from datacache.daemon.client import DaemonClient
 from datacache.manifest.reader import Manifest
@@ -44,6 +45,8 @@ FLUSH_S = 20.0
 """How long the end of a bucket's last volume waits for uploads before the kubelet has to ask again."""
 _WARM_S = 100.0
 """How long one call waits for a warm-up: a kubelet gives up after 2 minutes, and asks again."""
+_WAITING = 24
+"""How many calls wait for warm-ups at a time, so that the others find a thread; see `server.THREADS`."""
 _MARGIN_S = 5.0
 _ASK_AGAIN_S = 0.2
 
@@ -57,30 +60,38 @@ class NotYetError(RequestError):
 class Preparation:
     """The volumes of one home."""
 
-    def __init__(self, settings: Settings, records: Records, mounts: SharedMounts, rules: BucketRules) -> None:
+    def __init__(
+        self, settings: Settings, records: Records, mounts: SharedMounts, secrets: StoreSecrets, rules: BucketRules
+    ) -> None:
         self._settings, self._records, self._mounts, self._rules = settings, records, mounts, rules
-        self._secrets = StoreSecrets(settings)
+        self._secrets = secrets
+        self._waiting = threading.BoundedSemaphore(_WAITING)
         self.flush_s = FLUSH_S
 
     # --- what it is, and who may have it ------------------------------------------------------------------------
 
-    def resolved(self, volume_id: str, spec: VolumeSpec, *, inline: bool) -> VolumeSpec:
+    def resolved(self, volume_id: str, spec: VolumeSpec, *, inline: bool, namespace: str = "") -> VolumeSpec:
         """The volume with its snapshot's id. A reference that can move is resolved once: for an inline volume by its
-        node, for a static one by the first node of all, which writes it down in the catalog."""
+        node, for a static one by the first node of all, which writes it down in the catalog. `namespace`: who reads
+        what is said where there is none."""
         if spec.bucket or _WHOLE_ID.fullmatch(spec.ref.version):
             return spec
         with closing(open_catalog(self._settings)) as catalog:
             if inline:
-                return _resolved_now(catalog, spec)
+                return self._resolved_now(catalog, spec, namespace)
             while True:
                 text = catalog.document(_STATIC, volume_id)
                 known = json.loads(text) if text is not None else {}
                 if known.get("asked") == spec.dataset:
                     return spec.resolved(known["dataset"])
-                now = _resolved_now(catalog, spec)
+                now = self._resolved_now(catalog, spec, namespace)
                 text_now = json.dumps({"asked": spec.dataset, "dataset": now.dataset})
                 if catalog.set_document(_STATIC, volume_id, text_now, old=text):
                     return now
+
+    def _resolved_now(self, catalog: Catalog, spec: VolumeSpec, namespace: str) -> VolumeSpec:
+        record = find_snapshot(catalog, spec.ref, namespace, default=self._settings.access)
+        return spec.resolved(f"{record.dataset}@{record.id}")
 
     def check_namespace(self, spec: VolumeSpec, namespace: str, *, inline: bool, secrets: Mapping[str, str]) -> None:
         """PERMISSION_DENIED unless pods of a namespace ('': not known) may have the volume. If the catalog is away,
@@ -128,7 +139,7 @@ class Preparation:
 
     def mount(self, record: NodeVolume) -> bool:
         """The shared mount, with the quota of those that use it; whether it was not there."""
-        self._check_others(record)
+        self._check_others(record, {})
         return self._mounts.ensure(record.mount, quota_bytes=self._quota_of(record.mount))
 
     def quota_of(self, volume_id: str, spec: VolumeSpec) -> int:
@@ -153,10 +164,12 @@ class Preparation:
         quotas = [record.quota_bytes for record in self._records.all() if record.used and record.mount == mount]
         return max(quotas, default=0) if all(quotas) else 0
 
-    def _check_others(self, record: NodeVolume) -> None:
-        """One staging area has one mount: what is mounted already decides how."""
+    def _check_others(self, record: NodeVolume, secrets: Mapping[str, str]) -> None:
+        """One staging area has one mount: what is mounted already decides how, and with whose credentials."""
         for other in self._records.all() if record.mount.bucket else ():
-            if other.used and other.mount.source == record.mount.source and other.mount != record.mount:
+            if other.volume_id == record.volume_id or other.mount.source != record.mount.source:
+                continue
+            if other.used and other.mount != record.mount:
                 ours, theirs = record.mount.options, other.mount.options
                 if ours["staging"] == theirs["staging"]:
                     different = ", ".join(f"{name}={theirs[name]}" for name in ours if ours[name] != theirs[name])
@@ -165,6 +178,13 @@ class Preparation:
                         f"{record.mount.source} is mounted on this node for {other.volume_id!r} with {different}; "
                         "volumes of the same bucket prefix need the same mount options and fsGroup on a node",
                     )
+            # One that is no longer used, too, has what it wrote in the staging area until it is uploaded.
+            elif other.mount == record.mount and not self._secrets.check_shared(record, other, secrets):
+                raise RequestError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"{record.mount.source} is mounted on this node for another volume with other credentials; volumes "
+                    "of different namespaces can only share a bucket prefix on a node with the same ones",
+                )
 
     def _take_secrets(self, record: NodeVolume, secrets: Mapping[str, str]) -> NodeVolume:
         spec = record.spec
@@ -180,12 +200,23 @@ class Preparation:
         if not secrets:
             return record
         if spec.bucket:
-            taken = self._secrets.take_for_bucket(record.volume_id, spec.bucket, secrets, inline=record.inline)
-        else:
-            with closing(open_catalog(self._settings)) as catalog:
-                manifest = Manifest.open(spec.ref.version, catalog.get_blobs)
-                taken = self._secrets.take_for_snapshot(record.volume_id, manifest, secrets, inline=record.inline)
+            if not takes_credentials(split_url(spec.bucket)[0]) or (not record.credentials and self._is_shown(record)):
+                return record
+            # First the record, then the look at the others': of two at a time at least one sees the other.
+            record = self._put(replace(record, credentials=True))
+            self._check_others(record, secrets)
+            self._secrets.take_for_bucket(record, secrets)
+            return record
+        with closing(open_catalog(self._settings)) as catalog:
+            manifest = Manifest.open(spec.ref.version, catalog.get_blobs)
+            taken = self._secrets.take_for_snapshot(record, manifest, secrets)
         return self._put(replace(record, credentials=taken))
+
+    @staticmethod
+    def _is_shown(record: NodeVolume) -> bool:
+        """Whether it is mounted somewhere, with the credentials that it has."""
+        paths = (record.staging, *(target.path for target in record.targets))
+        return any(path and binds.top_at(path) is not None for path in paths)
 
     def _pin(self, record: NodeVolume) -> NodeVolume:
         spec = record.spec
@@ -213,7 +244,17 @@ class Preparation:
                 raise
             _log.warning("%s is not warmed: %s", spec.dataset, exc)
             return
-        while spec.warm == "wait":
+        if spec.warm == "wait":
+            waits = self._waiting.acquire(blocking=False)
+            try:
+                self._wait_until_warm(client, spec, id, end if waits else 0.0)
+            finally:
+                if waits:
+                    self._waiting.release()
+
+    @staticmethod
+    def _wait_until_warm(client: DaemonClient, spec: VolumeSpec, id: str, end: float) -> None:
+        while True:
             job = client.job(id)
             if job["state"] == "failed":
                 raise RequestError(
@@ -249,7 +290,7 @@ class Preparation:
             except DaemonError as exc:  # the record stays: it is tried again
                 _log.warning("%s stays pinned for now: %s", record.spec.dataset, exc)
                 return
-        self._secrets.drop(record.volume_id)
+        self._secrets.drop(record)
         self._records.remove(record.volume_id)
 
     def forget_strays(self) -> None:
@@ -274,11 +315,6 @@ def shared_mount(spec: VolumeSpec, options: MountOptions) -> SharedMount:
     if spec.bucket:
         return SharedMount(source=spec.bucket, bucket=True, options=options.of_mount())
     return SharedMount(source=spec.dataset, bucket=False)
-
-
-def _resolved_now(catalog: Catalog, spec: VolumeSpec) -> VolumeSpec:
-    record = resolve(catalog, spec.ref)
-    return spec.resolved(f"{record.dataset}@{record.id}")
 
 
 def _denied(words: str) -> RequestError:

@@ -26,6 +26,7 @@ import grpc
 
 from csi_driver.status import RequestError
 from csi_driver.volumes import VolumeSpec, parse_context
+from datacache.core.disk import sync_folder
 
 _ASK_AGAIN_S = 0.02
 _log = logging.getLogger("csi_driver")
@@ -134,6 +135,7 @@ class Records:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
+        sync_folder(path.parent)
 
     def remove(self, volume_id: str) -> None:
         """Forget a volume."""
@@ -204,14 +206,19 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def _read(path: Path) -> NodeVolume | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        values["mount"] = SharedMount(**values["mount"])
-        values["targets"] = tuple(Target(**target) for target in values["targets"])
-        return NodeVolume(**values)
+        values["mount"] = SharedMount(**_known(SharedMount, values["mount"]))
+        values["targets"] = tuple(Target(**_known(Target, target)) for target in values["targets"])
+        return NodeVolume(**_known(NodeVolume, values))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as exc:
         _log.warning("the record %s cannot be read: %s", path, exc)
         return None
+
+
+def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Without what a newer driver has added: a volume of its can be taken away by this one."""
+    return {name: value for name, value in values.items() if name in kind.__dataclass_fields__}
 
 
 def _hash(text: str) -> str:

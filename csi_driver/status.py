@@ -45,7 +45,10 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     if isinstance(error, RequestError):
         return error.code, error.message
     if isinstance(error, errors.DatacacheError):
-        code = next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+        kind_of_mount = getattr(errors, error.kind, None) if isinstance(error, errors.MountError) else None
+        # What the mount's process ended with.
+        raised = kind_of_mount if isinstance(kind_of_mount, type) else type(error)
+        code = next((code for kind, code in _CODES if issubclass(raised, kind)), grpc.StatusCode.INTERNAL)
         return code, f"{error.message}. {error.hint}".removesuffix(". ") if error.hint else error.message
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)

@@ -1,25 +1,28 @@
 """The store credentials that a volume brings along in a Kubernetes Secret: tried out, then kept where the stores look.
 
-Used by `preparation`. They are written to `CredentialFiles` and nowhere else; no error and no log says any of them. Any
-thread.
+Used by `preparation` and `mounts`. They are written to `CredentialFiles` and nowhere else; no error and no log says any
+of them. Any thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import grpc
 
+from csi_driver.records import NodeVolume, SharedMount
 from csi_driver.status import RequestError, invalid
 from datacache.core.errors import ObjectNotFoundError, StoreAccessError, StoreUnavailableError
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings, StoreOptions
 from datacache.store.credentials import CredentialFiles, StoreCredentials, parse_credentials, takes_credentials
 from datacache.store.open import open_backend
-from datacache.store.s3_access import store_options
+from datacache.store.s3_access import endpoint_of, store_options
 from datacache.store.urls import split_url
 
 _OWNER = "csi-volume "
@@ -29,27 +32,59 @@ _LOOKED_AT = 1000
 
 
 class StoreSecrets:
-    """The credentials of one home's volumes."""
+    """The credentials of one home's volumes.
+
+    Those of data sets lie where all stores look, as the daemon reads a snapshot for everybody who may have it. Those of
+    buckets lie in a folder of their mount, `<credentials>/<key>/`: nobody else's requests are made with them, and the
+    mount's with nobody else's.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._files = CredentialFiles(settings.credentials_dir)
 
-    def take_for_bucket(self, volume_id: str, url: str, secrets: Mapping[str, str], *, inline: bool) -> bool:
-        """Keep a volume's credentials for a bucket. UNAUTHENTICATED if the store refuses them, UNAVAILABLE if it cannot
-        be asked. Whether there are any."""
-        store_url, prefix = split_url(url)
-        if not secrets or not takes_credentials(store_url):
+    def folder(self, mount: SharedMount) -> Path:
+        """Where the credentials of a bucket's mount are, if volumes brought any."""
+        return self._settings.credentials_dir / mount.key
+
+    def has_any(self, mount: SharedMount) -> bool:
+        """Whether a bucket's mount has credentials that volumes brought along."""
+        return bool(self._of(mount).owners())
+
+    def check_shared(self, record: NodeVolume, other: NodeVolume, secrets: Mapping[str, str]) -> bool:
+        """Whether two volumes of a bucket's mount may share it: nobody is to get by it what only the other one's
+        credentials open. Those of one namespace trust each other; so do those that an administrator wrote."""
+        if not (record.credentials or other.credentials):
+            return True
+        if record.credentials != other.credentials:
             return False
-        credentials = self._parse(volume_id, store_url, secrets, inline=inline)
+        if not (record.inline or other.inline) and record.spec.namespace == other.spec.namespace:
+            return True
+        there = {each.owner: each for each in self._of(record.mount).for_store(split_url(record.spec.bucket)[0])}
+        ours, theirs = there.get(_owner(record.volume_id)), there.get(_owner(other.volume_id))
+        if ours is not None:
+            return True  # it was looked at when they came; they may have been renewed since
+        return theirs is not None and bool(secrets) and replace(theirs, owner="") == parse_credentials("", secrets)
+
+    def take_for_bucket(self, record: NodeVolume, secrets: Mapping[str, str]) -> None:
+        """Keep a volume's credentials for its bucket. UNAUTHENTICATED if the store refuses them, UNAVAILABLE if it
+        cannot be asked."""
+        store_url, prefix = split_url(record.spec.bucket)
+        files = self._of(record.mount)
+        credentials = self._parse(files, record, store_url, secrets)
+        options = self._here(store_url)
+        if options.access_key_id or options.profile or options.anonymous:
+            raise RequestError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the node's configuration has credentials for {store_url} (stores.{options.name}), and a Secret does "
+                "not take their place",
+            )
         with closing(open_backend(store_url, self._with(store_url, credentials))) as store:
             next(iter(store.list(prefix)), None)
-        self._files.put(_owner(volume_id), store_url, secrets)
-        return True
+        self._settings.credentials_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.put(credentials.owner, store_url, secrets)
 
-    def take_for_snapshot(
-        self, volume_id: str, manifest: Manifest, secrets: Mapping[str, str], *, inline: bool
-    ) -> bool:
+    def take_for_snapshot(self, record: NodeVolume, manifest: Manifest, secrets: Mapping[str, str]) -> bool:
         """Keep a volume's credentials for the stores that a snapshot is read from, those that accept them.
         UNAUTHENTICATED if none does. Whether there are any."""
         stores = sorted({source.store for source in manifest.root.sources if takes_credentials(source.store)})
@@ -57,48 +92,75 @@ class StoreSecrets:
             return False
         refused: list[StoreAccessError] = []
         for store_url in stores:
-            credentials = self._parse(volume_id, store_url, secrets, inline=inline)
+            credentials = self._parse(self._files, record, store_url, secrets)
+            given, here = credentials.endpoint_url, endpoint_of(store_url, self._settings, brought=False)
+            if given and given.rstrip("/").lower() != here:
+                # All pods of the node read what the daemon fetches: a server of somebody's own would serve them all.
+                raise RequestError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"the Secret names the endpoint {given} for {store_url}, and the node's is {here or 'Amazon'}: "
+                    "data sets are read from the node's. Leave it out, and set AWS_ENDPOINT_URL of the node",
+                )
             try:
                 self._try_on(manifest, store_url, credentials)
             except StoreAccessError as exc:
                 refused.append(exc)
             else:
-                self._files.put(_owner(volume_id), store_url, secrets)
+                self._files.put(credentials.owner, store_url, secrets)
         if len(refused) == len(stores):
             raise refused[0]
         return True
 
-    def drop(self, volume_id: str) -> None:
+    def drop(self, record: NodeVolume) -> None:
         """Forget a volume's credentials."""
-        self._files.drop(_owner(volume_id))
+        self._files.drop(_owner(record.volume_id))
+        if record.mount.bucket:
+            self._drop_in(self.folder(record.mount), _owner(record.volume_id))
 
     def keep_only(self, volume_ids: Collection[str]) -> None:
         """Forget those of all other volumes."""
         kept = {_owner(volume_id) for volume_id in volume_ids}
-        for owner in self._files.owners():
-            if owner.startswith(_OWNER) and owner not in kept:
-                self._files.drop(owner)
+        folders = [path for path in self._files.folder.glob("*") if path.is_dir()]
+        for folder in (self._files.folder, *folders):
+            for owner in CredentialFiles(folder).owners():
+                if owner.startswith(_OWNER) and owner not in kept:
+                    self._drop_in(folder, owner)
 
-    def _parse(self, volume_id: str, store_url: str, secrets: Mapping[str, str], *, inline: bool) -> StoreCredentials:
-        credentials = parse_credentials(_owner(volume_id), secrets)
-        # Every reader of a node reaches a store in one way. Nobody may lead the others to a server of his own.
-        if inline and credentials.endpoint_url:
+    def _drop_in(self, folder: Path, owner: str) -> None:
+        CredentialFiles(folder).drop(owner)
+        if folder != self._files.folder:
+            with contextlib.suppress(OSError):  # there are others', or it is gone
+                folder.rmdir()
+
+    def _of(self, mount: SharedMount) -> CredentialFiles:
+        return CredentialFiles(self.folder(mount))
+
+    def _here(self, store_url: str) -> StoreOptions:
+        return store_options(store_url, self._settings) or StoreOptions(name="", url=store_url)
+
+    def _parse(
+        self, files: CredentialFiles, record: NodeVolume, store_url: str, secrets: Mapping[str, str]
+    ) -> StoreCredentials:
+        credentials = parse_credentials(_owner(record.volume_id), secrets)
+        given, here = credentials.endpoint_url, self._here(store_url).endpoint_url
+        if record.inline and given:
             raise invalid("the Secret of an inline volume cannot name an endpoint: it is the node's")
-        for other in self._files.for_store(store_url):
-            if other.owner != credentials.owner and other.endpoint_url != credentials.endpoint_url:
-                raise RequestError(
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    f"the Secret names another endpoint for {store_url} than that of another volume on this node",
-                )
+        others = [each for each in files.for_store(store_url) if each.owner != credentials.owner]
+        if (given and here and given != here) or any(other.endpoint_url != given for other in others):
+            whose = "the node's configuration" if given and here and given != here else "another volume on this node"
+            raise RequestError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the Secret names another endpoint for {store_url} than {whose}",
+            )
         return credentials
 
     def _with(self, store_url: str, credentials: StoreCredentials) -> Settings:
-        here = store_options(store_url, self._settings) or StoreOptions(name="", url=store_url)
+        here = self._here(store_url)
         options = replace(
             here,
             url=store_url,
-            endpoint_url=credentials.endpoint_url or here.endpoint_url,
-            region=credentials.region or here.region,
+            endpoint_url=here.endpoint_url or credentials.endpoint_url,  # as those who read do it
+            region=here.region or credentials.region,
             profile="",
             anonymous=False,
             access_key_id=credentials.access_key_id,

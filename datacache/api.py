@@ -105,6 +105,7 @@ def open_bucket(
     upload_every_s: float = 30.0,
     quota_bytes: int = 0,
     keep_quota: bool = False,
+    direct: bool = False,
 ) -> LiveBucket:
     """A live bucket prefix, read and written through its staging area, which is this process's until `close`.
 
@@ -112,7 +113,8 @@ def open_bucket(
     `ack="uploaded"` a write is acknowledged when it is in the bucket, with `"staged"` when it is durable in the staging
     area. Listings are used for `ttl_s`; files that stay open are uploaded every `upload_every_s`. There may be
     `quota_bytes` under the prefix (0: no quota; with `keep_quota` what was set last in this staging area goes before).
-    Nothing is asked of the store yet, unless there is a quota. `StagingBusyError` where another mount has the area,
+    Nothing is asked of the store yet, unless there is a quota. `direct`: objects are read from the store and never from
+    the node's cache, whose credentials are others'. `StagingBusyError` where another mount has the area,
     `StagingError`, `UsageError`.
     """
     import socket
@@ -152,7 +154,14 @@ def open_bucket(
     quota = Quota(engine, ttl_s=ttl_s, quota_bytes=quota_bytes, keep=keep_quota)
     uploader = Uploader(engine, upload_every_s=upload_every_s, away_wait_s=settings.staging_wait_s)
     uploader.start()
-    blocks = NodeBlocks(settings, DaemonClient(settings), lambda _ids: {}, dataset=f"{store_url}/{prefix}", snapshot="")
+    blocks = NodeBlocks(
+        settings,
+        DaemonClient(settings),
+        lambda _ids: {},
+        dataset=f"{store_url}/{prefix}",
+        snapshot="",
+        direct=direct,
+    )
     return LiveBucket(
         engine,
         uploader,

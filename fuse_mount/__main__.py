@@ -56,7 +56,7 @@ def main() -> int:
         return _run(arguments)
     except DatacacheError as exc:
         logging.getLogger("fuse_mount").error("%s", exc)
-        _say(arguments.ready_fd, {"error": exc.message, "hint": exc.hint})
+        _say(arguments.ready_fd, process.word_of(exc))
         return 1
     except Exception as exc:
         logging.getLogger("fuse_mount").exception("the mount process failed")

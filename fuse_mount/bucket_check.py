@@ -54,7 +54,7 @@ def open_live(config: BucketConfig, settings: Settings, *, restarted: bool = Fal
     from datacache import api
 
     options: dict[str, Any] = {"ack": config.ack, "ttl_s": config.ttl_s, "upload_every_s": config.upload_every_s}
-    options |= {"quota_bytes": config.quota_bytes, "keep_quota": restarted}
+    options |= {"quota_bytes": config.quota_bytes, "keep_quota": restarted, "direct": config.direct}
     return api.open_bucket(config.url, settings, who=config.mountpoint, **options)
 
 

@@ -40,6 +40,10 @@ class BucketConfig:
     quota_bytes: int = 0
     """How much there may be under the prefix when it is mounted (0: no quota); `set_quota` says something else later.
     A server that follows another one keeps what was set last."""
+    credentials: str = ""
+    """The folder of the only store credentials that it may use beside this process's own; '' for the settings'."""
+    direct: bool = False
+    """Read past the node's cache, which has other credentials than this mount."""
     stop_flush_s: float = 20.0
     """How long a server that is told to end (SIGTERM, Ctrl-C, an unmount by hand) still uploads."""
 

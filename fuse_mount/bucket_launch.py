@@ -44,14 +44,18 @@ def mount_bucket(
     umask: int = 0o022,
     allow_other: bool | None = None,
     quota_bytes: int = 0,
+    credentials: Path | None = None,
+    direct: bool = False,
     foreground: bool = False,
 ) -> BucketInfo:
     """Mount a bucket prefix read-write on an empty directory and return when it can be used.
 
     What has no owner and mode of its own in the bucket belongs to `uid` and `gid` (default: the caller's) with the
     modes 0666 and 0777 less `umask`; where that lets the group write, such folders hand their group on. Beyond
-    `quota_bytes` (0: none) nothing can be written. The mount outlives the caller and its own server's death. A dead
-    mount at the place is replaced. Raises `MountError`, also for what staging or store refuse; nothing is mounted then.
+    `quota_bytes` (0: none) nothing can be written. Store credentials are looked for in the folder `credentials` instead
+    of the settings'; with `direct` objects are read past the daemon, which has others. The mount outlives the caller
+    and its own server's death. A dead mount at the place is replaced. Raises `MountError`, also for what staging or
+    store refuse; nothing is mounted then.
     """
     if ack not in ACKS:
         raise UsageError(f"{ack!r} is no way to acknowledge", hint=f"There are {' and '.join(ACKS)}.")
@@ -86,6 +90,8 @@ def mount_bucket(
         umask=umask,
         allow_other=os.geteuid() == 0 if allow_other is None else allow_other,
         quota_bytes=_checked_quota(quota_bytes),
+        credentials=str(credentials or ""),
+        direct=direct,
     )
     daemon = DaemonClient(settings)
     with contextlib.suppress(DaemonError):  # reads go past it then

@@ -144,6 +144,8 @@ class BucketServer:
         settings = load_settings()
         if config.staging:
             settings = replace(settings, staging=Path(config.staging))
+        if config.credentials:  # a daemon that was started from here would have them, too
+            settings = replace(settings, credentials=Path(config.credentials), daemon="external")
         before = written_before(settings, config.url)
         self._live = open_live(config, settings, restarted=self._restarts > 0)
         try:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from datacache.core.errors import MountError
+from datacache.core.errors import DatacacheError, MountError
 from fuse_mount.control import receive, reply
 from fuse_mount.state import FilesOfMount
 
@@ -155,9 +155,17 @@ def parse_word(text: bytes, files: FilesOfMount) -> dict[str, Any]:
     return _word(word)
 
 
+def word_of(error: DatacacheError) -> dict[str, Any]:
+    """What a process says that ends with an error."""
+    kind = (error.kind if isinstance(error, MountError) else "") or type(error).__name__
+    return {"error": error.message, "hint": error.hint, "type": kind}
+
+
 def _word(word: dict[str, Any]) -> dict[str, Any]:
     if "error" in word:
-        raise MountError(word["error"], hint=word.get("hint", ""))
+        error = MountError(word["error"], hint=word.get("hint", ""))
+        error.kind = word.get("type", "")
+        raise error
     found: dict[str, Any] = word["ok"]
     return found
 

@@ -2,7 +2,7 @@
 
 Names and tags are letters, digits, '.', '_' and '-', starting with a letter or digit; a name may also have
 '/' between parts. An id may be shortened to its first 6 or more hex digits as long as it is the only one. A
-tag goes before an id.
+tag goes before an id that is shortened.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ LATEST = "latest"
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _NAME = re.compile(rf"{_PART}(/{_PART})*")
 _TAG = re.compile(_PART)
+_WHOLE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Ref(NamedTuple):
@@ -63,6 +64,8 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
         known = ", ".join(d.name for d in catalog.datasets()[:10])
         hint = f"There are: {known}." if known else "Make one: dsctl snapshot create NAME --from URL"
         raise SnapshotNotFoundError(f"there is no dataset {ref.dataset!r}", ref=str(ref), hint=hint)
+    if _WHOLE_ID.fullmatch(ref.version) and (record := catalog.snapshot(ref.dataset, ref.version)) is not None:
+        return record  # whatever tag somebody gives this name: an id is the same snapshot for ever
     id = dataset.latest if ref.version == LATEST else dataset.tags.get(ref.version)
     if id is not None:
         record = catalog.snapshot(ref.dataset, id)

@@ -212,6 +212,9 @@ class DaemonUnavailableError(DaemonError, ConnectionError):
 class MountError(DatacacheError, OSError):
     """A mount, unmount or hand-over failed."""
 
+    kind = ""
+    """The class of the error that the mount's process ended with, where it was one of these."""
+
 
 # --- the write path ------------------------------------------------------------------------------------------------
 

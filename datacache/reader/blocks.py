@@ -62,9 +62,18 @@ class NodeBlocks:
     """The blocks of one data set's snapshot, as any process of a node reads them."""
 
     def __init__(
-        self, settings: Settings, client: DaemonClient, load_blobs: LoadBlobs, *, dataset: str, snapshot: str
+        self,
+        settings: Settings,
+        client: DaemonClient,
+        load_blobs: LoadBlobs,
+        *,
+        dataset: str,
+        snapshot: str,
+        direct: bool = False,
     ) -> None:
-        self._bypass = settings.bypass_local
+        """`direct`: every read asks the store, with the credentials of `settings`."""
+        self._direct = direct
+        self._bypass = settings.bypass_local or direct
         self._client = client
         self._dataset, self._snapshot = dataset, snapshot
         self._local = LocalBlocks(settings.home, settings.ram_dir)
@@ -119,7 +128,7 @@ class NodeBlocks:
         view = self.view_here(block, start, stop)
         if view is not None:
             return view
-        if ref.store.startswith("memory://"):  # only this process has it
+        if self._direct or ref.store.startswith("memory://"):  # only this process has it
             return self._read_direct(ref, number, start, stop)
         broken = False
         if not self._bypass and self._local.has(block):

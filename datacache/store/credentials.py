@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ _NAMES = {
     "aws_default_region": "region",
 }
 _KNOWN = "access_key_id, secret_access_key, session_token, endpoint_url, region (or their AWS_… names)"
+_REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _TEMPORARY = ".new-"
 _LEFT_BEHIND_S = 60.0
 """A file under such a name that is older was left by a writer that was killed."""
@@ -78,6 +80,8 @@ def parse_credentials(owner: str, values: Mapping[str, str]) -> StoreCredentials
     for name in ("access_key_id", "secret_access_key"):
         if name not in found:
             raise UsageError(f"the store credentials have no {name}", hint=f"Known keys: {_KNOWN}.")
+    if not _REGION.fullmatch(found.get("region", "us-east-1")):  # it becomes a part of Amazon's host name
+        raise UsageError("the region of the store credentials is no region", hint="It is like eu-central-1.")
     endpoint = found.get("endpoint_url", "https://")
     if not endpoint.startswith(("http://", "https://")) or "@" in endpoint:
         raise UsageError("the endpoint_url of the store credentials is no URL", hint="Write http://HOST:PORT.")

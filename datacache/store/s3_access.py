@@ -154,14 +154,15 @@ def resolve_access(store_url: str, settings: Settings) -> list[S3Access]:
     return [_resolve(store_url, way, settings) for way in ways]
 
 
-def endpoint_of(store_url: str, settings: Settings) -> str:
-    """Where a bucket is, without its credentials: the endpoint's URL; '' for Amazon's, where names are unique."""
+def endpoint_of(store_url: str, settings: Settings, *, brought: bool = True) -> str:
+    """Where a bucket is, without its credentials: the endpoint's URL; '' for Amazon's, where names are unique. Without
+    `brought` what volumes brought along does not count: where this node has it."""
     import botocore.session
     from botocore.exceptions import BotoCoreError
 
     options = store_options(store_url, settings) or StoreOptions(name="", url=store_url)
     found = [options.endpoint_url]
-    if not (options.access_key_id or options.profile or options.anonymous):
+    if brought and not (options.access_key_id or options.profile or options.anonymous):
         found += [each.endpoint_url for each in CredentialFiles(settings.credentials_dir).for_store(store_url)]
     found += [os.environ.get("AWS_ENDPOINT_URL_S3", ""), os.environ.get("AWS_ENDPOINT_URL", "")]
     if not any(found):

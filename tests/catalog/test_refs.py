@@ -84,6 +84,13 @@ def test_a_tag_goes_before_an_id_of_the_same_digits(catalog: SqliteCatalog) -> N
     assert resolve(catalog, "mask@abcdef") == second
 
 
+def test_a_whole_id_is_that_snapshot_whatever_is_tagged_with_it(catalog: SqliteCatalog) -> None:
+    first, second = record("abcdef" + "0" * 26), record("123456" + "0" * 26)
+    catalog.commit(first)
+    catalog.commit(second, tags=[first.id])
+    assert resolve(catalog, f"mask@{first.id}") == first
+
+
 def test_an_ambiguous_or_too_short_id_is_not_guessed(catalog: SqliteCatalog) -> None:
     catalog.commit(record("abcdef0" + "0" * 25))
     catalog.commit(record("abcdef1" + "0" * 25))

@@ -91,6 +91,8 @@ def test_a_misspelt_annotation_is_named_with_the_nearest(key: str, words: str) -
         ([], "s3://lab/x", False),
         (["*"], "s3://lab/x", True),
         (["*"], "file:///etc", False),
+        (["*"], "local://etc/x", False),
+        (["*"], "reference://etc/x", False),
         (["file:///srv"], "file:///srv/x", True),
         (["file:///srv"], "file:///srv/../etc", False),
         (["s3://lab"], "s3://lab/x", True),

@@ -302,6 +302,11 @@ def test_a_pod_of_a_namespace_that_is_not_allowed_gets_nothing(
     assert kubelet.code("NodePublishVolume", kubelet.publish_request("i", inline, inline=True))[0] == (
         "PERMISSION_DENIED"
     )
+    unknown = {"dataset": "masks@v1", name: "other"}
+    code, words = kubelet.code("NodePublishVolume", kubelet.publish_request("i", unknown, inline=True))
+    assert code == "INVALID_ARGUMENT"
+    assert "mask@" not in words.replace("masks", "")
+    assert "mask " not in f"{words} ".replace("masks", "")
 
 
 def test_a_volume_that_was_provisioned_for_one_namespace_is_of_no_use_in_another(
@@ -424,6 +429,7 @@ def test_wrong_requests_get_the_codes_that_the_specification_asks_for(
         ("NodePublishVolume", csi.NodePublishVolumeRequest(volume_id="a"), "INVALID_ARGUMENT target_path"),
         ("NodePublishVolume", publish("a", data, volume_capability=None), "INVALID_ARGUMENT volume_capability"),
         ("NodePublishVolume", publish("a", data), "FAILED_PRECONDITION not staged"),
+        ("NodePublishVolume", publish("staged", {"dataset": "mask@v2"}), "FAILED_PRECONDITION volumeHandle"),
         ("NodePublishVolume", publish("staged", data, staging_target_path=""), "FAILED_PRECONDITION staging"),
         ("NodePublishVolume", publish("used", files, "p2", volume_capability=single), "FAILED_PRECONDITION single"),
         ("NodeUnpublishVolume", csi.NodeUnpublishVolumeRequest(), "INVALID_ARGUMENT volume_id"),

@@ -1,0 +1,107 @@
+"""Whose credentials open what: of volumes that bring store credentials along in a Secret."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fuse_mount
+from csi_driver.node import NodeService
+from csi_driver.status import status_of
+from datacache.api import create_snapshot
+from datacache.core.errors import MountError
+from datacache.settings import Settings, StoreOptions, load_settings
+from datacache.store.credentials import CredentialFiles
+from tests.csi_driver.kubelet import Kubelet, needs_root
+from tests.servers import RcloneS3
+
+pytestmark = needs_root
+
+
+@pytest.fixture
+def service(settings: Settings) -> Iterator[NodeService]:
+    service = NodeService(settings, "node-1")
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def kubelet(service: NodeService, tmp_path: Path) -> Kubelet:
+    return Kubelet(service, tmp_path / "kubelet")
+
+
+@pytest.fixture
+def bucket(rclone_s3: RcloneS3) -> str:
+    name = f"secrets-{os.urandom(6).hex()}"
+    rclone_s3.make_bucket(name)
+    return name
+
+
+def secret_of(server: RcloneS3, **more: str) -> dict[str, str]:
+    keys = {"access_key_id": server.access_key, "secret_access_key": server.secret_key}
+    return keys | {"endpoint_url": server.endpoint} | more
+
+
+def test_a_buckets_mount_has_its_own_credentials_and_nobody_else_has_them(
+    rclone_s3: RcloneS3, bucket: str, kubelet: Kubelet, settings: Settings
+) -> None:
+    url = f"s3://{bucket}/out"
+
+    def code(volume: str, namespace: str, secrets: dict[str, str]) -> str:
+        context = {"bucket": url, "namespace": namespace} | ({"credentials": "secret"} if secrets else {})
+        return kubelet.code("NodeStageVolume", kubelet.stage_request(volume, context, secrets=secrets))[0]
+
+    good, other = secret_of(rclone_s3), secret_of(rclone_s3, access_key_id="another")
+    assert code("a", "lab", good) == "OK"
+    assert not CredentialFiles(settings.credentials_dir).owners()
+    (info,) = fuse_mount.list_bucket_mounts(settings)
+    assert info.config.direct
+    assert code("b", "guests", other) == "FAILED_PRECONDITION"
+    assert code("b", "guests", {}) == "FAILED_PRECONDITION"
+    assert code("b", "guests", secret_of(rclone_s3, endpoint_url="http://127.0.0.1:9")) == "FAILED_PRECONDITION"
+    assert code("b", "guests", good) == "OK"
+    assert code("a", "lab", other) == "UNAUTHENTICATED"
+    (kubelet.publish("a", {"bucket": url, "namespace": "lab", "credentials": "secret"}) / "file").write_text("x")
+    kubelet.hide("b")
+    assert (kubelet.target("a") / "file").read_text() == "x"
+    kubelet.hide("a")
+    assert (rclone_s3.root / bucket / "out" / "file").read_text() == "x"
+    assert list(settings.credentials_dir.iterdir()) == []
+
+
+def test_a_secret_does_not_lead_to_the_credentials_of_a_store_of_the_node(
+    rclone_s3: RcloneS3, bucket: str, settings: Settings, tmp_path: Path
+) -> None:
+    keys = {"access_key_id": rclone_s3.access_key, "secret_access_key": rclone_s3.secret_key}
+    store = StoreOptions(name="own", url=f"s3://{bucket}", endpoint_url=rclone_s3.endpoint, **keys)
+    kubelet = Kubelet(NodeService(replace(settings, stores=(store,)), "node-1"), tmp_path / "kubelet")
+    context = {"bucket": f"s3://{bucket}/out", "credentials": "secret"}
+    for secret in (secret_of(rclone_s3), secret_of(rclone_s3, endpoint_url="http://127.0.0.1:9")):
+        code, words = kubelet.code("NodeStageVolume", kubelet.stage_request("v", context, secrets=secret))
+        assert (code, "configuration" in words) == ("FAILED_PRECONDITION", True)
+    assert not fuse_mount.list_bucket_mounts(settings)
+
+
+def test_a_secret_cannot_have_a_data_set_read_from_another_server(
+    rclone_s3: RcloneS3, bucket: str, kubelet: Kubelet, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    (rclone_s3.root / bucket / "a").write_text("x")
+    id = create_snapshot("faces", f"s3://{bucket}", settings=load_settings()).id
+    for more in ({"endpoint_url": "http://127.0.0.1:9"}, {"endpoint_url": "", "region": "x.example/"}):
+        request = kubelet.stage_request("v", {"dataset": f"faces@{id}"}, secrets=secret_of(rclone_s3, **more))
+        code, words = kubelet.code("NodeStageVolume", request)
+        assert code in ("FAILED_PRECONDITION", "INVALID_ARGUMENT"), words
+    assert not CredentialFiles(settings.credentials_dir).owners()
+
+
+def test_what_kept_a_mount_from_starting_has_its_own_code() -> None:
+    error = MountError("no")
+    assert status_of(error)[0].name == "INTERNAL"
+    error.kind = "StoreAccessError"
+    assert status_of(error)[0].name == "UNAUTHENTICATED"
