@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import grpc
 
-from csi_driver import binds, volume_records
+from csi_driver import volume_records
 from csi_driver.annotations import BucketRules
 from csi_driver.capabilities import MountOptions
 from csi_driver.mounts import SharedMounts
@@ -200,8 +200,13 @@ class Preparation:
         if not secrets:
             return record
         if spec.bucket:
-            if not takes_credentials(split_url(spec.bucket)[0]) or (not record.credentials and self._is_shown(record)):
+            if not takes_credentials(split_url(spec.bucket)[0]):
                 return record
+            if self._mounts.device(record.mount) is not None and not self._secrets.has_any(record.mount):
+                raise RequestError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"{spec.bucket} is mounted on this node with the driver's own credentials; this volume has others",
+                )
             # First the record, then the look at the others': of two at a time at least one sees the other.
             record = self._put(replace(record, credentials=True))
             self._check_others(record, secrets)
@@ -211,12 +216,6 @@ class Preparation:
             manifest = Manifest.open(spec.ref.version, catalog.get_blobs)
             taken = self._secrets.take_for_snapshot(record, manifest, secrets)
         return self._put(replace(record, credentials=taken))
-
-    @staticmethod
-    def _is_shown(record: NodeVolume) -> bool:
-        """Whether it is mounted somewhere, with the credentials that it has."""
-        paths = (record.staging, *(target.path for target in record.targets))
-        return any(path and binds.top_at(path) is not None for path in paths)
 
     def _pin(self, record: NodeVolume) -> NodeVolume:
         spec = record.spec
