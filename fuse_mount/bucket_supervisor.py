@@ -124,6 +124,7 @@ class BucketSupervisor:
             arguments,
             {"mountpoint": self._config.mountpoint, "url": self._config.url},
             (),
+            is_mine=lambda: not self._is_replaced(),
         )
         self._serve()
         self._line.release()

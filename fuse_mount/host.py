@@ -7,7 +7,8 @@
   pod before it, in an upgrade), from a supervisor that the keeper had to start, from the keeper itself. Read-write
   mounts cannot move while they are served; those without processes are started again in their place.
 - When all is taken over that can be it makes a file (`--ready-file`): only then may an old host be told to end.
-- The newest host has the socket. An older one leaves everything alone from then on.
+- The newest host has the socket. An older one leaves everything alone from then on, unless that one is gone for good
+  (an upgrade that was taken back): then it listens again.
 - Told to end (SIGTERM), it gives a newer host some time to take over. What is left of its supervisors it ends without
   unmounting: the keeper holds the descriptors, and somebody else goes on. Servers of read-write mounts upload for a
   while and then end with the mount left in its place, dead, for the next one.
@@ -46,6 +47,10 @@ _AT_A_TIME = 4
 """Mounts taken over at a time: each starts processes that import and open a snapshot."""
 _LEAVE_TIMEOUT_S = 25.0
 _LEAVE_RETRY_S = 0.1
+_GONE_S = 6.0
+"""How long nobody listens at the socket until an older host does again: a container of a newer pod starts again."""
+_READY_ANYWAY_S = 120.0
+"""How long a host is not ready because of mounts that others serve and that it cannot take over."""
 _NEWER_TIMEOUT_S = 10.0
 """How long a newer host may take to take over, once this one is told to end."""
 
@@ -63,6 +68,7 @@ class MountHost:
         self.path = settings.mount_host or paths.mount_host_path(settings.home)
         self._listener = listen(self.path)
         self._inode = os.stat(self.path).st_ino
+        self._started = time.monotonic()
         self._ending = threading.Event()
         self._failures: dict[str, tuple[int, float]] = {}
         """By key of a mount that could not be taken over: how often, and when to try again."""
@@ -76,7 +82,7 @@ class MountHost:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _note_signal)
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        self._start_accepting()
         threading.Thread(target=self._look_after, name="look-after", daemon=True).start()
         _log.info("starting mounts of %s on request at %s", self._settings.home, self.path)
         while not self._ending.is_set():
@@ -97,15 +103,17 @@ class MountHost:
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        while not self._ending.is_set():
+    def _start_accepting(self) -> None:
+        threading.Thread(target=self._accept, args=(self._listener,), name="accept", daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while listener is self._listener and not self._ending.is_set():
             try:
-                connection, _ = self._listener.accept()
-            except OSError as exc:
-                if not self._ending.wait(_LEAVE_RETRY_S):
+                connection, _ = listener.accept()
+                threading.Thread(target=self._talk, args=(connection,), name="client", daemon=True).start()
+            except (OSError, RuntimeError) as exc:  # RuntimeError: no more threads
+                if listener is self._listener and not self._ending.wait(_LEAVE_RETRY_S):
                     _log.warning("the socket: %s", exc)
-                continue
-            threading.Thread(target=self._talk, args=(connection,), name="client", daemon=True).start()
 
     def _talk(self, connection: socket.socket) -> None:
         try:
@@ -130,7 +138,7 @@ class MountHost:
             arguments = [str(word) for word in request["arguments"]]
             return {"ok": self._start(arguments, str(request["mountpoint"]), variables)}
         except DatacacheError as exc:
-            return {"error": exc.message, "hint": exc.hint}
+            return process.word_of(exc)
         except Exception as exc:  # noqa: BLE001 - the caller is told
             _log.exception("a mount could not be started")
             return {"error": f"the mount host failed: {exc!r}", "hint": ""}
@@ -145,21 +153,48 @@ class MountHost:
     # --- what runs elsewhere ----------------------------------------------------------------------------------
 
     def _look_after(self) -> None:
+        gone_since: float | None = None
         with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="take-over") as pool:
-            while not self._ending.is_set() and self._is_newest():
+            while not self._ending.is_set():
                 try:
-                    list(pool.map(self._take, [*self._elsewhere(), *self._unserved_buckets()]))
-                    self._say_ready()
+                    if self._is_newest():
+                        gone_since = None
+                        done = list(pool.map(self._take, [*self._elsewhere(), *self._unserved_buckets()]))
+                        if all(done) or time.monotonic() - self._started > _READY_ANYWAY_S:
+                            self._say_ready()
+                    elif self._somebody_listens():
+                        gone_since = None
+                    else:
+                        gone_since = gone_since or time.monotonic()
+                        if time.monotonic() - gone_since >= _GONE_S:
+                            self._listen_again()
                 except Exception:  # noqa: BLE001 - one look's, and the next one comes
                     _log.exception("looking after the home's mounts failed")
                 self._ending.wait(_LOOK_EVERY_S)
-        if not self._ending.is_set():
-            _log.info("a newer host has the socket: this one only goes on with what it has")
 
     def _say_ready(self) -> None:
         """After a look that took over what could be."""
         if self._ready_file is not None:
             self._ready_file.touch()
+
+    def _somebody_listens(self) -> bool:
+        try:
+            connection = process.connect_to_host(self.path)
+        except OSError:
+            return False
+        with connection, contextlib.suppress(OSError, ValueError):
+            reply(connection, {"op": "ping"})  # to part in peace; that it could be called is enough
+            receive(connection)
+        return True
+
+    def _listen_again(self) -> None:
+        _log.warning("the newer host is gone: this one has the socket again")
+        old, self._listener = self._listener, listen(self.path)
+        self._inode = os.stat(self.path).st_ino
+        with contextlib.suppress(OSError):
+            old.shutdown(socket.SHUT_RDWR)  # ends its thread's wait
+        old.close()
+        self._start_accepting()
 
     def _is_newest(self) -> bool:
         try:
@@ -169,9 +204,9 @@ class MountHost:
 
     def _elsewhere(self) -> list[tuple[str, list[str]]]:
         """Mount points and arguments of snapshots' mounts whose supervisors are not below this process."""
-        found = []
+        found, mounts = [], _mounts()
         for info in self._snapshots():
-            there = session.mount_at(info.mountpoint)
+            there = mounts.get(str(info.mountpoint))
             if there is not None and there.kind == MOUNT_TYPE and not _is_mine(info.pid, info.mountpoint):
                 # Others may be bringing back one whose supervisor is dead, below this process.
                 dead = [] if process.serves(info.pid, info.mountpoint) else ["--only-if-dead"]
@@ -179,20 +214,22 @@ class MountHost:
         return found
 
     def _unserved_buckets(self) -> list[tuple[str, list[str]]]:
-        found = []
+        found, mounts = [], _mounts()
         for info in self._buckets():
-            there = session.mount_at(info.mountpoint)
+            there = mounts.get(str(info.mountpoint))
             if there is None or there.kind != MOUNT_TYPE or info.problem:
                 continue
             if not any(process.serves(pid, info.mountpoint) for pid in (info.supervisor, info.pid)):
                 found.append((str(info.mountpoint), ["--bucket", info.config.to_json(), "--only-if-dead"]))
         return found
 
-    def _take(self, what: tuple[str, list[str]]) -> None:
+    def _take(self, what: tuple[str, list[str]]) -> bool:
+        """False where somebody else has to go on serving it for the time being."""
         mountpoint, arguments = what
+        served = arguments[0] == "--takeover" and "--only-if-dead" not in arguments
         failed, not_before = self._failures.get(mountpoint, (0, 0.0))
         if self._ending.is_set() or time.monotonic() < not_before:
-            return
+            return not served
         try:
             self._start(arguments, mountpoint, self._settings.environment())
         except MountError as exc:
@@ -200,9 +237,10 @@ class MountHost:
                 _log.error("%s is not taken over: %s", mountpoint, exc.message)
             pause_s = min(_LOOK_EVERY_S * 2**failed, _MAX_PAUSE_S)
             self._failures[mountpoint] = failed + 1, time.monotonic() + pause_s
-            return
+            return not served
         self._failures.pop(mountpoint, None)
         _log.info("%s is taken over", mountpoint)
+        return True
 
     # --- the end ----------------------------------------------------------------------------------------------
 
@@ -247,20 +285,24 @@ def listen(path: Path) -> socket.socket:
     except OSError as exc:
         raise MountError(f"the folder {path.parent} cannot be used: {exc.strerror}") from exc
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    old = os.umask(0o177)
     try:
         beside = path.with_name(f"{path.name}.{os.getpid()}")
         beside.unlink(missing_ok=True)
         listener.bind(f"/proc/self/fd/{folder}/{beside.name}")
+        beside.chmod(0o600)  # before anybody can connect; no umask, which is all threads'
         listener.listen(64)
         beside.replace(path)
     except OSError as exc:
         listener.close()
         raise MountError(f"{path} cannot be listened at: {exc.strerror}") from exc
     finally:
-        os.umask(old)
         os.close(folder)
     return listener
+
+
+def _mounts() -> dict[str, session.Mount]:
+    """What is mounted, by mount point, the one on top."""
+    return {mount.mountpoint: mount for mount in session.mounts()}
 
 
 def _leave_snapshot(info: MountInfo, deadline: float) -> None:

@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fuse_mount.state import FilesOfMount
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 _REFUSED_PAUSE_S = 10.0
+_MOST_DESCRIPTORS = 253  # of one message: SCM_MAX_FD
 _RELEASE_TIMEOUT_S = 2.0
 
 _log = logging.getLogger("fuse_mount")
@@ -35,14 +36,23 @@ class KeeperLine:
     """The line of one mount. `kept` says whether the keeper has what it was sent last."""
 
     def __init__(
-        self, home: str, files: FilesOfMount, arguments: list[str], note: dict[str, Any], fds: Sequence[int]
+        self,
+        home: str,
+        files: FilesOfMount,
+        arguments: list[str],
+        note: dict[str, Any],
+        fds: Sequence[int],
+        *,
+        is_mine: Callable[[], bool],
     ) -> None:
         """`arguments` (of `python -m fuse_mount`) bring a new owner up. `fds` stay the caller's; the first of them is
-        what the new owner gets, if there is one.
+        what the new owner gets, if there is one. `is_mine` is asked before each connection: a line that was lost must
+        not put an earlier mount into the place of the one that has its mount point now.
         """
         self._home = Path(home)
         self._key = files.key
-        self._fds = list(fds)
+        self._fds = list(fds)[:_MOST_DESCRIPTORS]
+        self._is_mine = is_mine
         self._hello = {
             "op": "keep",
             "key": files.key,
@@ -74,8 +84,12 @@ class KeeperLine:
             return
         try:
             if self._connection is None:
-                if time.monotonic() >= self._due:
+                if time.monotonic() < self._due:
+                    return
+                if self._is_mine():
                     self._connect()
+                else:
+                    self.close()
                 return
             if self._unsent:
                 self._unsent = self._unsent[self._connection.send(self._unsent) :]
@@ -83,14 +97,14 @@ class KeeperLine:
         except BlockingIOError:
             if self._connection is None:  # too many are waiting to be let in
                 self._lost(self._pause_s)
-        except OSError:
+        except (OSError, ValueError):
             if self.kept:
                 _log.warning("the cache daemon is gone; the descriptors are handed to the next one")
             self._lost(self._pause_s)
 
     def hand_over(self, fds: Sequence[int]) -> None:
         """Have other descriptors kept from now on. The keeper lets go of those before when it has these."""
-        self._fds = list(fds)
+        self._fds = list(fds)[:_MOST_DESCRIPTORS]
         if not self._closed:
             self._lost(0.0)
 

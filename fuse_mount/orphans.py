@@ -33,7 +33,7 @@ def adopt(workers: Iterable[int], files: FilesOfMount, home: str) -> tuple[int, 
     reason = "none of its workers is left"
     for pid, number in serving.items():
         try:
-            return _connected(_copy(pid, number)), list(serving)
+            return _connected(_copy(pid, number, files.mountpoint)), list(serving)
         except OSError as exc:
             reason = f"worker {pid} cannot hand it over: {exc.strerror}"
     fd = keeping.fetch(home, files.key)
@@ -63,15 +63,17 @@ def _device_of(pid: int) -> int | None:
     return None
 
 
-def _copy(pid: int, number: int) -> int:
+def _copy(pid: int, number: int, mountpoint: str) -> int:
     """pidfd_getfd(2), Linux 5.6: a duplicate of another process's descriptor, for who may trace it."""
-    process = os.pidfd_open(pid)
+    pidfd = os.pidfd_open(pid)
     try:
+        if not process.serves(pid, mountpoint):  # from here on the id stands for this one
+            raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
         libc = ctypes.CDLL(None, use_errno=True)
-        fd: int = libc.syscall(_SYS_PIDFD_GETFD, process, number, 0)
+        fd: int = libc.syscall(_SYS_PIDFD_GETFD, pidfd, number, 0)
         if fd < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         return fd
     finally:
-        os.close(process)
+        os.close(pidfd)

@@ -80,6 +80,8 @@ class MountInfo:
     log: Path
     started_at: float
     """Seconds since the epoch."""
+    serving_since: float = 0.0
+    """When this supervisor began to serve it, likewise: of two, the later one is the owner."""
     bypassed: bool = False
     """Workers kept dying over what lies on this node, so that is not used any more."""
     kept: bool = False

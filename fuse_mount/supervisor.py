@@ -33,7 +33,11 @@ had read and end.
 does not hold the descriptor.
 
 **The mount vanishes** (umount by hand): reading the device gives ENODEV, workers end with 0, and so does all
-the rest.
+the rest. Whoever is about to start a worker looks as well, since one that cannot open the snapshot reads nothing.
+
+**Two supervisors** of one mount: the state says who came last, and the other one hands over as soon as it looks. Where
+a mount was detached lazily and another one made in its place, the former is only served to its end: state, control
+socket and the keeper are the latter's.
 """
 
 from __future__ import annotations
@@ -54,7 +58,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from datacache.core.errors import MountError
+from datacache.daemon.keeper import is_connected
 from fuse_mount import process, session, worker
+from fuse_mount.callers import Callers
 from fuse_mount.control import Request, receive, reply
 from fuse_mount.keeping import KeeperLine
 from fuse_mount.orphans import adopt
@@ -67,6 +73,7 @@ _CALM_S = 30.0
 """A worker that served this long was no part of a crash loop."""
 _MAX_DELAY_S = 5.0
 _KILLED_EARLY_S = 0.05
+_LOOK_EVERY_S = 0.5
 
 _log = logging.getLogger("fuse_mount")
 
@@ -97,8 +104,9 @@ class Supervisor:
         self._files = MountFiles(config.home, config.mountpoint)
         self._main = -1
         self._slots: list[_Slot] = []
-        self._listener: socket.socket | None = None
+        self._callers: Callers | None = None
         self._line: KeeperLine | None = None
+        self._serving_since = 0.0
         self._facts: dict[str, Any] = {}
         self._device = 0
         self._started_at = time.time()
@@ -236,10 +244,13 @@ class Supervisor:
 
     def _begin(self) -> None:
         self._files.make_folder()
-        self._listener = self._files.listen()
+        self._callers = Callers(self._files.listen())
+        self._serving_since = time.time()
         arguments = ["--takeover", self._config.mountpoint, "--only-if-dead"]
-        note = {"mountpoint": self._config.mountpoint, "ref": self._config.ref}
-        self._line = KeeperLine(self._config.home, self._files, arguments, note, self._descriptors())
+        note = {"mountpoint": self._config.mountpoint, "ref": self._config.ref, "device": self._device}
+        self._line = KeeperLine(
+            self._config.home, self._files, arguments, note, self._descriptors(), is_mine=lambda: not self._successor()
+        )
         self._write_state()
         _log.info("%s serves %s with %d workers", self._config.mountpoint, self._config.ref, len(self._slots))
 
@@ -258,12 +269,17 @@ class Supervisor:
     def _wait_opened(self, slot: _Slot) -> dict[str, Any]:
         """Facts about the snapshot from the first worker, or its error as a `MountError`."""
         assert slot.channel is not None
-        slot.channel.settimeout(_OPEN_TIMEOUT_S)
+        slot.channel.settimeout(_LOOK_EVERY_S)
+        deadline = time.monotonic() + _OPEN_TIMEOUT_S
         text = b""
         while not text.endswith(b"\n"):
             try:
                 part = slot.channel.recv(65536)
             except TimeoutError as exc:
+                if self._is_gone():
+                    raise MountError(f"{self._config.mountpoint} was unmounted meanwhile") from exc
+                if time.monotonic() < deadline:
+                    continue
                 raise MountError(f"the snapshot {self._config.ref} was not opened in {_OPEN_TIMEOUT_S:.0f} s") from exc
             if not part:
                 raise MountError(f"the first worker died; see {self._files.log}")
@@ -320,6 +336,9 @@ class Supervisor:
             slot.due = None if self._handed_over else time.monotonic()
             return
         _log.warning("worker %d ended with %s", pid, signal.Signals(-code).name if code < 0 else code)
+        if self._is_gone():
+            self._ended = True
+            return
         self._recover(slot)
         if self._handed_over:
             return
@@ -359,8 +378,7 @@ class Supervisor:
             for slot in self._slots:
                 if slot.channel is not None and slot.channel.fileno() in readable:
                     self._heard(slot)
-            if self._listener is not None and self._listener.fileno() in readable:
-                self._on_connection()
+            self._hear_callers(readable)
             self._talk_to_keeper()
         self._finish()
 
@@ -370,21 +388,23 @@ class Supervisor:
         before = self._line.kept
         self._line.step()
         if self._line.kept != before and not self._handed_over:  # the state is another one's by then
-            self._write_state()
+            self._note()
 
     def _respawn(self) -> None:
-        started = False
-        for slot in self._slots:
-            if slot.due is not None and slot.due <= time.monotonic():
-                self._spawn(slot)
-                started = True
-        if started:
-            self._write_state()
+        due = [slot for slot in self._slots if slot.due is not None and slot.due <= time.monotonic()]
+        if not due:
+            return
+        if self._is_gone():
+            self._ended = True
+            return
+        for slot in due:
+            self._spawn(slot)
+        self._note()
 
     def _wait(self) -> list[int]:
         fds = [self._wake] + [slot.channel.fileno() for slot in self._slots if slot.channel is not None]
-        if self._listener is not None:
-            fds.append(self._listener.fileno())
+        if self._callers is not None:
+            fds += self._callers.fds()
         due = [slot.due for slot in self._slots if slot.due is not None]
         heard, sent, again = self._line.wants() if self._line is not None else (None, None, None)
         if heard is not None:
@@ -403,15 +423,13 @@ class Supervisor:
                 _log.error("asked to end, but %s", exc)
         self._reap()
 
-    def _on_connection(self) -> None:
-        assert self._listener is not None
-        connection, _ = self._listener.accept()
-        with connection:
-            try:
-                message, _ = receive(connection)
-                self._answer(connection, message)
-            except (OSError, ValueError) as exc:
-                _log.warning("a request on the control socket failed: %s", exc)
+    def _hear_callers(self, readable: list[int]) -> None:
+        for connection, message in self._callers.heard(readable) if self._callers is not None else ():
+            with connection:
+                try:
+                    self._answer(connection, message)
+                except OSError as exc:
+                    _log.warning("a request on the control socket failed: %s", exc)
 
     def _answer(self, connection: socket.socket, message: Request) -> None:
         operation = message.get("op")
@@ -442,9 +460,9 @@ class Supervisor:
         self._stop_workers()
 
     def _stop_workers(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        if self._callers is not None:
+            self._callers.close()
+            self._callers = None
         for slot in self._slots:
             slot.due = None
             if slot.channel is not None and slot.opened:
@@ -466,12 +484,14 @@ class Supervisor:
                 for slot in self._slots:
                     if slot.pid:
                         os.kill(slot.pid, signal.SIGKILL)
-            select.select([self._wake], [], [], max(left, 0.05))
+            if select.select([self._wake], [], [], max(left, 0.05))[0]:
+                os.read(self._wake, 256)
             self._handed_over = True  # no successor for those that end now
             self._reap()
-        if self._listener is not None:
-            self._listener.close()
-            self._files.remove()
+        if self._callers is not None:
+            self._callers.close()
+            if self._successor() is None:
+                self._files.remove()
             if self._line is not None:
                 self._line.release()
             _log.info("%s is unmounted", self._config.mountpoint)
@@ -495,10 +515,30 @@ class Supervisor:
             device=self._device,
             log=self._files.log,
             started_at=self._started_at,
+            serving_since=self._serving_since,
             bypassed=self._bypass,
             kept=self._line is not None and self._line.kept,
             config=self._config,
         )
+
+    def _is_gone(self) -> bool:
+        return self._main >= 0 and not is_connected(self._main)
+
+    def _successor(self) -> MountInfo | None:
+        """Whoever serves this mount, or another one in its place, since after this process began to."""
+        known = self._files.read()
+        if known is None or known.pid == os.getpid() or known.serving_since <= self._serving_since:
+            return None
+        return known if process.serves(known.pid, self._config.mountpoint) else None
+
+    def _note(self) -> None:
+        """Write down what has changed, unless the state is another one's."""
+        successor = self._successor()
+        if successor is None:
+            self._write_state()
+        elif successor.device == self._device:
+            _log.warning("%s was taken over by %d meanwhile", self._config.mountpoint, successor.pid)
+            self._hand_over()
 
     def _write_state(self) -> None:
         try:

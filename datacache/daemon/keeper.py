@@ -7,6 +7,9 @@ and is the next owner. What comes without a descriptor is only started again. Of
 one that is given out; the others are held because the kernel aborts what was read from a queue when its last copy is
 closed.
 
+`note` is for people, and says which thing it is: what comes with another note under the same key is another thing in
+the place of the former, whose owners count for nothing any more.
+
 One thread does everything and waits for nobody; `start` and `close` are called by the daemon's main thread. Nothing is
 read from a descriptor here, and none is waited for in `poll`: the kernel would wake this thread at each request.
 
@@ -43,7 +46,10 @@ _CALM_S = 10.0
 """An owner that lived this long was no part of a crash loop."""
 _MAX_DELAY_S = 30.0
 _PATIENCE_S = 15.0
-"""How long a command may take until its process is the owner."""
+"""From the start of a command, which may have somebody else do it, until there is to be an owner."""
+_COMMAND_TIMEOUT_S = 120.0
+"""A command that still runs and owns nothing is not waited for any more: the next one is run beside it."""
+_NO_ROOM_PAUSE_S = 0.1
 _LOOK_EVERY_S = 5.0
 _LOOK_AT_CHILDREN_EVERY_S = 0.1
 _MAX_MESSAGE_BYTES = 4 * 2**20
@@ -79,6 +85,7 @@ class _Kept:
     due: float | None = None
     """When to run the command, if nobody is the owner by then."""
     process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
 
 
 def is_connected(fd: int) -> bool:
@@ -159,7 +166,14 @@ class Keeper:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:  # it went away
+            return
+        except OSError as exc:
+            log.error("somebody cannot be let in to the keeper: %s", exc)
+            time.sleep(_NO_ROOM_PAUSE_S)  # it is asked again at once, and logs each time
+            return
         connection.setblocking(False)
         self._selector.register(connection, selectors.EVENT_READ, _Client(connection))
 
@@ -183,8 +197,10 @@ class Keeper:
                 answer, fd = {"error": f"bad request: {exc!r}"}, None
             try:
                 data = json.dumps(answer).encode() + b"\n"
-                socket.send_fds(client.connection, [data], [] if fd is None else [fd])
-            except OSError:  # gone, or it does not read what it asked for
+                sent = socket.send_fds(client.connection, [data], [] if fd is None else [fd])
+            except OSError:
+                sent = 0
+            if sent < len(data):  # gone, or it does not read what it asked for
                 self._lose(client)
                 return
 
@@ -209,22 +225,28 @@ class Keeper:
         if not 0 <= count <= len(client.fds):
             raise ValueError("descriptors are missing")
         fds, client.fds = client.fds[:count], client.fds[count:]
-        new = _Kept(
-            key=str(message["key"]),
-            fds=fds,
-            argv=[str(word) for word in message["argv"]],
-            environment={str(name): str(value) for name, value in message["environment"].items()},
-            log=str(message["log"]),
-            note=message["note"],
-            since=time.monotonic(),
-        )
+        try:
+            new = _Kept(
+                key=str(message["key"]),
+                fds=fds,
+                argv=[str(word) for word in message["argv"]],
+                environment={str(name): str(value) for name, value in message["environment"].items()},
+                log=str(message["log"]),
+                note=message["note"],
+                since=time.monotonic(),
+            )
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
         if _is_gone(new):
             _close(new)
             return {"error": "what the descriptor stands for is gone"}
         old = self._kept.get(new.key)
         if old is not None:
-            new.owners |= old.owners
-            new.tries = old.tries
+            if old.note == new.note:
+                new.owners |= old.owners
+                new.tries = old.tries
             _close(old)
         else:
             log.info("keeping %s", _name(new))
@@ -236,7 +258,7 @@ class Keeper:
     def _release(self, client: _Client, key: str) -> None:
         client.keys.discard(key)
         kept = self._kept.get(key)
-        if kept is None:
+        if kept is None or client not in kept.owners:
             return
         kept.owners.discard(client)
         if not kept.owners:
@@ -248,6 +270,8 @@ class Keeper:
         for fd in client.fds:
             os.close(fd)
         for kept in [self._kept[key] for key in client.keys if key in self._kept]:
+            if client not in kept.owners:
+                continue
             kept.owners.discard(client)
             if kept.owners:
                 continue
@@ -272,12 +296,16 @@ class Keeper:
                     log.warning("%s did not come back (%d)", _name(kept), code)
                     kept.due = now + min(_GRACE_S * 2**kept.tries, _MAX_DELAY_S)
             elif kept.due is not None and kept.due <= now:
+                if kept.process is not None and now - kept.started < _COMMAND_TIMEOUT_S:
+                    kept.due = now + _PATIENCE_S
+                    continue
                 self._bring_back(kept)
         self._children = [child for child in self._children if child.poll() is None]
 
     def _bring_back(self, kept: _Kept) -> None:
         kept.tries += 1
-        kept.due = time.monotonic() + max(_PATIENCE_S, min(_GRACE_S * 2**kept.tries, _MAX_DELAY_S))
+        kept.started = time.monotonic()
+        kept.due = kept.started + max(_PATIENCE_S, min(_GRACE_S * 2**kept.tries, _MAX_DELAY_S))
         log.warning("the owner of %s is gone: bringing it back (try %d)", _name(kept), kept.tries)
         try:
             with open(kept.log, "ab") as out:

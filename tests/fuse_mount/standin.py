@@ -144,5 +144,11 @@ def open_folder(ref: str, *, settings: Any) -> FolderSnapshot:
     return FolderSnapshot(Path(os.environ["STANDIN_FOLDER"]))
 
 
+def open_if_there(ref: str, *, settings: Any) -> FolderSnapshot:
+    if not os.path.exists(os.environ["STANDIN_FOLDER"]):
+        raise errors.StoreUnavailableError("it went away")
+    return open_folder(ref, settings=settings)
+
+
 def open_names(ref: str, *, settings: Any) -> NamesSnapshot:
     return NamesSnapshot(int(os.environ["STANDIN_NAMES"]))
