@@ -27,6 +27,8 @@ from datacache.store.urls import split_url
 
 _OWNER = "csi-volume "
 """What the owner of a volume's credentials begins with."""
+_NOWHERE = Path("/nonexistent")
+"""A folder without credentials of volumes (FHS: it never exists)."""
 _LOOKED_AT = 1000
 """How many rows of a snapshot are looked at for an object to try credentials on."""
 
@@ -85,12 +87,13 @@ class StoreSecrets:
         files.put(credentials.owner, store_url, secrets)
 
     def take_for_snapshot(self, record: NodeVolume, manifest: Manifest, secrets: Mapping[str, str]) -> bool:
-        """Keep a volume's credentials for the stores that a snapshot is read from, those that accept them.
-        UNAUTHENTICATED if none does. Whether there are any."""
+        """Keep a volume's credentials for the stores that a snapshot is read from, those that accept them and that the
+        node's own do not open. UNAUTHENTICATED if there is nothing for any store. Whether they are kept."""
         stores = sorted({source.store for source in manifest.root.sources if takes_credentials(source.store)})
         if not secrets or not stores:
             return False
         refused: list[StoreAccessError] = []
+        kept = False
         for store_url in stores:
             credentials = self._parse(self._files, record, store_url, secrets)
             given, here = credentials.endpoint_url, endpoint_of(store_url, self._settings, brought=False)
@@ -101,15 +104,18 @@ class StoreSecrets:
                     f"the Secret names the endpoint {given} for {store_url}, and the node's is {here or 'Amazon'}: "
                     "data sets are read from the node's. Leave it out, and set AWS_ENDPOINT_URL of the node",
                 )
+            if self._is_open(manifest, store_url):
+                continue
             try:
-                self._try_on(manifest, store_url, credentials)
+                self._try_on(manifest, store_url, self._with(store_url, credentials))
             except StoreAccessError as exc:
                 refused.append(exc)
             else:
                 self._files.put(credentials.owner, store_url, secrets)
+                kept = True
         if len(refused) == len(stores):
             raise refused[0]
-        return True
+        return kept
 
     def drop(self, record: NodeVolume) -> None:
         """Forget a volume's credentials."""
@@ -169,16 +175,27 @@ class StoreSecrets:
         )
         return replace(self._settings, stores=(options,))
 
-    def _try_on(self, manifest: Manifest, store_url: str, credentials: StoreCredentials) -> None:
+    def _is_open(self, manifest: Manifest, store_url: str) -> bool:
+        """Whether the node's own credentials open a store. Then no others may take their place, as for all else in the
+        bucket these may be too few."""
+        with contextlib.suppress(StoreAccessError):
+            return self._try_on(manifest, store_url, replace(self._settings, credentials=_NOWHERE))
+        return False
+
+    def _try_on(self, manifest: Manifest, store_url: str, settings: Settings) -> bool:
+        """Ask for an object of a snapshot. False if that told nothing."""
         rows = (manifest.object_ref(entry) for entry in islice(manifest.entries(), _LOOKED_AT) if entry.size_bytes)
         ref = next((ref for ref in rows if ref.store == store_url), None)
         if ref is None:
-            return
-        with closing(open_backend(store_url, self._with(store_url, credentials))) as store:
+            return False
+        with closing(open_backend(store_url, settings)) as store:
             try:
                 store.head(ref.key)
-            except (ObjectNotFoundError, StoreUnavailableError):
-                return  # nothing against the credentials
+            except ObjectNotFoundError:
+                return True
+            except StoreUnavailableError:
+                return False
+        return True
 
 
 def _owner(volume_id: str) -> str:

@@ -118,7 +118,7 @@ def test_of_two_controllers_both_give_the_same_volume(
 
 
 def test_a_driver_killed_in_the_middle_of_a_call_does_it_the_next_time(
-    any_catalog: str, masks: dict[str, str], start_driver: StartDriver
+    masks: dict[str, str], start_driver: StartDriver
 ) -> None:
     """Each RPC that changes something, killed after ever more of it has been done."""
     driver = start_driver("--mode=controller")

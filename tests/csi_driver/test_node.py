@@ -59,15 +59,21 @@ def bucket(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> str:
 # --- data sets ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["MULTI_NODE_READER_ONLY", "SINGLE_NODE_WRITER"])
-def test_a_data_set_is_a_read_only_folder_until_it_is_taken_away(
-    masks: dict[str, str], kubelet: Kubelet, settings: Settings, mode: str
+def test_a_data_set_is_a_read_only_folder_for_any_user_until_it_is_taken_away(
+    masks: dict[str, str], kubelet: Kubelet, settings: Settings
 ) -> None:
-    access = {"volume_capability": capability(mode)}
+    access = {"volume_capability": capability("SINGLE_NODE_WRITER")}
     target = kubelet.show("v", {"dataset": f"mask@{masks['v2']}"}, **access)
     assert (target / "VERSION").read_text() == "v2"
     with pytest.raises(OSError, match="Read-only"):
         (target / "new").touch()
+    said = subprocess.run(
+        ["cat", "VERSION"], cwd=target, user=1234, group=4321, extra_groups=[], capture_output=True, check=True
+    )
+    assert said.stdout == b"v2"
+    answer = kubelet.stats("v", target)
+    assert {each.unit: each.total for each in answer.usage}[csi.VolumeUsage.INODES] == len(open_snapshot("mask@v2"))
+    assert not answer.volume_condition.abnormal
     kubelet.hide("v")
     assert not target.exists()
     assert mounted_below(kubelet.folder) == mounted_below(settings.home) == []
@@ -81,14 +87,6 @@ def test_nothing_is_mounted_at_the_staging_path(masks: dict[str, str], kubelet: 
     assert not os.path.ismount(kubelet.staging("v"))
     assert kubelet.stats("v", kubelet.staging("v")).usage[0].total == kubelet.stats("v", target).usage[0].total
     kubelet.hide("v")
-
-
-def test_any_user_can_read_a_data_set(masks: dict[str, str], kubelet: Kubelet) -> None:
-    target = kubelet.show("v", {"dataset": f"mask@{masks['v1']}"})
-    said = subprocess.run(
-        ["cat", "VERSION"], cwd=target, user=1234, group=4321, extra_groups=[], capture_output=True, check=True
-    )
-    assert said.stdout == b"v1"
 
 
 def test_volumes_of_one_snapshot_share_a_mount_and_the_last_one_ends_it(
@@ -287,17 +285,22 @@ def test_an_inline_volume_may_name_no_bucket_that_is_not_open(bucket: str, kubel
 # --- who may ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_pod_of_a_namespace_that_is_not_allowed_gets_nothing(
+def test_a_pod_of_a_namespace_that_is_not_allowed_or_not_the_volumes_gets_nothing(
     masks: dict[str, str], kubelet: Kubelet, settings: Settings
 ) -> None:
     with closing(open_catalog(settings)) as catalog:
-        set_access(catalog, "mask", everybody=False, allow=["lab"])
+        set_access(catalog, "mask", everybody=False, allow=["lab", "guests"])
     context = {"dataset": f"mask@{masks['v1']}"}
+    provisioned = context | {"asked": "mask@v1", "namespace": "other"}
+    assert kubelet.code("NodeStageVolume", kubelet.stage_request("p", provisioned))[0] == "PERMISSION_DENIED"
+    kubelet.stage("p", provisioned | {"namespace": "lab"})
     kubelet.stage("v", context)
     name = "csi.storage.k8s.io/pod.namespace"
     for namespace, expected in (("lab", "OK"), ("other", "PERMISSION_DENIED"), ("", "PERMISSION_DENIED")):
         request = kubelet.publish_request("v", context | {name: namespace}, f"pod-{namespace}")
         assert kubelet.code("NodePublishVolume", request)[0] == expected
+    request = kubelet.publish_request("p", provisioned | {"namespace": "lab", name: "guests"})
+    assert kubelet.code("NodePublishVolume", request)[0] == "PERMISSION_DENIED"
     inline = context | {name: "other", "namespace": "lab", "asked": "mask@v1"}
     assert kubelet.code("NodePublishVolume", kubelet.publish_request("i", inline, inline=True))[0] == (
         "PERMISSION_DENIED"
@@ -307,15 +310,6 @@ def test_a_pod_of_a_namespace_that_is_not_allowed_gets_nothing(
     assert code == "INVALID_ARGUMENT"
     assert "mask@" not in words.replace("masks", "")
     assert "mask " not in f"{words} ".replace("masks", "")
-
-
-def test_a_volume_that_was_provisioned_for_one_namespace_is_of_no_use_in_another(
-    masks: dict[str, str], kubelet: Kubelet
-) -> None:
-    context = {"dataset": f"mask@{masks['v1']}", "asked": "mask@v1", "namespace": "lab"}
-    kubelet.stage("v", context)
-    request = kubelet.publish_request("v", context | {"csi.storage.k8s.io/pod.namespace": "other"})
-    assert kubelet.code("NodePublishVolume", request)[0] == "PERMISSION_DENIED"
 
 
 # --- credentials ----------------------------------------------------------------------------------------------------
@@ -370,21 +364,21 @@ def command_lines_and_environments(home: Path) -> bytes:
 # --- what lies in the way -------------------------------------------------------------------------------------------
 
 
-def test_an_empty_file_in_the_place_of_a_target_is_replaced(masks: dict[str, str], kubelet: Kubelet) -> None:
-    kubelet.target("v").touch()
-    assert (kubelet.show("v", {"dataset": f"mask@{masks['v1']}"}) / "VERSION").read_text() == "v1"
-
-
-def test_whatever_is_mounted_at_a_target_is_unmounted(masks: dict[str, str], kubelet: Kubelet) -> None:
+def test_an_empty_file_at_a_target_is_replaced_and_what_is_mounted_there_is_unmounted(
+    masks: dict[str, str], kubelet: Kubelet
+) -> None:
     target = kubelet.target("v")
     target.mkdir()
     for _ in range(3):
         subprocess.run(["mount", "-t", "tmpfs", "left-over", str(target)], check=True)
-    kubelet.show("v", {"dataset": f"mask@{masks['v1']}"})
+    kubelet.target("v", "pod-2").touch()
+    context = {"dataset": f"mask@{masks['v1']}"}
+    kubelet.show("v", context)
     assert (target / "VERSION").read_text() == "v1"
+    assert (kubelet.publish("v", context, "pod-2") / "VERSION").read_text() == "v1"
     for _ in range(3):
         subprocess.run(["mount", "-t", "tmpfs", "left-over", str(target)], check=True)
-    kubelet.hide("v")
+    kubelet.hide("v", "pod-1", "pod-2")
     assert not target.exists()
 
 
@@ -459,11 +453,3 @@ def test_a_node_says_who_it_is_and_what_it_can(kubelet: Kubelet) -> None:
     found = kubelet.call("NodeGetCapabilities", csi.NodeGetCapabilitiesRequest()).capabilities
     names = {csi.NodeServiceCapability.RPC.Type.Name(each.rpc.type) for each in found}
     assert {"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "VOLUME_CONDITION", "EXPAND_VOLUME"} < names
-
-
-def test_stats_say_how_large_a_data_set_is(masks: dict[str, str], kubelet: Kubelet) -> None:
-    target = kubelet.show("v", {"dataset": f"mask@{masks['v1']}"})
-    answer = kubelet.stats("v", target)
-    assert {each.unit: each.total for each in answer.usage}[csi.VolumeUsage.INODES] == 5
-    assert not answer.volume_condition.abnormal
-    assert len(open_snapshot("mask@v1")) == 5

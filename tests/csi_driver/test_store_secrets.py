@@ -93,6 +93,10 @@ def test_a_secret_cannot_have_a_data_set_read_from_another_server(
         monkeypatch.setenv(name, value)
     (rclone_s3.root / bucket / "a").write_text("x")
     id = create_snapshot("faces", f"s3://{bucket}", settings=load_settings()).id
+    request = kubelet.stage_request("v", {"dataset": f"faces@{id}"}, secrets=secret_of(rclone_s3))
+    assert kubelet.code("NodeStageVolume", request)[0] == "OK"
+    assert not CredentialFiles(settings.credentials_dir).owners()  # the node's own open it
+    kubelet.unstage("v")
     for more in ({"endpoint_url": "http://127.0.0.1:9"}, {"endpoint_url": "", "region": "x.example/"}):
         request = kubelet.stage_request("v", {"dataset": f"faces@{id}"}, secrets=secret_of(rclone_s3, **more))
         code, words = kubelet.code("NodeStageVolume", request)
