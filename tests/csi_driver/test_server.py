@@ -122,7 +122,7 @@ def test_a_call_under_way_is_finished_before_the_driver_ends(
         call = pool.submit(driver.client.code, "CreateVolume", request)
         cluster.wait_for("events")
         assert driver.stop() == 0
-        assert call.result() == ("INVALID_ARGUMENT", "mask has no tag v9; it has v1, v2, v3")
+        assert call.result() == ("FAILED_PRECONDITION", "mask has no tag v9; it has v1, v2, v3")
 
 
 # --- calls ---
