@@ -324,6 +324,14 @@ def secret_of(server: RcloneS3, **more: str) -> dict[str, str]:
     return values | more
 
 
+def test_wrong_credentials_of_the_node_are_said_as_such(
+    bucket: str, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
+    code, words = kubelet.code("NodeStageVolume", kubelet.stage_request("w", {"bucket": f"s3://{bucket}/out"}))
+    assert (code, "not-the-secret" in words) == ("UNAUTHENTICATED", False)
+
+
 def test_credentials_of_a_volume_are_tried_out_used_and_forgotten(
     rclone_s3: RcloneS3, kubelet: Kubelet, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -55,6 +55,8 @@ def test_a_buckets_mount_has_its_own_credentials_and_nobody_else_has_them(
         context = {"bucket": url, "namespace": namespace} | ({"credentials": "secret"} if secrets else {})
         return kubelet.code("NodeStageVolume", kubelet.stage_request(volume, context, secrets=secrets))[0]
 
+    (rclone_s3.root / bucket / "out").mkdir()
+    (rclone_s3.root / bucket / "out" / "there").write_text("stored")
     good, other = secret_of(rclone_s3), secret_of(rclone_s3, access_key_id="another")
     assert code("a", "lab", good) == "OK"
     assert not CredentialFiles(settings.credentials_dir).owners()
@@ -66,6 +68,7 @@ def test_a_buckets_mount_has_its_own_credentials_and_nobody_else_has_them(
     assert code("b", "guests", good) == "OK"
     assert code("a", "lab", other) == "UNAUTHENTICATED"
     (kubelet.publish("a", {"bucket": url, "namespace": "lab", "credentials": "secret"}) / "file").write_text("x")
+    assert (kubelet.target("a") / "there").read_text() == "stored"  # the daemon could not
     kubelet.hide("b")
     assert (kubelet.target("a") / "file").read_text() == "x"
     kubelet.hide("a")
