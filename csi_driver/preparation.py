@@ -154,8 +154,8 @@ class Preparation:
             return spec.quota_bytes
 
     def expand(self, record: NodeVolume, quota_bytes: int) -> None:
-        """Let a bucket volume hold this much, if it does not already."""
-        if not record.quota_bytes or quota_bytes > record.quota_bytes:
+        """Let a bucket volume hold this much, if it may not already. One without a quota gets none by it."""
+        if 0 < record.quota_bytes < quota_bytes:
             self._records.put(replace(record, quota_bytes=quota_bytes))
         self._mounts.set_quota(record.mount, self._quota_of(record.mount))
 

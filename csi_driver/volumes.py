@@ -151,6 +151,8 @@ def _bucket(text: str) -> str:
         store, prefix = split_url(text)
     except DatacacheError as exc:
         raise _named("bucket", text, exc) from exc
+    if {".", ".."} & set(prefix.split("/")):  # a key for us, and a way out of an open prefix for a server or a proxy
+        raise invalid(f"bucket {text!r}: its prefix cannot have '.' or '..' in it")
     return f"{store}/{prefix}"
 
 

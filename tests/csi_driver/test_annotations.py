@@ -210,6 +210,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"datacache.io/dataset": "mask@v1", "datacache.io/subpath": "train/x"}, "no folder train/x; train has deep"),
     ({"datacache.io/dataset": "mask@v1", "datacache.io/subpath": "README"}, "is a file"),
     ({"datacache.io/dataset": "mask@v1", "datacache.io/warm": "maybe"}, "true, false, wait"),
+    ({"datacache.io/bucket": "s3://lab/mine/../others"}, "cannot have '.' or '..' in it"),
     ({"datacache.io/bucket": "lab/out"}, "it is a URL, such as s3://BUCKET/PREFIX"),
     ({}, "datacache.io/dataset: NAME@REF"),
 ]
