@@ -47,8 +47,9 @@ _AT_A_TIME = 4
 """Mounts taken over at a time: each starts processes that import and open a snapshot."""
 _LEAVE_TIMEOUT_S = 25.0
 _LEAVE_RETRY_S = 0.1
-_GONE_S = 6.0
-"""How long nobody listens at the socket until an older host does again: a container of a newer pod starts again."""
+_GONE_S = 3.0
+"""How long nobody listens at the socket until an older host does again. Should the newer one start again after all, it
+takes everything over once more."""
 _READY_ANYWAY_S = 120.0
 """How long a host is not ready because of mounts that others serve and that it cannot take over."""
 _NEWER_TIMEOUT_S = 10.0
@@ -204,7 +205,7 @@ class MountHost:
 
     def _elsewhere(self) -> list[tuple[str, list[str]]]:
         """Mount points and arguments of snapshots' mounts whose supervisors are not below this process."""
-        found, mounts = [], _mounts()
+        found, mounts = [], session.mounts_by_place()
         for info in self._snapshots():
             there = mounts.get(str(info.mountpoint))
             if there is not None and there.kind == MOUNT_TYPE and not _is_mine(info.pid, info.mountpoint):
@@ -214,7 +215,7 @@ class MountHost:
         return found
 
     def _unserved_buckets(self) -> list[tuple[str, list[str]]]:
-        found, mounts = [], _mounts()
+        found, mounts = [], session.mounts_by_place()
         for info in self._buckets():
             there = mounts.get(str(info.mountpoint))
             if there is None or there.kind != MOUNT_TYPE or info.problem:
@@ -298,11 +299,6 @@ def listen(path: Path) -> socket.socket:
     finally:
         os.close(folder)
     return listener
-
-
-def _mounts() -> dict[str, session.Mount]:
-    """What is mounted, by mount point, the one on top."""
-    return {mount.mountpoint: mount for mount in session.mounts()}
 
 
 def _leave_snapshot(info: MountInfo, deadline: float) -> None:

@@ -136,11 +136,13 @@ def list_mounts(settings: Settings) -> list[MountInfo]:
     removed.
     """
     found = []
-    for path in sorted((settings.home / "mounts").glob("*.json")):
+    paths = sorted((settings.home / "mounts").glob("*.json"))
+    mounts = session.mounts_by_place()
+    for path in paths:
         info = read_state(path)
         if info is None:
             continue
-        there = session.mount_at(info.mountpoint)
+        there = mounts.get(str(info.mountpoint)) or session.mount_at(info.mountpoint)  # it may have come just now
         if there is not None and there.kind == MOUNT_TYPE:
             found.append(info)
         elif not process.serves(info.pid, info.mountpoint) and not _is_kept(settings, info):

@@ -75,6 +75,11 @@ def mount_at(mountpoint: str | Path) -> Mount | None:
     return next((mount for mount in reversed(list(mounts())) if mount.mountpoint == wanted), None)
 
 
+def mounts_by_place() -> dict[str, Mount]:
+    """All mounts by their mount points, the one on top each, for who looks at many."""
+    return {mount.mountpoint: mount for mount in mounts()}
+
+
 def resolved(mountpoint: str | Path) -> str:
     """The mount point as mountinfo spells it. Only its parent is looked at, as the mount may be dead."""
     path = Path(os.path.abspath(mountpoint))

@@ -142,13 +142,10 @@ class FilesOfMount:
     def listen(self) -> socket.socket:
         """The control socket, in the place of an earlier one."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        old = os.umask(0o177)
-        try:
-            with self._short_path(self.socket_name + ".new") as path:
-                Path(path).unlink(missing_ok=True)
-                listener.bind(path)
-        finally:
-            os.umask(old)
+        with self._short_path(self.socket_name + ".new") as path:
+            Path(path).unlink(missing_ok=True)
+            listener.bind(path)
+            os.chmod(path, 0o600)  # before anybody can connect; no umask, which is all threads'
         listener.listen(8)
         (self.folder / (self.socket_name + ".new")).replace(self.folder / self.socket_name)
         return listener

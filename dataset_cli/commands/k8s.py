@@ -15,7 +15,7 @@ from dataset_cli.app import App, json_option, pass_app
 _DATASET_CLASS, _BUCKET_CLASS = "datacache-dataset", "datacache-bucket"
 _MIB = 2**20
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_QUANTITY = re.compile(r"[1-9][0-9]*([kMGTP]i?|E)?")
+_QUANTITY = re.compile(r"[1-9][0-9]*(k|[MGTPE]|[KMGTPE]i)?")
 _POD_IMAGE = "busybox:1.37.0"
 
 

@@ -86,6 +86,7 @@ def test_a_snapshot_that_is_not_there_is_the_usual_error(dsctl: Dsctl, snapshot:
     [
         ("s3://runs/exp-7", "--warm", "true"),
         ("s3://runs/exp-7", "--size", "much"),
+        ("s3://runs/exp-7", "--size", "1ki"),
         ("mask@v1", "--subpath", "../other"),
         ("mask@v1", "--name", "Not_A_Name"),
         ("mask@v1", "--namespace", "-"),
