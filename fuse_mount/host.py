@@ -47,7 +47,7 @@ _AT_A_TIME = 4
 """Mounts taken over at a time: each starts processes that import and open a snapshot."""
 _LEAVE_TIMEOUT_S = 25.0
 _LEAVE_RETRY_S = 0.1
-_GONE_S = 3.0
+_GONE_S = _LOOK_EVERY_S
 """How long nobody listens at the socket until an older host does again. Should the newer one start again after all, it
 takes everything over once more."""
 _READY_ANYWAY_S = 120.0
@@ -169,6 +169,7 @@ class MountHost:
                         gone_since = gone_since or time.monotonic()
                         if time.monotonic() - gone_since >= _GONE_S:
                             self._listen_again()
+                            continue
                 except Exception:  # noqa: BLE001 - one look's, and the next one comes
                     _log.exception("looking after the home's mounts failed")
                 self._ending.wait(_LOOK_EVERY_S)
