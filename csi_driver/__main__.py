@@ -45,6 +45,11 @@ def main() -> int:
     except DatacacheError as exc:
         sys.stderr.write(f"error: {exc}\nhint: {exc.hint}\n" if exc.hint else f"error: {exc}\n")
         return 1
+    except ModuleNotFoundError as exc:
+        if str(exc.name).partition(".")[0] not in ("grpc", "google", "kubernetes"):
+            raise
+        sys.stderr.write(f"error: the package {exc.name} is not installed\nhint: pip install 'datacache[k8s]'\n")
+        return 1
     return 0
 
 

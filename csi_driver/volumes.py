@@ -157,6 +157,7 @@ def _bucket(text: str) -> str:
 
 
 def _named(name: str, text: str, error: DatacacheError) -> RequestError:
+    text = re.sub(r"(//)[^/]*@", r"\1…@", text)  # credentials, in a place where all can read them
     return invalid(f"{name} {text!r}: {error.message}. {error.hint}".removesuffix(". "))
 
 

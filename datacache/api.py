@@ -6,6 +6,7 @@ Everything takes `settings`; without them they are loaded from the environment (
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from os import PathLike
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.refs import resolve
+from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError
 from datacache.daemon.client import DaemonClient
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
@@ -62,6 +64,33 @@ def open_snapshot(ref: str, settings: Settings | None = None) -> Snapshot:
     blocks = NodeBlocks(settings, client, catalog.get_blobs, dataset=record.dataset, snapshot=record.id)
     reopen = (open_snapshot, (f"{record.dataset}@{record.id}", settings))
     return Snapshot(record, manifest, blocks, reopen=reopen, on_close=catalog.close)
+
+
+def open_mounted(ref: str, settings: Settings | None = None) -> Snapshot:
+    """As `open_snapshot`, for a mount that is served already: `NAME@ID` with the whole id is opened as well after the
+    snapshot was removed from the catalog, for as long as garbage collection leaves its manifest."""
+    settings = settings or load_settings()
+    try:
+        return open_snapshot(ref, settings)
+    except SnapshotNotFoundError:
+        name, _, id = ref.partition("@")
+        if not re.fullmatch(r"[0-9a-f]{32}", id):
+            raise
+        catalog = open_catalog(settings)
+        try:
+            manifest = Manifest.open(id, catalog.get_blobs)
+        except CorruptManifestError:
+            catalog.close()
+            raise SnapshotNotFoundError(
+                f"{ref} was removed, and collected", ref=ref, hint="Unmount it (dsctl umount --lazy DIR)."
+            ) from None
+    root = manifest.root
+    when = "1970-01-01T00:00:00Z"  # went with the record
+    record = SnapshotRecord(
+        dataset=name, id=id, created_at=when, origin="", files=root.files, total_bytes=root.total_bytes
+    )
+    blocks = NodeBlocks(settings, DaemonClient(settings), catalog.get_blobs, dataset=name, snapshot=id)
+    return Snapshot(record, manifest, blocks, reopen=(open_mounted, (ref, settings)), on_close=catalog.close)
 
 
 def open_url(url: str, settings: Settings | None = None) -> Snapshot:

@@ -157,12 +157,16 @@ class MountHost:
         gone_since: float | None = None
         with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="take-over") as pool:
             while not self._ending.is_set():
+                wait_s = _LOOK_EVERY_S
                 try:
                     if self._is_newest():
                         gone_since = None
-                        done = list(pool.map(self._take, [*self._elsewhere(), *self._unserved_buckets()]))
-                        if all(done) or time.monotonic() - self._started > _READY_ANYWAY_S:
+                        done = list(pool.map(self._take, self._works()))
+                        # Somebody else may have brought one back meanwhile: the keeper, in its own container.
+                        left = [at for at, _ in self._works() if at not in self._failures]
+                        if (all(done) and not left) or time.monotonic() - self._started > _READY_ANYWAY_S:
                             self._say_ready()
+                        wait_s = _LEAVE_RETRY_S if left and done else _LOOK_EVERY_S
                     elif self._somebody_listens():
                         gone_since = None
                     else:
@@ -172,7 +176,10 @@ class MountHost:
                             continue
                 except Exception:  # noqa: BLE001 - one look's, and the next one comes
                     _log.exception("looking after the home's mounts failed")
-                self._ending.wait(_LOOK_EVERY_S)
+                self._ending.wait(wait_s)
+
+    def _works(self) -> list[tuple[str, list[str]]]:
+        return [*self._elsewhere(), *self._unserved_buckets()]
 
     def _say_ready(self) -> None:
         """After a look that took over what could be."""

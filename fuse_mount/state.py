@@ -20,7 +20,7 @@ from typing import Any
 
 from datacache.core.errors import MountError
 
-DEFAULT_OPENER = "datacache.api:open_snapshot"
+DEFAULT_OPENER = "datacache.api:open_mounted"
 SUBTYPE = "datacache"
 MOUNT_TYPE = f"fuse.{SUBTYPE}"
 
