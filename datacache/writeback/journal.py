@@ -354,6 +354,8 @@ class Journal:
             self._closed = True
         try:
             self.commit()
+            if not self._index.live:  # one area for each bucket that was ever mounted would keep its ballast
+                self._ballast.give_up()
         finally:
             with self._changed:  # the files are closed as soon as nobody reads them any more
                 self._index.segments.clear()

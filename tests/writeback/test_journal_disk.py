@@ -96,6 +96,16 @@ def test_on_a_full_disk_drops_are_durable_with_the_ballast_given_up_which_comes_
         journal.close()
 
 
+def test_the_ballast_is_there_only_while_something_may_have_to_be_dropped(tmp_path: Path) -> None:
+    ballast = tmp_path / "journal" / "ballast"
+    for changes, left in (([Change("a", b"h")], True), ([Change("a", None)], False)):
+        journal = Journal(tmp_path / "journal", ballast_bytes=64 << 10)
+        assert ballast.exists()
+        journal.append(changes)
+        journal.close()
+        assert ballast.exists() == left
+
+
 def test_a_full_disk_is_no_reason_not_to_start(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=1m", "tmpfs") as disk:
         journal = Journal(disk / "journal", ballast_bytes=64 << 10)
