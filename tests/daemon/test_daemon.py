@@ -282,7 +282,8 @@ def test_metrics_are_prometheus_text_and_show_no_secret(s3_bucket, home, monkeyp
     assert "datacache_fetched_total 1\n" in text
     assert f"datacache_fetched_bytes_total {SIZE}\n" in text
     assert 'datacache_fetch_seconds_bucket{le="+Inf"} 1\n' in text
-    assert 'datacache_reader_wait_seconds_bucket{le="+Inf"} 1\n' in text
+    # The second read may come before the tiers have the block.
+    assert re.search(r'datacache_reader_wait_seconds_bucket\{le="\+Inf"\} [12]\n', text)
     assert os.environ["AWS_SECRET_ACCESS_KEY"] not in text + paths.log_path(settings.home).read_text()
 
 
