@@ -11,6 +11,7 @@ import contextlib
 import errno
 import logging
 import os
+import time
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -26,6 +27,7 @@ from csi_driver.status import RequestError
 from csi_driver.store_secrets import StoreSecrets
 from datacache.core.errors import MountError, UploadError
 from datacache.settings import Settings
+from datacache.writeback.staging import areas
 from fuse_mount.bucket_areas import left_areas
 
 _ANSWER_S = 5.0
@@ -147,8 +149,12 @@ class SharedMounts:
             return
         point = self.point(mount)
         health = self.health(point)
-        if health is Health.ABSENT and not (unmounted_too and self._has_left(mount)):
-            return
+        if health is Health.ABSENT:
+            if not unmounted_too:
+                return
+            health = self._when_free(mount, timeout_s)
+            if health is Health.ABSENT and not self._has_left(mount):
+                return
         if health in (Health.DEAD, Health.ABSENT):
             self.ensure(mount)  # what was acknowledged is in its staging area
         info = fuse_mount.bucket_mount_at(point, self._settings)
@@ -199,10 +205,29 @@ class SharedMounts:
         if info is not None:
             fuse_mount.set_quota(info, quota_bytes)
 
+    def _when_free(self, mount: SharedMount, timeout_s: float) -> Health:
+        """How a mount is that was absent, once nobody works on its staging area or it is there again: a server that
+        was killed may have a successor this moment. UNAVAILABLE where it goes on."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            health = self.health(self.point(mount))
+            taken = any(
+                area.locked for area in areas(self._staged(mount).staging_root) if area.bucket_url == mount.source
+            )
+            if not taken or health is not Health.ABSENT:
+                return health
+            if time.monotonic() > deadline:
+                raise RequestError(
+                    grpc.StatusCode.UNAVAILABLE, f"{mount.source}: another process uploads what was written to it"
+                )
+            time.sleep(0.1)
+
     def _has_left(self, mount: SharedMount) -> bool:
+        return any(area.url == mount.source for area in left_areas(self._staged(mount)))
+
+    def _staged(self, mount: SharedMount) -> Settings:
         staging = mount.options["staging"]
-        settings = replace(self._settings, staging=Path(staging)) if staging else self._settings
-        return any(area.url == mount.source for area in left_areas(settings))
+        return replace(self._settings, staging=Path(staging)) if staging else self._settings
 
     def _make(self, mount: SharedMount, point: str, quota_bytes: int) -> None:
         if mount.bucket:

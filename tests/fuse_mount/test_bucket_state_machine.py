@@ -20,6 +20,7 @@ from tests.fuse_mount.bucket_mount import BucketMount
 from tests.fuse_mount.posix_model import Comparison, Seen, Side, Subject
 from tests.servers import CephRgw, RcloneS3
 
+pytestmark = pytest.mark.alone
 SEQUENCES = int(os.environ.get("DATACACHE_TEST_SEQUENCES") or 0)
 
 _numbers = itertools.count()

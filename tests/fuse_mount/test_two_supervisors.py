@@ -102,10 +102,9 @@ def test_a_supervisor_that_did_not_hear_of_its_hand_over_hands_over_when_it_look
     os.kill(info.pid, signal.SIGSTOP)
     (files.folder / files.socket_name).unlink()  # as if it were dead
     later = fuse_mount.takeover(info.mountpoint, settings)
-    for pid in info.workers:
-        assert ended(pid)
     os.kill(info.pid, signal.SIGCONT)
-    assert ended(info.pid)
+    for pid in (info.pid, *info.workers):
+        assert ended(pid)
     assert state(info, settings).pid == later.pid
     assert files_below(info.mountpoint) == files_below(folder)
     fuse_mount.unmount(info.mountpoint, settings=settings)
