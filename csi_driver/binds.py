@@ -14,7 +14,6 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from csi_driver.status import invalid
@@ -228,8 +227,3 @@ def _unescape(text: str) -> str:
     for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
         text = text.replace(code, character)
     return text
-
-
-def exists(path: str) -> bool:
-    """Whether there is a name, be it that of a dead mount."""
-    return Path(path).name in os.listdir(Path(path).parent) if Path(path).parent.is_dir() else False

@@ -13,7 +13,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from datacache.core.disk import write_all
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError
+from datacache.core.objects import BLOCK_BYTES
 from datacache.writeback.draft import INLINE_BYTES, Draft
 from datacache.writeback.model import Content, Logged, Staged, Stored
 from datacache.writeback.remote import Needs
@@ -208,6 +210,9 @@ class OpenFiles:
         content = file.content
         if empty:
             draft = Draft(self._engine, file.attributes)
+        elif file.nameless and file.reader is not None and not isinstance(file.reader, StoredReader):
+            # What the kernel had gathered comes late: the bytes are where `keep_readable` has them, and only there.
+            draft = self._of_kept(file, file.reader)
         elif isinstance(content, Logged):
             draft = Draft(
                 self._engine, file.attributes, self._engine.blob(file.node.key) if content.size_bytes else b""
@@ -226,6 +231,33 @@ class OpenFiles:
         file.node.cached = LOCAL
         self.charge(file, draft.size)
         return draft
+
+    def _of_kept(self, file: OpenFile, reader: Reader) -> Draft:
+        """A draft of a deleted file's bytes."""
+        size = file.content.size_bytes
+        if size <= INLINE_BYTES:
+            return Draft(self._engine, file.attributes, reader.read(0, size))
+        if file.fetched is None or file.fetched[0] != file.content:
+            raise Needs(lambda: self._copy_kept(file, reader))
+        assert isinstance(file.fetched[1], int)
+        return Draft.of_staged(self._engine, file.attributes, file.fetched[1])
+
+    def _copy_kept(self, file: OpenFile, reader: Reader) -> None:
+        content = file.content
+        self._wait_for_room(content.size_bytes)
+        number = self._engine.files.create()
+        try:
+            fd = self._engine.files.open(number)
+            try:
+                for offset in range(0, content.size_bytes, BLOCK_BYTES):
+                    write_all(fd, reader.read(offset, BLOCK_BYTES), offset)
+            finally:
+                os.close(fd)
+        except BaseException:
+            self._engine.files.remove(number)
+            raise
+        with self._engine.lock:
+            file.fetched = (content, number)
 
     def _fetch(self, file: OpenFile, content: Stored) -> None:
         """Bring an object here that is to be changed in part."""

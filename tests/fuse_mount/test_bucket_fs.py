@@ -272,6 +272,23 @@ def test_a_deleted_file_can_be_read_by_who_has_it_open(opened: Open, bucket: Pat
     directory.close(handle)
 
 
+@pytest.mark.parametrize("size", [10, 300_000])
+@pytest.mark.parametrize("uploaded", [False, True])
+def test_a_deleted_file_can_be_written_by_who_has_it_open(opened: Open, bucket: Path, size: int, uploaded: bool):
+    directory = opened()
+    directory.write("a", b"x" * size)
+    if uploaded:
+        directory.flush()
+    handle = directory.open("a", os.O_RDWR)
+    directory.unlink("a")
+    directory.flush()
+    directory.do(directory.fs.write, handle, 5, b"yy")  # what the kernel has gathered comes late
+    assert directory.do(directory.fs.read, handle, 0, size) == b"xxxxxyy" + b"x" * (size - 7)
+    directory.close(handle)
+    directory.flush()
+    assert list(bucket.iterdir()) == []
+
+
 def test_a_folder_is_renamed_in_one_step_with_all_that_the_bucket_has_in_it(opened: Open, bucket: Path):
     for name in ("a", "b/c", "b/d"):
         (bucket / "old" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,6 @@ def writable_rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rclone
         yield server
 
 
-@pytest.mark.xfail(strict=False, reason="a known defect: in some runs, by the timing of uploads, a close ends with EIO")
 @pytest.mark.timeout(max(300, SEQUENCES * 10))
 def test_a_mount_does_what_a_plain_directory_does(
     writable_rclone: RcloneS3, placed: Callable[..., Place], tmp_path: Path
