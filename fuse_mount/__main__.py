@@ -24,6 +24,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from datacache.core import unix_sockets
 from datacache.core.errors import DatacacheError, MountError
 from fuse_mount import process
 from fuse_mount.bucket_config import BucketConfig
@@ -120,7 +121,7 @@ def _pass_on(arguments: argparse.Namespace) -> dict[str, Any] | None:
         words, mountpoint = ["--takeover", arguments.takeover], arguments.takeover
         home = os.environ.get("DATACACHE_HOME", "")
     try:
-        connection = process.connect_to_host(Path(host))
+        connection = unix_sockets.connect(Path(host))
     except OSError:
         return None
     variables = {name: value for name, value in os.environ.items() if name.startswith("DATACACHE_")}

@@ -31,6 +31,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from datacache.core import unix_sockets
 from datacache.core.errors import DatacacheError, MountError
 from datacache.daemon import paths
 from datacache.settings import Settings
@@ -188,7 +189,7 @@ class MountHost:
 
     def _somebody_listens(self) -> bool:
         try:
-            connection = process.connect_to_host(self.path)
+            connection = unix_sockets.connect(self.path)
         except OSError:
             return False
         with connection, contextlib.suppress(OSError, ValueError):
@@ -287,26 +288,12 @@ class MountHost:
 
 
 def listen(path: Path) -> socket.socket:
-    """Listen at a path that only its owner may use, in the place of whoever did: not for an instant is there nobody."""
+    """Listen in the place of whoever did. Raises `MountError`."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return unix_sockets.listen(path, backlog=64)
     except OSError as exc:
-        raise MountError(f"the folder {path.parent} cannot be used: {exc.strerror}") from exc
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
-        beside.unlink(missing_ok=True)
-        listener.bind(f"/proc/self/fd/{folder}/{beside.name}")
-        beside.chmod(0o600)  # before anybody can connect; no umask, which is all threads'
-        listener.listen(64)
-        beside.replace(path)
-    except OSError as exc:
-        listener.close()
         raise MountError(f"{path} cannot be listened at: {exc.strerror}") from exc
-    finally:
-        os.close(folder)
-    return listener
 
 
 def _leave_snapshot(info: MountInfo, deadline: float) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import socket
 import sys
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from datacache.core import unix_sockets
 from datacache.daemon import paths
 from fuse_mount.control import receive, reply
 from fuse_mount.process import environment
@@ -188,15 +188,4 @@ def known(home: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def _connect(home: Path, *, blocking: bool) -> socket.socket:
-    path = paths.keeper_socket_path(home)
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # an address holds 107 bytes only
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.setblocking(blocking)
-        connection.connect(f"/proc/self/fd/{folder}/{path.name}")
-    except OSError:
-        connection.close()
-        raise
-    finally:
-        os.close(folder)
-    return connection
+    return unix_sockets.connect(paths.keeper_socket_path(home), timeout_s=None if blocking else 0.0)

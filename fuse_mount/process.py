@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from datacache.core import unix_sockets
 from datacache.core.errors import DatacacheError, MountError
 from fuse_mount.control import receive, reply
 from fuse_mount.state import FilesOfMount
@@ -68,7 +69,7 @@ def _start_there(host: Path, arguments: list[str], files: FilesOfMount, variable
     deadline = time.monotonic() + _HOST_AWAY_S
     while True:
         try:
-            connection = connect_to_host(host)
+            connection = unix_sockets.connect(host)
             break
         except OSError as exc:
             if time.monotonic() > deadline:
@@ -79,20 +80,6 @@ def _start_there(host: Path, arguments: list[str], files: FilesOfMount, variable
         time.sleep(_HOST_RETRY_S)
     with connection:
         return ask_host(connection, arguments, files, variables)
-
-
-def connect_to_host(host: Path) -> socket.socket:
-    """A connection to a mount host. `OSError` where none listens."""
-    folder = os.open(host.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # an address holds 107 bytes only
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(f"/proc/self/fd/{folder}/{host.name}")
-    except OSError:
-        connection.close()
-        raise
-    finally:
-        os.close(folder)
-    return connection
 
 
 def ask_host(

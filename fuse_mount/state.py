@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from datacache.core import unix_sockets
 from datacache.core.errors import MountError
 
 DEFAULT_OPENER = "datacache.api:open_mounted"
@@ -141,34 +140,11 @@ class FilesOfMount:
 
     def listen(self) -> socket.socket:
         """The control socket, in the place of an earlier one."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with self._short_path(self.socket_name + ".new") as path:
-            Path(path).unlink(missing_ok=True)
-            listener.bind(path)
-            os.chmod(path, 0o600)  # before anybody can connect; no umask, which is all threads'
-        listener.listen(8)
-        (self.folder / (self.socket_name + ".new")).replace(self.folder / self.socket_name)
-        return listener
+        return unix_sockets.listen(self.folder / self.socket_name, backlog=8)
 
     def connect(self) -> socket.socket:
         """A connection to the supervisor. Raises `OSError` when there is none."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with self._short_path(self.socket_name) as path:
-                connection.connect(path)
-        except OSError:
-            connection.close()
-            raise
-        return connection
-
-    @contextmanager
-    def _short_path(self, name: str) -> Iterator[str]:
-        # A socket's address has room for 107 bytes; a home may lie deeper than that.
-        folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
-        try:
-            yield f"/proc/self/fd/{folder}/{name}"
-        finally:
-            os.close(folder)
+        return unix_sockets.connect(self.folder / self.socket_name)
 
 
 class MountFiles(FilesOfMount):

@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from datacache.core import unix_sockets
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import DaemonError, DaemonUnavailableError, DatacacheError, StoreError
 from datacache.core.objects import ObjectRef
@@ -46,16 +46,7 @@ class _Connection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        folder = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self.sock.settimeout(self.timeout)
-            self.sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")
-        except OSError:
-            self.sock.close()
-            raise
-        finally:
-            os.close(folder)
+        self.sock = unix_sockets.connect(self._path, timeout_s=self.timeout)
 
 
 class DaemonClient:

@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from datacache.core import unix_sockets
 from datacache.core.errors import CacheError
 from datacache.daemon import paths
 
@@ -109,10 +110,13 @@ class Keeper:
 
     def start(self) -> None:
         """Listen. Raises `CacheError`. Whoever calls holds the daemon's lock, so a socket that is there is stale."""
+        path = paths.keeper_socket_path(self._home)
         try:
-            self._listener = _listen(paths.keeper_socket_path(self._home))
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._listener = unix_sockets.listen(path, backlog=128)
         except OSError as exc:
             raise CacheError(f"the keeper's socket cannot be made: {exc.strerror}") from exc
+        self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._thread.start()
@@ -327,25 +331,6 @@ class Keeper:
         log.info("%s %s", _name(kept), why)
         _close(kept)
         del self._kept[kept.key]
-
-
-def _listen(path: Path) -> socket.socket:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    old = os.umask(0o177)
-    try:
-        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        os.umask(old)
-        os.close(folder)
-    listener.listen(128)
-    listener.setblocking(False)
-    return listener
 
 
 def _summary(kept: _Kept) -> dict[str, Any]:

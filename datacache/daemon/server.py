@@ -16,7 +16,6 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 import time
@@ -32,7 +31,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
-from datacache.core import counters
+from datacache.core import counters, unix_sockets
 from datacache.core.errors import (
     CacheError,
     DaemonRunningError,
@@ -342,21 +341,6 @@ def hold_lock(settings: Settings, *, wait: bool = False) -> Iterator[None]:
         os.close(fd)
 
 
-def _listen(settings: Settings) -> socket.socket:
-    path = paths.socket_path(settings.home)
-    path.unlink(missing_ok=True)  # stale: we hold the lock
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    old = os.umask(0o177)
-    try:
-        sock.bind(f"/proc/self/fd/{folder}/{path.name}")
-    finally:
-        os.umask(old)
-        os.close(folder)
-    sock.listen(512)
-    return sock
-
-
 @contextlib.contextmanager
 def _keeping(settings: Settings) -> Iterator[None]:
     """Have a keeper from before the tiers are opened, which may take a while, to after they are closed."""
@@ -396,7 +380,9 @@ async def _serve(settings: Settings, writer: TierWriter, catalog: Catalog) -> No
         loop.add_signal_handler(number, daemon.stopping.set)
     runner = web.AppRunner(daemon.app(), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
-    await web.SockSite(runner, _listen(settings)).start()
+    # What is there is stale: we hold the lock.
+    listener = unix_sockets.listen(paths.socket_path(settings.home), backlog=512)
+    await web.SockSite(runner, listener, backlog=512).start()
     folding = loop.create_task(daemon.fold_counters())
     log.info("serving %s (pid %d)", settings.home, os.getpid())
     await daemon.stopping.wait()

@@ -17,9 +17,7 @@ import os
 import pickle
 import random
 import re
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
@@ -32,6 +30,7 @@ from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError, T
 from datacache.manifest.model import BlobId, SnapshotRecord
 from datacache.testing.collect import CollectConformance
 from datacache.testing.documents import DocumentsConformance
+from datacache.testing.killed import reported_until_killed
 
 _fork = multiprocessing.get_context("fork")
 
@@ -492,21 +491,9 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
     ) -> None:
         chance = random.Random(7)
         for round_number in range(20):
-            receiving, sending = _fork.Pipe(duplex=False)
-            process = _fork.Process(target=_write_until_killed, args=(catalog_url, round_number, sending))
-            process.start()
-            sending.close()
-            acknowledged: list[str] = []
-            deadline = time.monotonic() + chance.uniform(0.02, 0.15)
-            with contextlib.suppress(EOFError):
-                acknowledged.append(receiving.recv())  # it has begun
-                while (left := deadline - time.monotonic()) > 0 and receiving.poll(left):
-                    acknowledged.append(receiving.recv())
-                assert process.pid is not None
-                os.kill(process.pid, signal.SIGKILL)
-                while True:
-                    acknowledged.append(receiving.recv())
-            process.join()
+            acknowledged = reported_until_killed(
+                _write_until_killed, catalog_url, round_number, after_s=chance.uniform(0.02, 0.15)
+            )
             check_consistency(catalog)
             there = {record.id for record in catalog.snapshots(f"killed{round_number}")}
             assert set(acknowledged) <= there

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import os
 import random
-import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +12,7 @@ import pytest
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.core.errors import UsageError
+from datacache.testing.killed import reported_until_killed
 
 _fork = multiprocessing.get_context("fork")
 
@@ -104,26 +101,15 @@ class DocumentsConformance:
     ) -> None:
         chance = random.Random(5)
         for round_number in range(8):
-            receiving, sending = _fork.Pipe(duplex=False)
-            process = _fork.Process(target=_set_until_killed, args=(catalog_url, f"k{round_number}", sending))
-            process.start()
-            sending.close()
-            done = [0]
-            with contextlib.suppress(EOFError):
-                done.append(receiving.recv())  # it has begun
-                deadline = time.monotonic() + chance.uniform(0.01, 0.1)
-                while (left := deadline - time.monotonic()) > 0 and receiving.poll(left):
-                    done.append(receiving.recv())
-                assert process.pid is not None
-                os.kill(process.pid, signal.SIGKILL)
-                while True:
-                    done.append(receiving.recv())
-            process.join()
+            reports = reported_until_killed(
+                _set_until_killed, catalog_url, f"k{round_number}", after_s=chance.uniform(0.01, 0.1)
+            )
+            done = reports[-1]
             there = catalog.document("killed", f"k{round_number}")
-            assert there in (str(done[-1]), str(done[-1] + 1))
+            assert there in (str(done), str(done + 1))
             if not catalog.set_document("killed", f"k{round_number}", "after", old=there):
                 # A server goes on for a moment with what a killed writer had asked for.
-                assert catalog.set_document("killed", f"k{round_number}", "after", old=str(done[-1] + 1))
+                assert catalog.set_document("killed", f"k{round_number}", "after", old=str(done + 1))
 
 
 def _count(url: str, start: Any, times: int) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from datacache.api import create_snapshot
-from datacache.settings import Settings, load_settings
+from csi_driver.node import NodeService
+from datacache.settings import Settings
 from tests.csi_driver.api_server import ApiServer
 from tests.csi_driver.driver import Driver
-from tests.servers import Mongod
+from tests.csi_driver.kubelet import Kubelet, make_masks
+from tests.servers import Mongod, RcloneS3
 
 StartDriver = Callable[..., Driver]
 
@@ -43,19 +44,29 @@ def any_catalog(request: pytest.FixtureRequest, mongod: Mongod, home: Path, monk
 @pytest.fixture
 def masks(home: Path, tmp_path: Path) -> dict[str, str]:
     """The data set `mask`, see `make_masks`: its tags' ids. `tmp_path / "masks"` is what it was made of."""
-    return make_masks(tmp_path / "masks", load_settings())
+    return make_masks(tmp_path / "masks")
 
 
-def make_masks(folder: Path, settings: Settings) -> dict[str, str]:
-    """A data set `mask` with the tags v1, v2 and v3, each with train/, train/deep/, val/ and README: their ids."""
-    for name in ("train/a.jpg", "train/deep/b.jpg", "val/c.jpg", "README"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(os.urandom(1000))
-    ids = {}
-    for tag in ("v1", "v2", "v3"):
-        (folder / "VERSION").write_text(tag)
-        ids[tag] = create_snapshot("mask", str(folder), tags=[tag], settings=settings).id
-    return ids
+@pytest.fixture
+def service(settings: Settings) -> Iterator[NodeService]:
+    """The Node service of `home`, in this process."""
+    service = NodeService(settings, "node-1")
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def kubelet(service: NodeService, tmp_path: Path) -> Kubelet:
+    """A node's kubelet, whose volumes are in `tmp_path/kubelet`."""
+    return Kubelet(service, tmp_path / "kubelet")
+
+
+@pytest.fixture
+def bucket(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty bucket that the driver's own credentials open: its name is the folder's."""
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    return rclone_s3.make_bucket(f"node-{os.urandom(6).hex()}")
 
 
 @pytest.fixture

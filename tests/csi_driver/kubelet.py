@@ -15,6 +15,7 @@ from csi_driver import binds
 from csi_driver.status import status_of
 from csi_driver.wire import csi_pb2 as csi
 from datacache.api import create_snapshot
+from datacache.settings import Settings
 from tests.csi_driver.driver import capability
 
 Call = Callable[[Any], Any]
@@ -109,15 +110,16 @@ class Kubelet:
         return capability("MULTI_NODE_READER_ONLY" if "dataset" in context else "MULTI_NODE_MULTI_WRITER")
 
 
-def make_masks(folder: Path) -> dict[str, str]:
-    """The data set `mask` with the tags v1, v2 and v3, whose files all stay: their ids."""
+def make_masks(folder: Path, settings: Settings | None = None) -> dict[str, str]:
+    """The data set `mask` with the tags v1, v2 and v3, each with train/, train/deep/, val/ and README: their ids. Each
+    is made of a folder of its own, which stays."""
     ids = {}
     for tag in ("v1", "v2", "v3"):
         for name in ("train/a.jpg", "train/deep/b.jpg", "val/c.jpg", "README"):
             (folder / tag / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / tag / name).write_text(f"{tag} {name}")
         (folder / tag / "VERSION").write_text(tag)
-        ids[tag] = create_snapshot("mask", str(folder / tag), tags=[tag]).id
+        ids[tag] = create_snapshot("mask", str(folder / tag), tags=[tag], settings=settings).id
     return ids
 
 

@@ -18,8 +18,9 @@ from datacache.catalog.access import set_access
 from datacache.core.errors import SettingsError
 from datacache.settings import Settings, load_settings
 from tests.csi_driver.api_server import TOKEN, ApiServer
-from tests.csi_driver.conftest import StartDriver, make_masks
+from tests.csi_driver.conftest import StartDriver
 from tests.csi_driver.driver import READ, WRITE, Driver
+from tests.csi_driver.kubelet import make_masks
 
 NAME = "pvc-0f4d0000-0000-4000-8000-000000000001"
 """As the provisioner makes it of the uid of `ApiServer.put_claim`."""

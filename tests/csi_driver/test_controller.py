@@ -111,8 +111,8 @@ def test_of_two_controllers_both_give_the_same_volume(
     with ThreadPoolExecutor(8) as pool:
         for round in range(5):
             calls = [pool.submit(make, drivers[n % 2], f"v{round}") for n in range(8)]
-            (tmp_path / "masks" / f"more{round}").touch()
-            api.create_snapshot("mask", str(tmp_path / "masks"))
+            (tmp_path / "masks" / "v3" / f"more{round}").touch()
+            api.create_snapshot("mask", str(tmp_path / "masks" / "v3"))
             assert len({call.result().SerializeToString(deterministic=True) for call in calls}) == 1
     assert listed(drivers[0]) == [f"v{round}" for round in range(5)]
 

@@ -22,25 +22,12 @@ from csi_driver.wire import csi_pb2 as csi
 from datacache.settings import Settings
 from tests import leftovers
 from tests.csi_driver.conftest import StartDriver
-from tests.csi_driver.kubelet import Kubelet, make_masks, mounted_below, needs_root
+from tests.csi_driver.kubelet import Kubelet, mounted_below, needs_root
 from tests.fuse_mount.bucket_mount import _kill
-from tests.servers import RcloneS3
 
 pytestmark = needs_root
 _ROUNDS = int(os.environ.get("DATACACHE_TEST_KILLS") or 8) // 4
 """How often each call is killed."""
-
-
-@pytest.fixture
-def masks(home: Path, tmp_path: Path) -> dict[str, str]:
-    return make_masks(tmp_path / "masks")
-
-
-@pytest.fixture
-def service(settings: Settings) -> Iterator[NodeService]:
-    service = NodeService(settings, "node-1")
-    yield service
-    service.close()
 
 
 @pytest.fixture
@@ -150,17 +137,9 @@ def test_calls_on_a_dead_mount_repair_it(masks: dict[str, str], kubelet: Kubelet
 
 
 def test_what_was_written_to_a_bucket_whose_mount_died_is_in_it_in_the_end(
-    rclone_s3: RcloneS3,
-    service: NodeService,
-    kubelet: Kubelet,
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Path, service: NodeService, kubelet: Kubelet, settings: Settings
 ) -> None:
-    for name, value in rclone_s3.env().items():
-        monkeypatch.setenv(name, value)
-    bucket = f"mend-{os.urandom(6).hex()}"
-    rclone_s3.make_bucket(bucket)
-    target = kubelet.show("w", {"bucket": f"s3://{bucket}/out"})
+    target = kubelet.show("w", {"bucket": f"s3://{bucket.name}/out"})
     (target / "a").write_text("before")
     with open(target / "a", "rb+") as file:
         os.fsync(file.fileno())
@@ -170,22 +149,14 @@ def test_what_was_written_to_a_bucket_whose_mount_died_is_in_it_in_the_end(
     (target / "b").write_text("after")
     kill_mounts(settings)
     kubelet.hide("w")
-    out = rclone_s3.root / bucket / "out"
+    out = bucket / "out"
     assert {path.name: path.read_text() for path in out.iterdir()} == {"a": "before", "b": "after"}
 
 
 def test_what_was_written_before_a_node_was_started_again_is_uploaded(
-    rclone_s3: RcloneS3,
-    service: NodeService,
-    kubelet: Kubelet,
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Path, service: NodeService, kubelet: Kubelet, settings: Settings
 ) -> None:
-    for name, value in rclone_s3.env().items():
-        monkeypatch.setenv(name, value)
-    bucket = f"boot-{os.urandom(6).hex()}"
-    rclone_s3.make_bucket(bucket)
-    target = kubelet.show("w", {"bucket": f"s3://{bucket}/out"})
+    target = kubelet.show("w", {"bucket": f"s3://{bucket.name}/out"})
     (target / "a").write_text("before")
     kill_mounts(settings)
     for path in (*mounted_below(kubelet.folder), *mounted_below(settings.home)):
@@ -193,7 +164,7 @@ def test_what_was_written_before_a_node_was_started_again_is_uploaded(
     service.mender.tidy(first=True)
     while service.records.get("w") is not None:
         kubelet.hide("w")
-    assert (rclone_s3.root / bucket / "out" / "a").read_text() == "before"
+    assert (bucket / "out" / "a").read_text() == "before"
     assert mounted_below(settings.home) == []
 
 
@@ -246,12 +217,8 @@ def test_a_driver_that_is_killed_in_the_middle_of_calls_goes_on_where_it_was(
     start_driver: StartDriver,
     shared: Path,
     settings: Settings,
-    rclone_s3: RcloneS3,
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Path,
 ) -> None:
-    for name, value in rclone_s3.env().items():
-        monkeypatch.setenv(name, value)
-    bucket = rclone_s3.make_bucket(f"kill-{os.urandom(6).hex()}")
     driver = start_driver("--mode=node")
     kubelet = Kubelet(driver.client, shared)
     dice = random.Random(11)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,38 +21,11 @@ from datacache.core.errors import UploadError
 from datacache.settings import Settings
 from tests import leftovers
 from tests.csi_driver.driver import capability
-from tests.csi_driver.kubelet import Kubelet, make_masks, mounted_below, needs_root
+from tests.csi_driver.kubelet import Kubelet, mounted_below, needs_root
 from tests.servers import RcloneS3
 
 pytestmark = needs_root
 WRITE = capability("MULTI_NODE_MULTI_WRITER")
-
-
-@pytest.fixture
-def service(settings: Settings) -> Iterator[NodeService]:
-    service = NodeService(settings, "node-1")
-    yield service
-    service.close()
-
-
-@pytest.fixture
-def masks(home: Path, tmp_path: Path) -> dict[str, str]:
-    return make_masks(tmp_path / "masks")
-
-
-@pytest.fixture
-def kubelet(service: NodeService, tmp_path: Path) -> Kubelet:
-    return Kubelet(service, tmp_path / "kubelet")
-
-
-@pytest.fixture
-def bucket(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of an empty bucket that the driver's own credentials open."""
-    for name, value in rclone_s3.env().items():
-        monkeypatch.setenv(name, value)
-    name = f"node-{os.urandom(6).hex()}"
-    rclone_s3.make_bucket(name)
-    return name
 
 
 # --- data sets ------------------------------------------------------------------------------------------------------
@@ -156,18 +128,18 @@ def test_warm_waits_until_all_is_here_and_pin_lasts_as_long_as_the_volume(
 
 
 def test_what_a_pod_writes_is_in_the_bucket_when_its_volume_is_unstaged(
-    bucket: str, rclone_s3: RcloneS3, kubelet: Kubelet, settings: Settings
+    bucket: Path, kubelet: Kubelet, settings: Settings
 ) -> None:
-    context = {"bucket": f"s3://{bucket}/out"}
+    context = {"bucket": f"s3://{bucket.name}/out"}
     target = kubelet.show("w", context)
     (target / "result.txt").write_text("42")
     kubelet.hide("w")
-    assert (rclone_s3.root / bucket / "out" / "result.txt").read_text() == "42"
+    assert (bucket / "out" / "result.txt").read_text() == "42"
     assert mounted_below(settings.home) == mounted_below(kubelet.folder) == []
 
 
-def test_a_bucket_can_be_published_read_only(bucket: str, kubelet: Kubelet) -> None:
-    context = {"bucket": f"s3://{bucket}/out"}
+def test_a_bucket_can_be_published_read_only(bucket: Path, kubelet: Kubelet) -> None:
+    context = {"bucket": f"s3://{bucket.name}/out"}
     writer = kubelet.show("w", context)
     (writer / "a").write_text("x")
     reader = kubelet.publish("w", context, "pod-2", readonly=True)
@@ -180,10 +152,10 @@ def test_a_bucket_can_be_published_read_only(bucket: str, kubelet: Kubelet) -> N
     assert code == "ALREADY_EXISTS"
 
 
-def test_the_group_of_a_pod_can_write_to_a_bucket(bucket: str, kubelet: Kubelet) -> None:
+def test_the_group_of_a_pod_can_write_to_a_bucket(bucket: Path, kubelet: Kubelet) -> None:
     grouped = capability("MULTI_NODE_MULTI_WRITER")
     grouped.mount.volume_mount_group = "5000"
-    context = {"bucket": f"s3://{bucket}/out", "subpath": "deep/er"}
+    context = {"bucket": f"s3://{bucket.name}/out", "subpath": "deep/er"}
     target = kubelet.show("w", context, volume_capability=grouped)
     command = ["sh", "-c", "echo hello > file && stat -c %g file"]
     said = subprocess.run(
@@ -199,8 +171,8 @@ def test_the_group_of_a_pod_can_write_to_a_bucket(bucket: str, kubelet: Kubelet)
     assert "fsGroup" in words
 
 
-def test_a_bucket_prefix_is_mounted_in_one_way_on_a_node(bucket: str, kubelet: Kubelet) -> None:
-    context = {"bucket": f"s3://{bucket}/out"}
+def test_a_bucket_prefix_is_mounted_in_one_way_on_a_node(bucket: Path, kubelet: Kubelet) -> None:
+    context = {"bucket": f"s3://{bucket.name}/out"}
     kubelet.stage("a", context)
     other = capability("MULTI_NODE_MULTI_WRITER", flags=("uid=1000",))
     code, words = kubelet.code("NodeStageVolume", kubelet.stage_request("b", context, volume_capability=other))
@@ -210,14 +182,14 @@ def test_a_bucket_prefix_is_mounted_in_one_way_on_a_node(bucket: str, kubelet: K
     kubelet.stage("b", context, volume_capability=other)
 
 
-def test_a_subpath_cannot_leave_a_bucket_through_a_symbolic_link(bucket: str, kubelet: Kubelet) -> None:
-    whole = kubelet.show("w", {"bucket": f"s3://{bucket}/out"})
+def test_a_subpath_cannot_leave_a_bucket_through_a_symbolic_link(bucket: Path, kubelet: Kubelet) -> None:
+    whole = kubelet.show("w", {"bucket": f"s3://{bucket.name}/out"})
     (whole / "etc").symlink_to("/etc")
     (whole / "up").symlink_to("..")
     (whole / "inside").mkdir()
     (whole / "link").symlink_to("inside")
     for wrong in ("etc", "etc/ssl", "up", "link"):
-        context = {"bucket": f"s3://{bucket}/out", "subpath": wrong}
+        context = {"bucket": f"s3://{bucket.name}/out", "subpath": wrong}
         kubelet.stage(f"v-{wrong.replace('/', '-')}", context)
         request = kubelet.publish_request(f"v-{wrong.replace('/', '-')}", context)
         code, words = kubelet.code("NodePublishVolume", request)
@@ -225,14 +197,14 @@ def test_a_subpath_cannot_leave_a_bucket_through_a_symbolic_link(bucket: str, ku
 
 
 def test_a_volume_is_unstaged_only_when_the_bucket_has_everything(
-    rclone_s3: RcloneS3, bucket: str, service: NodeService, kubelet: Kubelet, settings: Settings
+    bucket: Path, service: NodeService, kubelet: Kubelet, settings: Settings
 ) -> None:
     service.preparation.flush_s = 0.5
     long = capability("MULTI_NODE_MULTI_WRITER", flags=("ttl=600",))
-    target = kubelet.show("w", {"bucket": f"s3://{bucket}/out"}, volume_capability=long)
+    target = kubelet.show("w", {"bucket": f"s3://{bucket.name}/out"}, volume_capability=long)
     assert os.listdir(target) == []
-    folder = rclone_s3.root / bucket
-    folder.rename(folder.with_name(f"{bucket}-away"))
+    folder = bucket
+    folder.rename(folder.with_name(f"{bucket.name}-away"))
     (target / "a").write_text("x")
     with pytest.raises(UploadError):
         fuse_mount.flush_mount(fuse_mount.list_bucket_mounts(settings)[0], timeout_s=0.5, progress=lambda _: None)
@@ -243,15 +215,15 @@ def test_a_volume_is_unstaged_only_when_the_bucket_has_everything(
     code, words = kubelet.code("NodeUnstageVolume", request)
     assert code == "UNAVAILABLE"
     assert "1 file" in words
-    folder.with_name(f"{bucket}-away").rename(folder)
+    folder.with_name(f"{bucket.name}-away").rename(folder)
     while kubelet.code("NodeUnstageVolume", request)[0] == "UNAVAILABLE":
         pass
     assert (folder / "out" / "a").read_text() == "x"
     assert mounted_below(settings.home) == []
 
 
-def test_a_volume_grows_while_it_is_used(bucket: str, kubelet: Kubelet) -> None:
-    target = kubelet.show("w", {"bucket": f"s3://{bucket}/out", "quota": str(2**20)})
+def test_a_volume_grows_while_it_is_used(bucket: Path, kubelet: Kubelet) -> None:
+    target = kubelet.show("w", {"bucket": f"s3://{bucket.name}/out", "quota": str(2**20)})
     usage = kubelet.stats("w", target).usage
     assert [each.total for each in usage if each.unit == csi.VolumeUsage.BYTES] == [2**20]
     with pytest.raises(OSError, match=r"quota|space"):
@@ -275,8 +247,8 @@ def test_an_inline_volume_lives_as_long_as_its_pod(masks: dict[str, str], kubele
     assert not list((settings.home / "csi").rglob("*.json"))
 
 
-def test_an_inline_volume_may_name_no_bucket_that_is_not_open(bucket: str, kubelet: Kubelet) -> None:
-    context = {"bucket": f"s3://{bucket}/out", "csi.storage.k8s.io/pod.namespace": "lab"}
+def test_an_inline_volume_may_name_no_bucket_that_is_not_open(bucket: Path, kubelet: Kubelet) -> None:
+    context = {"bucket": f"s3://{bucket.name}/out", "csi.storage.k8s.io/pod.namespace": "lab"}
     code, words = kubelet.code("NodePublishVolume", kubelet.publish_request("i", context, inline=True))
     assert code == "PERMISSION_DENIED"
     assert "Secret" in words
@@ -325,10 +297,10 @@ def secret_of(server: RcloneS3, **more: str) -> dict[str, str]:
 
 
 def test_wrong_credentials_of_the_node_are_said_as_such(
-    bucket: str, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+    bucket: Path, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
-    code, words = kubelet.code("NodeStageVolume", kubelet.stage_request("w", {"bucket": f"s3://{bucket}/out"}))
+    code, words = kubelet.code("NodeStageVolume", kubelet.stage_request("w", {"bucket": f"s3://{bucket.name}/out"}))
     assert (code, "not-the-secret" in words) == ("UNAUTHENTICATED", False)
 
 
@@ -405,10 +377,10 @@ def test_a_target_into_which_somebody_wrote_meanwhile_is_not_thrown_away(kubelet
 
 
 def test_wrong_requests_get_the_codes_that_the_specification_asks_for(
-    masks: dict[str, str], bucket: str, kubelet: Kubelet
+    masks: dict[str, str], bucket: Path, kubelet: Kubelet
 ) -> None:
     data = {"dataset": f"mask@{masks['v1']}"}
-    files = {"bucket": f"s3://{bucket}/codes"}
+    files = {"bucket": f"s3://{bucket.name}/codes"}
     kubelet.stage("staged", data)
     kubelet.show("used", files)
     block = capability()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,18 +19,6 @@ from tests.csi_driver.kubelet import Kubelet, needs_root
 from tests.servers import RcloneS3
 
 pytestmark = needs_root
-
-
-@pytest.fixture
-def service(settings: Settings) -> Iterator[NodeService]:
-    service = NodeService(settings, "node-1")
-    yield service
-    service.close()
-
-
-@pytest.fixture
-def kubelet(service: NodeService, tmp_path: Path) -> Kubelet:
-    return Kubelet(service, tmp_path / "kubelet")
 
 
 @pytest.fixture

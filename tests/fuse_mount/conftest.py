@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import fuse_mount
 from datacache.settings import Settings
 from fuse_mount import MountInfo
 from tests import leftovers
+from tests.fuse_mount.mount_processes import BucketMounter
+from tests.servers import RcloneS3
 
 Mounter = Callable[..., MountInfo]
 
@@ -82,3 +85,18 @@ def files_below(folder: Path) -> dict[str, bytes]:
         for top, _, names in os.walk(folder)
         for name in names
     }
+
+
+@pytest.fixture
+def bucket_mounter(
+    settings: Settings, tmp_path: Path, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[BucketMounter]:
+    """mount(…) of `s3://BUCKET/run`, a new bucket's, at `tmp_path/mnt`."""
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    leftovers.let_others_through(tmp_path)
+    bucket = rclone_s3.make_bucket(f"rw-{uuid.uuid4().hex[:12]}")
+    target = tmp_path / "mnt"
+    target.mkdir()
+    yield BucketMounter(settings, f"s3://{bucket.name}/run", target, bucket / "run")
+    leftovers.unmount_under(tmp_path)

@@ -7,7 +7,7 @@ import os
 import select
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import fuse_mount
 from datacache.settings import Settings
 from fuse_mount import BucketInfo
 from fuse_mount.bucket_session import is_dead
+from tests import leftovers
 
 _numbers = itertools.count()
 
@@ -55,6 +56,17 @@ class BucketMounter:
         before = self.now()
         kill(before.pid)
         return self.after(before)
+
+    def kill_all(self) -> BucketInfo:
+        """SIGKILL to the daemon, whose keeper would bring the mount back, and to its supervisor and server."""
+        info = self.now()
+        for pid in leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(self.settings.home)):
+            if pid not in (info.supervisor, info.pid):
+                with suppress(ProcessLookupError):
+                    kill(pid)
+        kill(info.supervisor)
+        kill(info.pid)
+        return info
 
     def after(self, before: BucketInfo) -> BucketInfo:
         """The mount as its next server wrote it down."""

@@ -5,39 +5,25 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from datacache.settings import Settings
-from tests import leftovers
 from tests.fuse_mount.mount_processes import BucketMounter
-from tests.servers import RcloneS3
 
 OWNER, GROUP = 4710, 4711
 MEMBER, STRANGER = 4712, 4713
 
 
 @pytest.fixture
-def mounter(
-    settings: Settings, tmp_path: Path, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[BucketMounter]:
-    """mount(…) of `s3://BUCKET/run` at `tmp_path/mnt`; the bucket has files and folders that nobody owns."""
+def mounter(bucket_mounter: BucketMounter) -> BucketMounter:
+    """Of a bucket that has files and folders that nobody owns."""
     if os.geteuid() != 0:
         pytest.skip("only root can become other users")
-    for name, value in rclone_s3.env().items():
-        monkeypatch.setenv(name, value)
-    leftovers.let_others_through(tmp_path)
-    bucket = rclone_s3.make_bucket(f"group-{uuid.uuid4().hex[:12]}")
-    (bucket / "run" / "sub").mkdir(parents=True)
-    (bucket / "run" / "old").write_text("old\n")
-    (bucket / "run" / "sub" / "older").write_text("older\n")
-    target = tmp_path / "mnt"
-    target.mkdir()
-    yield BucketMounter(settings, f"s3://{bucket.name}/run", target, bucket / "run")
-    leftovers.unmount_under(tmp_path)
+    (bucket_mounter.bucket / "sub").mkdir(parents=True)
+    (bucket_mounter.bucket / "old").write_text("old\n")
+    (bucket_mounter.bucket / "sub" / "older").write_text("older\n")
+    return bucket_mounter
 
 
 def as_user(user: int, groups: list[int], script: str, at: Path) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,35 +17,21 @@ import pytest
 
 import fuse_mount
 from datacache.core.errors import MountError, UploadError, UsageError
-from datacache.settings import Settings, load_settings
+from datacache.settings import load_settings
 from datacache.testing.faults import FaultProxy
 from fuse_mount import session
 from fuse_mount.bucket_config import BucketFiles
-from tests import leftovers
 from tests.fuse_mount.mount_processes import BucketMounter, kill, mount_is_dead, wait_until, waiting_for_the_end_of
 from tests.servers import RcloneS3
 
 
-@pytest.fixture(autouse=True)
-def _s3(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in rclone_s3.env().items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture
+def mounter(bucket_mounter: BucketMounter) -> BucketMounter:
+    return bucket_mounter
 
 
 @pytest.fixture
-def mounter(settings: Settings, tmp_path: Path, rclone_s3: RcloneS3) -> Iterator[BucketMounter]:
-    """mount(…) of `s3://BUCKET/run` at `tmp_path/mnt`."""
-    leftovers.let_others_through(tmp_path)
-    name = f"rw-{uuid.uuid4().hex[:12]}"
-    bucket = rclone_s3.make_bucket(name)
-    target = tmp_path / "mnt"
-    target.mkdir()
-    yield BucketMounter(settings, f"s3://{name}/run", target, bucket / "run")
-    leftovers.unmount_under(tmp_path)
-
-
-@pytest.fixture
-def proxy(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+def proxy(mounter: BucketMounter, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """Between the mount and the store."""
     with FaultProxy(rclone_s3.endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
@@ -135,10 +120,9 @@ def test_the_server_goes_on_without_its_supervisor(mounter: BucketMounter) -> No
 
 
 def test_a_mount_whose_processes_were_all_killed_is_mounted_again(mounter: BucketMounter) -> None:
-    info = mounter()
+    mounter()
     (mounter.target / "a").write_bytes(b"x" * 1_000_000)
-    kill(info.supervisor)
-    kill(info.pid)
+    info = mounter.kill_all()
     assert mount_is_dead(info)
     with pytest.raises(MountError, match="processes were killed") as caught:
         fuse_mount.bucket_status(mounter.now())
@@ -150,9 +134,8 @@ def test_a_mount_whose_processes_were_all_killed_is_mounted_again(mounter: Bucke
 
 
 def test_a_dead_mount_can_be_taken_away(mounter: BucketMounter) -> None:
-    info = mounter()
-    kill(info.supervisor)
-    kill(info.pid)
+    mounter()
+    mounter.kill_all()
     fuse_mount.take_away_dead(mounter.now())
     assert not os.path.ismount(mounter.target)
     assert fuse_mount.list_bucket_mounts(mounter.settings) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,8 @@ from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Attributes, Logged, Pending
 from datacache.writeback.overlay import Overlay
 from fuse_mount.bucket_fs import Changes
-from tests import leftovers
 from tests.fuse_mount.mount_processes import BucketMounter
 from tests.fuse_mount.test_bucket_fs import Directory, expect_errno
-from tests.servers import RcloneS3
 
 QUOTA = 100_000
 FILE = Attributes(stat.S_IFREG | 0o644, 0, 0, 0)
@@ -191,19 +188,8 @@ def test_the_quota_that_was_set_last_is_the_next_processs_and_so_is_what_was_in_
 
 
 @pytest.fixture
-def mounter(
-    settings: Settings, tmp_path: Path, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[BucketMounter]:
-    """mount(…) of `s3://BUCKET/run` at `tmp_path/mnt`."""
-    for name, value in rclone_s3.env().items():
-        monkeypatch.setenv(name, value)
-    leftovers.let_others_through(tmp_path)
-    name = f"quota-{uuid.uuid4().hex[:12]}"
-    bucket = rclone_s3.make_bucket(name)
-    target = tmp_path / "mnt"
-    target.mkdir()
-    yield BucketMounter(settings, f"s3://{name}/run", target, bucket / "run")
-    leftovers.unmount_under(tmp_path)
+def mounter(bucket_mounter: BucketMounter) -> BucketMounter:
+    return bucket_mounter
 
 
 def test_a_program_is_told_by_write_or_close_and_statvfs_shows_the_quota(mounter: BucketMounter) -> None:
@@ -223,7 +209,9 @@ def test_a_program_is_told_by_write_or_close_and_statvfs_shows_the_quota(mounter
     assert "quota of this mount is used up" in info.log.read_text()
 
 
-def test_a_quota_is_changed_while_files_are_written_and_kept_when_the_server_is_killed(mounter: BucketMounter) -> None:
+def test_a_quota_is_changed_while_files_are_written_and_kept_when_the_server_is_killed(
+    mounter: BucketMounter,
+) -> None:
     info = mounter(quota_bytes=100_000)
     fuse_mount.set_quota(info, 300_000)
     (mounter.target / "a").write_bytes(b"a" * 200_000)

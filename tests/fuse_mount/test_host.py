@@ -19,6 +19,7 @@ from typing import TypeVar
 import pytest
 
 import fuse_mount
+from datacache.core import unix_sockets
 from datacache.core.errors import MountError
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
@@ -321,7 +322,7 @@ def test_a_host_that_ends_uploads_and_leaves_the_place_to_the_next_one(bucket: B
 def host_pid(node: Node) -> int:
     """Of the host that has the socket."""
     try:
-        with process.connect_to_host(paths.mount_host_path(node.settings.home)) as connection:
+        with unix_sockets.connect(paths.mount_host_path(node.settings.home)) as connection:
             reply(connection, {"op": "ping"})
             return int(receive(connection)[0]["ok"]["pid"])
     except OSError:
