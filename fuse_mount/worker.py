@@ -134,6 +134,8 @@ class Worker:
         # the loop has ended.
         os.set_blocking(self._fd, False)
         while not self._stopped.wait(_KICK_S):
+            # Again each time: who took the mount over may have made blocking what it got from this process.
+            os.set_blocking(self._fd, False)
             signal.pthread_kill(main, signal.SIGUSR1)
 
     def release_given(self) -> None:

@@ -1,23 +1,30 @@
-"""Workers and supervisors die while others read: no reader may notice, and no byte may be wrong."""
+"""Workers and supervisors die while others read: no reader may notice, and no byte may be wrong.
+
+`DATACACHE_TEST_KILLS` (how many kills a run has, 8) asks for long ones.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import fuse_mount
 from datacache.settings import Settings
-from fuse_mount import MountInfo
+from fuse_mount import MountInfo, orphans
 from fuse_mount.session import resend
 from tests.fuse_mount.conftest import Mounter
 from tests.fuse_mount.test_session import ended
+
+KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 8)
 
 _READER = """
 import os, random, sys
@@ -92,6 +99,7 @@ def kill_a_worker(info: MountInfo, settings: Settings, dice: random.Random) -> N
         now = fuse_mount.status(info.mountpoint, settings).workers
         if victim not in now and len(now) == len(info.workers):
             return
+        time.sleep(0.005)
 
 
 @pytest.mark.usefixtures("kernel_resends")
@@ -102,7 +110,7 @@ def test_killing_workers_again_and_again_breaks_no_read(
     info = mounter(workers=workers)
     readers = Readers(info, folder)
     dice = random.Random(workers)
-    for _ in range(30):
+    for _ in range(KILLS):
         kill_a_worker(info, settings, dice)
         (info.mountpoint / f"never-looked-up-{dice.random()}").exists()  # served by somebody: readers go on between
     reads, errors, wrong = readers.finish()
@@ -144,11 +152,11 @@ def test_without_resend_what_no_worker_had_read_is_served(folder: Path, mounter:
     info = mounter(resend=False)
     readers = Readers(info, folder)
     dice = random.Random(5)
-    for _ in range(10):
+    for _ in range(KILLS):
         kill_a_worker(info, settings, dice)
     reads, errors, wrong = readers.finish()
     assert wrong == 0
-    assert errors <= 10 * 3 * 2  # at most what was in flight at each kill
+    assert errors <= KILLS * 3 * 2  # at most what was in flight at each kill
     assert reads > errors
 
 
@@ -216,7 +224,7 @@ def test_a_hand_over_while_others_read_breaks_no_read(folder: Path, mounter: Mou
     info = mounter()
     readers = Readers(info, folder)
     seen = {info.pid}
-    for _ in range(5):
+    for _ in range(3):
         before = fuse_mount.status(info.mountpoint, settings)
         after = fuse_mount.takeover(info.mountpoint, settings)
         assert (after.ref, after.device, after.started_at) == (before.ref, before.device, before.started_at)
@@ -232,7 +240,7 @@ def test_a_hand_over_while_others_read_breaks_no_read(folder: Path, mounter: Mou
 def test_a_hand_over_without_resend_loses_nothing_either(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter(resend=False)
     readers = Readers(info, folder)
-    for _ in range(3):
+    for _ in range(2):
         fuse_mount.takeover(info.mountpoint, settings)
     assert readers.finish()[1:] == (0, 0)
 
@@ -244,16 +252,33 @@ def test_workers_that_share_one_descriptor_may_die_and_be_handed_over(
     info = mounter(clone=False)
     readers = Readers(info, folder)
     dice = random.Random(4)
-    for _ in range(5):
+    for _ in range(KILLS // 2):
         kill_a_worker(info, settings, dice)
     info = fuse_mount.takeover(info.mountpoint, settings)
-    for _ in range(5):
+    for _ in range(KILLS // 2):
         kill_a_worker(info, settings, dice)
     reads, errors, wrong = readers.finish()
     assert (errors, wrong) == (0, 0)
     assert reads > 0
     fuse_mount.unmount(info.mountpoint, settings=settings)
     assert all(ended(pid) for pid in (info.pid, *info.workers))
+
+
+def test_a_worker_ends_though_who_got_its_descriptor_makes_it_blocking_again(folder: Path, mounter: Mounter) -> None:
+    info = mounter(workers=1)
+    (worker,) = info.workers
+    number = orphans._device_of(worker)
+    assert number is not None
+    shared = orphans._copy(worker, number, str(info.mountpoint))
+    # To another thread than the one that waits for a request, which would look again.
+    other = next(int(task) for task in os.listdir(f"/proc/{worker}/task") if int(task) != worker)
+    assert ctypes.CDLL(None).tgkill(worker, other, signal.SIGTERM) == 0
+    while os.get_blocking(shared):
+        os.sched_yield()
+    os.set_blocking(shared, True)
+    assert ended(worker)
+    assert not os.get_blocking(shared)  # it did not wait for a request to come
+    os.close(shared)
 
 
 def test_resend_on_something_else_than_a_new_kernels_device_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
