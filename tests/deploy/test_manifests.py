@@ -221,10 +221,19 @@ def test_store_credentials_are_in_no_container_that_needs_none(values: str) -> N
         if "envFrom" in container
     }
     assert given == {
+        ("datacache-node", "driver"),
         ("datacache-node", "mounts"),
         ("datacache-node", "daemon"),
         ("datacache-controller", "driver"),
     }
+
+
+@pytest.mark.parametrize("values", ["the defaults", "no credentials"])
+def test_a_nodes_driver_reaches_the_stores_as_those_who_read_from_them(values: str) -> None:
+    driver, mounts, daemon = (node_container(values, name) for name in ("driver", "mounts", "daemon"))
+    assert driver.get("envFrom") == mounts.get("envFrom") == daemon.get("envFrom")
+    environment = [each for each in driver["env"] if each["name"] != "NODE_NAME"]
+    assert environment == mounts["env"] == daemon["env"]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
