@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from datacache.core.errors import DatacacheError, SettingsError
 
 if TYPE_CHECKING:
+    from csi_driver.node import NodeService
     from datacache.settings import Settings
 
 DESCRIPTION = """\
@@ -135,12 +136,13 @@ def _serve(arguments: argparse.Namespace) -> None:
     settings = load_settings()
     log = logging.getLogger("csi_driver")
     ended: list[bool] = []
+    node: NodeService | None = None
     services: dict[str, object] = {"Identity": IdentityService()}
     with ExitStack() as stack:
         if arguments.mode != "node":
             services["Controller"] = _controller(arguments, settings, stack)
         if arguments.mode != "controller":
-            services["Node"] = _node(arguments, settings, stack)
+            services["Node"] = node = _node(arguments, settings, stack)
         server = Server(arguments.endpoint, csi_pb2.DESCRIPTOR, services, count=COUNTS.call)
         stack.callback(lambda: ended.append(server.close()))
         server.start()
@@ -153,7 +155,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             stack.callback(registration.close, patience_s=1.0)
             registration.start()
         if arguments.metrics_port is not None:
-            _serve_metrics(arguments, settings, stack)
+            _serve_metrics(arguments, node, settings, stack)
         log.info("answering on %s (%s)", arguments.endpoint, ", ".join(services))
         received = os.read(told, 1)[0]
         log.info("ending on %s; mounts stay", signal.Signals(received).name)
@@ -182,7 +184,7 @@ def _controller(arguments: argparse.Namespace, settings: Settings, stack: ExitSt
     return service
 
 
-def _node(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> object:
+def _node(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> NodeService:
     from csi_driver.annotations import BucketRules
     from csi_driver.node import NodeService
     from csi_driver.status import RequestError
@@ -196,8 +198,10 @@ def _node(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -
     return service
 
 
-def _serve_metrics(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> None:
-    from csi_driver.metrics import serve_metrics
+def _serve_metrics(
+    arguments: argparse.Namespace, node: NodeService | None, settings: Settings, stack: ExitStack
+) -> None:
+    from csi_driver.metrics import NodeMetrics, serve_metrics
 
     def problem() -> str:
         # Answered by this process, or by the one that has taken over from it.
@@ -210,7 +214,8 @@ def _serve_metrics(arguments: argparse.Namespace, settings: Settings, stack: Exi
         return ""
 
     try:
-        metrics = serve_metrics(arguments.metrics_port, settings, node=arguments.mode != "controller", problem=problem)
+        shown = None if node is None else NodeMetrics(settings, node.records)
+        metrics = serve_metrics(arguments.metrics_port, shown, problem=problem)
     except (OSError, OverflowError) as exc:
         raise SettingsError(
             f"--metrics-port {arguments.metrics_port}: {exc}", hint="Name a TCP port that nobody listens on."

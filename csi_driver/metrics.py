@@ -1,8 +1,9 @@
 """The driver's port for Prometheus and probes: `/metrics` and `/healthz` over HTTP, without secrets and object names.
 
 Used by `__main__`. `/metrics` is the node's: the cache daemon's over its Unix socket, those of read-write mounts, and a
-few of the driver itself. What does not answer is left out, and counted. `COUNTS` is filled by `server` and the mender,
-from any thread; requests are answered in threads of their own, which wait for nobody but those whose numbers they show.
+few of the driver itself. What does not answer soon is left out, and counted. `COUNTS` is filled by `server` and the
+mender, from any thread; requests are answered in threads of their own, which wait only for those whose numbers they
+show.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import socketserver
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
+from csi_driver.patience import Patience
+from csi_driver.records import Records
+from csi_driver.status import RequestError
 from datacache import api
 from datacache.core.errors import DatacacheError
 from datacache.settings import Settings
@@ -27,8 +32,10 @@ from fuse_mount.bucket_metrics import render_metrics
 
 log = logging.getLogger(__name__)
 _REQUEST_TIMEOUT_S = 30.0
+_ANSWER_S = 3.0
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _Page = Callable[[], tuple[HTTPStatus, str]]
+T = TypeVar("T")
 
 
 class Counts:
@@ -63,32 +70,48 @@ COUNTS = Counts()
 """This process's."""
 
 
-def render_node(settings: Settings, counts: Counts = COUNTS) -> str:
-    """All metrics of a node as text."""
-    text, silent = "", 0
-    client = api.running_daemon(settings)
-    if client is not None:
+class NodeMetrics:
+    """All metrics of a node. Those who have them are asked at once, and for a bounded time: when Prometheus gives up
+    (after 10 s), it has none, those of who answers included."""
+
+    def __init__(self, settings: Settings, records: Records) -> None:
+        self._settings, self._records = settings, records
+        self._patience = Patience("whoever has them")
+
+    def render(self) -> str:
+        """As text."""
+        buckets = list_bucket_mounts(self._settings)
+        with ThreadPoolExecutor(len(buckets) + 2) as pool:
+            daemon_asked = pool.submit(self._ask, "the daemon", self._daemon)
+            mounts_asked = pool.submit(self._ask, "mounts of snapshots", lambda: len(list_mounts(self._settings)))
+            buckets_asked = [
+                pool.submit(self._ask, str(info.mountpoint), partial(bucket_status, info)) for info in buckets
+            ]
+            daemon, mounts = daemon_asked.result(), mounts_asked.result()
+            statuses = [asked.result() for asked in buckets_asked]
+        live = [(info, status) for info, status in zip(buckets, statuses, strict=True) if status is not None]
+        text = (daemon or "") + (render_metrics(live) if live else "")
+        used = sum(record.used for record in self._records.all())
+        lines = COUNTS.render()
+        lines += _metric("daemon_up", "gauge", "1 if the cache daemon answers.", int(daemon is not None))
+        lines += _metric("volumes", "gauge", "Volumes that pods of this node use.", used)
+        if mounts is not None:
+            lines += _metric("snapshot_mounts", "gauge", "Snapshots mounted.", mounts)
+        silent = len(buckets) - len(live)
+        lines += _metric("bucket_mounts", "gauge", "Bucket prefixes mounted to be written.", len(buckets))
+        lines += _metric("bucket_mounts_silent", "gauge", "Of them, those that do not answer.", silent)
+        return text + "\n".join(lines) + "\n"
+
+    def _daemon(self) -> str | None:
+        client = api.running_daemon(self._settings)
+        return None if client is None else client.metrics()
+
+    def _ask(self, whose: str, question: Callable[[], T]) -> T | None:
         try:
-            text += client.metrics()
-        except DatacacheError as exc:
-            log.warning("the daemon's metrics are missing: %s", exc.message)
-            client = None
-    live = []
-    for info in list_bucket_mounts(settings):
-        try:
-            live.append((info, bucket_status(info)))
-        except DatacacheError as exc:
-            silent += 1
-            log.warning("the metrics of %s are missing: %s", info.mountpoint, exc.message)
-    if live:
-        text += render_metrics(live)
-    lines = counts.render()
-    lines += _metric("daemon_up", "gauge", "1 if the cache daemon answers.", int(client is not None))
-    lines += _metric("volumes", "gauge", "Volumes that pods of this node use.", _volumes(settings))
-    lines += _metric("snapshot_mounts", "gauge", "Snapshots mounted.", len(list_mounts(settings)))
-    lines += _metric("bucket_mounts", "gauge", "Bucket prefixes mounted to be written.", len(live) + silent)
-    lines += _metric("bucket_mounts_silent", "gauge", "Of them, those that do not answer.", silent)
-    return text + "\n".join(lines) + "\n"
+            return self._patience.ask(whose, question, _ANSWER_S)
+        except (DatacacheError, RequestError) as exc:
+            log.warning("the metrics of %s are missing: %s", whose, exc)
+            return None
 
 
 class MetricsServer:
@@ -108,20 +131,14 @@ class MetricsServer:
         self._server.server_close()
 
 
-def serve_metrics(
-    port: int, settings: Settings, *, node: bool = True, problem: Callable[[], str] = lambda: ""
-) -> MetricsServer:
+def serve_metrics(port: int, node: NodeMetrics | None, *, problem: Callable[[], str] = lambda: "") -> MetricsServer:
     """Answer on a port (0: any, see `port` of what is returned) from threads of its own, on all addresses.
 
-    `node`: whether this process is on a node with a daemon and mounts; a controller shows its own counts only.
-    `problem` says what keeps the driver from working, '' if nothing: `/healthz` is then 503 with these words. Raises
-    OSError if the port is taken.
+    `node`: None for a process that is no node's, such as a controller, which shows its own counts only. `problem` says
+    what keeps the driver from working, '' if nothing: `/healthz` is then 503 with these words. Raises OSError if the
+    port is taken.
     """
-
-    def render() -> str:
-        return render_node(settings) if node else "\n".join(COUNTS.render()) + "\n"
-
-    return MetricsServer(port, render, problem)
+    return MetricsServer(port, node.render if node else lambda: "\n".join(COUNTS.render()) + "\n", problem)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -172,10 +189,6 @@ def _listen(port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> Thread
 
 def _health(problem: str) -> tuple[HTTPStatus, str]:
     return (HTTPStatus.SERVICE_UNAVAILABLE, f"{problem}\n") if problem else (HTTPStatus.OK, "ok\n")
-
-
-def _volumes(settings: Settings) -> int:
-    return sum(1 for _ in (settings.home / "csi" / "volumes").glob("*.json"))
 
 
 def _metric(name: str, kind: str, text: str, value: float) -> list[str]:

@@ -1,7 +1,7 @@
-"""Asking a mount that may be dead or slow, for a bounded time.
+"""Asking a mount or a server that may be dead or slow, for a bounded time.
 
-Used by `mounts`, `node` and `mender`. A system call on a FUSE mount whose server does not answer cannot be given up, so
-it runs in a thread of its own that is left behind; of one mount and question there is never more than one. Any thread.
+Used by `mounts` and `metrics`. A system call on a FUSE mount whose server does not answer cannot be given up, so it
+runs in a thread of its own that is left behind; of one mount and question there is never more than one. Any thread.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 
 class Patience:
-    """Remembers which questions are still unanswered."""
+    """Remembers which questions are still unanswered. `whose`: for the words about it."""
 
-    def __init__(self) -> None:
+    def __init__(self, whose: str) -> None:
+        self._whose = whose
         self._lock = threading.Lock()
         self._asked: dict[Hashable, _Question[object]] = {}  # guarded by _lock
 
@@ -42,17 +43,20 @@ class Patience:
                     self._asked[key] = question  # type: ignore[assignment]
                     break
             if not before.done.wait(timeout_s):
-                raise _slow(timeout_s)
+                raise self._slow(timeout_s)
         threading.Thread(target=question.run, name=f"asks {key}", daemon=True).start()
         try:
             if not question.done.wait(timeout_s) and question.give_up():
-                raise _slow(timeout_s)
+                raise self._slow(timeout_s)
             return question.answer()
         finally:
             if question.done.is_set():
                 with self._lock:
                     if self._asked.get(key) is question:
                         del self._asked[key]
+
+    def _slow(self, timeout_s: float) -> RequestError:
+        return RequestError(grpc.StatusCode.UNAVAILABLE, f"{self._whose} did not answer within {timeout_s:.0f} s")
 
 
 class _Question(Generic[T]):
@@ -85,9 +89,3 @@ class _Question(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._answers[0]
-
-
-def _slow(timeout_s: float) -> RequestError:
-    return RequestError(
-        grpc.StatusCode.UNAVAILABLE, f"the volume's file system did not answer within {timeout_s:.0f} s"
-    )

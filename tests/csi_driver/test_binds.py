@@ -104,7 +104,7 @@ def test_the_top_of_a_stack_is_found_and_all_of_it_is_taken_away(root: int, tmp_
 
 
 def test_a_question_that_is_not_answered_is_asked_once_and_its_late_answer_is_thrown_away() -> None:
-    patience, gate, discarded = Patience(), threading.Event(), threading.Event()
+    patience, gate, discarded = Patience("it"), threading.Event(), threading.Event()
     started: list[int] = []
 
     def wait() -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import http.client
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from csi_driver.metrics import COUNTS, Counts, MetricsServer, serve_metrics
+from csi_driver.metrics import COUNTS, Counts, MetricsServer, NodeMetrics, serve_metrics
+from csi_driver.records import NodeVolume, Records, SharedMount
 from datacache import connect, create_snapshot, open_snapshot
 from datacache.settings import Settings
+from fuse_mount import list_bucket_mounts, mount_bucket, unmount
+from tests.csi_driver.kubelet import needs_root
 
 
 def ask(server: MetricsServer, path: str, *, method: str = "GET", address: str = "127.0.0.1") -> tuple[int, str]:
@@ -25,7 +30,7 @@ def ask(server: MetricsServer, path: str, *, method: str = "GET", address: str =
 
 @pytest.fixture
 def server(settings: Settings) -> Iterator[MetricsServer]:
-    served = serve_metrics(0, settings)
+    served = serve_metrics(0, NodeMetrics(settings, Records(settings.home / "csi")))
     yield served
     served.close()
 
@@ -50,9 +55,42 @@ def test_a_node_shows_the_daemons_metrics_and_its_own(server: MetricsServer, tmp
     assert len(named) == len(set(named)), "Prometheus refuses a name that is described twice"
 
 
-def test_health_is_503_with_the_reason_while_something_is_wrong(settings: Settings) -> None:
+@needs_root
+def test_who_does_not_answer_is_told_within_a_scrape(
+    server: MetricsServer, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon and a mount's server are stopped: the numbers that alerts go by are there all the same."""
+    monkeypatch.setattr("csi_driver.metrics._ANSWER_S", 0.5)
+    for name in ("runs", "mnt"):
+        (tmp_path / name).mkdir()
+    mount_bucket((tmp_path / "runs").as_uri(), tmp_path / "mnt", settings=settings)
+    [info] = list_bucket_mounts(settings)
+    stopped = [connect(settings).health()["pid"], info.pid]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        text = ask(server, "/metrics")[1]
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    assert "datacache_csi_daemon_up 0\n" in text
+    assert "datacache_csi_bucket_mounts 1\n" in text
+    assert "datacache_csi_bucket_mounts_silent 1\n" in text
+    assert "datacache_csi_calls_total" in text
+    unmount(tmp_path / "mnt", settings=settings)
+
+
+def test_volumes_that_only_wait_for_their_uploads_are_not_used(settings: Settings) -> None:
+    records = Records(settings.home / "csi")
+    mount = SharedMount(source="mask@0123", bucket=False)
+    for name, staging in (("used", "/staging"), ("left", "")):
+        records.put(NodeVolume(volume_id=name, context={}, mount=mount, mode=3, staging=staging))
+    assert "datacache_csi_volumes 1\n" in NodeMetrics(settings, records).render()
+
+
+def test_health_is_503_with_the_reason_while_something_is_wrong() -> None:
     problems = ["", "the socket is gone"]
-    server = serve_metrics(0, settings, node=False, problem=problems.pop)
+    server = serve_metrics(0, None, problem=problems.pop)
     try:
         assert ask(server, "/healthz") == (503, "the socket is gone\n")
         assert ask(server, "/healthz") == (200, "ok\n")
@@ -60,8 +98,8 @@ def test_health_is_503_with_the_reason_while_something_is_wrong(settings: Settin
         server.close()
 
 
-def test_a_controller_shows_no_node(settings: Settings) -> None:
-    server = serve_metrics(0, settings, node=False)
+def test_a_controller_shows_no_node() -> None:
+    server = serve_metrics(0, None)
     try:
         assert "daemon_up" not in ask(server, "/metrics")[1]
     finally:
@@ -73,12 +111,12 @@ def test_nothing_else_is_answered(server: MetricsServer) -> None:
     assert ask(server, "/metrics", method="POST")[0] == 501
 
 
-def test_the_port_is_free_again_afterwards(settings: Settings) -> None:
-    first = serve_metrics(0, settings, node=False)
+def test_the_port_is_free_again_afterwards() -> None:
+    first = serve_metrics(0, None)
     with pytest.raises(OSError, match="in use"):
-        serve_metrics(first.port, settings, node=False)
+        serve_metrics(first.port, None)
     first.close()
-    serve_metrics(first.port, settings, node=False).close()
+    serve_metrics(first.port, None).close()
 
 
 def test_calls_are_counted_by_method_and_code() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from csi_driver.metrics import COUNTS, render_node
+from csi_driver.metrics import COUNTS, NodeMetrics
+from csi_driver.records import Records
 from datacache import connect, create_snapshot
 from datacache.settings import Settings
 from fuse_mount import mount_bucket, unmount
@@ -33,7 +34,7 @@ def printed(settings: Settings, tmp_path: Path) -> str:
     COUNTS.call("NodeGetInfo", "OK")
     mount_bucket((tmp_path / "runs").as_uri(), tmp_path / "mnt", settings=settings)
     try:
-        return render_node(settings)
+        return NodeMetrics(settings, Records(settings.home / "csi")).render()
     finally:
         unmount(tmp_path / "mnt", settings=settings)
 
