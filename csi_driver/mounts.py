@@ -54,7 +54,7 @@ class SharedMounts:
         self._settings, self._records, self._secrets = settings, records, secrets
         self._folder = folder / "mounts"
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self._patience = Patience()
+        self._patience = Patience("the volume's file system")
 
     def point(self, mount: SharedMount) -> str:
         """Where it is, or would be."""
@@ -191,13 +191,16 @@ class SharedMounts:
         binds.remove_place(point)
 
     def end_strays(self) -> None:
-        """Unmount what no volume uses: of a driver that was killed."""
-        names = os.listdir(self._folder)  # before the records: a volume is written down before its mount is made
-        used = {record.mount.key for record in self._records.all()}
-        for point in (binds.place(str(self._folder / name)) for name in sorted(names) if name not in used):
-            there = binds.top_at(point)
-            if there is None or not any(line.device == there.device and line.path != point for line in binds.lines()):
-                self.end_at(point)
+        """Unmount what no volume has: of a driver that was killed."""
+        for key in sorted(os.listdir(self._folder)):
+            # A volume is written down before its mount is looked for, so with the lock its record is seen, or it waits.
+            with contextlib.suppress(RequestError), self._records.lock_key(key, timeout_s=0.0):
+                if any(record.mount.key == key for record in self._records.all()):
+                    continue
+                point = binds.place(str(self._folder / key))
+                there = binds.top_at(point)
+                if not any(there and line.device == there.device and line.path != point for line in binds.lines()):
+                    self.end_at(point)
 
     def set_quota(self, mount: SharedMount, quota_bytes: int) -> None:
         """Change how much a mounted bucket may hold; 0: no limit."""

@@ -104,14 +104,16 @@ class NodeService:
             if before is not None and before.used:
                 _check_same(before, record)
                 record = replace(before, quota_bytes=max(before.quota_bytes, record.quota_bytes))
+            elif before is not None and before.mount == record.mount:  # what an unstaging that did not end has left
+                record = replace(record, pinned=before.pinned, credentials=before.credentials)
             self.records.put(record)
             try:
                 self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
             except NotYetError:
                 raise
             except BaseException:
-                if before is None:
-                    self.preparation.undo(record)
+                if before is None or not before.used:  # of an unstaging that could not end yet, it is as it was
+                    self.preparation.undo(volume_id)
                 raise
         return csi.NodeStageVolumeResponse()
 
@@ -139,6 +141,8 @@ class NodeService:
         read_only = request.readonly or options.read_only or spec.read_only
         target = Target(path=path, read_only=read_only, noexec=options.noexec)
         namespace = request.volume_context.get(POD_NAMESPACE, "")
+        if inline and spec.quota_bytes:
+            raise invalid("quota: an inline volume has none; it is the size of a PVC")
         with self.records.lock(volume_id, timeout_s=_LOCK_S):
             self.preparation.check_namespace(spec, namespace, inline=inline, secrets=request.secrets)
             record = self.records.get(volume_id)
@@ -152,7 +156,7 @@ class NodeService:
             _check_group(request.volume_capability, options, record)
             self._check_target(record, target, single=is_single_writer(request.volume_capability))
             self.preparation.mount(record)
-            self._show(record, target)
+            self._show(record, target, known=record.target(path))
         return csi.NodePublishVolumeResponse()
 
     def _publish_inline(
@@ -183,16 +187,17 @@ class NodeService:
                 mode=request.volume_capability.access_mode.mode,
                 inline=True,
             )
-        record = record.with_target(target)
+        known = record.target(target.path)
+        record = record.with_target(known or target)
         self.records.put(record)
         try:
             record = self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
-            self._show(record, target)
+            self._show(record, target, known=known)
         except NotYetError:
             raise
         except BaseException:
-            if before is None:
-                self.preparation.undo(record)
+            if before is None or not before.used:
+                self.preparation.undo(volume_id)
             raise
 
     def NodeUnpublishVolume(  # noqa: N802
@@ -224,13 +229,16 @@ class NodeService:
         if single and used is not None:
             raise _precondition(f"volume {record.volume_id!r} is for a single pod, and published at {used} already")
 
-    def _show(self, record: NodeVolume, target: Target) -> None:
-        """Bind at a target; over what is there if that is this volume's own, whose pod may be running."""
-        known, there = record.target(target.path), binds.top_at(target.path)
+    def _show(self, record: NodeVolume, target: Target, *, known: Target | None) -> None:
+        """Bind at a target; over what is there if that is this volume's own, whose pod may be running. `known`: the
+        target as it was recorded before this call."""
+        there = binds.top_at(target.path)
+        if known is not None and there is not None:  # what befell it stays true of the pod
+            target = replace(target, mended=known.mended)
         self.records.put(record.with_target(target))
         if known is not None and there is not None and there.device == self._mounts.device(record.mount):
             return
-        if known is None or record.inline:
+        if known is None:
             binds.clear(target.path)
         binds.make_place(target.path)
         self._mounts.bind(record, target.path, record.spec.subpath, read_only=target.read_only, noexec=target.noexec)

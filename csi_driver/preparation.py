@@ -219,15 +219,16 @@ class Preparation:
 
     def _pin(self, record: NodeVolume) -> NodeVolume:
         spec = record.spec
-        if not spec.pin or record.pinned:
+        if not spec.pin:
             return record
         client = DaemonClient(self._settings)
         client.ensure()
-        pins = client.cache_status()["pins"]
-        ours = any(other.pinned and other.mount == record.mount for other in self._records.all())
-        if ours or not any(str(spec.ref).startswith(pin) for pin in pins):
-            record = self._put(replace(record, pinned=True))  # somebody's own pin would not be ours to take away
-        client.pin(spec.dataset)
+        if not record.pinned:
+            pins = client.cache_status()["pins"]
+            ours = any(other.pinned and other.mount == record.mount for other in self._records.all())
+            if ours or not any(str(spec.ref).startswith(pin) for pin in pins):
+                record = self._put(replace(record, pinned=True))  # somebody's own pin would not be ours to take away
+        client.pin(spec.dataset)  # again, too: a driver that was killed may have noted it and not done it
         return record
 
     def _warm(self, record: NodeVolume, end: float) -> None:
@@ -297,12 +298,18 @@ class Preparation:
         if not self._records.complete():
             return
         self._mounts.end_strays()
-        self._secrets.keep_only({record.volume_id for record in self._records.all()})
+        for volume_id in sorted(self._secrets.volumes()):
+            # Whoever works on it brings its record or takes its credentials away.
+            with contextlib.suppress(RequestError), self._records.lock(volume_id, timeout_s=0.0):
+                if not self._records.has(volume_id):
+                    self._secrets.drop_everywhere(volume_id)
 
-    def undo(self, record: NodeVolume) -> None:
+    def undo(self, volume_id: str) -> None:
         """`release` after a failure, whose own error is the one to tell."""
-        with contextlib.suppress(DatacacheError, RequestError, OSError):
-            self.release(record, flush_s=0.0, unmounted_too=False)
+        record = self._records.get(volume_id)  # as it is by now: pinned, with credentials
+        if record is not None:
+            with contextlib.suppress(DatacacheError, RequestError, OSError):
+                self.release(record, flush_s=0.0, unmounted_too=False)
 
     def _put(self, record: NodeVolume) -> NodeVolume:
         self._records.put(record)

@@ -116,6 +116,10 @@ class Records:
         """What is known of a volume."""
         return _read(self._path(volume_id))
 
+    def has(self, volume_id: str) -> bool:
+        """Whether a volume has a record, be it one that cannot be read."""
+        return self._path(volume_id).exists()
+
     def all(self) -> list[NodeVolume]:
         """Every volume. A file that cannot be read is passed over, and stays."""
         found = (_read(path) for path in sorted(self._volumes.glob("*.json")))
@@ -151,8 +155,14 @@ class Records:
     @contextlib.contextmanager
     def lock_mount(self, mount: SharedMount, *, timeout_s: float) -> Iterator[None]:
         """Make or take away a shared mount. UNAVAILABLE where somebody else does for longer than the time."""
-        busy = RequestError(grpc.StatusCode.UNAVAILABLE, f"{mount.source} is being mounted or unmounted on this node")
-        with self._held(f"mount-{mount.key}", busy, timeout_s):
+        with self.lock_key(mount.key, timeout_s=timeout_s, source=mount.source):
+            yield
+
+    @contextlib.contextmanager
+    def lock_key(self, key: str, *, timeout_s: float, source: str = "") -> Iterator[None]:
+        """As `lock_mount`, for one of which only the key may be known."""
+        words = f"{source or f'the mount {key}'} is being mounted or unmounted on this node"
+        with self._held(f"mount-{key}", RequestError(grpc.StatusCode.UNAVAILABLE, words), timeout_s):
             yield
 
     @contextlib.contextmanager

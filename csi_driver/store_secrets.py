@@ -7,6 +7,7 @@ of them. Any thread.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +18,8 @@ import grpc
 
 from csi_driver.records import NodeVolume, SharedMount
 from csi_driver.status import RequestError, invalid
-from datacache.core.errors import ObjectNotFoundError, StoreAccessError, StoreUnavailableError
+from datacache.core.errors import ObjectNotFoundError, StoreAccessError
+from datacache.core.objects import ObjectRef
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings, StoreOptions
 from datacache.store.credentials import CredentialFiles, StoreCredentials, parse_credentials, takes_credentials
@@ -29,8 +31,10 @@ _OWNER = "csi-volume "
 """What the owner of a volume's credentials begins with."""
 _NOWHERE = Path("/nonexistent")
 """A folder without credentials of volumes (FHS: it never exists)."""
-_LOOKED_AT = 1000
-"""How many rows of a snapshot are looked at for an object to try credentials on."""
+_LOOKED_AT = 1_000_000
+"""How many rows of a snapshot are looked at for objects to try credentials on; with several stores, a few seconds."""
+
+_log = logging.getLogger("csi_driver")
 
 
 class StoreSecrets:
@@ -87,12 +91,14 @@ class StoreSecrets:
         files.put(credentials.owner, store_url, secrets)
 
     def take_for_snapshot(self, record: NodeVolume, manifest: Manifest, secrets: Mapping[str, str]) -> bool:
-        """Keep a volume's credentials for the stores that a snapshot is read from, those that accept them and that the
-        node's own do not open. UNAUTHENTICATED if there is nothing for any store. Whether they are kept."""
+        """Keep a volume's credentials for the stores that a snapshot is read from: those that accept them and that
+        refuse the node's own. UNAUTHENTICATED if there is nothing for any store, UNAVAILABLE if one cannot be asked.
+        Whether they are kept."""
         stores = sorted({source.store for source in manifest.root.sources if takes_credentials(source.store)})
         if not secrets or not stores:
             return False
         refused: list[StoreAccessError] = []
+        samples = _samples(manifest, stores)
         kept = False
         for store_url in stores:
             credentials = self._parse(self._files, record, store_url, secrets)
@@ -104,10 +110,18 @@ class StoreSecrets:
                     f"the Secret names the endpoint {given} for {store_url}, and the node's is {here or 'Amazon'}: "
                     "data sets are read from the node's. Leave it out, and set AWS_ENDPOINT_URL of the node",
                 )
-            if self._is_open(manifest, store_url):
+            sample = samples.get(store_url)
+            if sample is None:
+                _log.warning("no object of %s was found to try the Secret of %s on", store_url, record.volume_id)
                 continue
             try:
-                self._try_on(manifest, store_url, self._with(store_url, credentials))
+                # Where the node's own open it, no others take their place: they may be too few for all else in there.
+                _ask(sample, replace(self._settings, credentials=_NOWHERE))
+                continue
+            except StoreAccessError:
+                pass
+            try:
+                _ask(sample, self._with(store_url, credentials))
             except StoreAccessError as exc:
                 refused.append(exc)
             else:
@@ -123,14 +137,18 @@ class StoreSecrets:
         if record.mount.bucket:
             self._drop_in(self.folder(record.mount), _owner(record.volume_id))
 
-    def keep_only(self, volume_ids: Collection[str]) -> None:
-        """Forget those of all other volumes."""
-        kept = {_owner(volume_id) for volume_id in volume_ids}
-        folders = [path for path in self._files.folder.glob("*") if path.is_dir()]
-        for folder in (self._files.folder, *folders):
-            for owner in CredentialFiles(folder).owners():
-                if owner.startswith(_OWNER) and owner not in kept:
-                    self._drop_in(folder, owner)
+    def volumes(self) -> set[str]:
+        """The ids of all volumes that have credentials here."""
+        owners = {owner for folder in self._folders() for owner in CredentialFiles(folder).owners()}
+        return {owner.removeprefix(_OWNER) for owner in owners if owner.startswith(_OWNER)}
+
+    def drop_everywhere(self, volume_id: str) -> None:
+        """Forget the credentials of a volume that there is no record of."""
+        for folder in self._folders():
+            self._drop_in(folder, _owner(volume_id))
+
+    def _folders(self) -> list[Path]:
+        return [self._files.folder, *(path for path in self._files.folder.glob("*") if path.is_dir())]
 
     def _drop_in(self, folder: Path, owner: str) -> None:
         CredentialFiles(folder).drop(owner)
@@ -175,27 +193,22 @@ class StoreSecrets:
         )
         return replace(self._settings, stores=(options,))
 
-    def _is_open(self, manifest: Manifest, store_url: str) -> bool:
-        """Whether the node's own credentials open a store. Then no others may take their place, as for all else in the
-        bucket these may be too few."""
-        with contextlib.suppress(StoreAccessError):
-            return self._try_on(manifest, store_url, replace(self._settings, credentials=_NOWHERE))
-        return False
 
-    def _try_on(self, manifest: Manifest, store_url: str, settings: Settings) -> bool:
-        """Ask for an object of a snapshot. False if that told nothing."""
-        rows = (manifest.object_ref(entry) for entry in islice(manifest.entries(), _LOOKED_AT) if entry.size_bytes)
-        ref = next((ref for ref in rows if ref.store == store_url), None)
-        if ref is None:
-            return False
-        with closing(open_backend(store_url, settings)) as store:
-            try:
-                store.head(ref.key)
-            except ObjectNotFoundError:
-                return True
-            except StoreUnavailableError:
-                return False
-        return True
+def _samples(manifest: Manifest, stores: Collection[str]) -> dict[str, ObjectRef]:
+    """An object of each of these stores to try credentials on; of one without any among the first rows none."""
+    found: dict[str, ObjectRef] = {}
+    rows = (manifest.object_ref(entry) for entry in islice(manifest.entries(), _LOOKED_AT) if entry.size_bytes)
+    for ref in rows:
+        if ref.store in stores and found.setdefault(ref.store, ref) is ref and len(found) == len(stores):
+            break
+    return found
+
+
+def _ask(sample: ObjectRef, settings: Settings) -> None:
+    """Ask for an object, which may be gone. `StoreAccessError` if the store refuses the credentials,
+    `StoreUnavailableError` if it does not answer."""
+    with closing(open_backend(sample.store, settings)) as store, contextlib.suppress(ObjectNotFoundError):
+        store.head(sample.key)
 
 
 def _owner(volume_id: str) -> str:

@@ -17,9 +17,13 @@ import pytest
 
 import fuse_mount
 from csi_driver import binds
+from csi_driver.mounts import SharedMounts
 from csi_driver.node import NodeService
+from csi_driver.records import NodeVolume, SharedMount
+from csi_driver.status import RequestError
 from csi_driver.wire import csi_pb2 as csi
 from datacache.settings import Settings
+from datacache.store.credentials import CredentialFiles
 from tests import leftovers
 from tests.csi_driver.conftest import StartDriver
 from tests.csi_driver.kubelet import Kubelet, mounted_below, needs_root
@@ -48,13 +52,16 @@ def kubelet(service: NodeService, shared: Path) -> Kubelet:
 
 
 class Pod:
-    """A shell in a mount namespace of its own, which mounts reach as with HostToContainer."""
+    """A shell in a mount namespace of its own with the volume at a place of its own, as a runtime makes a container
+    with HostToContainer."""
 
     def __init__(self, volume: Path) -> None:
+        self._volume = volume.with_name("in the container")
+        self._volume.mkdir()
+        command = ["unshare", "-m", "--propagation", "slave", "sh", "-c", 'mount --bind "$0" "$1" && exec sh']
         self._shell = subprocess.Popen(
-            ["unshare", "-m", "--propagation", "slave", "sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, volume, self._volume], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._volume = volume
 
     def read(self, name: str) -> str:
         """The first line of a file of the volume, or ''."""
@@ -112,6 +119,8 @@ def test_a_mount_that_lost_all_its_processes_is_mounted_anew_under_running_pods(
     condition = kubelet.stats("v", target).volume_condition
     assert condition.abnormal
     assert "HostToContainer" in condition.message
+    kubelet.publish("v", _context(service, "v"))  # a kubelet that was started again
+    assert kubelet.stats("v", target).volume_condition == condition
     again = kubelet.publish("v", _context(service, "v"), "pod-2")
     assert not kubelet.stats("v", again).volume_condition.abnormal
     kubelet.hide("v", "pod-1", "pod-2")
@@ -133,6 +142,20 @@ def test_calls_on_a_dead_mount_repair_it(masks: dict[str, str], kubelet: Kubelet
     kubelet.stage("v", context)
     kill_mounts(settings)
     kubelet.hide("v", "pod-1", "pod-2")
+    assert mounted_below(kubelet.folder) == mounted_below(settings.home) == []
+
+
+def test_an_inline_volume_that_is_published_again_reaches_the_pod_that_has_it_dead(
+    masks: dict[str, str], kubelet: Kubelet, settings: Settings
+) -> None:
+    context = {"dataset": f"mask@{masks['v1']}"}
+    pod = Pod(kubelet.publish("i", context, inline=True))
+    assert pod.read("VERSION") == "v1"
+    kill_mounts(settings)
+    kubelet.publish("i", context, inline=True)
+    assert pod.read("README") == "v1 README"
+    pod.close()
+    kubelet.unpublish("i")
     assert mounted_below(kubelet.folder) == mounted_below(settings.home) == []
 
 
@@ -209,6 +232,54 @@ def test_what_a_driver_left_that_was_killed_is_cleaned_up(
     assert (kubelet.target("kept") / "VERSION").read_text() == "v2"
     kubelet.hide("lost")
     kubelet.hide("kept")
+
+
+def _staged(name: str, mount: SharedMount) -> NodeVolume:
+    return NodeVolume(volume_id=name, context={"dataset": mount.source}, mount=mount, mode=3, staging="/staging")
+
+
+def test_a_volume_that_comes_while_strays_are_cleaned_up_keeps_its_credentials(
+    service: NodeService, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, read = CredentialFiles(settings.credentials_dir), service.records.all
+    keys = {"access_key_id": "some", "secret_access_key": "thing"}
+    files.put("csi-volume stray", "s3://lab", keys)
+    (settings.home / "csi" / "mounts" / "stray").mkdir()
+
+    def read_before_another_comes() -> list[NodeVolume]:
+        there = read()
+        name = f"v{len(there)}"
+        service.records.put(_staged(name, SharedMount(source=f"mask@{name}", bucket=False)))
+        files.put(f"csi-volume {name}", "s3://lab", keys)
+        return there
+
+    monkeypatch.setattr(service.records, "all", read_before_another_comes)
+    service.preparation.forget_strays()
+    assert os.listdir(settings.home / "csi" / "mounts") == []
+    assert files.owners() == {f"csi-volume {record.volume_id}" for record in read()} != set()
+
+
+def test_a_mount_that_gets_a_volume_while_strays_are_ended_stays(
+    service: NodeService, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = [SharedMount(source=f"mask@{number}", bucket=False) for number in range(2)]
+    first, second = sorted(shared, key=lambda mount: mount.key)
+    for mount in shared:
+        (settings.home / "csi" / "mounts" / mount.key).mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "stray", settings.home / "csi" / "mounts" / mount.key], check=True)
+    end_at = SharedMounts.end_at
+
+    def end_while_another_comes(mounts: SharedMounts, point: str) -> None:
+        with pytest.raises(RequestError), service.records.lock_mount(first, timeout_s=0.0):
+            pass
+        service.records.put(_staged("v", second))
+        end_at(mounts, point)
+
+    monkeypatch.setattr(SharedMounts, "end_at", end_while_another_comes)
+    service.preparation.forget_strays()
+    [left] = mounted_below(settings.home)
+    assert left.endswith(second.key)
+    binds.clear(left)
 
 
 @pytest.mark.slow

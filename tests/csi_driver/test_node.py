@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import fuse_mount
+from csi_driver.capabilities import MountOptions
 from csi_driver.node import NodeService
+from csi_driver.records import NodeVolume, SharedMount
 from csi_driver.wire import csi_pb2 as csi
 from datacache import open_snapshot
 from datacache.api import open_catalog
@@ -120,6 +122,9 @@ def test_warm_waits_until_all_is_here_and_pin_lasts_as_long_as_the_volume(
     assert [job["state"] for job in status["jobs"] if not job["background"]] == ["done"]
     assert status["pins"] == [f"mask@{masks['v1'][:12]}"]
     assert (target / "README").read_text() == "v1 README"
+    connect(settings).unpin(f"mask@{masks['v1']}")  # as a driver that was killed before it pinned leaves it
+    kubelet.stage("v", {"dataset": f"mask@{masks['v1']}", "pin": "true", "warm": "wait"})
+    assert connect(settings).cache_status()["pins"] == status["pins"]
     kubelet.hide("v")
     assert connect(settings).cache_status()["pins"] == []
 
@@ -341,6 +346,16 @@ def command_lines_and_environments(home: Path) -> bytes:
     return found
 
 
+def test_a_volume_whose_staging_fails_is_not_used_by_it(service: NodeService, kubelet: Kubelet) -> None:
+    context = {"bucket": "s3://nowhere/out", "credentials": "secret"}
+    mount = SharedMount(source="s3://nowhere/out/", bucket=True, options=MountOptions().of_mount())
+    unstaged = NodeVolume(volume_id="unstaged", context=context, mount=mount, mode=5)  # and not uploaded at once
+    service.records.put(unstaged)
+    for volume in ("new", "unstaged"):
+        assert kubelet.code("NodeStageVolume", kubelet.stage_request(volume, context))[0] == "UNAUTHENTICATED"
+    assert [record for record in service.records.all() if record.used] == []
+
+
 # --- what lies in the way -------------------------------------------------------------------------------------------
 
 
@@ -406,6 +421,7 @@ def test_wrong_requests_get_the_codes_that_the_specification_asks_for(
         ("NodePublishVolume", publish("staged", {"dataset": "mask@v2"}), "FAILED_PRECONDITION volumeHandle"),
         ("NodePublishVolume", publish("staged", data, staging_target_path=""), "FAILED_PRECONDITION staging"),
         ("NodePublishVolume", publish("used", files, "p2", volume_capability=single), "FAILED_PRECONDITION single"),
+        ("NodePublishVolume", publish("i", files | {"quota": "1"}, inline=True), "INVALID_ARGUMENT quota"),
         ("NodeUnpublishVolume", csi.NodeUnpublishVolumeRequest(), "INVALID_ARGUMENT volume_id"),
         ("NodeUnpublishVolume", csi.NodeUnpublishVolumeRequest(volume_id="a"), "INVALID_ARGUMENT target_path"),
         ("NodeUnstageVolume", csi.NodeUnstageVolumeRequest(), "INVALID_ARGUMENT volume_id"),

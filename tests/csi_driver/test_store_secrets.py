@@ -94,6 +94,24 @@ def test_a_secret_cannot_have_a_data_set_read_from_another_server(
     assert not CredentialFiles(settings.credentials_dir).owners()
 
 
+def test_a_secret_does_not_take_the_place_of_the_nodes_credentials_while_the_store_is_away(
+    rclone_s3: RcloneS3, bucket: str, kubelet: Kubelet, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    (rclone_s3.root / bucket / "a").write_text("x")
+    id = create_snapshot("faces", f"s3://{bucket}", settings=load_settings()).id
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    secret = secret_of(rclone_s3, endpoint_url="")
+    request = kubelet.stage_request("v", {"dataset": f"faces@{id}"}, secrets=secret)
+    assert kubelet.code("NodeStageVolume", request)[0] == "UNAVAILABLE"
+    assert not CredentialFiles(settings.credentials_dir).owners()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", rclone_s3.endpoint)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
+    assert kubelet.code("NodeStageVolume", request)[0] == "OK"
+    assert CredentialFiles(settings.credentials_dir).owners() == {"csi-volume v"}
+
+
 def test_what_kept_a_mount_from_starting_has_its_own_code() -> None:
     error = MountError("no")
     assert status_of(error)[0].name == "INTERNAL"
