@@ -37,6 +37,7 @@ from dataclasses import replace
 from typing import Any
 
 from datacache.core.errors import MountError
+from datacache.core.pauses import pause_s
 from fuse_mount import bucket_session, process, session
 from fuse_mount.bucket_config import BucketConfig, BucketFiles
 from fuse_mount.keeping import KeeperLine
@@ -45,6 +46,8 @@ from fuse_mount.state import MOUNT_TYPE
 _GIVE_UP_AFTER = 5
 _CALM_S = 10.0
 """A server that served this long was no part of a crash loop."""
+_FIRST_DELAY_S = 0.25
+"""From the second death on: the first one may have been the only one."""
 _MAX_DELAY_S = 5.0
 
 _MEMORY = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(8 * 2**20)}
@@ -169,7 +172,7 @@ class BucketSupervisor:
         if self._deaths >= _GIVE_UP_AFTER:
             self._give_up(f"{self._deaths} servers in a row ended soon after their start; the last one {how}")
             return None
-        delay_s = min(0.25 * 2 ** (self._deaths - 2), _MAX_DELAY_S) if self._deaths > 1 else 0.0
+        delay_s = pause_s(self._deaths - 1, first_s=_FIRST_DELAY_S, longest_s=_MAX_DELAY_S)
         _log.warning("%s: the server %s; the next one starts in %.2g s", self._config.mountpoint, how, delay_s)
         return delay_s
 

@@ -34,6 +34,7 @@ from pathlib import Path
 from datacache.core import unix_sockets
 from datacache.core.errors import DatacacheError, MountError
 from datacache.daemon import paths
+from datacache.core.pauses import pause_s
 from datacache.settings import Settings
 from fuse_mount import process, session
 from fuse_mount.bucket_config import BucketFiles, BucketInfo, read_bucket_state
@@ -245,8 +246,8 @@ class MountHost:
         except MountError as exc:
             if not failed:
                 _log.error("%s is not taken over: %s", mountpoint, exc.message)
-            pause_s = min(_LOOK_EVERY_S * 2**failed, _MAX_PAUSE_S)
-            self._failures[mountpoint] = failed + 1, time.monotonic() + pause_s
+            wait_s = pause_s(failed + 1, first_s=_LOOK_EVERY_S, longest_s=_MAX_PAUSE_S)
+            self._failures[mountpoint] = failed + 1, time.monotonic() + wait_s
             return not served
         self._failures.pop(mountpoint, None)
         _log.info("%s is taken over", mountpoint)

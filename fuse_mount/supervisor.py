@@ -58,6 +58,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from datacache.core.errors import MountError
+from datacache.core.pauses import pause_s
 from datacache.daemon.keeper import is_connected
 from fuse_mount import process, session, worker
 from fuse_mount.callers import Callers
@@ -71,6 +72,8 @@ _END_TIMEOUT_S = 5.0
 _CRASHES_TO_BYPASS = 4
 _CALM_S = 30.0
 """A worker that served this long was no part of a crash loop."""
+_FIRST_DELAY_S = 0.2
+"""From the second crash on: the first one may have been the only one."""
 _MAX_DELAY_S = 5.0
 _KILLED_EARLY_S = 0.05
 _LOOK_EVERY_S = 0.5
@@ -350,7 +353,7 @@ class Supervisor:
         if self._crashes >= _CRASHES_TO_BYPASS and not self._bypass:
             self._bypass = True
             _log.error("workers keep failing; from here on nothing that lies on this node is used")
-        slot.due = now + (min(_MAX_DELAY_S, 0.05 * 2**self._crashes) if self._crashes > 1 else 0.0)
+        slot.due = now + pause_s(self._crashes - 1, first_s=_FIRST_DELAY_S, longest_s=_MAX_DELAY_S)
 
     def _recover(self, slot: _Slot) -> None:
         """See to the requests that a dead worker had read."""

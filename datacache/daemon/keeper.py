@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datacache.core import unix_sockets
+from datacache.core import pauses, unix_sockets
 from datacache.core.errors import CacheError
 from datacache.daemon import paths
 
@@ -282,7 +282,7 @@ class Keeper:
             now = time.monotonic()
             if now - kept.since > _CALM_S:
                 kept.tries = 0
-            kept.due = now + min(_GRACE_S * 2**kept.tries, _MAX_DELAY_S)
+            kept.due = now + _pause_s(kept)
 
     def _look(self) -> None:
         """Run what is due, drop what is gone, reap what has ended."""
@@ -298,7 +298,7 @@ class Keeper:
                     self._drop(kept, "has nobody who would want it back")
                 elif code != 0:
                     log.warning("%s did not come back (%d)", _name(kept), code)
-                    kept.due = now + min(_GRACE_S * 2**kept.tries, _MAX_DELAY_S)
+                    kept.due = now + _pause_s(kept)
             elif kept.due is not None and kept.due <= now:
                 if kept.process is not None and now - kept.started < _COMMAND_TIMEOUT_S:
                     kept.due = now + _PATIENCE_S
@@ -309,7 +309,7 @@ class Keeper:
     def _bring_back(self, kept: _Kept) -> None:
         kept.tries += 1
         kept.started = time.monotonic()
-        kept.due = kept.started + max(_PATIENCE_S, min(_GRACE_S * 2**kept.tries, _MAX_DELAY_S))
+        kept.due = kept.started + max(_PATIENCE_S, _pause_s(kept))
         log.warning("the owner of %s is gone: bringing it back (try %d)", _name(kept), kept.tries)
         try:
             with open(kept.log, "ab") as out:
@@ -335,6 +335,10 @@ class Keeper:
 
 def _summary(kept: _Kept) -> dict[str, Any]:
     return {"owned": bool(kept.owners), "descriptor": bool(kept.fds), "note": kept.note}
+
+
+def _pause_s(kept: _Kept) -> float:
+    return pauses.pause_s(kept.tries + 1, first_s=_GRACE_S, longest_s=_MAX_DELAY_S)
 
 
 def _name(kept: _Kept) -> str:

@@ -107,6 +107,21 @@ def test_what_fails_to_come_back_is_tried_again(kept_home: Path, tmp_path: Path,
         os.close(number)
 
 
+def test_what_has_failed_thousands_of_times_is_tried_again(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path_factory.mktemp("home")
+    keeper = Keeper(home)
+    keeper.start()
+    owner = Owner(home)
+    owner.keep(tmp_path, None, code=TELL)
+    keeper._kept["k"].tries = 5000
+    monkeypatch.setattr("datacache.daemon.keeper._MAX_DELAY_S", 0.0)
+    owner.close()
+    assert told.read_text() == "back"
+    keeper.close()
+
+
 def test_a_release_ends_it_and_so_does_the_end_of_what_is_kept(kept_home: Path, tmp_path: Path) -> None:
     owner, other = Owner(kept_home), Owner(kept_home)
     reading, writing = os.pipe()
