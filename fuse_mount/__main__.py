@@ -121,7 +121,7 @@ def _pass_on(arguments: argparse.Namespace) -> dict[str, Any] | None:
         words, mountpoint = ["--takeover", arguments.takeover], arguments.takeover
         home = os.environ.get("DATACACHE_HOME", "")
     try:
-        connection = unix_sockets.connect(Path(host))
+        connection = unix_sockets.connect(Path(host), timeout_s=process.HOST_AWAY_S)
     except OSError:
         return None
     variables = {name: value for name, value in os.environ.items() if name.startswith("DATACACHE_")}

@@ -57,6 +57,7 @@ _READY_ANYWAY_S = 120.0
 _NEWER_TIMEOUT_S = 10.0
 """How long a newer host may take to take over, once this one is told to end."""
 
+_CALL_TIMEOUT_S = 10.0
 _log = logging.getLogger("fuse_mount")
 
 
@@ -190,7 +191,9 @@ class MountHost:
 
     def _somebody_listens(self) -> bool:
         try:
-            connection = unix_sockets.connect(self.path)
+            connection = unix_sockets.connect(self.path, timeout_s=_CALL_TIMEOUT_S)
+        except TimeoutError:  # so many wait to be let in
+            return True
         except OSError:
             return False
         with connection, contextlib.suppress(OSError, ValueError):

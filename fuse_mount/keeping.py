@@ -19,7 +19,7 @@ from typing import Any
 
 from datacache.core import unix_sockets
 from datacache.daemon import paths
-from fuse_mount.control import receive, reply
+from fuse_mount.control import Request, receive, reply
 from fuse_mount.process import environment
 from fuse_mount.state import FilesOfMount
 
@@ -28,6 +28,7 @@ _LONGEST_PAUSE_S = 1.0
 _REFUSED_PAUSE_S = 10.0
 _MOST_DESCRIPTORS = 253  # of one message: SCM_MAX_FD
 _RELEASE_TIMEOUT_S = 2.0
+_ANSWER_TIMEOUT_S = 10.0
 
 _log = logging.getLogger("fuse_mount")
 
@@ -129,7 +130,7 @@ class KeeperLine:
 
     def _connect(self) -> None:
         self._heard, self._unsent = b"", json.dumps(self._hello | {"descriptors": len(self._fds)}).encode() + b"\n"
-        connection = _connect(self._home, blocking=False)
+        connection = unix_sockets.connect(paths.keeper_socket_path(self._home), timeout_s=0.0)
         try:
             sent = socket.send_fds(connection, [self._unsent], self._fds)
         except OSError:
@@ -160,32 +161,34 @@ class KeeperLine:
 
 
 def fetch(home: str | Path, key: str) -> int | None:
-    """A copy of the descriptor that the keeper holds for a mount; None where there is none, or no daemon."""
+    """A copy of the descriptor that the keeper holds for a mount; None where there is none, or no daemon that answers."""
     try:
-        with _connect(Path(home), blocking=True) as connection:
-            reply(connection, {"op": "fetch", "key": key})
-            _, fds = receive(connection)
+        _, fds = _ask(home, {"op": "fetch", "key": key})
     except (OSError, ValueError):
         return None
     return fds[0] if fds else None
 
 
 def kept(home: str | Path) -> set[str]:
-    """The keys of the mounts whose descriptor the keeper holds; none without a daemon."""
+    """The keys of the mounts whose descriptor the keeper holds; none without a daemon. `TimeoutError` as of `known`."""
     return {key for key, facts in known(home).items() if facts["descriptor"]}
 
 
 def known(home: str | Path) -> dict[str, dict[str, Any]]:
-    """All that the keeper looks after, by key; nothing without a daemon."""
+    """All that the keeper looks after, by key; nothing without a daemon. `TimeoutError` where there is one that does
+    not answer.
+    """
     try:
-        with _connect(Path(home), blocking=True) as connection:
-            reply(connection, {"op": "list"})
-            answer, _ = receive(connection)
+        answer, _ = _ask(home, {"op": "list"})
+    except TimeoutError:
+        raise
     except (OSError, ValueError):
         return {}
     found: dict[str, dict[str, Any]] = answer.get("ok", {})
     return found
 
 
-def _connect(home: Path, *, blocking: bool) -> socket.socket:
-    return unix_sockets.connect(paths.keeper_socket_path(home), timeout_s=None if blocking else 0.0)
+def _ask(home: str | Path, request: Request) -> tuple[Request, list[int]]:
+    with unix_sockets.connect(paths.keeper_socket_path(Path(home)), timeout_s=_ANSWER_TIMEOUT_S) as connection:
+        reply(connection, request)
+        return receive(connection, timeout_s=_ANSWER_TIMEOUT_S)

@@ -135,7 +135,7 @@ def list_mounts(settings: Settings) -> list[MountInfo]:
     """The mounts of this home, as their supervisors wrote them down. State of mounts that are gone is
     removed.
     """
-    found = []
+    found, doubtful = [], []
     paths = sorted((settings.home / "mounts").glob("*.json"))
     mounts = session.mounts_by_place()
     for path in paths:
@@ -145,14 +145,24 @@ def list_mounts(settings: Settings) -> list[MountInfo]:
         there = mounts.get(str(info.mountpoint)) or session.mount_at(info.mountpoint)  # it may have come just now
         if there is not None and there.kind == MOUNT_TYPE:
             found.append(info)
-        elif not process.serves(info.pid, info.mountpoint) and not _is_kept(settings, info):
-            MountFiles(settings.home, info.mountpoint).remove()
+        elif not process.serves(info.pid, info.mountpoint):
+            doubtful.append(MountFiles(settings.home, info.mountpoint))
+    if doubtful:
+        _remove_gone(doubtful, settings)
     return found
 
 
-def _is_kept(settings: Settings, info: MountInfo) -> bool:
-    """Whether the keeper has it: then it is mounted, though not in the mount namespace (container) of this process."""
-    return MountFiles(settings.home, info.mountpoint).key in keeping.kept(settings.home)
+def _remove_gone(doubtful: list[MountFiles], settings: Settings) -> None:
+    """Remove the state of mounts that are not seen, but for those that the keeper has: they are mounted, though not in
+    the mount namespace (container) of this process.
+    """
+    try:
+        kept = keeping.kept(settings.home)
+    except TimeoutError:  # it may have any of them
+        return
+    for files in doubtful:
+        if files.key not in kept:
+            files.remove()
 
 
 def status(mountpoint: str | Path, settings: Settings) -> MountInfo:

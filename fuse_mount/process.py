@@ -22,7 +22,7 @@ from fuse_mount.state import FilesOfMount
 
 _READY_TIMEOUT_S = 90.0
 _HOST_TIMEOUT_S = _READY_TIMEOUT_S + 10.0
-_HOST_AWAY_S = 20.0
+HOST_AWAY_S = 20.0
 """How long a host may be away: its container starts again."""
 _HOST_RETRY_S = 0.2
 
@@ -66,10 +66,10 @@ def start(
 
 def _start_there(host: Path, arguments: list[str], files: FilesOfMount, variables: dict[str, str]) -> dict[str, Any]:
     """The same by a mount host, which is waited for while it is away."""
-    deadline = time.monotonic() + _HOST_AWAY_S
+    deadline = time.monotonic() + HOST_AWAY_S
     while True:
         try:
-            connection = unix_sockets.connect(host)
+            connection = unix_sockets.connect(host, timeout_s=HOST_AWAY_S)
             break
         except OSError as exc:
             if time.monotonic() > deadline:

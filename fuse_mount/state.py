@@ -22,6 +22,7 @@ from datacache.core.errors import MountError
 DEFAULT_OPENER = "datacache.api:open_mounted"
 SUBTYPE = "datacache"
 MOUNT_TYPE = f"fuse.{SUBTYPE}"
+_CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +144,8 @@ class FilesOfMount:
         return unix_sockets.listen(self.folder / self.socket_name, backlog=8)
 
     def connect(self) -> socket.socket:
-        """A connection to the supervisor. Raises `OSError` when there is none."""
-        return unix_sockets.connect(self.folder / self.socket_name)
+        """A connection to the supervisor. Raises `OSError` when there is none, or it lets nobody in."""
+        return unix_sockets.connect(self.folder / self.socket_name, timeout_s=_CONNECT_TIMEOUT_S)
 
 
 class MountFiles(FilesOfMount):

@@ -5,25 +5,39 @@ reached through a descriptor of their folder. No state; any thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+_FULL_PAUSE_S = 0.01
+
 
 def connect(path: Path, *, timeout_s: float | None = None) -> socket.socket:
-    """A connection. `OSError` where nobody listens. `timeout_s` is the socket's from the start; with 0 it waits for
-    nothing, and `BlockingIOError` says that too many are waiting to be let in.
+    """A connection. `OSError` where nobody listens. `timeout_s` is the socket's from the start. While too many are
+    waiting to be let in it waits as well, and then raises `TimeoutError`; with 0 it waits for nothing and raises
+    `BlockingIOError`.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)
+        deadline = time.monotonic() + (timeout_s or 0.0)
         with _address(path) as address:
-            connection.connect(address)
+            while True:
+                try:
+                    connection.connect(address)
+                    return connection
+                except BlockingIOError as exc:  # at once, whatever the timeout
+                    if not timeout_s:
+                        raise
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(errno.ETIMEDOUT, f"nobody was let in for {timeout_s:g} s") from exc
+                time.sleep(_FULL_PAUSE_S)
     except OSError:
         connection.close()
         raise
-    return connection
 
 
 def listen(path: Path, *, backlog: int) -> socket.socket:
@@ -41,6 +55,8 @@ def listen(path: Path, *, backlog: int) -> socket.socket:
         beside.replace(path)
     except OSError:
         listener.close()
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
         raise
     return listener
 

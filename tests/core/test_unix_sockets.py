@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,11 +49,35 @@ def test_where_nobody_listens_it_is_refused(tmp_path: Path) -> None:
         unix_sockets.connect(tmp_path / "s")
 
 
-def test_one_that_waits_for_nothing_says_when_too_many_wait(tmp_path: Path) -> None:
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[tuple[Path, socket.socket]]:
+    """Where nobody else is let in until the listener accepts one."""
     path = tmp_path / "s"
-    with (
-        unix_sockets.listen(path, backlog=0),
-        unix_sockets.connect(path, timeout_s=0.0),
-        pytest.raises(BlockingIOError),
-    ):
+    with unix_sockets.listen(path, backlog=0) as listener, unix_sockets.connect(path, timeout_s=0.0):
+        yield path, listener
+
+
+def test_while_too_many_wait_who_has_no_time_is_told_so_at_once_and_others_in_time(
+    full: tuple[Path, socket.socket],
+) -> None:
+    path, _ = full
+    with pytest.raises(BlockingIOError):
         unix_sockets.connect(path, timeout_s=0.0)
+    with pytest.raises(TimeoutError):
+        unix_sockets.connect(path, timeout_s=0.001)
+
+
+def test_who_has_time_is_let_in_when_there_is_room(full: tuple[Path, socket.socket]) -> None:
+    path, listener = full
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(unix_sockets.connect, path, timeout_s=60.0)
+        for _ in range(2):
+            listener.accept()[0].close()
+        calling.result().close()
+
+
+def test_a_listener_that_cannot_be_put_in_its_place_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "s" / "in the way").mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        unix_sockets.listen(tmp_path / "s", backlog=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
