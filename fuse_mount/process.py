@@ -5,9 +5,11 @@ Used by `launch`, `bucket_launch`, `bucket_supervisor` and `host`. No state; any
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from fuse_mount.control import receive, reply
 from fuse_mount.state import FilesOfMount
 
 _READY_TIMEOUT_S = 90.0
+_END_TIMEOUT_S = 4.0
 _HOST_TIMEOUT_S = _READY_TIMEOUT_S + 10.0
 HOST_AWAY_S = 20.0
 """How long a host may be away: its container starts again."""
@@ -38,30 +41,75 @@ def start(
     """Run `python -m fuse_mount` with these arguments and wait for its word: what it says when the mount can be used.
 
     With `host`, the socket of a mount host, that one runs it. In the foreground, which is always here, the call returns
-    when the process has ended. Raises `MountError` with what it says instead.
+    when the process has ended. Raises `MountError` with what it says instead; one that says nothing in time is ended.
     """
     if host is not None and not foreground:
         return _start_there(host, arguments, files, variables)
     files.make_folder()
-    ours, theirs = os.pipe2(os.O_CLOEXEC)
-    command = [sys.executable, "-m", "fuse_mount", *arguments, "--ready-fd", str(theirs)]
-    with open(files.log, "ab") as log:
-        process = subprocess.Popen(
-            command if foreground else [*command, "--daemon"],
-            stdin=subprocess.DEVNULL,
-            stdout=None if foreground else log,
-            stderr=None if foreground else log,
-            env=environment(variables),
-            pass_fds=[theirs],
-            start_new_session=not foreground,
-        )
-    os.close(theirs)
-    with open(ours, "rb") as pipe:
-        text = _read_word(pipe.fileno(), files)
+    try:
+        process, word = _run(arguments, files, variables, foreground=foreground)
+    except OSError as exc:
+        raise MountError(
+            f"the mount process cannot be started: {exc.strerror or exc}",
+            hint=f"See whether memory, descriptors or the disk of {files.log} have run out.",
+        ) from exc
+    with open(word, "rb") as pipe:
+        try:
+            text = _read_word(pipe.fileno(), files)
+        except MountError:
+            _end(process, pipe.fileno(), foreground=foreground)
+            raise
     if foreground:
         return _wait_for(process, text, files)
     process.wait()  # the parent of the daemon, which ends as soon as it has forked
     return parse_word(text, files)
+
+
+def _run(
+    arguments: list[str], files: FilesOfMount, variables: dict[str, str], *, foreground: bool
+) -> tuple[subprocess.Popen[bytes], int]:
+    """The process, or the one that forks it, and the descriptor from which its word is read. `OSError`."""
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    command = [sys.executable, "-m", "fuse_mount", *arguments, "--ready-fd", str(theirs)]
+    try:
+        with open(files.log, "ab") as log:
+            return subprocess.Popen(
+                command if foreground else [*command, "--daemon"],
+                stdin=subprocess.DEVNULL,
+                stdout=None if foreground else log,
+                stderr=None if foreground else log,
+                env=environment(variables),
+                pass_fds=[theirs],
+                start_new_session=not foreground,
+            ), ours
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+
+
+def _end(process: subprocess.Popen[bytes], word: int, *, foreground: bool) -> None:
+    """End what was started. A read-write mount's supervisor ends its server when it is told to; what does not end is
+    killed, with all that it has forked.
+    """
+    # Its session, which is named by whoever forked it; in the foreground that is the caller's own.
+    end = os.kill if foreground else os.killpg
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            end(process.pid, number)
+        if _is_closed(word, _END_TIMEOUT_S):
+            break
+    process.wait()
+
+
+def _is_closed(word: int, timeout_s: float) -> bool:
+    """Wait until nobody has the other end any more, whatever is said before."""
+    deadline = time.monotonic() + timeout_s
+    while readable(word, max(deadline - time.monotonic(), 0.0)):
+        if not os.read(word, 65536):
+            return True
+    return False
 
 
 def _start_there(host: Path, arguments: list[str], files: FilesOfMount, variables: dict[str, str]) -> dict[str, Any]:

@@ -150,5 +150,11 @@ def open_if_there(ref: str, *, settings: Any) -> FolderSnapshot:
     return open_folder(ref, settings=settings)
 
 
+def open_never(ref: str, *, settings: Any) -> FolderSnapshot:
+    Path(os.environ["STANDIN_GATE"]).write_bytes(b"opening")
+    while True:
+        signal.pause()
+
+
 def open_names(ref: str, *, settings: Any) -> NamesSnapshot:
     return NamesSnapshot(int(os.environ["STANDIN_NAMES"]))
