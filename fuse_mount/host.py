@@ -14,7 +14,8 @@
   while and then end with the mount left in its place, dead, for the next one.
 
 Threads: the main thread waits for signals and reaps (it is a subreaper: whatever loses its parent below it becomes its
-child). One thread takes connections, each of which has a thread; one looks after the home. It never forks by itself.
+child). One thread takes connections, each of which has a thread, up to a limit: more wait to be let in. One looks after
+the home. It never forks by itself.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from pathlib import Path
 
 from datacache.core import unix_sockets
 from datacache.core.errors import DatacacheError, MountError
-from datacache.daemon import paths
 from datacache.core.pauses import pause_s
+from datacache.daemon import paths
 from datacache.settings import Settings
 from fuse_mount import process, session
 from fuse_mount.bucket_config import BucketFiles, BucketInfo, read_bucket_state
@@ -47,6 +48,8 @@ _LOOK_EVERY_S = 2.0
 _MAX_PAUSE_S = 60.0
 _AT_A_TIME = 4
 """Mounts taken over at a time: each starts processes that import and open a snapshot."""
+_MOST_CALLERS = 32
+"""Heard at a time, each for as long as what it asks for takes to start."""
 _LEAVE_TIMEOUT_S = 25.0
 _LEAVE_RETRY_S = 0.1
 _GONE_S = _LOOK_EVERY_S
@@ -54,10 +57,10 @@ _GONE_S = _LOOK_EVERY_S
 takes everything over once more."""
 _READY_ANYWAY_S = 120.0
 """How long a host is not ready because of mounts that others serve and that it cannot take over."""
+_CALL_TIMEOUT_S = 10.0
 _NEWER_TIMEOUT_S = 10.0
 """How long a newer host may take to take over, once this one is told to end."""
 
-_CALL_TIMEOUT_S = 10.0
 _log = logging.getLogger("fuse_mount")
 
 
@@ -74,8 +77,9 @@ class MountHost:
         self._inode = os.stat(self.path).st_ino
         self._started = time.monotonic()
         self._ending = threading.Event()
+        self._room = threading.Semaphore(_MOST_CALLERS)
         self._failures: dict[str, tuple[int, float]] = {}
-        """By key of a mount that could not be taken over: how often, and when to try again."""
+        """By mount point of what could not be taken over: how often, and when to try again."""
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
@@ -112,10 +116,12 @@ class MountHost:
 
     def _accept(self, listener: socket.socket) -> None:
         while listener is self._listener and not self._ending.is_set():
+            self._room.acquire()
             try:
                 connection, _ = listener.accept()
                 threading.Thread(target=self._talk, args=(connection,), name="client", daemon=True).start()
             except (OSError, RuntimeError) as exc:  # RuntimeError: no more threads
+                self._room.release()
                 if listener is self._listener and not self._ending.wait(_LEAVE_RETRY_S):
                     _log.warning("the socket: %s", exc)
 
@@ -126,6 +132,8 @@ class MountHost:
                 reply(connection, self._answer(request))
         except (OSError, ValueError) as exc:
             _log.info("a caller went away: %s", exc)
+        finally:
+            self._room.release()
 
     def _answer(self, request: Request) -> Request:
         try:
@@ -164,7 +172,9 @@ class MountHost:
                 try:
                     if self._is_newest():
                         gone_since = None
-                        done = list(pool.map(self._take, self._works()))
+                        works = self._works()
+                        self._forget_failures(works)
+                        done = list(pool.map(self._take, works))
                         # Somebody else may have brought one back meanwhile: the keeper, in its own container.
                         left = [at for at, _ in self._works() if at not in self._failures]
                         if (all(done) and not left) or time.monotonic() - self._started > _READY_ANYWAY_S:
@@ -180,6 +190,11 @@ class MountHost:
                 except Exception:  # noqa: BLE001 - one look's, and the next one comes
                     _log.exception("looking after the home's mounts failed")
                 self._ending.wait(wait_s)
+
+    def _forget_failures(self, works: list[tuple[str, list[str]]]) -> None:
+        """Of what is not to be taken over any more: what is at that place later is another mount."""
+        places = {mountpoint for mountpoint, _ in works}
+        self._failures = {at: failure for at, failure in self._failures.items() if at in places}
 
     def _works(self) -> list[tuple[str, list[str]]]:
         return [*self._elsewhere(), *self._unserved_buckets()]

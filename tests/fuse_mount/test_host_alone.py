@@ -1,0 +1,40 @@
+"""The mount host as an object of this process: whom it hears, and what it remembers."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+
+from datacache.core import unix_sockets
+from datacache.settings import Settings
+from fuse_mount import host as mount_host
+from fuse_mount.control import receive, reply
+from fuse_mount.host import MountHost
+
+
+def test_who_says_nothing_takes_one_place_of_a_few(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mount_host, "_MOST_CALLERS", 1)
+    host = MountHost(settings)
+    host._start_accepting()
+    silent = unix_sockets.connect(host.path)
+    with unix_sockets.connect(host.path) as caller:
+        reply(caller, {"op": "ping"})
+        with pytest.raises(TimeoutError):
+            receive(caller, timeout_s=0.1)
+        silent.close()
+        answer, _ = receive(caller, timeout_s=60.0)
+    assert answer["ok"]["pid"] == os.getpid()
+    host._ending.set()
+    unix_sockets.connect(host.path).close()  # ends its wait
+    host._listener.close()
+
+
+def test_failures_are_forgotten_with_the_mount(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = MountHost(settings)
+    host._failures["/gone"] = (3, math.inf)
+    monkeypatch.setattr(host, "_say_ready", host._ending.set)  # after one look
+    host._look_after()
+    assert host._failures == {}
+    host._listener.close()
