@@ -268,20 +268,48 @@ def resend(fd: int) -> bool:
 
 def unmount_now(mountpoint: str, *, lazy: bool = False) -> None:
     """Unmount. Raises `MountError`, naming who uses the mount when it is busy."""
-    deadline = time.monotonic() + _NOBODY_S
-    while (error := _try_to_unmount(mountpoint, lazy=lazy)) is not None:
-        # A process that has just ended, or closed its file, is still being let go of by the kernel.
-        if time.monotonic() > deadline:
-            raise error
-        time.sleep(_NOBODY_S / 10)
+    unmounting = Unmounting(mountpoint, lazy=lazy)
+    while not unmounting.step():
+        time.sleep(max(unmounting.due - time.monotonic(), 0.0))
 
 
-def _try_to_unmount(mountpoint: str, *, lazy: bool) -> MountError | None:
-    """None once it is unmounted, an error where it is busy and nobody is seen to use it. Raises all others."""
+class Unmounting:
+    """An unmount that is tried again for a moment where the mount is busy and nobody is seen to use it: a process that
+    has just ended, or closed its file, is still being let go of by the kernel.
+    """
+
+    def __init__(self, mountpoint: str, *, lazy: bool = False) -> None:
+        self._mountpoint = mountpoint
+        self._lazy = lazy
+        self._until: float | None = None
+        self.due = 0.0
+        """When `step` tries again (`time.monotonic`)."""
+
+    def step(self) -> bool:
+        """Try if it is time to; whether it is unmounted. Raises `MountError`, naming who uses the mount when it is
+        busy. Waits for nothing; all processes are looked through twice at most, at the first try and at the last.
+        """
+        now = time.monotonic()
+        if now < self.due:
+            return False
+        if _is_unmounted(self._mountpoint, lazy=self._lazy):
+            return True
+        self.due = now + _NOBODY_S / 10
+        if self._until is not None and now < self._until:
+            return False
+        users = list(users_of(self._mountpoint))
+        if users or self._until is not None:
+            raise _busy(self._mountpoint, users)
+        self._until = now + _NOBODY_S
+        return False
+
+
+def _is_unmounted(mountpoint: str, *, lazy: bool) -> bool:
+    """Try to unmount. False where it is busy; raises `MountError` where it is refused."""
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
         if not libc.umount2(os.fsencode(mountpoint), _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)):
-            return None
+            return True
         number = ctypes.get_errno()
         busy, reason = number == errno.EBUSY, os.strerror(number)
     else:
@@ -290,14 +318,17 @@ def _try_to_unmount(mountpoint: str, *, lazy: bool) -> MountError | None:
         command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
-            return None
+            return True
         reason = done.stderr.strip().removeprefix("fusermount3: ")
         busy = "busy" in reason.lower()
     if mount_at(mountpoint) is None:  # somebody else was quicker
-        return None
+        return True
     if not busy:
         raise MountError(f"{mountpoint} cannot be unmounted: {reason}")
-    users = list(users_of(mountpoint))
+    return False
+
+
+def _busy(mountpoint: str, users: list[User]) -> MountError:
     named = ", ".join(f"{user.pid} ({user.command})" for user in users[:_NAMED_USERS])
     more = f" and {len(users) - _NAMED_USERS} more" if len(users) > _NAMED_USERS else ""
     error = MountError(
@@ -305,9 +336,7 @@ def _try_to_unmount(mountpoint: str, *, lazy: bool) -> MountError | None:
         hint=f"End them and try again, or detach it and let them finish: dsctl umount --lazy {mountpoint}",
     )
     error.errno = errno.EBUSY
-    if not users:
-        return error
-    raise error
+    return error
 
 
 def users_of(mountpoint: str) -> Iterator[User]:

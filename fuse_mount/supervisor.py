@@ -114,6 +114,8 @@ class Supervisor:
         self._device = 0
         self._started_at = time.time()
         self._crashes = 0
+        self._unmounts: list[tuple[session.Unmounting, socket.socket | None]] = []
+        """Asked for and not done yet, by a signal or over a connection, which is answered."""
         self._bypass = False
         self._ended = False
         self._handed_over = False
@@ -382,6 +384,7 @@ class Supervisor:
                 if slot.channel is not None and slot.channel.fileno() in readable:
                     self._heard(slot)
             self._hear_callers(readable)
+            self._unmount()
             self._talk_to_keeper()
         self._finish()
 
@@ -409,6 +412,7 @@ class Supervisor:
         if self._callers is not None:
             fds += self._callers.fds()
         due = [slot.due for slot in self._slots if slot.due is not None]
+        due += [unmounting.due for unmounting, _ in self._unmounts]
         heard, sent, again = self._line.wants() if self._line is not None else (None, None, None)
         if heard is not None:
             fds.append(heard)
@@ -420,11 +424,25 @@ class Supervisor:
     def _on_signals(self) -> None:
         numbers = os.read(self._wake, 256)
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
-            try:
-                session.unmount_now(self._config.mountpoint)
-            except MountError as exc:
-                _log.error("asked to end, but %s", exc)
+            self._unmounts.append((session.Unmounting(self._config.mountpoint), None))
         self._reap()
+
+    def _unmount(self) -> None:
+        """Go on with the unmounts that were asked for."""
+        for asked in list(self._unmounts):
+            unmounting, connection = asked
+            answer: Request = {"ok": None}
+            try:
+                if not unmounting.step():
+                    continue
+            except MountError as exc:
+                answer = {"error": exc.message, "hint": exc.hint}
+                if connection is None:
+                    _log.error("asked to end, but %s", exc)
+            self._unmounts.remove(asked)
+            if connection is not None:
+                with connection, contextlib.suppress(OSError):  # it went away
+                    reply(connection, answer)
 
     def _hear_callers(self, readable: list[int]) -> None:
         for connection, message in self._callers.heard(readable) if self._callers is not None else ():
@@ -450,11 +468,8 @@ class Supervisor:
             reply(connection, {"ok": None})
             self._hand_over()
         elif operation == "stop":
-            try:
-                session.unmount_now(self._config.mountpoint, lazy=bool(message.get("lazy")))
-                reply(connection, {"ok": None})
-            except MountError as exc:
-                reply(connection, {"error": exc.message, "hint": exc.hint})
+            unmounting = session.Unmounting(self._config.mountpoint, lazy=bool(message.get("lazy")))
+            self._unmounts.append((unmounting, connection.dup()))
         else:
             reply(connection, {"error": f"unknown operation {operation!r}"})
 

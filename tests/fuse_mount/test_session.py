@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,35 @@ def test_a_busy_mount_stays_and_names_who_uses_it(folder: Path, mounter: Mounter
     fuse_mount.stop(info.mountpoint, settings)
     assert ended(info.pid)
     assert f"{os.getpid()} (" in info.log.read_text()
+
+
+def test_a_mount_that_nobody_is_seen_to_use_is_tried_again_and_users_are_looked_for_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a tmpfs")
+    target, inner = tmp_path / "mnt", tmp_path / "mnt" / "inner"
+    looked = []
+
+    def nobody(mountpoint: str) -> Iterator[session.User]:
+        looked.append(mountpoint)
+        return iter(())
+
+    monkeypatch.setattr(session, "users_of", nobody)
+    monkeypatch.setattr(session, "_NOBODY_S", 0.05)
+    for path in (target, inner):  # the second one keeps the first one busy
+        path.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", path], check=True)
+    with pytest.raises(MountError, match="not visible here"):
+        session.unmount_now(str(target))
+    assert looked == [str(target)] * 2
+    monkeypatch.setattr(session, "_NOBODY_S", 60.0)
+    unmounting = session.Unmounting(str(target))
+    assert not unmounting.step()
+    session.unmount_now(str(inner))
+    unmounting.due = 0.0
+    assert unmounting.step()
+    assert session.mount_at(target) is None
 
 
 def test_a_lazy_unmount_lets_open_files_finish(folder: Path, mounter: Mounter, settings: Settings) -> None:
