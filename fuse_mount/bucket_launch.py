@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from datacache.core.errors import DaemonError, MountError, UsageError
+from datacache.core.errors import DaemonError, MountError, StagingBusyError, UsageError
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings
 from fuse_mount import bucket_session, process, session
@@ -62,7 +62,8 @@ def mount_bucket(
     normal_url(url)
     target = session.resolved(mountpoint)
     known = BucketFiles(settings.home, target).read()
-    if bucket_session.is_dead(target):
+    was_dead = bucket_session.is_dead(target)
+    if was_dead:
         if known is not None and not known.problem and process.serves(known.supervisor, known.mountpoint):
             raise MountError(
                 f"{target} is mounted already, and its server is being started again",
@@ -96,14 +97,27 @@ def mount_bucket(
     daemon = DaemonClient(settings)
     with contextlib.suppress(DaemonError):  # reads go past it then
         daemon.start_soon()
-    files = BucketFiles(settings.home, target)
-    arguments = ["--bucket", config.to_json()]
-    variables, host = settings.environment(), settings.mount_host
-    info = BucketInfo.from_dict(process.start(arguments, files, variables, foreground=foreground, host=host))
+    info = _start(config, settings, foreground=foreground, was_dead=was_dead)
     if not foreground:
         with contextlib.suppress(DaemonError):
             daemon.ensure()
     return info
+
+
+def _start(config: BucketConfig, settings: Settings, *, foreground: bool, was_dead: bool) -> BucketInfo:
+    files = BucketFiles(settings.home, config.mountpoint)
+    arguments = ["--bucket", config.to_json()]
+    variables, host = settings.environment(), settings.mount_host
+    try:
+        return BucketInfo.from_dict(process.start(arguments, files, variables, foreground=foreground, host=host))
+    except MountError as exc:
+        if not was_dead or exc.kind != StagingBusyError.__name__:
+            raise
+        known = files.read()
+        if known is None or not any(process.serves(pid, known.mountpoint) for pid in (known.supervisor, known.pid)):
+            raise
+        # The keeper was quicker: whoever has the staging area is no other mount but this one.
+        raise MountError(f"{config.mountpoint} is mounted already: it was brought back meanwhile") from exc
 
 
 def list_bucket_mounts(settings: Settings, *, ending: bool = False) -> list[BucketInfo]:

@@ -19,7 +19,7 @@ import fuse_mount
 from datacache.core.errors import MountError, UploadError, UsageError
 from datacache.settings import load_settings
 from datacache.testing.faults import FaultProxy
-from fuse_mount import session
+from fuse_mount import bucket_launch, process, session
 from fuse_mount.bucket_config import BucketFiles
 from tests.fuse_mount.mount_processes import BucketMounter, kill, mount_is_dead, wait_until, waiting_for_the_end_of
 from tests.servers import RcloneS3
@@ -131,6 +131,25 @@ def test_a_mount_whose_processes_were_all_killed_is_mounted_again(mounter: Bucke
     assert (mounter.target / "a").read_bytes() == b"x" * 1_000_000
     mounter.unmount()
     assert (mounter.bucket / "a").read_bytes() == b"x" * 1_000_000
+
+
+def test_who_mounts_again_what_is_brought_back_meanwhile_is_told_so(
+    mounter: BucketMounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounter()
+    before = mounter.kill_all()
+
+    def bring_back() -> None:
+        """As the keeper does, after it was seen to be dead."""
+        arguments = ["--bucket", before.config.to_json(), "--only-if-dead"]
+        files = BucketFiles(mounter.settings.home, mounter.target)
+        process.start(arguments, files, mounter.settings.environment(), foreground=False)
+        wait_until(files.folder, lambda: mounter.now().pid not in (0, before.pid))
+
+    monkeypatch.setattr(bucket_launch, "check_pyfuse3", bring_back)
+    with pytest.raises(MountError, match="brought back meanwhile"):
+        mounter()
+    mounter.unmount()
 
 
 def test_a_dead_mount_can_be_taken_away(mounter: BucketMounter) -> None:
