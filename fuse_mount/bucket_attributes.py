@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import stat
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from datacache.writeback.model import Attributes
 from datacache.writeback.remote import Needs
@@ -47,6 +47,8 @@ class Setting:
         with self._engine.lock:
             node = self._tree.get(ino)
             state = self._nodes.state_of(node)
+            if node.open is not None and replace(changes, mtime_ns=None) != Changes():
+                self._files.expect_current(node.open)  # times are sent by the kernel when somebody only reads, too
             if changes.size is not None:
                 if state.content is None:
                     raise OSError(errno.EISDIR, "it is a folder")

@@ -43,6 +43,7 @@ class OpenFile:
         "nameless",
         "node",
         "reader",
+        "replaced",
         "spoiled",
         "synced_at",
         "ticket",
@@ -73,7 +74,9 @@ class OpenFile:
         self.charged = 0
         """What the draft counts for beside what was acknowledged; negative where it is smaller."""
         self.nameless = False
-        """Whether it was deleted: what is written to it never gets to the bucket."""
+        """Whether it has no name any more: what is written to it never gets to the bucket."""
+        self.replaced = False
+        """Whether somebody else took the name away, while nothing was written here: nothing can be from now on."""
         self.io = threading.Lock()
 
     @property
@@ -194,8 +197,15 @@ class OpenFiles:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
+    def expect_current(self, file: OpenFile) -> None:
+        """Raise ESTALE for a file that somebody else has replaced or deleted. Who deleted it here knows that what is
+        written then goes with it; these writers do not."""
+        if file.replaced:
+            raise OSError(errno.ESTALE, "it was changed elsewhere")
+
     def begin(self, file: OpenFile, *, empty: bool = False) -> Draft:
         """The draft of a file that is to be changed; `empty`: of nothing."""
+        self.expect_current(file)
         draft = file.draft
         if draft is not None:
             if empty and draft.size:
@@ -349,7 +359,7 @@ class OpenFiles:
         file.charged = charged
 
     def lost_name(self, file: OpenFile) -> None:
-        """The file was deleted. Who has it open goes on reading and writing it."""
+        """The file has no name any more."""
         file.nameless = True
         self.charge(file)
 

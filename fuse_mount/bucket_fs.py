@@ -256,17 +256,16 @@ class BucketFs:
         if node is None:
             return
         parent, name = node.parent, node.name
-        if not new_key and node.open is not None and node.open.writers:
+        file = node.open
+        if not new_key and file is not None and (file.writers or (file.draft is not None and file.draft.dirty)):
             # What is being written is ours all the same, and is to have a name when it is closed.
             new_key = conflict_key(key, time.time(), self.engine.host, lambda k: self.engine.overlay.get(k) is not None)
             _log.warning("%s is open for writing: what is written goes on as %s", key, new_key)
         if new_key:
             self._tree.rename(node, node.parent or self._tree.root, new_key[len(parent_of(new_key)) :])
-            if node.open is not None:
-                node.open.base = ""
+            if file is not None:
+                file.base = ""
         else:
-            self._tree.unname(node)
-            if node.open is not None:
-                self._files.lost_name(node.open)
+            self._nodes.replaced(node)
         if parent is not None:
             self.on_stale(parent.ino, name)

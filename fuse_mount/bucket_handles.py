@@ -51,6 +51,8 @@ class Handles:
                 raise OSError(errno.EISDIR, "it is a folder")
             truncates = bool(flags & os.O_TRUNC)
             writes = truncates or flags & os.O_ACCMODE != os.O_RDONLY
+            if writes and node.open is not None:
+                self._files.expect_current(node.open)
             if writes and not truncates and isinstance(state.content, Stored) and state.content.key == state.key:
                 self._remote.checked(state.key)  # a part of what somebody else has replaced cannot be changed
                 state = self._nodes.state_of(node)
@@ -108,9 +110,10 @@ class Handles:
                 return
             file.spoiled = exc
             node = file.node
+            key = node.key
+            _log.error("%s: what was written is lost, and its writer is told at close: %s", key, exc)
             if node.parent is None or self._tree.is_gone(node):
                 return
-            key = node.key
             self._mounted.on_stale(node.parent.ino, node.name)
             self._tree.unname(node)
             self._files.lost_name(file)
@@ -118,7 +121,6 @@ class Handles:
             if pending is not None and not pending.ready:  # a new file, of which nothing is to be kept
                 pendings, drop = self._engine.gone(key, base="")
                 self._engine.record(pendings, drop=drop)
-            _log.error("%s: what was written is lost, and its writer is told at close: %s", key, exc)
 
     def flush(self, handle: int, *, wait: bool = True) -> Callable[[], None] | None:
         """close(2): what has to be done for all that was written to be acknowledged. It waits for a disk, with `wait`

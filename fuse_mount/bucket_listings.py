@@ -71,12 +71,14 @@ class Listings:
         with self._lock:
             folder = self._tree.get(ino)
             state = entry.state
-            if state.complete or state.content is None or self._tree.child(folder, entry.name) is not None:
+            node = self._tree.child(folder, entry.name)
+            if node is None and (state.complete or state.content is None):
                 node = self._nodes.node(folder, entry.name, state)
-            else:
-                # The kernel keeps the size and times of a file that it is told first: what is not known for sure is
-                # told of an inode that is never looked up.
+            elif node is None or not self._nodes.is_known_as(node, state):
+                # The kernel keeps the size and times of a file that it is told first: what is not known for sure, or
+                # is something else since it was listed, is told of an inode that is never looked up.
                 node = self._tree.passing()
+                state = state._replace(complete=False)
             node.lookups += 1
             is_written = node.open is not None and node.open.draft is not None
             return self._nodes.attr(node, self._nodes.state_of(node) if is_written else state)

@@ -41,7 +41,7 @@ class Names:
         with self._engine.lock:
             folder, text = self._nodes.place(parent, name, new=True)
             key = folder.key + text
-            old = self._view.look(folder.key, text)
+            old = self._nodes.look(folder, text)
             if old is not None:
                 if flags & os.O_EXCL or old.content is None:
                     raise OSError(errno.EEXIST, "it is there already")
@@ -72,7 +72,7 @@ class Names:
         """A new folder."""
         with self._engine.lock:
             folder, text = self._nodes.place(parent, name, new=True)
-            if self._view.look(folder.key, text, plain=True) is not None:
+            if self._nodes.look(folder, text, plain=True) is not None:
                 raise OSError(errno.EEXIST, "it is there already")
             inherited = self._nodes.inherited_gid(folder, gid)
             setgid = stat.S_ISGID if self._nodes.attributes(folder).mode & stat.S_ISGID else 0
@@ -92,7 +92,7 @@ class Names:
             folder, text = self._nodes.place(parent, name, new=True)
             if len(target) > LONGEST_LINK:
                 raise OSError(errno.ENAMETOOLONG, "the link's target is too long")
-            if self._view.look(folder.key, text, plain=True) is not None:
+            if self._nodes.look(folder, text, plain=True) is not None:
                 raise OSError(errno.EEXIST, "it is there already")
             self._usage.expect_room(len(target))
             key = folder.key + text

@@ -11,7 +11,7 @@ import stat
 import time
 from typing import NamedTuple
 
-from datacache.writeback.model import Attributes, Stored
+from datacache.writeback.model import Attributes, Content, Stored
 from fuse_mount.bucket_mounted import Mounted
 from fuse_mount.bucket_tree import LOCAL, Node
 from fuse_mount.bucket_view import FOLDER_BASE, State
@@ -69,12 +69,21 @@ class Nodes:
 
     def state(self, folder: Node, name: str, *, plain: bool = False) -> State:
         """What lies under a name. With `plain` without asking for attributes."""
+        state = self.look(folder, name, plain=plain)
+        if state is None:
+            raise OSError(errno.ENOENT, "there is nothing of this name")
+        return state
+
+    def look(self, folder: Node, name: str, *, plain: bool = False) -> State | None:
+        """The same; None for nothing. The inode of a file that is not there any more loses the name."""
         node = self._tree.child(folder, name)
         if node is not None and node.open is not None and node.open.draft is not None:
             return self.state_of(node)
         state = self._view.look(folder.key, name, plain=plain)
-        if state is None:
-            raise OSError(errno.ENOENT, "there is nothing of this name")
+        if node is None or node.is_folder:
+            return state
+        if state is None or state.content is None or self.is_another(node, state.content):
+            self.replaced(node)
         return state
 
     def state_of(self, node: Node) -> State:
@@ -93,26 +102,42 @@ class Nodes:
         state = self._view.look(node.parent.key, node.name)
         if state is None or (state.content is None) != node.is_folder:
             raise OSError(errno.ENOENT, "it is not there any more")
-        if self._is_another(node, state):
+        if self.is_another(node, state.content):
             raise OSError(errno.ESTALE, "it was changed elsewhere")  # the kernel looks the name up again
         return state
 
     def node(self, folder: Node, name: str, state: State) -> Node:
-        """The node of a name. The kernel keeps an inode's bytes and size for its own, so what somebody else has put
-        under the name gets another one."""
-        node = self._tree.child(folder, name)
-        if node is not None and node.is_folder == (state.content is None) and self._is_another(node, state):
-            self._tree.unname(node)
-        return self._tree.make(folder, name, is_folder=state.content is None)
+        """The node of a name, after `look`. The kernel keeps an inode's bytes and size for its own, so what somebody
+        else has put under the name gets another one."""
+        node = self._tree.make(folder, name, is_folder=state.content is None)
+        self.is_another(node, state.content)  # a new one is this from now on
+        return node
 
-    def _is_another(self, node: Node, state: State) -> bool:
+    def is_known_as(self, node: Node, state: State) -> bool:
+        """Whether an inode is what was listed some time ago."""
+        if node.is_folder or state.content is None:
+            return node.is_folder and state.content is None
+        if node.open is not None and node.open.draft is not None:
+            return True
+        return node.cached == (state.content.etag if isinstance(state.content, Stored) else LOCAL)
+
+    def replaced(self, node: Node) -> None:
+        """Somebody else has put something else under a file's name, or nothing: the inode has no name any more. Who
+        has it open may go on reading; what they write has no place to go to."""
+        if node.open is not None:
+            node.open.replaced = True
+            self._files.lost_name(node.open)
+        self._tree.unname(node)
+
+    def is_another(self, node: Node, content: Content | None) -> bool:
+        """Whether what a file's key has now are other bytes than those that the kernel knows the inode for."""
         if node.is_folder or (node.open is not None and node.open.draft is not None):
             return False
-        if not isinstance(state.content, Stored):
+        if not isinstance(content, Stored):
             node.cached = LOCAL
         elif not node.cached:
-            node.cached = state.content.etag
-        return isinstance(state.content, Stored) and node.cached != state.content.etag
+            node.cached = content.etag
+        return isinstance(content, Stored) and node.cached != content.etag
 
     def attributes(self, folder: Node) -> Attributes:
         """A folder's attributes, as far as they are known."""
@@ -153,9 +178,7 @@ class Nodes:
         has it open what it was: its state."""
         if node.parent is not None and not self._tree.is_gone(node):
             self._mounted.on_stale(node.parent.ino, node.name)
-            self._tree.unname(node)
-            if node.open is not None:
-                self._files.lost_name(node.open)
+            self.replaced(node)
         return self.state_of(node)
 
     def forget_old(self) -> None:

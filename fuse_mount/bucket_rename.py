@@ -27,6 +27,7 @@ class Renaming:
     """One mount's renaming."""
 
     def __init__(self, mounted: Mounted, nodes: Nodes, handles: Handles) -> None:
+        self._mounted = mounted
         self._engine = mounted.engine
         self._remote = mounted.remote
         self._view = mounted.view
@@ -44,7 +45,7 @@ class Renaming:
             if flags & ~1:  # RENAME_NOREPLACE is 1; exchanging is not offered
                 raise OSError(errno.EINVAL, "these flags are not supported")
             state = self._nodes.state(folder, text)
-            target = self._view.look(new_folder.key, new_text, plain=True)
+            target = self._nodes.look(new_folder, new_text, plain=True)
             if target is not None and flags & 1:
                 raise OSError(errno.EEXIST, "the new name is there already")
             if target is not None and target.key == state.key:
@@ -61,6 +62,8 @@ class Renaming:
                 other = self._tree.child(new_folder, new_text)
                 if other is not None:
                     self._tree.unname(other)
+                # The kernel may have an inode under the name that is not what was renamed.
+                self._mounted.on_stale(new_folder.ino, new_text)
             self._nodes.touch(folder)
             self._nodes.touch(new_folder)
 
@@ -109,6 +112,9 @@ class Renaming:
         contents = {pending.key: pending for pending in pendings}
         for child in inside:
             if child.open is not None and (moved := contents.get(new_key + child.key[len(key) :])) is not None:
+                if self._nodes.is_another(child, moved.content):
+                    self._nodes.replaced(child)
+                    continue
                 child.open.base = moved.base
                 self._files.set_content(child.open, moved.content or Logged(0))
 

@@ -187,7 +187,8 @@ def test_the_old_inode_of_a_file_that_others_changed_sends_the_kernel_to_look_ag
     directory = opened()
     inode = directory.attr("a").ino
     (bucket / "a").write_bytes(b"22")
-    until(lambda: directory.attr("a").size_bytes, 2)
+    directory.fs.remote.expire("")
+    assert directory.attr("a").size_bytes == 2
     with expect_errno(errno.ENOENT):  # its name is another inode's now
         directory.do(directory.fs.getattr, inode)
 
@@ -211,6 +212,87 @@ def test_an_open_file_that_others_changed_is_what_it_was_to_fstat(opened: Open, 
     else:
         with expect_errno(errno.ENOENT):
             directory.attr("a")
+
+
+@pytest.mark.parametrize("seen_by", ["fstat", "lookup", "create"])
+def test_what_is_written_to_an_open_file_that_others_took_away_is_refused_and_never_dropped(
+    opened: Open, bucket: Path, seen_by: str
+):
+    (bucket / "a").write_bytes(b"")
+    directory = opened(ttl_s=60.0)
+    inode = directory.attr("a").ino
+    handle = directory.open("a", os.O_RDWR)
+    if seen_by == "create":
+        (bucket / "a").unlink()
+    else:
+        (bucket / "a").write_bytes(b"theirs")
+    directory.fs.remote.expire("")
+    if seen_by == "fstat":
+        assert directory.do(directory.fs.getattr, inode).links == 0
+    elif seen_by == "lookup":
+        assert directory.attr("a").ino != inode
+    else:
+        directory.write("a", b"theirs")
+        assert directory.attr("a").ino != inode
+    refused = [
+        lambda: directory.do(directory.fs.write, handle, 0, b"ours"),
+        lambda: directory.do(directory.fs.setattr, inode, Changes(size=0), handle),
+        lambda: directory.do(directory.fs.setattr, inode, Changes(mode=0o600), handle),
+        lambda: directory.do(directory.fs.open, inode, os.O_WRONLY | os.O_TRUNC),
+    ]
+    for call in refused:
+        with expect_errno(errno.ESTALE):
+            call()
+    directory.fs.spoil(handle, OSError(errno.ESTALE, "as the adapter does"))
+    with expect_errno(errno.ESTALE):
+        directory.close(handle)
+    directory.flush()
+    assert {path.name: path.read_bytes() for path in bucket.iterdir()} == {"a": b"theirs"}
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_rename_of_what_others_replaced_takes_nothing_along_of_who_has_the_old_one_open(
+    opened: Open, bucket: Path, folder: bool
+):
+    (bucket / "d").mkdir()
+    (bucket / "d" / "a").write_bytes(b"")
+    directory = opened(ttl_s=60.0)
+    handle = directory.open("d/a", os.O_RDWR)
+    (bucket / "d" / "a").write_bytes(b"theirs")
+    if not folder:
+        directory.fs.remote.expire("d/")
+    directory.rename(*(("d", "e") if folder else ("d/a", "d/b")))
+    with expect_errno(errno.ESTALE):
+        directory.do(directory.fs.write, handle, 0, b"ours")
+    directory.flush()
+    assert [path.read_bytes() for path in bucket.rglob("*") if path.is_file()] == [b"theirs"]
+
+
+@pytest.mark.parametrize("uploaded", [False, True])
+def test_a_listing_from_before_a_file_was_written_or_uploaded_takes_no_name_from_it(
+    opened: Open, bucket: Path, uploaded: bool
+):
+    directory = opened(ttl_s=60.0)
+    directory.write("a", b"old")
+    if not uploaded:
+        directory.flush()
+    listing = directory.do(directory.fs.opendir, ROOT)
+    (entry,) = directory.fs.readdir(listing, 0)
+    if uploaded:
+        directory.flush()
+    else:
+        handle = directory.open("a", os.O_WRONLY | os.O_TRUNC)
+        directory.do(directory.fs.write, handle, 0, b"new")
+        directory.close(handle)
+    inode = directory.attr("a").ino
+    handle = directory.open("a", os.O_RDWR)
+    told = directory.fs.entered(ROOT, entry)
+    assert told.ino == inode or not told.complete
+    assert directory.attr("a").ino == inode
+    directory.do(directory.fs.write, handle, 3, b"er")
+    directory.close(handle)
+    directory.flush()
+    assert (bucket / "a").read_bytes() == (b"older" if uploaded else b"newer")
 
 
 def test_what_is_written_down_of_a_bucket_is_private(opened: Open, bucket: Path):
