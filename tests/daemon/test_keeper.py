@@ -54,8 +54,9 @@ class Owner:
 
 
 @pytest.fixture
-def kept_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home with a keeper."""
+def kept_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home with a keeper in a hurry."""
+    monkeypatch.setattr("datacache.daemon.keeper._GRACE_S", 0.02)
     home = tmp_path_factory.mktemp("home")
     keeper = Keeper(home)
     keeper.start()
