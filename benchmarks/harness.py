@@ -117,7 +117,7 @@ class Home:
     def close(self) -> None:
         """End its processes and delete its files."""
         leftovers.unmount_under(self.path)
-        leftovers.stop_processes(self.processes)
+        leftovers.end_processes(self.processes)
         shutil.rmtree(self.ram_dir, ignore_errors=True)
         shutil.rmtree(self.path, ignore_errors=True)
 

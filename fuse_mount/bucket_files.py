@@ -13,9 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from datacache.core.disk import write_all
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError
-from datacache.core.objects import BLOCK_BYTES
 from datacache.writeback.draft import INLINE_BYTES, Draft
 from datacache.writeback.model import Content, Logged, Staged, Stored
 from datacache.writeback.remote import Needs
@@ -38,6 +36,7 @@ class OpenFile:
         "draft",
         "extent",
         "fetched",
+        "fetching",
         "handles",
         "io",
         "nameless",
@@ -61,6 +60,8 @@ class OpenFile:
         self.reader: Reader | None = None
         self.fetched: tuple[Content, bytes | int] | None = None
         """What was fetched to begin a draft with: bytes, or the number of a staged file."""
+        self.fetching = threading.Lock()
+        """Held while it is fetched. Taken before the engine's lock, and never together with `io`."""
         self.handles = 0
         self.writers = 0
         self.synced_at = time.monotonic()
@@ -218,23 +219,20 @@ class OpenFiles:
                 self.charge(file, 0)
             return draft
         content = file.content
+        # What the kernel had gathered of a deleted file comes late: its bytes are where `keep_readable` has them, and
+        # only there.
+        kept = file.reader if file.nameless and not isinstance(file.reader, StoredReader) else None
         if empty:
+            self._drop_fetched(file.fetched)
             draft = Draft(self._engine, file.attributes)
-        elif file.nameless and file.reader is not None and not isinstance(file.reader, StoredReader):
-            # What the kernel had gathered comes late: the bytes are where `keep_readable` has them, and only there.
-            draft = self._of_kept(file, file.reader)
+        elif kept is not None or isinstance(content, Stored):
+            draft = self._of_fetched(file, kept)
         elif isinstance(content, Logged):
             draft = Draft(
                 self._engine, file.attributes, self._engine.blob(file.node.key) if content.size_bytes else b""
             )
-        elif isinstance(content, Staged):
-            draft = Draft.of_staged(self._engine, file.attributes, content.file)
-        elif file.fetched is None or file.fetched[0] != content:
-            raise Needs(lambda: self._fetch(file, content))
-        elif isinstance(file.fetched[1], int):
-            draft = Draft.of_staged(self._engine, file.attributes, file.fetched[1])
         else:
-            draft = Draft(self._engine, file.attributes, file.fetched[1])
+            draft = Draft.of_staged(self._engine, file.attributes, content.file)
         file.fetched = None
         self._close_reader(file)
         file.draft = draft
@@ -242,47 +240,60 @@ class OpenFiles:
         self.charge(file, draft.size)
         return draft
 
-    def _of_kept(self, file: OpenFile, reader: Reader) -> Draft:
-        """A draft of a deleted file's bytes."""
-        size = file.content.size_bytes
-        if size <= INLINE_BYTES:
-            return Draft(self._engine, file.attributes, reader.read(0, size))
-        if file.fetched is None or file.fetched[0] != file.content:
-            raise Needs(lambda: self._copy_kept(file, reader))
-        assert isinstance(file.fetched[1], int)
-        return Draft.of_staged(self._engine, file.attributes, file.fetched[1])
+    def _of_fetched(self, file: OpenFile, kept: Reader | None) -> Draft:
+        """A draft of an object's bytes, or of those of a deleted file."""
+        content, fetched = file.content, file.fetched
+        if fetched is None or fetched[0] != content:
+            raise Needs(lambda: self._fetch(file, content, kept))
+        if isinstance(fetched[1], int):
+            return Draft.of_staged(self._engine, file.attributes, fetched[1])
+        return Draft(self._engine, file.attributes, fetched[1])
 
-    def _copy_kept(self, file: OpenFile, reader: Reader) -> None:
-        content = file.content
-        self._wait_for_room(content.size_bytes)
-        number = self._engine.files.create()
-        try:
-            fd = self._engine.files.open(number)
-            try:
-                for offset in range(0, content.size_bytes, BLOCK_BYTES):
-                    write_all(fd, reader.read(offset, BLOCK_BYTES), offset)
-            finally:
-                os.close(fd)
-        except BaseException:
-            self._engine.files.remove(number)
-            raise
-        with self._engine.lock:
-            file.fetched = (content, number)
-
-    def _fetch(self, file: OpenFile, content: Stored) -> None:
-        """Bring an object here that is to be changed in part."""
-        found: bytes | int | None
-        if content.size_bytes <= INLINE_BYTES:
-            found = self._read(file, content, StoredReader(self._live, content), 0, content.size_bytes)
-        else:
-            found = self._engine.files.take(self._engine.prefix + content.key, content.etag)
+    def _fetch(self, file: OpenFile, content: Content, kept: Reader | None) -> None:
+        """Bring bytes here that are to be changed in part. The kernel sends many writes at once: one of them fetches,
+        and the others find what it has brought, or that it failed."""
+        with file.fetching:
+            with self._engine.lock:
+                is_there = file.fetched is not None and file.fetched[0] == content
+                if is_there or file.draft is not None or file.spoiled is not None or file.content != content:
+                    return
+            found = self._copy(file, kept) if kept is not None else self._bring_to_change(file, content)
             if found is None:
-                self._wait_for_room(content.size_bytes)
-                found = self._bring_stored(file, content)
+                return
+            with self._engine.lock:
+                superseded, new = file.fetched, (content, found)
+                if file.handles and file.draft is None:
+                    file.fetched = new
+                else:
+                    superseded = new
+            self._drop_fetched(superseded)
+
+    def _copy(self, file: OpenFile, kept: Reader) -> bytes | int:
+        size = file.content.size_bytes
+        found: bytes | int | None
+        if size <= INLINE_BYTES:
+            found = kept.read(0, size)
+        else:
+            self._wait_for_room(size)
+            found = self._engine.fetching.copied(lambda start, stop: kept.read(start, stop - start), size)
+        if found is None or (isinstance(found, bytes) and len(found) != size):
+            raise StagingError(f"the bytes of {file.node.key}, which was deleted, are cut short")
+        return found
+
+    def _bring_to_change(self, file: OpenFile, content: Content) -> bytes | int | None:
+        if not isinstance(content, Stored):
+            return None
+        if content.size_bytes <= INLINE_BYTES:
+            return self._read(file, content, StoredReader(self._live, content), 0, content.size_bytes)
+        found = self._engine.files.take(self._engine.prefix + content.key, content.etag)
         if found is None:
-            return
-        with self._engine.lock:
-            file.fetched = (content, found)
+            self._wait_for_room(content.size_bytes)
+            found = self._bring_stored(file, content)
+        return found
+
+    def _drop_fetched(self, fetched: tuple[Content, bytes | int] | None) -> None:
+        if fetched is not None and isinstance(fetched[1], int):
+            self._engine.files.remove(fetched[1])
 
     def write(self, file: OpenFile, offset: int, data: bytes) -> int:
         """Write to an open file. What does not fit into memory is written in a thread."""
@@ -377,8 +388,7 @@ class OpenFiles:
             file.draft.close()
             file.draft = None
             self.charge(file)
-        if file.fetched is not None and isinstance(file.fetched[1], int):
-            self._engine.files.remove(file.fetched[1])
+        self._drop_fetched(file.fetched)
         file.fetched = None
 
 

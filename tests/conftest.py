@@ -95,7 +95,7 @@ def home(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
     yield path
     for folder in (path, tmp_path):
         leftovers.unmount_under(folder)
-    leftovers.stop_processes(lambda: leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(path)))
+    leftovers.end_processes(lambda: leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(path)))
     with suppress(OSError):  # a test may have put something else in its place
         forget_index(index_dir(path))  # a process has a home or two, not hundreds
     shutil.rmtree(ram, ignore_errors=True)

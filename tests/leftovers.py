@@ -6,9 +6,9 @@ is broken.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
+import select
 import shutil
 import signal
 import stat
@@ -23,6 +23,7 @@ know."""
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_PREFIX = "datacache-test-"
+_END_TIMEOUT_S = 30.0
 
 
 def processes_with(variable: str, wanted: Callable[[str], bool]) -> list[int]:
@@ -42,16 +43,29 @@ def processes_with(variable: str, wanted: Callable[[str], bool]) -> list[int]:
     return found
 
 
-def stop_processes(find: Callable[[], list[int]], *, grace_s: float = 5.0) -> list[int]:
-    """SIGTERM to what `find` finds, SIGKILL after the grace time. Returns those that needed it."""
-    for pid in find():
-        _signal(pid, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s
-    while (left := [pid for pid in find() if _is_running(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    for pid in left:
-        _signal(pid, signal.SIGKILL)
-    return left
+def end_processes(find: Callable[[], list[int]]) -> None:
+    """SIGKILL to what `find` finds, until it finds nothing: one may just have started another."""
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    while pids := find():
+        for pid in pids:
+            _end(pid)
+        assert time.monotonic() < deadline, f"processes do not end: {pids}"
+
+
+def _end(pid: int) -> None:
+    try:
+        watched = os.pidfd_open(pid)
+    except OSError:  # it has
+        return
+    try:
+        signal.pidfd_send_signal(watched, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(watched, select.POLLIN)
+        poll.poll(1000)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(watched)
 
 
 def mounts_under(folder: Path) -> list[str]:
@@ -87,7 +101,7 @@ def let_others_through(folder: Path) -> None:
 
 def clean_dead_sessions(temp_root: Path) -> None:
     """What test runs left that were killed: processes, mounts below `temp_root` and shared memory."""
-    stop_processes(lambda: processes_with(SESSION_VARIABLE, _is_dead), grace_s=0)
+    end_processes(lambda: processes_with(SESSION_VARIABLE, _is_dead))
     for owner in (*temp_root.glob("*/owner.pid"), *temp_root.glob("*/popen-*/owner.pid")):
         if _is_dead(owner.read_text()):
             unmount_under(owner.parent)
@@ -98,16 +112,3 @@ def clean_dead_sessions(temp_root: Path) -> None:
 
 def _is_dead(pid: str) -> bool:
     return pid.isdigit() and not Path("/proc", pid).exists()
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(pid, number)

@@ -100,7 +100,7 @@ class DocumentsConformance:
         self, catalog: Catalog, catalog_url: str
     ) -> None:
         chance = random.Random(5)
-        for round_number in range(8):
+        for round_number in range(5):
             reports = reported_until_killed(
                 _set_until_killed, catalog_url, f"k{round_number}", after_s=chance.uniform(0.01, 0.1)
             )

@@ -146,7 +146,7 @@ class StoreConformance:
                 assert found == [key for key in keys if key > after]
 
     def test_a_listing_may_be_left_early(self, store: ObjectStore) -> None:
-        _in_threads([f"{n:04d}" for n in range(1500)], lambda key: store.put(self.base + key, b""))
+        _in_threads([f"{n:04d}" for n in range(1010)], lambda key: store.put(self.base + key, b""))
         pages = store.list(self.base)
         assert len(next(pages)) > 0
         pages.close()  # type: ignore[attr-defined]

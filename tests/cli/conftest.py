@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 
+from tests.cli import forked
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -32,15 +34,24 @@ class Dsctl(Protocol):
     def __call__(self, *arguments: str | Path, **variables: str) -> Result: ...
 
 
+@pytest.fixture(scope="session")
+def _forked(_session: None) -> None:
+    forked.start()
+
+
 @pytest.fixture
-def dsctl(home: Path) -> Dsctl:
+def dsctl(_forked: None, home: Path) -> Dsctl:
     def run(*arguments: str | Path, **variables: str) -> Result:
+        words, environment = [str(word) for word in arguments], os.environ | {"PYTHONPATH": str(ROOT)} | variables
+        if not any(name.startswith(("PYTHON", "_DSCTL")) for name in variables):
+            code, out, err = forked.run(words, environment, timeout_s=120)
+            return Result(code, os.fsdecode(out), os.fsdecode(err))
         done = subprocess.run(
-            [sys.executable, "-m", "dataset_cli", *map(str, arguments)],
+            [sys.executable, "-m", "dataset_cli", *words],
             capture_output=True,
             text=True,
             errors="surrogateescape",
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
+            env=environment,
             timeout=120,
             check=False,
         )

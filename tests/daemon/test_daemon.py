@@ -398,10 +398,15 @@ def test_a_daemon_that_waits_serves_when_the_one_before_it_has_ended(settings):
     assert waiting.returncode == 0
 
 
-def test_where_something_else_starts_the_daemon_no_client_does_and_reads_go_past_it(settings, bucket):
+def test_where_something_else_starts_the_daemon_no_client_does_and_reads_go_past_it(settings, bucket, monkeypatch):
+    def start(*_arguments):
+        raise AssertionError("a client starts a daemon")
+
+    monkeypatch.setattr("datacache.daemon.client._EXTERNAL_AWAY_S", 0.2)
     snapshot = create_snapshot("mask", str(bucket), settings=settings)
     assert running_daemon(settings) is None
     external = dataclasses.replace(settings, daemon="external", prefetch=False)
+    monkeypatch.setattr(DaemonClient, "_spawn", start)
     DaemonClient(external).start_soon()
     with open_snapshot(snapshot.ref, settings=external) as opened:
         assert {path: opened.read(path) for path in list(DATA)[:20]} == dict(list(DATA.items())[:20])

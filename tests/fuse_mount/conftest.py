@@ -8,6 +8,7 @@ import os
 import random
 import uuid
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +43,25 @@ def _needs_fuse() -> None:
         pytest.skip("there is no /dev/fuse here")
 
 
+@cache
+def _contents() -> dict[str, bytes]:
+    random_bytes = random.Random(7).randbytes
+    sizes = [0, 1, 511, 4096, 4097, 110_000, 131_072, 1_048_577]
+    files = {f"d{n % 4}/deep{n % 3}/{n:03d}.jpg": random_bytes(sizes[n % len(sizes)]) for n in range(60)}
+    return files | {"large.bin": random_bytes(24 * 2**20)}
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files to mount: nested, odd names, empty, a few MB."""
     source = tmp_path / "source"
-    random_bytes = random.Random(7).randbytes
-    sizes = [0, 1, 511, 4096, 4097, 110_000, 131_072, 1_048_577]
-    for number in range(60):
-        path = source / f"d{number % 4}" / f"deep{number % 3}" / f"{number:03d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(random_bytes(sizes[number % len(sizes)]))
+    for name, content in _contents().items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(content)
     for name in ODD_NAMES:
         (source / name).write_bytes(name.encode())
     (source / os.fsdecode(b"not-utf8-\xff")).write_bytes(b"bytes")
     (source / "empty").mkdir()
-    (source / "large.bin").write_bytes(random_bytes(24 * 2**20))
     monkeypatch.setenv("STANDIN_FOLDER", str(source))
     return source
 

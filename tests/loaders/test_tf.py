@@ -84,7 +84,7 @@ def world(drawn_faces: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         options = {"max_size_bytes": 60_000, "processes": 1, "classes_from_folders": name == "pets"}
         api.shard(ref, to=str(folder), format=format, settings=settings, **options)
     yield World(settings, faces, pets, shards)
-    leftovers.stop_processes(lambda: leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(home)))
+    leftovers.end_processes(lambda: leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(home)))
     shutil.rmtree(ram, ignore_errors=True)
 
 
