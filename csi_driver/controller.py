@@ -28,6 +28,7 @@ from csi_driver.volume_records import VolumeRecord
 from csi_driver.volumes import KUBERNETES, PVC_NAME, PVC_NAMESPACE, VolumeSpec, parse_context, volume_id
 from csi_driver.wire import csi_pb2 as csi
 from datacache.api import open_catalog
+from datacache.catalog import static_volumes
 from datacache.core.errors import DatacacheError
 from datacache.settings import Settings
 from datacache.store.credentials import takes_credentials
@@ -75,6 +76,7 @@ class ControllerService:
 
     def DeleteVolume(self, request: csi.DeleteVolumeRequest, _context: Any) -> csi.DeleteVolumeResponse:  # noqa: N802
         volume_records.remove(self._catalog, _id_of(request))
+        static_volumes.forget(self._catalog, request.volume_id)
         return csi.DeleteVolumeResponse()
 
     def ValidateVolumeCapabilities(  # noqa: N802
@@ -243,7 +245,8 @@ class ControllerService:
             raise
 
     def _dataset(self, spec: VolumeSpec, namespace: str, wanted: csi.CapacityRange) -> tuple[VolumeSpec, int]:
-        check_open(self._catalog, spec.ref.dataset, namespace, default=self._settings.access)
+        hint = "Run csi-provisioner with --extra-create-metadata."
+        check_open(self._catalog, spec.ref.dataset, namespace, default=self._settings.access, unknown=hint)
         record = find_snapshot(self._catalog, spec.ref, namespace, default=self._settings.access)
         check_subpath(self._catalog, record, spec)
         if wanted.limit_bytes and record.total_bytes > wanted.limit_bytes:

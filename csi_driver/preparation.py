@@ -8,9 +8,7 @@ thread.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -24,23 +22,19 @@ from csi_driver.annotations import BucketRules
 from csi_driver.capabilities import MountOptions
 from csi_driver.mounts import SharedMounts
 from csi_driver.records import NodeVolume, Records, SharedMount
-from csi_driver.resolve import find_snapshot
+from csi_driver.resolve import check_open, find_snapshot
 from csi_driver.status import RequestError
 from csi_driver.store_secrets import StoreSecrets
 from csi_driver.volumes import VolumeSpec
 from datacache.api import open_catalog
-from datacache.catalog.access import access_of, check_access
-from datacache.catalog.base import Catalog
-from datacache.core.errors import AccessDeniedError, CatalogUnavailableError, DaemonError, DatacacheError
+from datacache.catalog.static_volumes import snapshot_of
+from datacache.core.errors import CatalogUnavailableError, DaemonError, DatacacheError
 from datacache.daemon.client import DaemonClient
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.store.credentials import takes_credentials
 from datacache.store.urls import split_url
 
-_STATIC = "csi-static"
-"""The kind of documents that say which snapshot a volume is that nobody provisioned."""
-_WHOLE_ID = re.compile(r"[0-9a-f]{32}")
 FLUSH_S = 20.0
 """How long the end of a bucket's last volume waits for uploads before the kubelet has to ask again."""
 _WARM_S = 100.0
@@ -74,24 +68,15 @@ class Preparation:
         """The volume with its snapshot's id. A reference that can move is resolved once: for an inline volume by its
         node, for a static one by the first node of all, which writes it down in the catalog. `namespace`: who reads
         what is said where there is none."""
-        if spec.bucket or _WHOLE_ID.fullmatch(spec.ref.version):
+        if spec.bucket or spec.ref.is_whole_id:
             return spec
         with closing(open_catalog(self._settings)) as catalog:
-            if inline:
-                return self._resolved_now(catalog, spec, namespace)
-            while True:
-                text = catalog.document(_STATIC, volume_id)
-                known = json.loads(text) if text is not None else {}
-                if known.get("asked") == spec.dataset:
-                    return spec.resolved(known["dataset"])
-                now = self._resolved_now(catalog, spec, namespace)
-                text_now = json.dumps({"asked": spec.dataset, "dataset": now.dataset})
-                if catalog.set_document(_STATIC, volume_id, text_now, old=text):
-                    return now
 
-    def _resolved_now(self, catalog: Catalog, spec: VolumeSpec, namespace: str) -> VolumeSpec:
-        record = find_snapshot(catalog, spec.ref, namespace, default=self._settings.access)
-        return spec.resolved(f"{record.dataset}@{record.id}")
+            def now() -> str:
+                record = find_snapshot(catalog, spec.ref, namespace, default=self._settings.access)
+                return f"{record.dataset}@{record.id}"
+
+            return spec.resolved(now() if inline else snapshot_of(catalog, volume_id, spec.dataset, now))
 
     def check_namespace(self, spec: VolumeSpec, namespace: str, *, inline: bool, secrets: Mapping[str, str]) -> None:
         """PERMISSION_DENIED unless pods of a namespace ('': not known) may have the volume. If the catalog is away,
@@ -105,13 +90,8 @@ class Preparation:
             return
         try:
             with closing(open_catalog(self._settings)) as catalog:
-                if namespace:
-                    check_access(catalog, spec.ref.dataset, namespace, default=self._settings.access)
-                elif not access_of(catalog, spec.ref.dataset, default=self._settings.access).without_exception:
-                    raise AccessDeniedError(
-                        f"data set {spec.ref.dataset} is not open to everybody, and the pod's namespace is not known",
-                        hint="The CSIDriver object needs podInfoOnMount: true.",
-                    )
+                hint = "The CSIDriver object needs podInfoOnMount: true."
+                check_open(catalog, spec.ref.dataset, namespace, default=self._settings.access, unknown=hint)
         except CatalogUnavailableError:
             if not owner:
                 raise

@@ -1,8 +1,8 @@
 """From what a volume asks for to what there is: the snapshot behind a reference, the folder behind a subpath; and who
 may know.
 
-Used by the controller, once for each volume. What does not exist is an `INVALID_ARGUMENT` that says what does, for the
-people who read it in an Event. Any thread.
+Used by the controller, once for each volume, and by `preparation`. What does not exist is an `INVALID_ARGUMENT` that
+says what does, for the people who read it in an Event. Any thread.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ _NAMED = 8
 """How many of what there is are named."""
 
 
-def check_open(catalog: Catalog, dataset: str, namespace: str, *, default: str) -> None:
-    """`AccessDeniedError` unless a data set is open to the namespace; to all, where that is not known ('')."""
+def check_open(catalog: Catalog, dataset: str, namespace: str, *, default: str, unknown: str) -> None:
+    """`AccessDeniedError` unless a data set is open to the namespace; to all, where that is not known (''): then
+    `unknown` is the hint."""
     if namespace:
         check_access(catalog, dataset, namespace, default=default)
-        return
-    access = access_of(catalog, dataset, default=default)
-    if not access.without_exception:
+    elif not access_of(catalog, dataset, default=default).without_exception:
         raise AccessDeniedError(
-            f"data set {dataset} is open to {access}, and the namespace of the PVC is not known",
-            hint="Run csi-provisioner with --extra-create-metadata.",
+            f"data set {dataset} is not open to everybody, and which namespace asks for it is not known", hint=unknown
         )
 
 
@@ -79,7 +77,7 @@ def _what_there_is(catalog: Catalog, ref: Ref, error: SnapshotNotFoundError, kno
             f"did you mean {near[0]}?" if near else f"there are {_some(known)}" if known else "see: dsctl dataset list"
         )
         return invalid(f"there is no data set {ref.dataset}; {there}")
-    if "snapshots" in error.message:  # a short id that several begin with
+    if error.ambiguous:
         return invalid(f"{error.message}. {error.hint}")
     tags = _some(_by_age(catalog, ref.dataset, dataset.tags))
     return invalid(f"{ref.dataset} has no tag {ref.version}; it has {tags}")

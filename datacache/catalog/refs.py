@@ -27,6 +27,11 @@ class Ref(NamedTuple):
     dataset: str
     version: str
 
+    @property
+    def is_whole_id(self) -> bool:
+        """Whether `version` is a whole id: the same snapshot for ever."""
+        return _WHOLE_ID.fullmatch(self.version) is not None
+
     def __str__(self) -> str:
         return f"{self.dataset}@{self.version}"
 
@@ -64,8 +69,8 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
         known = ", ".join(d.name for d in catalog.datasets()[:10])
         hint = f"There are: {known}." if known else "Make one: dsctl snapshot create NAME --from URL"
         raise SnapshotNotFoundError(f"there is no dataset {ref.dataset!r}", ref=str(ref), hint=hint)
-    if _WHOLE_ID.fullmatch(ref.version) and (record := catalog.snapshot(ref.dataset, ref.version)) is not None:
-        return record  # whatever tag somebody gives this name: an id is the same snapshot for ever
+    if ref.is_whole_id and (record := catalog.snapshot(ref.dataset, ref.version)) is not None:
+        return record  # whatever tag somebody gives this name
     id = dataset.latest if ref.version == LATEST else dataset.tags.get(ref.version)
     if id is not None:
         record = catalog.snapshot(ref.dataset, id)
@@ -77,7 +82,8 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
         if len(matches) == 1:
             return matches[0]
     if matches:
-        raise SnapshotNotFoundError(f"{ref} names {len(matches)} snapshots", ref=str(ref), hint="Give more digits.")
+        words = f"{ref} names {len(matches)} snapshots"
+        raise SnapshotNotFoundError(words, ref=str(ref), ambiguous=True, hint="Give more digits.")
     tags = ", ".join(sorted(dataset.tags)) or "no tags"
     raise SnapshotNotFoundError(
         f"{ref.dataset} has no tag or snapshot {ref.version!r}",

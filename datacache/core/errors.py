@@ -96,11 +96,11 @@ class CatalogUnavailableError(CatalogError, ConnectionError):
 
 
 class SnapshotNotFoundError(CatalogError, LookupError):
-    """No such dataset, tag or snapshot. `ref` is what was asked for."""
+    """No such dataset, tag or snapshot. `ref` is what was asked for, `ambiguous` whether it names several."""
 
-    def __init__(self, message: str, *, ref: str = "", hint: str = "") -> None:
+    def __init__(self, message: str, *, ref: str = "", ambiguous: bool = False, hint: str = "") -> None:
         super().__init__(message, hint=hint)
-        self.ref = ref
+        self.ref, self.ambiguous = ref, ambiguous
 
 
 class AccessDeniedError(CatalogError, PermissionError):

@@ -1,6 +1,6 @@
-"""`dsctl k8s`: what to give to `kubectl apply`.
+"""`dsctl k8s`: what to give to `kubectl apply`, and what the catalog keeps of volumes that nobody provisioned.
 
-With `--json` a `List` of the same objects, which kubectl takes as well.
+With `--json`, `pvc` prints a `List` of the same objects, which kubectl takes as well; `forget` `{"handle", "known"}`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import click
 from dataset_cli.app import App, json_option, pass_app
 
 _DATASET_CLASS, _BUCKET_CLASS = "datacache-dataset", "datacache-bucket"
+_QUOTA = "100Gi"
 _MIB = 2**20
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _QUANTITY = re.compile(r"[1-9][0-9]*(k|[MGTPE]|[KMGTPE]i)?")
@@ -21,7 +22,7 @@ _POD_IMAGE = "busybox:1.37.0"
 
 @click.group()
 def k8s() -> None:
-    """Print what Kubernetes needs to mount a snapshot or a bucket."""
+    """Print what Kubernetes needs to mount a snapshot or a bucket; forget what a static volume was."""
 
 
 def _checked_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -30,15 +31,15 @@ def _checked_name(_context: click.Context, _parameter: click.Parameter, value: s
     return value
 
 
-def _checked_size(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if not _QUANTITY.fullmatch(value):
+def _checked_size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not _QUANTITY.fullmatch(value):
         raise click.BadParameter("a number with a unit of Kubernetes, such as 100Gi")
     return value
 
 
 @k8s.command()
 @click.argument("what", metavar="REF|URL")
-@click.option("--name", callback=_checked_name, help="Name of the PVC (default: made from REF or URL).")
+@click.option("--name", callback=_checked_name, help="Name of the PVC (default: made from REF or URL, and --subpath).")
 @click.option("--namespace", callback=_checked_name, help="Its namespace (default: kubectl's).")
 @click.option("--storage-class", help=f"Its StorageClass (default: {_DATASET_CLASS}, of a bucket {_BUCKET_CLASS}).")
 @click.option(
@@ -47,7 +48,7 @@ def _checked_size(_context: click.Context, _parameter: click.Parameter, value: s
 @click.option("--pin", is_flag=True, help="Never evict its data while it is on a node.")
 @click.option("--subpath", default="", help="Only this folder of it.")
 @click.option("--pinned-id", is_flag=True, help="Name the snapshot by its id, which no tag can move.")
-@click.option("--size", default="100Gi", show_default=True, callback=_checked_size, help="Of a bucket: the quota.")
+@click.option("--size", callback=_checked_size, help=f"Of a bucket: the quota (default: {_QUOTA}).")
 @click.option("--with-pod", is_flag=True, help="Print a pod that lists it, too.")
 @json_option
 @pass_app
@@ -63,7 +64,7 @@ def pvc(
     pin: bool,
     subpath: str,
     pinned_id: bool,
-    size: str,
+    size: str | None,
     with_pod: bool,
 ) -> None:
     """Print a PVC of a snapshot (read-only) or of a bucket's prefix (read-write), to apply:
@@ -79,16 +80,18 @@ def pvc(
         if warm or pin or pinned_id:
             raise click.UsageError("--warm, --pin and --pinned-id are for snapshots: a bucket's content changes")
         url = _bucket(what)
-        annotations = {"bucket": url}
+        annotations, size = {"bucket": url}, size or _QUOTA
         default, access, class_ = url.partition("://")[2], "ReadWriteMany", _BUCKET_CLASS
     else:
+        if size:
+            raise click.UsageError("--size is for buckets: a snapshot has the size that it has")
         ref, total_bytes = _snapshot(app, what, pinned_id=pinned_id)
         annotations = {"dataset": ref} | ({"warm": warm} if warm else {}) | ({"pin": "true"} if pin else {})
         default, access, class_ = what, "ReadOnlyMany", _DATASET_CLASS
         size = f"{max(1, -(-total_bytes // _MIB))}Mi"
     if subpath:
         annotations["subpath"] = subpath
-    name = name or _name_of(default)
+    name = name or _name_of(f"{default}/{subpath}")
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
     claim = {
         "apiVersion": "v1",
@@ -103,6 +106,28 @@ def pvc(
     objects = [claim, *([_pod(metadata, read_only=access == "ReadOnlyMany")] if with_pod else [])]
     listed: dict[str, Any] = {"apiVersion": "v1", "kind": "List", "items": objects}
     app.out.result(listed, yaml.safe_dump_all(objects, sort_keys=False, allow_unicode=True, width=1000).rstrip())
+
+
+@k8s.command()
+@click.argument("handle", metavar="VOLUMEHANDLE")
+@json_option
+@pass_app
+def forget(app: App, /, *, handle: str) -> None:
+    """Have the reference of a PV that was written by hand resolved anew.
+
+    The first node that mounts such a PV writes down which snapshot its reference means, under its volumeHandle, for all
+    that come later. Before the PV is made anew under the same volumeHandle, for what a tag says by now, delete the
+    old one and its pods, and forget it:
+
+    \b
+    dsctl k8s forget mask-latest
+    """
+    from datacache.catalog import static_volumes
+
+    with app.catalog() as catalog:
+        known = static_volumes.forget(catalog, handle)
+    words = "its reference is resolved anew when it is mounted next" if known else "nothing is known of it"
+    app.out.result({"handle": handle, "known": known}, f"{handle}: {words}")
 
 
 def _snapshot(app: App, text: str, *, pinned_id: bool) -> tuple[str, int]:

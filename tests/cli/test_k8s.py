@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from datacache.api import open_catalog
+from datacache.catalog.static_volumes import snapshot_of
 from tests.cli.conftest import Dsctl
 
 VERSION = "1.37"
@@ -74,6 +77,24 @@ def test_a_pvc_of_a_bucket_can_be_written_to_and_has_a_quota(dsctl: Dsctl) -> No
     assert claim["spec"]["resources"]["requests"]["storage"] == "2Ti"
 
 
+def test_claims_of_several_folders_have_names_of_their_own(dsctl: Dsctl) -> None:
+    names = set()
+    for subpath in ("", "images", "labels/train"):
+        [claim] = printed(dsctl("k8s", "pvc", "s3://runs/exp-7", "--subpath", subpath).out)
+        assert claim["spec"]["resources"]["requests"]["storage"] == "100Gi"
+        names.add(claim["metadata"]["name"])
+    assert names == {"runs-exp-7", "runs-exp-7-images", "runs-exp-7-labels-train"}
+
+
+def test_what_a_static_volume_was_can_be_forgotten(dsctl: Dsctl, snapshot: str) -> None:
+    with closing(open_catalog()) as catalog:
+        for version in ("the first", "another"):
+            assert snapshot_of(catalog, "handle", "faces/mask@V1.0", lambda said=version: said) == "the first"
+        assert dsctl("k8s", "forget", "handle", "--json").json == {"handle": "handle", "known": True}
+        assert dsctl("k8s", "forget", "handle", "--json").json == {"handle": "handle", "known": False}
+        assert snapshot_of(catalog, "handle", "faces/mask@V1.0", lambda: "another") == "another"
+
+
 def test_a_snapshot_that_is_not_there_is_the_usual_error(dsctl: Dsctl, snapshot: str) -> None:
     done = dsctl("k8s", "pvc", "faces/mask@v9", "--json")
     assert done.code == 1
@@ -88,6 +109,7 @@ def test_a_snapshot_that_is_not_there_is_the_usual_error(dsctl: Dsctl, snapshot:
         ("s3://runs/exp-7", "--size", "much"),
         ("s3://runs/exp-7", "--size", "1ki"),
         ("mask@v1", "--subpath", "../other"),
+        ("mask@v1", "--size", "500Gi"),
         ("mask@v1", "--name", "Not_A_Name"),
         ("mask@v1", "--namespace", "-"),
         ("s3://key:secret@runs/exp-7",),

@@ -14,10 +14,11 @@ import pytest
 import fuse_mount
 from csi_driver.capabilities import MountOptions
 from csi_driver.node import NodeService
-from csi_driver.records import NodeVolume, SharedMount
+from csi_driver.records import NodeVolume, SharedMount, Target
 from csi_driver.wire import csi_pb2 as csi
 from datacache import open_snapshot
 from datacache.api import open_catalog
+from datacache.catalog import static_volumes
 from datacache.catalog.access import set_access
 from datacache.core.errors import UploadError
 from datacache.settings import Settings
@@ -99,6 +100,10 @@ def test_a_reference_that_moves_is_resolved_once_for_all_nodes(
     kubelet.hide("static")
     assert kubelet.show("static", {"dataset": "mask@v1"}) == target
     assert (target / "VERSION").read_text() == "v1"
+    kubelet.hide("static")
+    with closing(open_catalog(settings)) as catalog:
+        assert static_volumes.forget(catalog, "static")
+    assert (kubelet.show("static", {"dataset": "mask@v1"}) / "VERSION").read_text() == "v3"
     assert (kubelet.publish("inline", {"dataset": "mask@v1"}, inline=True) / "VERSION").read_text() == "v3"
 
 
@@ -238,6 +243,26 @@ def test_a_volume_grows_while_it_is_used(bucket: Path, kubelet: Kubelet) -> None
     )
     assert kubelet.call("NodeExpandVolume", request).capacity_bytes == 2**22
     (target / "large").write_bytes(bytes(2**20 + 1))
+
+
+def test_a_mount_that_answers_with_an_error_is_said_to(
+    service: NodeService, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = kubelet.target("v")
+    target.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "volume", str(target)], check=True)
+    mount = SharedMount(source="mask@0123", bucket=False)
+    record = NodeVolume(volume_id="v", context={"dataset": mount.source}, mount=mount, mode=3)
+    service.records.put(record.with_target(Target(path=str(target), read_only=True)))
+
+    def fail(_path: str) -> os.statvfs_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "statvfs", fail)
+    condition = kubelet.stats("v", target).volume_condition
+    assert condition.abnormal
+    assert "Input/output error" in condition.message
+    kubelet.unpublish("v")
 
 
 # --- inline ---------------------------------------------------------------------------------------------------------
