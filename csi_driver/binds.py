@@ -1,8 +1,9 @@
 """Bind mounts by descriptors: cloning a folder of a mount, attaching it, taking away what is mounted somewhere.
 
-Used by `node` and `mender`. The kernel's newer interface (open_tree(2), mount_setattr(2), move_mount(2); Linux 5.12): a
-bind is complete, with its flags, before anybody can see it, and no path into a volume is ever followed by name. Needs
-root. `open_folder` asks the mounted file system and may wait for it; nothing else here does. No state; any thread.
+Used by `node`, `mounts` and `mender`. The kernel's newer interface (open_tree(2), mount_setattr(2), move_mount(2);
+Linux 5.12): a bind is complete, with its flags, before anybody can see it, and no path into a volume is ever followed
+by name. Needs root. `open_folder` and `make_folder` ask the mounted file system and may wait for it; nothing else here
+does. No state; any thread.
 """
 
 from __future__ import annotations
@@ -64,9 +65,20 @@ def lines() -> Iterator[Line]:
             )
 
 
-def top_at(path: str, table: list[Line] | None = None) -> Line | None:
+def top_at(path: str) -> Line | None:
     """What is mounted on exactly this path, on top of all else; None where nothing is."""
-    there = [line for line in (lines() if table is None else table) if line.path == path]
+    return _top([line for line in lines() if line.path == path])
+
+
+def tops() -> dict[str, Line]:
+    """What is mounted on top, by path, for who looks at many."""
+    found: dict[str, list[Line]] = {}
+    for line in lines():
+        found.setdefault(line.path, []).append(line)
+    return {path: top for path, there in found.items() if (top := _top(there)) is not None}
+
+
+def _top(there: list[Line]) -> Line | None:
     below = {line.parent for line in there}
     return next((line for line in there if line.id not in below), there[-1] if there else None)
 

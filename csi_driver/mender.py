@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -42,9 +42,12 @@ class Mender:
     def __init__(self, records: Records, mounts: SharedMounts, preparation: Preparation) -> None:
         self._records, self._mounts, self._preparation = records, mounts, preparation
         self._ending = threading.Event()
-        self._wait_s: dict[str, float] = {}  # the tidying thread's: volume → until it is tried again
-        self._tidied_at: dict[str, float] = {}
-        works = {"mender": self.mend, "tidier": self.tidy}
+        self._later: dict[str, tuple[float, float]] = {}
+        """The tidying thread's: for how long a volume is left alone that could not be released, and until when."""
+        works: dict[str, Callable[[bool], None]] = {
+            "mender": lambda _first: self.mend(),
+            "tidier": lambda first: self.tidy(first=first),
+        }
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=name, daemon=True) for name, work in works.items()
         ]
@@ -61,18 +64,19 @@ class Mender:
             if thread.is_alive():
                 thread.join(_JOIN_S)
 
-    def mend(self, *, first: bool = False) -> None:
+    def mend(self) -> None:
         """Mend the mounts that are dead now."""
-        del first
         with self._records.lock_work("mender"):
             shared: dict[str, list[NodeVolume]] = {}
             for record in self._records.all():
                 if record.used:
                     shared.setdefault(record.mount.key, []).append(record)
             # One that hangs or whose store is away is not to keep the others' pods waiting.
-            mounts = list(shared.values())
+            mounts, tops = list(shared.values()), binds.tops()
             works = [
-                threading.Thread(target=self._mend_all, args=(mounts[at::_AT_A_TIME],), name=f"mends {at}", daemon=True)
+                threading.Thread(
+                    target=self._mend_all, args=(mounts[at::_AT_A_TIME], tops), name=f"mends {at}", daemon=True
+                )
                 for at in range(min(_AT_A_TIME, len(mounts)))
             ]
             for work in works:
@@ -85,17 +89,19 @@ class Mender:
         left, or a node that was started again."""
         with self._records.lock_work("tidier"):
             records = self._records.all()
+            there = {record.volume_id for record in records}
+            self._later = {volume_id: later for volume_id, later in self._later.items() if volume_id in there}
             for record in records:
                 if first or not record.used:
                     self._guarded(self._tidy, record)
             if first:
                 self._guarded(self._preparation.forget_strays)
 
-    def _run(self, work: Callable[..., None]) -> None:
+    def _run(self, work: Callable[[bool], None]) -> None:
         first = True
         while True:
             try:
-                work(first=first)
+                work(first)
                 first = False
             except RequestError:  # another driver does it
                 pass
@@ -104,8 +110,7 @@ class Mender:
             if self._ending.wait(EVERY_S):
                 return
 
-    def _guarded(self, function: object, *arguments: object) -> None:
-        assert callable(function)
+    def _guarded(self, function: Callable[..., None], *arguments: object) -> None:
         try:
             function(*arguments)
         except RequestError as exc:
@@ -116,61 +121,62 @@ class Mender:
     # --- leftovers ----------------------------------------------------------------------------------------------
 
     def _tidy(self, record: NodeVolume) -> None:
-        wait_s = self._wait_s.get(record.volume_id, 0.0)
-        if time.monotonic() < self._tidied_at.get(record.volume_id, 0.0) + wait_s:
+        wait_s, until = self._later.get(record.volume_id, (0.0, 0.0))
+        if time.monotonic() < until:
             return
         with self._records.lock(record.volume_id, timeout_s=0.0):
             now = self._records.get(record.volume_id)
             if now is None:
                 return
             if now.used:
+                self._later.pop(now.volume_id, None)
                 targets = tuple(target for target in now.targets if binds.top_at(target.path) is not None)
                 if targets or self._is_staged(now):
                     if targets != now.targets:
                         self._records.put(replace(now, targets=targets))
                     return
                 _log.info("volume %s is not mounted anywhere any more", now.volume_id)
-            self._wait_s[now.volume_id] = min(max(2 * wait_s, EVERY_S), _MAX_WAIT_S)
             try:
                 self._preparation.release(now, flush_s=_FLUSH_S)
             finally:
-                self._tidied_at[now.volume_id] = time.monotonic()
-            if self._records.get(now.volume_id) is None:
-                del self._wait_s[now.volume_id], self._tidied_at[now.volume_id]
+                wait_s = min(max(2 * wait_s, EVERY_S), _MAX_WAIT_S)
+                self._later[now.volume_id] = wait_s, time.monotonic() + wait_s
 
     def _is_staged(self, record: NodeVolume) -> bool:
         """Whether a kubelet can still know of it: it removes the staging path afterwards, and a node that was started
         again has no mounts."""
         return bool(record.staging) and os.path.isdir(record.staging) and self._mounts.device(record.mount) is not None
 
-    def _mend_all(self, mounts: list[list[NodeVolume]]) -> None:
+    def _mend_all(self, mounts: list[list[NodeVolume]], tops: Mapping[str, binds.Line]) -> None:
         for volumes in mounts:
             try:
-                self._guarded(self._mend, volumes[0].mount, volumes)
+                self._guarded(self._mend, volumes[0].mount, volumes, tops)
             except Exception:  # noqa: BLE001 - the others are mended all the same
                 _log.exception("%s could not be looked after", volumes[0].mount.source)
 
     # --- mending ------------------------------------------------------------------------------------------------
 
-    def _mend(self, mount: SharedMount, volumes: list[NodeVolume]) -> None:
-        targets = [target.path for volume in volumes for target in volume.targets]
-        if all(binds.top_at(path) is None for path in targets):
+    def _mend(self, mount: SharedMount, volumes: list[NodeVolume], tops: Mapping[str, binds.Line]) -> None:
+        if not any(target.path in tops for volume in volumes for target in volume.targets):
             return  # no pod sees it; whoever publishes it next mounts it
-        health = self._mounts.health(self._mounts.point(mount))
-        if health is Health.SLOW:
-            return
+        point = self._mounts.point(mount)
+        health = self._mounts.health(point, tops)
         if health in (Health.DEAD, Health.ABSENT):
-            _log.warning("%s: %s; it is mounted anew", mount.source, health.value)
-            self._preparation.mount(volumes[0])
-            COUNTS.mended()
-        device = self._mounts.device(mount)
+            if self._preparation.mount(volumes[0]):
+                COUNTS.mended()
+                _log.warning("%s: %s; it was mounted anew", mount.source, health.value)
+            tops = binds.tops()
+        elif health is not Health.ALIVE:
+            return
+        device = tops[point].device if point in tops else None
         for volume in volumes:
-            if any(self._is_other(target.path, device) for target in volume.targets):
+            if any(_is_other(tops.get(target.path), device) for target in volume.targets):
                 with self._records.lock(volume.volume_id, timeout_s=1.0):
-                    self._show_again(volume.volume_id, device)
+                    self._show_again(volume.volume_id)
 
-    def _show_again(self, volume_id: str, device: int | None) -> None:
+    def _show_again(self, volume_id: str) -> None:
         record = self._records.get(volume_id)
+        device = None if record is None else self._mounts.device(record.mount)  # with the lock, as it is by now
         if record is None or device is None:
             return
         words = (
@@ -178,7 +184,7 @@ class Mender:
             "processes had ended: pods that mount it without mountPropagation: HostToContainer have to be started again"
         )
         for target in record.targets:
-            if self._is_other(target.path, device):
+            if _is_other(binds.top_at(target.path), device):
                 record = self._show_target_again(record, replace(target, mended=words))
 
     def _show_target_again(self, record: NodeVolume, target: Target) -> NodeVolume:
@@ -188,7 +194,7 @@ class Mender:
         self._records.put(record)
         return record
 
-    @staticmethod
-    def _is_other(path: str, device: int | None) -> bool:
-        there = binds.top_at(path)
-        return there is not None and there.device != device
+
+def _is_other(there: binds.Line | None, device: int | None) -> bool:
+    """Whether something is mounted, and from another mount than the one with this st_dev."""
+    return there is not None and there.device != device

@@ -1,8 +1,8 @@
 """The shared mounts of a node: one for each snapshot, and one for each bucket prefix with its options.
 
-Used by `node` and `mender`. They lie under `<home>/csi/mounts/<key>` and are made by `fuse_mount`; their processes are
-no children of the driver. Who uses one is what the records say. Any thread may call; one at a time makes or ends a
-mount (`Records.lock_mount`), in all drivers of the home.
+Used by `node`, `preparation` and `mender`. They lie under `<home>/csi/mounts/<key>` and are made by `fuse_mount`; their
+processes are no children of the driver. Who uses one is what the records say. Any thread may call; one at a time makes
+or ends a mount (`Records.lock_mount`), in all drivers of the home.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -43,8 +44,17 @@ class Health(Enum):
 
     ALIVE = "answers"
     SLOW = "does not answer in time"
+    FAILING = "answers with an error"
     DEAD = "its processes are gone"
     ABSENT = "nothing is mounted"
+
+
+class SilentMountError(Exception):
+    """A mount does not say what it is asked; the words say why."""
+
+    def __init__(self, health: Health, words: str = "") -> None:
+        super().__init__(words or health.value)
+        self.health = health
 
 
 class SharedMounts:
@@ -60,26 +70,26 @@ class SharedMounts:
         """Where it is, or would be."""
         return binds.place(str(self._folder / mount.key))
 
-    def health(self, path: str) -> Health:
-        """What the mount at a path is like; asks it, for a bounded time."""
-        if binds.top_at(path) is None:
+    def health(self, path: str, tops: Mapping[str, binds.Line] | None = None) -> Health:
+        """What the mount at a path is like; asks it, for a bounded time. `tops`: what `binds.tops` said."""
+        if (binds.top_at(path) if tops is None else tops.get(path)) is None:
             return Health.ABSENT
         try:
-            self._patience.ask(("statvfs", path), lambda: os.statvfs(path), _ANSWER_S)
-        except RequestError:
-            return Health.SLOW
-        except OSError as exc:
-            return Health.DEAD if exc.errno in _DEAD else Health.SLOW
+            self.usage(path)
+        except SilentMountError as exc:
+            return exc.health
         return Health.ALIVE
 
-    def usage(self, path: str) -> os.statvfs_result | Health:
-        """What statvfs(3) says at a path, or why it says nothing."""
+    def usage(self, path: str) -> os.statvfs_result:
+        """What statvfs(3) says at a path, after a bounded time. `SilentMountError`."""
         try:
             return self._patience.ask(("statvfs", path), lambda: os.statvfs(path), _ANSWER_S)
-        except RequestError:
-            return Health.SLOW
+        except RequestError as exc:
+            raise SilentMountError(Health.SLOW) from exc
         except OSError as exc:
-            return Health.DEAD if exc.errno in _DEAD else Health.SLOW
+            if exc.errno in _DEAD:
+                raise SilentMountError(Health.DEAD) from exc
+            raise SilentMountError(Health.FAILING, f"{Health.FAILING.value}: {exc.strerror}") from exc
 
     def trouble(self, mount: SharedMount) -> str:
         """Why a bucket's mount cannot upload what was written; '' where it can."""
@@ -103,7 +113,7 @@ class SharedMounts:
         """Mount it unless it is mounted and served; whether it had to be. The errors of `fuse_mount`."""
         with self._records.lock_mount(mount, timeout_s=_LOCK_S):
             point = self.point(mount)
-            if self.health(point) in (Health.ALIVE, Health.SLOW):
+            if self.health(point) not in (Health.DEAD, Health.ABSENT):
                 return False
             if binds.top_at(point) is None:
                 Path(point).mkdir(mode=0o755, exist_ok=True)

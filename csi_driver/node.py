@@ -22,7 +22,7 @@ from csi_driver import binds
 from csi_driver.annotations import BucketRules
 from csi_driver.capabilities import MountOptions, is_single_writer, mount_options
 from csi_driver.mender import Mender
-from csi_driver.mounts import Health, SharedMounts
+from csi_driver.mounts import SharedMounts, SilentMountError
 from csi_driver.preparation import NotYetError, Preparation, shared_mount
 from csi_driver.records import NodeVolume, Records, Target
 from csi_driver.status import RequestError, invalid
@@ -251,12 +251,13 @@ class NodeService:
         volume_id, path = _volume_id(request), _path(request.volume_path, "volume_path")
         record = self._at(volume_id, path)
         target = record.target(path)
-        facts = self._mounts.usage(path if target else self._mounts.point(record.mount))
-        mended = target.mended if target else ""
-        if isinstance(facts, Health):
+        try:
+            facts = self._mounts.usage(path if target else self._mounts.point(record.mount))
+        except SilentMountError as exc:
             return csi.NodeGetVolumeStatsResponse(
-                volume_condition=csi.VolumeCondition(abnormal=True, message=f"{record.mount.source}: {facts.value}")
+                volume_condition=csi.VolumeCondition(abnormal=True, message=f"{record.mount.source}: {exc}")
             )
+        mended = target.mended if target else ""
         size, unit = facts.f_frsize, csi.VolumeUsage
         words = "; ".join(filter(None, (mended, self._mounts.trouble(record.mount))))
         condition = csi.VolumeCondition(abnormal=bool(words), message=words or f"{record.mount.source} answers")

@@ -17,6 +17,7 @@ import pytest
 
 import fuse_mount
 from csi_driver import binds
+from csi_driver.metrics import COUNTS
 from csi_driver.mounts import SharedMounts
 from csi_driver.node import NodeService
 from csi_driver.records import NodeVolume, SharedMount
@@ -109,6 +110,7 @@ def test_a_mount_that_lost_all_its_processes_is_mounted_anew_under_running_pods(
 ) -> None:
     target = kubelet.target("v")
     assert not kubelet.stats("v", target).volume_condition.abnormal
+    mends = _mends()
     for name in ("README", "val/c.jpg"):  # what was read before may be in the page cache
         kill_mounts(settings)
         assert pod.read(name) == ""
@@ -116,6 +118,7 @@ def test_a_mount_that_lost_all_its_processes_is_mounted_anew_under_running_pods(
         service.mender.mend()
         assert pod.read(name) == f"v1 {name}"
         assert (target / name).read_text() == f"v1 {name}"
+    assert _mends() == mends + 2
     condition = kubelet.stats("v", target).volume_condition
     assert condition.abnormal
     assert "HostToContainer" in condition.message
@@ -125,6 +128,12 @@ def test_a_mount_that_lost_all_its_processes_is_mounted_anew_under_running_pods(
     assert not kubelet.stats("v", again).volume_condition.abnormal
     kubelet.hide("v", "pod-1", "pod-2")
     assert mounted_below(kubelet.folder) == mounted_below(settings.home) == []
+
+
+def _mends() -> int:
+    return next(
+        int(line.split()[1]) for line in COUNTS.render() if line.startswith("datacache_csi_mounts_mended_total")
+    )
 
 
 def _context(service: NodeService, volume: str) -> dict[str, str]:
