@@ -15,7 +15,6 @@ from functools import partial
 from typing import NamedTuple
 
 from datacache.writeback.model import Logged, Pending, Stored
-from datacache.writeback.remote import Needs
 from fuse_mount.bucket_files import OpenFile
 from fuse_mount.bucket_mounted import Mounted
 from fuse_mount.bucket_nodes import Nodes
@@ -63,12 +62,7 @@ class Handles:
                 self._files.set_content(file, state.content or Logged(0))  # another version by now
                 file.base, file.attributes = state.base, state.attributes
             if truncates:
-                try:
-                    self._files.truncate(file, 0)
-                except Needs:
-                    if not file.handles:
-                        node.open = None
-                    raise
+                self._files.truncate(file, 0)  # `Needs` where the file is still being closed: it stays what it is
             return self.opened(file, writes=writes)
 
     def opened(self, file: OpenFile, *, writes: bool) -> int:

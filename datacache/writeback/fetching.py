@@ -72,7 +72,7 @@ class Fetching:
         clean = self._engine.files.open_clean(full, stored.etag)
         if clean is not None:
             try:
-                number = self._copied(lambda start, stop: os.pread(clean, stop - start, start), stored.size_bytes)
+                number = self.copied(lambda start, stop: os.pread(clean, stop - start, start), stored.size_bytes)
             finally:
                 os.close(clean)
             if number is not None and self._engine.files.clean(full, stored.etag) is not None:
@@ -81,7 +81,7 @@ class Fetching:
             if number is not None:
                 self._engine.files.remove(number)
         ref = ObjectRef(self._engine.bucket.url, full, stored.size_bytes, stored.etag)
-        number = self._copied(lambda start, stop: self._engine.bucket.read(ref, start, stop), stored.size_bytes)
+        number = self.copied(lambda start, stop: self._engine.bucket.read(ref, start, stop), stored.size_bytes)
         if number is None:
             raise StagingError(f"{ref.url} came cut short")
         return number
@@ -92,7 +92,7 @@ class Fetching:
             if self._engine.overlay.get(pending.key) != pending:
                 return
             data = self._engine.blob(pending.key)
-        number = self._copied(lambda start, stop: memoryview(data)[start:stop], len(data))
+        number = self.copied(lambda start, stop: memoryview(data)[start:stop], len(data))
         if number is None:
             return
         with self._engine.lock:
@@ -102,7 +102,9 @@ class Fetching:
         if number is not None:
             self._engine.files.remove(number)
 
-    def _copied(self, read: Callable[[int, int], bytes | memoryview], size_bytes: int) -> int | None:
+    def copied(self, read: Callable[[int, int], bytes | memoryview], size_bytes: int) -> int | None:
+        """A new staged file, durable, with the bytes that `read(start, stop)` gives: its number; None where these are
+        too few. `StagingFullError` where there is no room."""
         number = self._engine.files.create()
         try:
             fd = self._engine.files.open(number)

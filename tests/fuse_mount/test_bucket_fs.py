@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from datacache import api
-from datacache.core.errors import StoreUnavailableError, UploadError
+from datacache.core.errors import StagingError, StoreUnavailableError, UploadError
 from datacache.settings import Settings
 from datacache.testing.faults import Fault, FaultProxy
 from datacache.writeback.live import LiveBucket
@@ -97,6 +97,9 @@ class Directory:
 
     def flush(self) -> None:
         self.live.flush(30.0)
+
+    def staged(self) -> list[Path]:
+        return [path for path in self.live.engine.area.data_folder.rglob("*") if path.is_file()]
 
 
 Open = Callable[..., Directory]
@@ -371,6 +374,57 @@ def test_a_deleted_file_can_be_written_by_who_has_it_open(opened: Open, bucket: 
     assert list(bucket.iterdir()) == []
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_writes_that_come_at_once_fetch_what_they_change_once_and_leave_nothing_behind(
+    opened: Open, bucket: Path, deleted: bool
+):
+    (bucket / "a").write_bytes(b"x" * 300_000)
+    directory = opened(ttl_s=60.0)
+    handle = directory.open("a", os.O_RDWR)
+    if deleted:
+        directory.unlink("a")
+    waiting: list[Needs] = []
+    for offset in range(3):
+        with pytest.raises(Needs) as caught:
+            directory.fs.write(handle, offset, b"y")
+        waiting.append(caught.value)
+    for needs in waiting:
+        needs.load()
+    assert len(directory.staged()) == 1
+    for offset in range(3):
+        directory.do(directory.fs.write, handle, offset, b"y")
+    assert directory.do(directory.fs.read, handle, 0, 300_000) == b"yyy" + b"x" * 299_997
+    directory.close(handle)
+    directory.flush()
+    directory.fs.commit()
+    assert len(directory.staged()) == (0 if deleted else 1)  # a clean copy
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_a_deleted_file_whose_bytes_are_cut_short_is_not_written_as_if_it_were_whole(
+    opened: Open, bucket: Path, size: int
+):
+    (bucket / "a").write_bytes(b"x" * size)
+    directory = opened(ttl_s=60.0)
+    handle = directory.open("a", os.O_RDWR)
+    directory.unlink("a")
+    (copy,) = [fd for fd in Path("/proc/self/fd").iterdir() if _is_deleted(fd, directory)]
+    os.truncate(copy, size // 2)
+    with pytest.raises(StagingError, match="cut short"):
+        directory.do(directory.fs.write, handle, 0, b"y")
+    directory.fs.spoil(handle, StagingError("as the adapter does"))
+    with pytest.raises(StagingError):
+        directory.close(handle)
+
+
+def _is_deleted(fd: Path, directory: Directory) -> bool:
+    try:
+        target = os.readlink(fd)
+    except FileNotFoundError:  # the one that lists them
+        return False
+    return target.startswith(str(directory.live.engine.area.data_folder)) and target.endswith(" (deleted)")
+
+
 def test_a_folder_is_renamed_in_one_step_with_all_that_the_bucket_has_in_it(opened: Open, bucket: Path):
     for name in ("a", "b/c", "b/d"):
         (bucket / "old" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -555,6 +609,25 @@ def test_files_that_are_appended_to_keep_what_the_bucket_has(opened: Open, bucke
     directory.close(handle)
     directory.flush()
     assert (bucket / "log").read_bytes() == b"a" * 100_000 + b"bc"
+
+
+def test_a_file_that_is_opened_anew_while_it_is_closed_is_what_was_written_and_leaves_nothing_behind(opened: Open):
+    directory = opened()
+    handle = directory.create("a", b"x" * 300_000)
+    inode = directory.attr("a").ino
+    file = directory.fs._handles._handles[handle].file
+    settle = directory.fs.release(handle)
+    assert settle is not None
+    with file.io:  # as `settle` does in its thread
+        with pytest.raises(Needs):
+            directory.fs.open(inode, os.O_WRONLY | os.O_TRUNC)
+        reading = directory.fs.open(inode, os.O_RDONLY)
+    settle()
+    assert directory.do(directory.fs.read, reading, 299_990, 100) == b"x" * 10
+    directory.close(reading)
+    directory.unlink("a")
+    directory.fs.commit()
+    assert directory.staged() == []
 
 
 def test_what_is_appended_goes_behind_what_others_wrote_meanwhile(opened: Open, bucket: Path):
