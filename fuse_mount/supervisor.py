@@ -433,7 +433,7 @@ class Supervisor:
             unmounting, connection = asked
             answer: Request = {"ok": None}
             try:
-                if not unmounting.step():
+                if not self._ended and not unmounting.step():  # somebody else may be quicker
                     continue
             except MountError as exc:
                 answer = {"error": exc.message, "hint": exc.hint}
