@@ -46,8 +46,8 @@ _WAYS = {
     "here": {},
     "fork": {"num_workers": 2, "multiprocessing_context": "fork"},
     "fork, persistent": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-    "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
-    "spawn, persistent": {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
+    "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},  # each takes seconds to start
+    "spawn, persistent": {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
 }
 
 
@@ -114,7 +114,7 @@ def test_an_epoch_set_before_the_rank_is_known_counts() -> None:
 _WAYS_OF_RANKS = {
     "here": {},
     "fork": _WAYS["fork"],
-    "spawn": {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+    "spawn": _WAYS["spawn, persistent"],
 }
 
 

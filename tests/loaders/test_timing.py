@@ -66,7 +66,7 @@ def test_without_a_loader_a_clock_does_nothing():
     assert Squares()[3] == 9
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")], ids=["here", "fork", "spawn"])
+@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (1, "spawn")], ids=["here", "fork", "spawn"])
 def test_what_is_told_the_clock_arrives_where_the_loader_is(workers, context):
     clocks = Clocks(workers)
     found = list(_dataloader(Squares(), clocks, workers, context))
