@@ -108,7 +108,7 @@ def test_a_mount_does_what_a_plain_directory_does(
     writable_rclone: RcloneS3, placed: Callable[..., Place], tmp_path: Path
 ) -> None:
     place = placed(writable_rclone)
-    place.compare(profile(100), keeps_folders=False)
+    place.compare(profile(40), keeps_folders=False)
     place.look_from_elsewhere(tmp_path, keeps_folders=False)
 
 
@@ -118,5 +118,5 @@ def test_a_mount_of_a_ceph_bucket_does_what_a_plain_directory_does(
     ceph_rgw: CephRgw, placed: Callable[..., Place], tmp_path: Path
 ) -> None:
     place = placed(ceph_rgw)
-    place.compare(profile(25))
+    place.compare(profile(10))
     place.look_from_elsewhere(tmp_path)
