@@ -99,7 +99,9 @@ def flush_area(
 
     settings = _at_its_endpoint(area, settings)
     try:
-        live = api.open_bucket(area.url, settings, who="dsctl flush", ack="staged", ttl_s=5.0, upload_every_s=30.0)
+        live = api.open_bucket(
+            area.url, settings, who="dsctl flush", ack="staged", ttl_s=5.0, upload_every_s=30.0, keep_quota=True
+        )
     except StagingBusyError:
         return None
     try:

@@ -259,7 +259,13 @@ class BucketFs:
         file = node.open
         if not new_key and file is not None and (file.writers or (file.draft is not None and file.draft.dirty)):
             # What is being written is ours all the same, and is to have a name when it is closed.
-            new_key = conflict_key(key, time.time(), self.engine.host, lambda k: self.engine.overlay.get(k) is not None)
+            new_key = conflict_key(
+                key,
+                time.time(),
+                self.engine.host,
+                lambda k: self.engine.overlay.get(k) is not None,
+                prefix=self.engine.prefix,
+            )
             _log.warning("%s is open for writing: what is written goes on as %s", key, new_key)
         if new_key:
             self._tree.rename(node, node.parent or self._tree.root, new_key[len(parent_of(new_key)) :])

@@ -13,7 +13,6 @@ import time
 
 from datacache.writeback.draft import Draft
 from datacache.writeback.model import Attributes, Logged
-from datacache.writeback.remote import Needs
 from fuse_mount.bucket_files import OpenFile
 from fuse_mount.bucket_handles import Handles
 from fuse_mount.bucket_mounted import Mounted
@@ -49,10 +48,11 @@ class Names:
                 node.lookups += 1
                 try:
                     handle = self._handles.open(node.ino, flags)
-                except Needs:
-                    node.lookups -= 1
+                except BaseException:  # `Needs`, or an error: the kernel is not told of it
+                    self._tree.forget(node.ino, 1)
                     raise
-                return handle, self._nodes.attr(node, self._nodes.state_of(node))
+                is_written = node.open is not None and node.open.draft is not None
+                return handle, self._nodes.attr(node, self._nodes.state_of(node) if is_written else old)
             self._usage.expect_room(1)  # who is to write nothing hears of it now, and not when it closes the file
             gid = self._nodes.inherited_gid(folder, gid)
             attributes = Attributes(stat.S_IFREG | stat.S_IMODE(mode), uid, gid, time.time_ns())

@@ -512,18 +512,25 @@ def test_an_open_folder_is_read_anew_from_its_beginning(opened: Open):
 
 
 def test_what_is_written_while_somebody_else_changes_the_object_has_a_name_in_the_end(opened: Open, bucket: Path):
-    (bucket / "a").write_bytes(b"1")
-    directory = opened(ttl_s=60.0)
-    directory.chmod("a", 0o600)
-    handle = directory.open("a", os.O_WRONLY | os.O_TRUNC)
+    deep = bucket
+    while len(os.fsencode(deep)) < 880:  # a key has 1,024 bytes at most, with the mount's prefix
+        deep /= "d" * min(200, 880 - len(os.fsencode(deep)))
+    name = "a" * 140
+    deep.mkdir(parents=True)
+    (deep / name).write_bytes(b"1")
+    directory = opened(f"file://{deep}", ttl_s=60.0)
+    directory.chmod(name, 0o600)
+    handle = directory.open(name, os.O_WRONLY | os.O_TRUNC)
     directory.do(directory.fs.write, handle, 0, b"ours")
-    (bucket / "a").write_bytes(b"theirs")
+    (deep / name).write_bytes(b"theirs")
     directory.flush()  # of the attributes
     directory.close(handle)
     directory.flush()
-    assert (bucket / "a").read_bytes() == b"theirs"
-    (kept,) = [path for path in bucket.iterdir() if path.name != "a"]
-    assert kept.name.startswith("a.conflict-")
+    assert (deep / name).read_bytes() == b"theirs"
+    (kept,) = [path for path in deep.iterdir() if path.name != name]
+    assert kept.name.startswith("aaa")
+    assert ".conflict-" in kept.name
+    assert len(os.fsencode(kept)) <= 1 + 1024
     assert kept.read_bytes() == b"ours"
 
 

@@ -18,6 +18,7 @@ from datacache.settings import Settings
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Attributes, Logged, Pending
 from datacache.writeback.overlay import Overlay
+from fuse_mount.bucket_areas import LeftArea, flush_area
 from fuse_mount.bucket_fs import Changes
 from tests.fuse_mount.mount_processes import BucketMounter
 from tests.fuse_mount.test_bucket_fs import Directory, expect_errno
@@ -182,6 +183,16 @@ def test_the_quota_that_was_set_last_is_the_next_processs_and_so_is_what_was_in_
     directory = opened(keep_quota=True)
     assert directory.fs.room() == (70_000, 60_000)
     assert opened(quota_bytes=0).fs.room() is None
+
+
+def test_the_quota_outlives_an_upload_of_what_a_mount_has_left(opened: Open, bucket: Path, settings: Settings) -> None:
+    live = api.open_bucket(f"file://{bucket}", settings, who="test", quota_bytes=QUOTA)
+    Directory(live).write("new", b"n" * 10_000)
+    live.close()
+    area = LeftArea(live.engine.area.folder, live.url, None, None, "")
+    assert flush_area(area, settings, timeout_s=30.0, progress=lambda _: None) is not None
+    assert (bucket / "new").stat().st_size == 10_000
+    assert opened(quota_bytes=0, keep_quota=True).fs.room() == (QUOTA, 70_000)
 
 
 # --- with the kernel ------------------------------------------------------------------------------------------------
