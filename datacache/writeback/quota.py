@@ -1,9 +1,10 @@
 """The quota of a read-write mount: what it is, kept over restarts, and the walks that say how much is in use.
 
-Part of `LiveBucket`. `quota.json` in the staging area has the quota as it was last set, and what the last walk found,
-so that the next process begins with that. One thread, which only lives where there is a quota: it lists the prefix page
-by page, holding no more than a page, then sleeps; for long where there is room, for the listing's time-to-live where
-there is little or something was refused, and for ten times as long as the walk took at the least.
+Part of `LiveBucket`. `quota.json` in the staging area has the quota as it was last set, and what was in use beside what
+is pending, after the last walk or at the end, so that the next process begins with that. One thread, which only lives
+where there is a quota: it lists the prefix page by page, holding no more than a page, then sleeps; for long where there
+is room, for the listing's time-to-live where there is little or something was refused, and for ten times as long as the
+walk took at the least.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ class Quota:
         self._walking = threading.Lock()
         known = self._read()
         with engine.lock:
-            engine.usage.bucket_bytes = known.get("bucket_bytes", 0)
+            engine.usage.begin(known.get("bucket_bytes", 0))
             engine.usage.on_refused = self._wake.set
         wanted = known.get("quota_bytes", quota_bytes) if keep else quota_bytes
         if wanted != known.get("quota_bytes", 0):
             try:
-                self._write(wanted, engine.usage.bucket_bytes)
+                self._write(wanted)
             except OSError as exc:  # a full disk is no reason not to start
                 _log.warning("the quota cannot be kept for the next process: %s", exc)
         self._apply(wanted)
@@ -58,7 +59,7 @@ class Quota:
         """Have another quota from now on, also in the next process; 0: none. `OSError` where that cannot be kept: then
         it stays as it was."""
         with self._lock:
-            self._write(quota_bytes, self._engine.usage.bucket_bytes)
+            self._write(quota_bytes)
             self._apply(quota_bytes)
 
     def _apply(self, quota_bytes: int) -> None:
@@ -134,10 +135,9 @@ class Quota:
 
     def _note(self) -> None:
         """Write down what is known, for the next process to begin with."""
-        usage = self._engine.usage
         try:
             with self._lock:
-                self._write(usage.quota_bytes, usage.bucket_bytes)
+                self._write(self._engine.usage.quota_bytes)
         except OSError as exc:
             _log.info("what is in use was not written down: %s", exc)
 
@@ -151,5 +151,8 @@ class Quota:
             _log.warning("%s cannot be read: %s", self._path, exc)
             return {}
 
-    def _write(self, quota_bytes: int, bucket_bytes: int) -> None:
+    def _write(self, quota_bytes: int) -> None:
+        with self._engine.lock:
+            # What is pending counts by itself in the next process, which does not know what of it the bucket has.
+            bucket_bytes = self._engine.usage.settled_bytes
         write_json(self._path, {"quota_bytes": quota_bytes, "bucket_bytes": bucket_bytes})

@@ -58,6 +58,15 @@ class Usage:
         return max(0, self.bucket_bytes - self._counted_bytes + self._pending_bytes + self.draft_bytes)
 
     @property
+    def settled_bytes(self) -> int:
+        """What the bucket has of keys of which nothing is pending."""
+        return self.bucket_bytes - self._counted_bytes
+
+    def begin(self, settled_bytes: int) -> None:
+        """Begin with what an earlier process knew of the bucket. What that had pending is pending already."""
+        self.bucket_bytes = settled_bytes + self._counted_bytes
+
+    @property
     def is_near(self) -> bool:
         """Whether there is little room left."""
         return self.used_bytes > self.quota_bytes * 0.9

@@ -43,12 +43,12 @@ def opened(bucket: Path, settings: Settings) -> Iterator[Open]:
     """Opens the bucket with a quota, walked; a second call is the next process."""
     current: list[LiveBucket] = []
 
-    def make(**options: Any) -> Directory:
+    def make(*, walk: bool = True, **options: Any) -> Directory:
         if current:
             current.pop().close()
         options = {"who": "test", "ttl_s": 0.3, "quota_bytes": QUOTA} | options
         current.append(api.open_bucket(f"file://{bucket}", settings, **options))
-        assert current[-1].quota.walk()
+        assert not walk or current[-1].quota.walk()
         return Directory(current[-1])
 
     yield make
@@ -183,6 +183,29 @@ def test_the_quota_that_was_set_last_is_the_next_processs_and_so_is_what_was_in_
     directory = opened(keep_quota=True)
     assert directory.fs.room() == (70_000, 60_000)
     assert opened(quota_bytes=0).fs.room() is None
+
+
+def test_until_the_first_walk_what_was_in_use_last_counts_and_what_was_changed_since_counts_once(
+    bucket: Path, settings: Settings, opened: Open
+) -> None:
+    live = api.open_bucket(f"file://{bucket}", settings, who="test", quota_bytes=QUOTA)
+    assert live.quota.walk()
+    directory = Directory(live)
+    handle = directory.open("old", os.O_WRONLY | os.O_TRUNC)
+    directory.do(directory.fs.write, handle, 0, b"x" * 50_000)
+    directory.close(handle)
+    directory.unlink("sub/older")
+    directory.write("new", b"n" * 1_000)
+    directory.flush()
+    directory.chmod("new", 0o600)
+    handle = directory.open("old", os.O_WRONLY | os.O_TRUNC)
+    directory.do(directory.fs.write, handle, 0, b"x" * 10_000)
+    directory.close(handle)
+    live.close()
+    directory = opened(quota_bytes=0, walk=False)  # without a quota nothing is listed
+    assert directory.live.engine.usage.used_bytes == 11_000
+    directory.flush()
+    assert directory.live.engine.usage.used_bytes == 11_000
 
 
 def test_the_quota_outlives_an_upload_of_what_a_mount_has_left(opened: Open, bucket: Path, settings: Settings) -> None:
