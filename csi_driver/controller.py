@@ -13,7 +13,6 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -36,8 +35,6 @@ from datacache.store.urls import split_url
 
 WRONG_ANNOTATION = "WrongAnnotation"
 """The reason of the Events on PVCs."""
-_CAPACITY = 2**60
-"""What is left for volumes, in bytes: data sets are there already, and buckets have no end that one could ask for."""
 _PEOPLE_CAN_ACT = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -131,18 +128,6 @@ class ControllerService:
         status = csi.ControllerGetVolumeResponse.VolumeStatus(volume_condition=self._condition(record, {}))
         return csi.ControllerGetVolumeResponse(volume=_volume(record), status=status)
 
-    def GetCapacity(self, request: csi.GetCapacityRequest, _context: Any) -> csi.GetCapacityResponse:  # noqa: N802
-        try:
-            spec = read_request(dict(request.parameters), {}, namespace="any", name="any").spec
-        except RequestError:
-            # Of a class that leaves it to annotations nothing is known. A wrong one is told when a volume is made.
-            return csi.GetCapacityResponse(available_capacity=_CAPACITY)
-        try:
-            _check_all(request.volume_capabilities, spec)
-        except RequestError:
-            return csi.GetCapacityResponse(available_capacity=0)
-        return csi.GetCapacityResponse(available_capacity=_CAPACITY)
-
     def ControllerGetCapabilities(  # noqa: N802
         self, _request: csi.ControllerGetCapabilitiesRequest, _context: Any
     ) -> csi.ControllerGetCapabilitiesResponse:
@@ -150,7 +135,6 @@ class ControllerService:
         types = (
             rpc.CREATE_DELETE_VOLUME,
             rpc.LIST_VOLUMES,
-            rpc.GET_CAPACITY,
             rpc.EXPAND_VOLUME,
             rpc.VOLUME_CONDITION,
             rpc.GET_VOLUME,
@@ -217,7 +201,6 @@ class ControllerService:
             context=spec.context(),
             capacity_bytes=capacity_bytes,
             parameters=dict(request.parameters),
-            created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
 
     def _claim(self, request: csi.CreateVolumeRequest, namespace: str, name: str) -> Claim | None:

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import socket
 import stat
 import threading
 import time
@@ -45,7 +46,7 @@ _PLAIN_SECRETS = ("endpoint", "endpoint_url", "region", "aws_endpoint_url", "aws
 """Keys of secrets whose values are none: an error may say which endpoint it is that does not answer."""
 _QUIET = (
     *("Probe", "GetInfo", "GetPluginInfo", "GetPluginCapabilities"),
-    *("ControllerGetCapabilities", "GetCapacity", "ListVolumes"),
+    *("ControllerGetCapabilities", "ListVolumes"),
     *("NodeGetCapabilities", "NodeGetVolumeStats"),
 )
 """Asked again and again: logged only where they fail."""
@@ -101,6 +102,8 @@ class Server:
             found = self._beside.lstat()
             self._identity = (found.st_dev, found.st_ino)
             self._server.start()
+            if _is_answered(self.socket):
+                _log.info("taking %s over from who answers there", self.socket)
             self._beside.replace(self.socket)
 
     def close(self, *, patience_s: float = PATIENCE_S) -> bool:
@@ -197,6 +200,16 @@ class _Busy:
                 self._calls[rpc] -= 1
                 if work is not None:
                     self._works.remove(work)
+
+
+def _is_answered(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1.0)
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return False
+        return True
 
 
 def _work_of(name: str, request: Any) -> tuple[str, ...] | None:

@@ -31,7 +31,6 @@ class VolumeRecord:
     """Of a bucket volume its quota; 0 for none."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     """That it was asked for with: the same name with others is another volume."""
-    created_at: str = ""
 
     @property
     def spec(self) -> VolumeSpec:
@@ -92,4 +91,5 @@ def quota_of(catalog: Catalog, id: str, spec: VolumeSpec) -> int:
 
 
 def _record(text: str) -> VolumeRecord:
-    return VolumeRecord(**json.loads(text))
+    values = json.loads(text)
+    return VolumeRecord(**{name: values[name] for name in VolumeRecord.__dataclass_fields__ if name in values})

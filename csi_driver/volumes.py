@@ -26,7 +26,7 @@ from datacache.store.urls import split_url
 KUBERNETES = "csi.storage.k8s.io/"
 """What Kubernetes and its sidecars add to parameters and attributes begins with this."""
 PVC_NAME, PVC_NAMESPACE = f"{KUBERNETES}pvc/name", f"{KUBERNETES}pvc/namespace"
-POD_NAMESPACE, POD_NAME = f"{KUBERNETES}pod.namespace", f"{KUBERNETES}pod.name"
+POD_NAMESPACE = f"{KUBERNETES}pod.namespace"
 EPHEMERAL = f"{KUBERNETES}ephemeral"
 
 PARAMETERS = ("dataset", "bucket", "warm", "pin", "subpath")

@@ -64,7 +64,7 @@ class Access:
         return ", ".join(self.allowed) or "no namespace"
 
 
-def access_of(catalog: Catalog, dataset: str, *, default: str = "all") -> Access:
+def access_of(catalog: Catalog, dataset: str, *, default: str) -> Access:
     """Who may have a data set; `default` (`all` or `none`, `Settings.access`) is for one without a list. Whether there
     is such a data set is not looked at. `CatalogError` for a list that cannot be understood."""
     return _parse(catalog.document(KIND, check_name(dataset)), dataset, default)
@@ -122,14 +122,13 @@ def set_access(
             return access
 
 
-def check_namespace(namespace: str) -> str:
-    """`namespace` if it can be the name of one (a label of RFC 1123); `UsageError` otherwise."""
+def check_namespace(namespace: str) -> None:
+    """`UsageError` unless it can be the name of one (a label of RFC 1123)."""
     if not _LABEL.fullmatch(namespace):
         raise UsageError(
             f"{namespace!r} cannot name a namespace",
             hint="Use up to 63 lower-case letters, digits and '-', with a letter or digit at both ends.",
         )
-    return namespace
 
 
 def _all_lists(catalog: Catalog) -> dict[str, str]:

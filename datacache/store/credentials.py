@@ -116,7 +116,7 @@ class CredentialFiles:
         there = self._read(path)
         if there is not None and there[1] == credentials:
             return
-        content |= {"store": store, "set_ns": time.time_ns()}
+        content |= {"set_ns": time.time_ns()}
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.folder.stat().st_mode & 0o077:
@@ -174,8 +174,8 @@ class CredentialFiles:
     def _read(self, path: Path) -> tuple[int, StoreCredentials] | None:
         try:
             content: dict[str, Any] = json.loads(path.read_bytes())
-            set_ns, _store = int(content.pop("set_ns")), content.pop("store")
-            return set_ns, StoreCredentials(**content)
+            known = {name: content[name] for name in StoreCredentials.__dataclass_fields__}
+            return int(content["set_ns"]), StoreCredentials(**known)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:

@@ -32,7 +32,7 @@ def allowed(catalog: SqliteCatalog, namespace: str, *, dataset: str = "mask", de
 def test_without_a_list_the_setting_decides(catalog: SqliteCatalog) -> None:
     assert allowed(catalog, "team-a", default="all")
     assert not allowed(catalog, "team-a", default="none")
-    assert not access_of(catalog, "mask").listed
+    assert not access_of(catalog, "mask", default="all").listed
 
 
 def test_a_list_decides_whatever_the_setting_says(catalog: SqliteCatalog) -> None:
@@ -56,7 +56,7 @@ def test_to_all_but_some_and_back(catalog: SqliteCatalog) -> None:
 
 
 def test_one_that_shuts_somebody_out_is_not_open_to_whoever_is_not_known(catalog: SqliteCatalog) -> None:
-    assert access_of(catalog, "mask").without_exception
+    assert access_of(catalog, "mask", default="all").without_exception
     assert not set_access(catalog, "mask", deny=["guests"]).without_exception
     assert set_access(catalog, "mask", allow=["guests"]).without_exception
     assert not set_access(catalog, "mask", allow=["guests"]).without_exception
@@ -89,7 +89,7 @@ def test_a_list_stays_when_the_data_set_goes_and_comes_back(catalog: SqliteCatal
     assert not allowed(catalog, "team-b", default="all")
     set_access(catalog, "mask", allow=["team-c"])
     catalog.commit(a_record("mask", 2))
-    assert access_of(catalog, "mask") == Access(everybody=False, allowed=("team-a", "team-c"))
+    assert access_of(catalog, "mask", default="all") == Access(everybody=False, allowed=("team-a", "team-c"))
 
 
 def test_a_data_set_that_is_not_there_gets_no_list(catalog: SqliteCatalog) -> None:
@@ -121,4 +121,4 @@ def test_processes_that_change_a_list_at_once_lose_nothing(catalog: SqliteCatalo
             set_access(own, "mask", allow=[f"n{process}-{number}"])
 
     run_together(4, work)
-    assert len(access_of(catalog, "mask").allowed) == 40
+    assert len(access_of(catalog, "mask", default="all").allowed) == 40

@@ -37,7 +37,7 @@ def test_a_data_sets_volume_is_as_large_as_it_is_or_as_the_claim_wants(
     any_catalog: str, masks: dict[str, str], start_driver: StartDriver
 ) -> None:
     driver = start_driver("--mode=controller")
-    for name, required, capacity in (("none", 0, 4002), ("less", 1, 4002), ("more", GIB, GIB)):
+    for name, required, capacity in (("none", 0, 56), ("less", 1, 56), ("more", GIB, GIB)):
         volume = create(driver, name, required, volume_capabilities=READ, parameters={"dataset": "mask@v1"})
         assert (volume.volume_id, volume.capacity_bytes) == (name, capacity)
         assert parse_context(volume.volume_context).dataset == f"mask@{masks['v1']}"

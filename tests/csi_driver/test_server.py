@@ -101,6 +101,7 @@ def test_a_driver_takes_over_from_a_living_one_without_a_gap(start_driver: Start
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask_on_new_connections)
         new = start_driver("--mode=controller", f"--endpoint=unix://{old.socket}")
+        assert f"taking {old.socket} over" in new.text
         assert old.stop() == 0
         client = Client(old.socket)
         assert client.Probe().ready.value
