@@ -37,12 +37,12 @@ from typing import Any, NamedTuple
 
 from bson import ObjectId
 from pymongo.collection import Collection as MongoCollection
-from pymongo.errors import AutoReconnect, DuplicateKeyError, ServerSelectionTimeoutError
+from pymongo.errors import DuplicateKeyError
 
 from datacache.catalog import mongo_blobs, mongo_collect, mongo_documents
 from datacache.catalog.base import REFRESH_AFTER_S, Collected, blobs_missing, no_snapshot, tag_exists
 from datacache.catalog.mark import Live
-from datacache.catalog.mongo_client import MongoDatabase
+from datacache.catalog.mongo_client import MongoDatabase, retried
 from datacache.catalog.record import decode_record, encode_record
 from datacache.core.errors import CatalogError, CatalogUnavailableError, CorruptManifestError, TagExistsError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
@@ -51,7 +51,7 @@ _RACE_TIMEOUT_S = 60.0
 _COMMIT_TIMEOUT_S = 600.0
 """A commit that takes longer than this between its document and its becoming visible (a suspended machine) is given up:
 garbage collection takes the document for a dead one after an hour (`mongo_collect.PENDING_S`)."""
-_RECONNECTS = 3
+_READS = 3
 
 _Document = dict[str, Any]
 
@@ -288,20 +288,17 @@ class MongoCatalog:
         """
         collection = self._database.collection("datasets")
         deadline = time.monotonic() + _RACE_TIMEOUT_S
-        cut_off = 0
+
+        def attempt() -> tuple[bool, _Dataset | None]:
+            found = collection.find_one({"_id": name})
+            old = None if found is None else _parse_dataset(found)
+            new = change(old)
+            return new is old or _replace(collection, name, old, new), new
+
         while True:
-            try:
-                found = collection.find_one({"_id": name})
-                old = None if found is None else _parse_dataset(found)
-                new = change(old)
-                if new is old or _replace(collection, name, old, new):
-                    return new
-            except ServerSelectionTimeoutError:
-                raise
-            except AutoReconnect:
-                cut_off += 1
-                if cut_off > _RECONNECTS:
-                    raise
+            is_done, new = retried(attempt)
+            if is_done:
+                return new
             if time.monotonic() > deadline:
                 raise CatalogUnavailableError(
                     f"the dataset {name} in {self.url} was changed by others without a pause for"
@@ -312,7 +309,7 @@ class MongoCatalog:
 
     def _records(self, dataset: str, wanted: Callable[[str], bool]) -> list[SnapshotRecord]:
         with self._database.errors():
-            for _attempt in range(_RECONNECTS):
+            for _attempt in range(_READS):
                 found = self._database.collection("datasets").find_one({"_id": dataset}, {"snapshots": 1})
                 docs = [] if found is None else [s["doc"] for s in found["snapshots"] if wanted(s["id"])]
                 if not docs:

@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from pymongo.collection import Collection as MongoCollection
-from pymongo.errors import AutoReconnect, BulkWriteError, ServerSelectionTimeoutError
+from pymongo.errors import BulkWriteError
 from pymongo.read_concern import ReadConcern
 
 from datacache.catalog.base import REFRESH_AFTER_S
+from datacache.catalog.mongo_client import retried
 from datacache.manifest.model import BlobId
 
 Document = dict[str, Any]
@@ -80,21 +81,13 @@ def _refresh(collection: MongoCollection[Document], ids: list[bytes], now_s: int
 
 
 def _insert_new(collection: MongoCollection[Document], documents: list[Document]) -> None:
-    for attempt in range(_TRIES):
-        try:
-            collection.insert_many(documents, ordered=False)
-        except BulkWriteError as exc:
-            errors = exc.details.get("writeErrors", [])
-            unconfirmed = exc.details.get("writeConcernErrors")
-            if unconfirmed or any(error["code"] != _DUPLICATE_KEY for error in errors):
-                raise  # otherwise another process has just put the same blobs
-        except ServerSelectionTimeoutError:
-            raise
-        except AutoReconnect:
-            if attempt < _TRIES - 1:
-                continue
-            raise
-        return
+    try:
+        retried(lambda: collection.insert_many(documents, ordered=False))
+    except BulkWriteError as exc:
+        errors = exc.details.get("writeErrors", [])
+        unconfirmed = exc.details.get("writeConcernErrors")
+        if unconfirmed or any(error["code"] != _DUPLICATE_KEY for error in errors):
+            raise  # otherwise another process has just put the same blobs
 
 
 def _batches(blobs: Sequence[tuple[BlobId, bytes]]) -> Iterator[list[tuple[BlobId, bytes]]]:

@@ -1,6 +1,6 @@
 """The connection to a MongoDB database: URL, client, schema, clock, and the driver's errors as ours.
 
-Used by `mongo` and `mongo_collect`. Any thread may use it; a child made by `fork()` makes its own client.
+Used by the modules `mongo_*` and `tasks_mongo*`. Any thread may use it; a child made by `fork()` makes its own client.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import datetime as dt
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from pymongo import MongoClient, ReadPreference, WriteConcern
@@ -26,6 +26,7 @@ from pymongo.errors import (
     InvalidURI,
     OperationFailure,
     PyMongoError,
+    ServerSelectionTimeoutError,
     WTimeoutError,
 )
 from pymongo.read_concern import ReadConcern
@@ -41,8 +42,10 @@ _SELECTION_TIMEOUT_MS = 5_000
 _SOCKET_TIMEOUT_MS = 60_000
 _WRITE_TIMEOUT_MS = 30_000
 _AUTHENTICATION_CODES = (13, 18, 8000)
+_TRIES = 4
 
 _Document = dict[str, Any]
+_T = TypeVar("_T")
 
 
 class MongoDatabase:
@@ -166,6 +169,21 @@ class MongoDatabase:
         if isinstance(exc, DocumentTooLarge):
             return CatalogError(f"MongoDB at {self._hosts} takes no document above 16 MiB: {exc}")
         return CatalogError(f"MongoDB at {self._hosts} failed: {str(exc)[:500]}")
+
+
+def retried(attempt: Callable[[], _T]) -> _T:
+    """The result of `attempt()`, which is made again, three times at most, where the connection was cut: what was cut
+    off may have been done. Where no server was found in time, none is looked for again."""
+    cut_off = 0
+    while True:
+        try:
+            return attempt()
+        except ServerSelectionTimeoutError:
+            raise
+        except AutoReconnect:
+            cut_off += 1
+            if cut_off == _TRIES:
+                raise
 
 
 def _parse(url: str) -> tuple[str, str, dict[str, Any]]:

@@ -9,12 +9,10 @@ lost with the connection, the writer finds out by it whether the write was done.
 from __future__ import annotations
 
 from bson import ObjectId
-from pymongo.errors import AutoReconnect, DuplicateKeyError, ServerSelectionTimeoutError
+from pymongo.errors import DuplicateKeyError
 
 from datacache.catalog.base import check_document
-from datacache.catalog.mongo_client import MongoDatabase
-
-_RECONNECTS = 3
+from datacache.catalog.mongo_client import MongoDatabase, retried
 
 
 def get(database: MongoDatabase, kind: str, key: str) -> str | None:
@@ -29,17 +27,8 @@ def compare_and_set(database: MongoDatabase, kind: str, key: str, text: str, *, 
     """See `Catalog.set_document`."""
     check_document(kind, key, text)
     by = ObjectId()
-    cut_off = 0
     with database.errors():
-        while True:
-            try:
-                return _try(database, f"{kind}/{key}", text, old, by)
-            except ServerSelectionTimeoutError:
-                raise
-            except AutoReconnect:
-                cut_off += 1
-                if cut_off > _RECONNECTS:
-                    raise
+        return retried(lambda: _try(database, f"{kind}/{key}", text, old, by))
 
 
 def _try(database: MongoDatabase, id: str, text: str, old: str | None, by: ObjectId) -> bool:
@@ -58,22 +47,16 @@ def _try(database: MongoDatabase, id: str, text: str, old: str | None, by: Objec
 def remove(database: MongoDatabase, kind: str, key: str) -> bool:
     """See `Catalog.remove_document`."""
     check_document(kind, key)
-    seen = False
-    cut_off = 0
+    seen: list[bool] = []
+
+    def attempt() -> bool:
+        documents = database.collection("documents")
+        seen.append(documents.find_one({"_id": f"{kind}/{key}"}, {"_id": 1}) is not None)
+        removed = seen[-1] and documents.delete_one({"_id": f"{kind}/{key}"}).deleted_count == 1
+        return removed or any(seen[:-1])  # by an attempt whose answer was lost
+
     with database.errors():
-        while True:
-            try:
-                documents = database.collection("documents")
-                there = documents.find_one({"_id": f"{kind}/{key}"}, {"_id": 1}) is not None
-                seen = seen or there
-                removed = there and documents.delete_one({"_id": f"{kind}/{key}"}).deleted_count == 1
-                return removed or (seen and cut_off > 0)
-            except ServerSelectionTimeoutError:
-                raise
-            except AutoReconnect:
-                cut_off += 1
-                if cut_off > _RECONNECTS:
-                    raise
+        return retried(attempt)
 
 
 def listed(database: MongoDatabase, kind: str, *, after: str, limit: int) -> list[tuple[str, str]]:

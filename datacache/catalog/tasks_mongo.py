@@ -16,12 +16,11 @@ a search by it misses none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from pymongo import ReturnDocument
-from pymongo.errors import AutoReconnect, ServerSelectionTimeoutError
 
-from datacache.catalog.mongo_client import MongoDatabase
+from datacache.catalog.mongo_client import MongoDatabase, retried
 from datacache.catalog.tasks import (
     BEHIND,
     CLOCK_SLACK_S,
@@ -40,9 +39,7 @@ from datacache.catalog.tasks import (
 )
 from datacache.catalog.tasks_mongo_queues import PUT_BACK, MongoQueues, task_id
 
-_TRIES = 4
 _Document = dict[str, Any]
-_T = TypeVar("_T")
 
 
 class MongoTasks(MongoQueues):
@@ -94,7 +91,8 @@ class MongoTasks(MongoQueues):
                 if found["state"] == DOING:
                     return _leased(found)
 
-        return self._tried(attempt)
+        with self._database.errors():
+            return retried(attempt)
 
     def open(self, queue: QueueRecord) -> Open:
         """What is left of the epoch; see the protocol."""
@@ -167,26 +165,14 @@ class MongoTasks(MongoQueues):
             if (found["token"], found["claim"]) != (lease.token, lease.claim) or not done(found):
                 raise lease_lost(lease, _state(found | {"held_ms": 0, "left_ms": 0}))
 
-        self._tried(attempt)
+        with self._database.errors():
+            retried(attempt)
 
     def _change(
         self, condition: _Document, update: list[_Document], sort: list[tuple[str, int]] | None = None
     ) -> _Document | None:
         """One task that fits, as it is after the update, or None."""
         return self._tasks.find_one_and_update(condition, update, sort=sort, return_document=ReturnDocument.AFTER)
-
-    def _tried(self, attempt: Callable[[], _T]) -> _T:
-        """The result of `attempt()`, which is made again where the connection was cut."""
-        with self._database.errors():
-            for number in range(_TRIES):
-                try:
-                    return attempt()
-                except ServerSelectionTimeoutError:
-                    raise
-                except AutoReconnect:
-                    if number == _TRIES - 1:
-                        raise
-        raise AssertionError
 
     # --- looking on -----------------------------------------------------------------------------------------
 
