@@ -26,7 +26,7 @@ import grpc
 
 from csi_driver.status import RequestError
 from csi_driver.volumes import VolumeSpec, parse_context
-from datacache.core.disk import sync_folder
+from datacache.core.disk import replace_file
 
 _ASK_AGAIN_S = 0.02
 _log = logging.getLogger("csi_driver")
@@ -131,15 +131,7 @@ class Records:
 
     def put(self, record: NodeVolume) -> None:
         """Replace a volume's record; it survives a power loss."""
-        path = self._path(record.volume_id)
-        new = path.with_name(f"{path.name}.new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(record), file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-        sync_folder(path.parent)
+        replace_file(self._path(record.volume_id), json.dumps(asdict(record)).encode())
 
     def remove(self, volume_id: str) -> None:
         """Forget a volume."""

@@ -18,6 +18,21 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> Non
         rest, offset = rest[count:], offset + count
 
 
+def replace_file(path: Path, data: bytes, *, beside: Path | None = None) -> None:
+    """Put bytes into a file's place, with mode 0600, durable and as a whole: after a crash the old file is there, or
+    the new one. They are written to `beside` first, in the same folder: by default NAME.new, for who is alone to write.
+    """
+    beside = beside or path.with_name(f"{path.name}.new")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(fd, data, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(beside, path)
+    sync_folder(path.parent)
+
+
 def make_folders(path: bytes) -> None:
     """Make a folder and those above it that are missing, their names durable. One that is there is fine."""
     above = os.path.dirname(path)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from datacache.core.disk import sync_folder, write_all
+from datacache.core.disk import replace_file, sync_folder
 from datacache.core.errors import StoreAccessError, UsageError
 from datacache.store.urls import split_url
 
@@ -189,15 +189,7 @@ class CredentialFiles:
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - left.stat().st_mtime > _LEFT_BEHIND_S:
                     left.unlink()
-        temporary = self.folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
-        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        try:
-            write_all(fd, data, 0)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-        sync_folder(self.folder)
+        replace_file(path, data, beside=self.folder / f"{_TEMPORARY}{secrets.token_hex(8)}")
 
 
 def _digest(text: str) -> str:

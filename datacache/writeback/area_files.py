@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datacache.core.disk import sync_folder
+from datacache.core.disk import replace_file, sync_folder
 from datacache.core.errors import StagingError, StagingFullError
 
 FORMAT_VERSION = 1
@@ -156,14 +156,7 @@ def read_owner(folder: Path) -> Owner | None:
 
 def write_json(path: Path, table: dict[str, Any]) -> None:
     """Durable and as a whole: after a crash the old one is there, or the new one."""
-    new = path.with_suffix(".new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(json.dumps(table, indent=1).encode())
-        file.flush()
-        os.fsync(fd)
-    new.replace(path)
-    sync_folder(path.parent)
+    replace_file(path, json.dumps(table, indent=1).encode())
 
 
 def boot_id() -> str:
