@@ -14,12 +14,10 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
 
 from csi_driver.status import invalid
 from datacache.core.errors import MountError
-from fuse_mount.session import resolved
+from fuse_mount.session import Mount, mounts, resolved
 
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
 """include/uapi/asm-generic/unistd.h; the same on all architectures."""
@@ -33,54 +31,25 @@ _MAX_STACK = 1000
 _MAX_RACES = 100
 
 
-class Line(NamedTuple):
-    """One line of /proc/self/mountinfo (proc(5))."""
-
-    id: int
-    parent: int
-    device: int
-    root: str
-    """Which folder of the file system it shows."""
-    path: str
-    read_only: bool
-    """Of this mount alone, whatever the file system allows."""
-
-
 # --- what is mounted ------------------------------------------------------------------------------------------------
 
 
-def lines() -> Iterator[Line]:
-    """All mounts this process sees."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            number, parent, device, root, path, options, *_ = line.split(" ")
-            major, _, minor = device.partition(":")
-            yield Line(
-                int(number),
-                int(parent),
-                os.makedev(int(major), int(minor)),
-                _unescape(root),
-                _unescape(path),
-                "ro" in options.split(","),
-            )
-
-
-def top_at(path: str) -> Line | None:
+def top_at(path: str) -> Mount | None:
     """What is mounted on exactly this path, on top of all else; None where nothing is."""
-    return _top([line for line in lines() if line.path == path])
+    return _top([mount for mount in mounts() if mount.mountpoint == path])
 
 
-def tops() -> dict[str, Line]:
+def tops() -> dict[str, Mount]:
     """What is mounted on top, by path, for who looks at many."""
-    found: dict[str, list[Line]] = {}
-    for line in lines():
-        found.setdefault(line.path, []).append(line)
+    found: dict[str, list[Mount]] = {}
+    for mount in mounts():
+        found.setdefault(mount.mountpoint, []).append(mount)
     return {path: top for path, there in found.items() if (top := _top(there)) is not None}
 
 
-def _top(there: list[Line]) -> Line | None:
-    below = {line.parent for line in there}
-    return next((line for line in there if line.id not in below), there[-1] if there else None)
+def _top(there: list[Mount]) -> Mount | None:
+    below = {mount.parent for mount in there}
+    return next((mount for mount in there if mount.id not in below), there[-1] if there else None)
 
 
 # --- making ----------------------------------------------------------------------------------------------------------
@@ -233,9 +202,3 @@ def _call(number: int, *arguments: int | bytes) -> int:
     if found < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return found
-
-
-def _unescape(text: str) -> str:
-    for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
-        text = text.replace(code, character)
-    return text

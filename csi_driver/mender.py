@@ -24,6 +24,7 @@ from csi_driver.preparation import Preparation
 from csi_driver.records import NodeVolume, Records, SharedMount, Target
 from csi_driver.status import RequestError
 from datacache.core.errors import DatacacheError
+from fuse_mount.session import Mount
 
 EVERY_S = 2.0
 _FLUSH_S = 1.0
@@ -147,7 +148,7 @@ class Mender:
         again has no mounts."""
         return bool(record.staging) and os.path.isdir(record.staging) and self._mounts.device(record.mount) is not None
 
-    def _mend_all(self, mounts: list[list[NodeVolume]], tops: Mapping[str, binds.Line]) -> None:
+    def _mend_all(self, mounts: list[list[NodeVolume]], tops: Mapping[str, Mount]) -> None:
         for volumes in mounts:
             try:
                 self._guarded(self._mend, volumes[0].mount, volumes, tops)
@@ -156,7 +157,7 @@ class Mender:
 
     # --- mending ------------------------------------------------------------------------------------------------
 
-    def _mend(self, mount: SharedMount, volumes: list[NodeVolume], tops: Mapping[str, binds.Line]) -> None:
+    def _mend(self, mount: SharedMount, volumes: list[NodeVolume], tops: Mapping[str, Mount]) -> None:
         if not any(target.path in tops for volume in volumes for target in volume.targets):
             return  # no pod sees it; whoever publishes it next mounts it
         point = self._mounts.point(mount)
@@ -195,6 +196,6 @@ class Mender:
         return record
 
 
-def _is_other(there: binds.Line | None, device: int | None) -> bool:
+def _is_other(there: Mount | None, device: int | None) -> bool:
     """Whether something is mounted, and from another mount than the one with this st_dev."""
     return there is not None and there.device != device

@@ -30,6 +30,7 @@ from datacache.core.errors import MountError, UploadError
 from datacache.settings import Settings
 from datacache.writeback.staging import areas
 from fuse_mount.bucket_areas import left_areas
+from fuse_mount.session import Mount, mounts
 
 _ANSWER_S = 5.0
 _LOCK_S = 60.0
@@ -70,7 +71,7 @@ class SharedMounts:
         """Where it is, or would be."""
         return binds.place(str(self._folder / mount.key))
 
-    def health(self, path: str, tops: Mapping[str, binds.Line] | None = None) -> Health:
+    def health(self, path: str, tops: Mapping[str, Mount] | None = None) -> Health:
         """What the mount at a path is like; asks it, for a bounded time. `tops`: what `binds.tops` said."""
         if (binds.top_at(path) if tops is None else tops.get(path)) is None:
             return Health.ABSENT
@@ -209,7 +210,7 @@ class SharedMounts:
                     continue
                 point = binds.place(str(self._folder / key))
                 there = binds.top_at(point)
-                if not any(there and line.device == there.device and line.path != point for line in binds.lines()):
+                if not any(there and each.device == there.device and each.mountpoint != point for each in mounts()):
                     self.end_at(point)
 
     def set_quota(self, mount: SharedMount, quota_bytes: int) -> None:

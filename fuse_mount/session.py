@@ -47,6 +47,9 @@ class Mount(NamedTuple):
     kind: str
     device: int
     """st_dev."""
+    id: int
+    parent: int
+    """The id of the mount that it lies on."""
 
 
 class User(NamedTuple):
@@ -66,7 +69,8 @@ def mounts() -> Iterator[Mount]:
             left, _, right = line.rstrip("\n").partition(" - ")
             fields, (kind, source, *_) = left.split(" "), right.split(" ")
             major, _, minor = fields[2].partition(":")
-            yield Mount(_unescape(fields[4]), _unescape(source), kind, os.makedev(int(major), int(minor)))
+            device = os.makedev(int(major), int(minor))
+            yield Mount(_unescape(fields[4]), _unescape(source), kind, device, int(fields[0]), int(fields[1]))
 
 
 def mount_at(mountpoint: str | Path) -> Mount | None:

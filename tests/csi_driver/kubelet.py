@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from csi_driver import binds
 from csi_driver.status import status_of
 from csi_driver.wire import csi_pb2 as csi
 from datacache.api import create_snapshot
 from datacache.settings import Settings
+from fuse_mount.session import mounts
 from tests.csi_driver.driver import capability
 
 Call = Callable[[Any], Any]
@@ -125,4 +125,4 @@ def make_masks(folder: Path, settings: Settings | None = None) -> dict[str, str]
 
 def mounted_below(folder: Path) -> list[str]:
     """Everything mounted in a folder."""
-    return sorted(line.path for line in binds.lines() if line.path.startswith(f"{folder}/"))
+    return sorted(mount.mountpoint for mount in mounts() if mount.mountpoint.startswith(f"{folder}/"))
