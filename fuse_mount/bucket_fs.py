@@ -234,6 +234,8 @@ class BucketFs:
         """See `writeback.engine.Watcher`."""
         self._mounted.applied(pending.key, info, pending.attributes)
         node = self._tree.find(pending.key)
+        if info is not None and isinstance(pending.content, Stored) and pending.content.key == pending.key:
+            self._found_anew(pending.content, info.etag)
         if info is None or node is None or node.is_folder:
             return
         now = self.engine.overlay.get(pending.key)
@@ -246,6 +248,15 @@ class BucketFs:
             file.base = info.etag
             if now.version == pending.version:
                 self._files.set_place(file, Stored(pending.key, info.size_bytes, info.etag))
+
+    def _found_anew(self, old: Stored, etag: str) -> None:
+        """Only an object's attributes were changed. Whoever was renamed meanwhile has its bytes under a new ETag."""
+        for key in self.engine.overlay.needed_by(old.key):
+            node = self._tree.find(key)
+            if node is not None and node.cached == old.etag:
+                node.cached = etag
+            if node is not None and node.open is not None and node.open.content == old:
+                self._files.set_place(node.open, old._replace(etag=etag))
 
     def moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:
         """See `writeback.engine.Watcher`."""

@@ -534,6 +534,25 @@ def test_what_is_written_while_somebody_else_changes_the_object_has_a_name_in_th
     assert kept.read_bytes() == b"ours"
 
 
+def test_an_open_file_is_renamed_while_its_new_attributes_are_uploaded(opened: Open, bucket: Path):
+    (bucket / "a").write_bytes(b"1")
+    directory = opened(ttl_s=60.0)
+    handle = directory.open("a", os.O_RDWR)
+    inode = directory.attr("a").ino
+    directory.chmod("a", 0o600)
+    engine = directory.live.engine
+    claim = engine.claims.begin("a")
+    directory.rename("a", "b")
+    assert claim is not None
+    info = engine.bucket.write(f"{bucket}/a"[1:], b"1", {}, expect=claim.pending.base)  # with another ETag
+    engine.claims.finish(claim, info)
+    assert directory.attr("b").ino == inode
+    directory.do(directory.fs.write, handle, 1, b"2")
+    directory.close(handle)
+    directory.flush()
+    assert {path.name: path.read_bytes() for path in bucket.iterdir()} == {"b": b"12"}
+
+
 def test_two_names_are_swapped(opened: Open, bucket: Path):
     (bucket / "a").write_bytes(b"1")
     (bucket / "b").write_bytes(b"22")
