@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -145,26 +146,17 @@ def _context(service: NodeService, volume: str) -> dict[str, str]:
 def test_calls_on_a_dead_mount_repair_it(masks: dict[str, str], kubelet: Kubelet, settings: Settings) -> None:
     context = {"dataset": f"mask@{masks['v1']}"}
     kubelet.show("v", context)
-    kill_mounts(settings)
-    assert (kubelet.publish("v", context, "pod-2") / "VERSION").read_text() == "v1"
-    assert (kubelet.publish("v", context) / "VERSION").read_text() == "v1"
+    with closing(Pod(kubelet.publish("inline", context, inline=True))) as pod:
+        assert pod.read("VERSION") == "v1"
+        kill_mounts(settings)
+        assert (kubelet.publish("v", context, "pod-2") / "VERSION").read_text() == "v1"
+        assert (kubelet.publish("v", context) / "VERSION").read_text() == "v1"
+        kubelet.publish("inline", context, inline=True)
+        assert pod.read("README") == "v1 README"
+    kubelet.unpublish("inline")
     kubelet.stage("v", context)
     kill_mounts(settings)
     kubelet.hide("v", "pod-1", "pod-2")
-    assert mounted_below(kubelet.folder) == mounted_below(settings.home) == []
-
-
-def test_an_inline_volume_that_is_published_again_reaches_the_pod_that_has_it_dead(
-    masks: dict[str, str], kubelet: Kubelet, settings: Settings
-) -> None:
-    context = {"dataset": f"mask@{masks['v1']}"}
-    pod = Pod(kubelet.publish("i", context, inline=True))
-    assert pod.read("VERSION") == "v1"
-    kill_mounts(settings)
-    kubelet.publish("i", context, inline=True)
-    assert pod.read("README") == "v1 README"
-    pod.close()
-    kubelet.unpublish("i")
     assert mounted_below(kubelet.folder) == mounted_below(settings.home) == []
 
 
