@@ -161,7 +161,7 @@ class KeeperLine:
 
 
 def fetch(home: str | Path, key: str) -> int | None:
-    """A copy of the descriptor that the keeper holds for a mount; None where there is none, or no daemon that answers."""
+    """A copy of the descriptor that the keeper holds for a mount; None where there is none, or no daemon answers."""
     try:
         _, fds = _ask(home, {"op": "fetch", "key": key})
     except (OSError, ValueError):
