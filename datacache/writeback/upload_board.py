@@ -216,6 +216,8 @@ class UploadBoard:
                     wait.uploaded(key, outcome.version, is_gone=outcome.is_gone)
                 elif wait.drop(key) and kept is not None:
                     wait.add(kept)
+                    if self._queue.soon(kept.key, now):
+                        self._work.notify()
                 self._tell(wait)
             if self._queue.done(key, now):
                 self._work.notify()
