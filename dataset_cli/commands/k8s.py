@@ -22,7 +22,7 @@ _POD_IMAGE = "busybox:1.37.0"
 
 @click.group()
 def k8s() -> None:
-    """Print what Kubernetes needs to mount a snapshot or a bucket; forget what a static volume was."""
+    """Print PVCs of snapshots and buckets; forget what a static PV meant."""
 
 
 def _checked_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
