@@ -485,7 +485,7 @@ def documents(draw: st.DrawFn, plain: bool) -> str:
     return f"{declaration}<annotation>{between}{between.join(elements)}{between}</annotation>{between}"
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(documents(plain=True), st.sampled_from([0, 1]))
 def test_what_is_plain_goes_the_short_way_and_reads_as_expat_reads_it(text: str, origin: int) -> None:
     plain = voc._parse_plain(text.encode(), FILE, origin)
@@ -493,7 +493,7 @@ def test_what_is_plain_goes_the_short_way_and_reads_as_expat_reads_it(text: str,
     assert VocReader(FILE, origin).read(text) == (plain, [])
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(documents(plain=False), st.sampled_from([0, 1]))
 def test_what_goes_the_short_way_reads_as_expat_reads_it(text: str, origin: int) -> None:
     plain = voc._parse_plain(text.encode(), FILE, origin)
@@ -501,7 +501,7 @@ def test_what_goes_the_short_way_reads_as_expat_reads_it(text: str, origin: int)
         assert VocReader(FILE, origin).read(text) == (plain, [])
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(documents(plain=True), st.data())
 def test_the_short_way_takes_nothing_that_was_damaged_otherwise(text: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
@@ -562,7 +562,7 @@ def reads_or_refuses(data: bytes) -> None:
     assert len(draft.boxes) + sum(problem.action == "skipped" for problem in problems) == len(objects)
 
 
-@settings(max_examples=1200, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_damaged_files_are_read_or_refused_and_lose_no_object_silently(data: st.DataObject) -> None:
     encoding = data.draw(st.sampled_from(["utf-8", "utf-8", "gbk", "utf-16"]))
@@ -576,7 +576,7 @@ def test_damaged_files_are_read_or_refused_and_lose_no_object_silently(data: st.
     reads_or_refuses(bytes(damaged))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: f"<annotation>{text}".encode())))
 def test_random_bytes_are_refused(data: bytes) -> None:
     reads_or_refuses(data)
@@ -608,7 +608,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(trees)
 def test_any_structure_is_read_and_loses_no_object_silently(inner: str) -> None:
     reads_or_refuses(f"<annotation>{inner}<object>{inner}{BNDBOX}</object></annotation>".encode())
@@ -637,7 +637,7 @@ written_boxes = st.builds(
 )
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(written_boxes, max_size=3), stripped, st.sampled_from([0, 1]))
 def test_what_is_written_is_read_back_exactly(boxes: list[Box], name: str, origin: int) -> None:
     assume("/" not in name)
