@@ -44,7 +44,9 @@ def main() -> int:
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help="how many servers died before")
     parser.add_argument("--only-if-dead", action="store_true", help="leave a mount alone whose supervisor lives")
     parser.add_argument("--hosted", action="store_true", help="serve here: a mount host asked for it")
-    parser.add_argument("--ready-file", type=Path, metavar="FILE", help="with --host: made when all is taken over")
+    parser.add_argument(
+        "--ready-file", type=Path, metavar="FILE", help="with --host: gets its id when all is taken over"
+    )
     parser.add_argument("--ready-fd", type=int, metavar="N", help="where to say that the mount is there")
     parser.add_argument("--daemon", action="store_true", help="go on in the background")
     arguments = parser.parse_args()

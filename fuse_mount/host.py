@@ -6,7 +6,8 @@
 - At its start, and then now and then, it takes over every mount of the home that runs elsewhere: from another host (the
   pod before it, in an upgrade), from a supervisor that the keeper had to start, from the keeper itself. Read-write
   mounts cannot move while they are served; those without processes are started again in their place.
-- When all is taken over that can be it makes a file (`--ready-file`): only then may an old host be told to end.
+- When all is taken over that can be it makes a file with its process id (`--ready-file`): only then may an old host be
+  told to end. The file of a host that was killed stays until the next one begins, so who looks asks for the process.
 - The newest host has the socket. An older one leaves everything alone from then on, unless that one is gone for good
   (an upgrade that was taken back): then it listens again.
 - Told to end (SIGTERM), it gives a newer host some time to take over. What is left of its supervisors it ends without
@@ -201,8 +202,8 @@ class MountHost:
 
     def _say_ready(self) -> None:
         """After a look that took over what could be."""
-        if self._ready_file is not None:
-            self._ready_file.touch()
+        if self._ready_file is not None and not self._ready_file.exists():
+            self._ready_file.write_text(f"{os.getpid()}\n", encoding="ascii")
 
     def _somebody_listens(self) -> bool:
         try:

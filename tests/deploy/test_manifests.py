@@ -289,7 +289,7 @@ def test_a_new_node_pod_runs_beside_the_old_one_unless_a_sidecar_registers() -> 
 def test_a_node_pod_is_ready_once_its_mount_host_has_taken_everything_over() -> None:
     mounts = node_container("the defaults", "mounts")
     [ready_file] = [word.partition("=")[2] for word in mounts["command"] if word.startswith("--ready-file=")]
-    assert mounts["readinessProbe"]["exec"]["command"] == ["test", "-e", ready_file]
+    assert mounts["readinessProbe"]["exec"]["command"] == ["sh", "-c", f'kill -0 "$(cat {ready_file})"']
     [daemon_set] = kind("the defaults", "DaemonSet")
     folders = {volume["name"] for volume in daemon_set["spec"]["template"]["spec"]["volumes"] if "emptyDir" in volume}
     own = [each["mountPath"] for each in mounts["volumeMounts"] if each["name"] in folders]

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import stat
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -189,6 +190,22 @@ def test_a_host_that_ends_leaves_its_mounts_to_the_keeper(folder: Path, mounter:
     node.mounts.start()
     assert node.whole(info).device == info.device
     assert readers.finish()[1:] == (0, 0)
+
+
+def is_ready(node: Node) -> bool:
+    """What the probe of Kubernetes finds."""
+    return subprocess.run(["sh", "-c", f'kill -0 "$(cat {node.folder / "ready"})"'], check=False).returncode == 0
+
+
+def test_a_host_that_was_killed_does_not_make_its_successor_ready(folder: Path, mounter: Mounter, node: Node) -> None:
+    info = node.whole(mounter())
+    until(lambda: is_ready(node) or None)
+    node.mounts.kill()
+    assert (node.folder / "ready").exists()
+    assert not is_ready(node)
+    node.mounts.start()
+    node.whole(info)
+    until(lambda: is_ready(node) or None)
 
 
 def test_what_is_wrong_with_a_mount_is_told_through_the_host_also_that_the_home_is_not_its_own(
