@@ -26,7 +26,10 @@ _SHORTEST_TTL_S = 0.2
 """What was asked for must be of use to who asked."""
 _FOLDER_ATTRIBUTES_S = 60.0
 _RELIST = 2000
-"""Names up to which a folder is listed anew for one name's sake; of larger ones the name alone is asked for."""
+"""Names up to which a folder is listed anew for one name's sake; of larger ones the name alone is asked for first."""
+_NAMES_A_PROBE = 50
+"""How many names a listing gives in the time in which one name is asked for, roughly: where so many were asked for that
+a listing would have told all of them by then, it is made."""
 _PROBES_BEFORE_LIST = 8
 _CHECKED_S = 0.5
 _LOOK_AHEAD = 1000
@@ -88,9 +91,10 @@ class RemoteView:
             if self._made_here(folder):
                 return None, False
             raise self._requests.unavailable(key)
-        probed = self._known.probed.get(folder, 0)
-        small = len(listed) <= _RELIST if listed is not None else probed >= _PROBES_BEFORE_LIST
-        raise Needs(lambda: self._asking.list_folder(folder) if small else self._asking.probe(folder, name))
+        if self._known.probed.get(folder, 0) < _probes_before_list(listed):
+            raise Needs(lambda: self._asking.probe(folder, name))
+        self._known.probed.pop(folder, None)  # one lists it, and others go on asking for names meanwhile
+        raise Needs(lambda: self._asking.list_folder(folder))
 
     def folder(self, folder: str) -> RemoteFolder:
         """All that lies right in a folder, with attributes unless those of very many are not known."""
@@ -188,6 +192,13 @@ class RemoteView:
 
     def _is_fresh(self, read_at: float) -> bool:
         return read_at + self._ttl_s > _now()
+
+
+def _probes_before_list(listed: RemoteFolder | None) -> int:
+    """How many names of a folder are asked for, one by one, before it is listed (again)."""
+    if listed is None:
+        return _PROBES_BEFORE_LIST
+    return 0 if len(listed) <= _RELIST else len(listed) // _NAMES_A_PROBE
 
 
 def _now() -> float:

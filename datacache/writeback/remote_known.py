@@ -71,7 +71,7 @@ class Known:
     def __init__(self) -> None:
         self.folders: OrderedDict[str, RemoteFolder] = OrderedDict()
         self.probes: dict[str, Probe] = {}
-        self.probed: dict[str, int] = {}  # how many names of a folder that was not listed were asked for
+        self.probed: dict[str, int] = {}  # how many names of a folder were asked for since it was listed
         self.checked: dict[str, float] = {}
         self.markers: dict[str, tuple[float, Attributes]] = {}
         """Attributes of folders, and when they were asked for."""
@@ -195,8 +195,7 @@ class Known:
             self.probes.clear()
             self.probed.clear()
         self.probes[folder + name] = Probe(_now(), file, is_folder)
-        if folder not in self.folders:
-            self.probed[folder] = self.probed.get(folder, 0) + 1
+        self.probed[folder] = self.probed.get(folder, 0) + 1
 
     def put_checked(self, key: str) -> None:
         """An object was asked for just now."""

@@ -798,6 +798,23 @@ def test_one_name_in_a_large_folder_is_asked_for_alone(opened: Open, proxied: Fa
     assert len(proxied.requests) < before + 20  # after some names the folder is listed
 
 
+def test_a_large_folder_is_listed_again_when_many_of_its_names_are_asked_for(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("datacache.writeback.remote._RELIST", 20)
+    folder = rclone_s3.make_bucket("large") / "live"
+    folder.mkdir()
+    for number in range(300):
+        (folder / f"{number:03}").write_bytes(b"x")
+    directory = opened("s3://large/live", ttl_s=60.0)
+    assert len(directory.names()) == 300
+    directory.fs.remote.expire("")
+    before = len(proxied.requests)
+    for number in range(300):
+        directory.attr(f"{number:03}")
+    assert 1 < len([request for request in proxied.requests[before:] if "list-type=2" in request]) < 20
+
+
 def test_a_slow_listing_does_not_hide_what_was_uploaded_meanwhile(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
