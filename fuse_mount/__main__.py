@@ -24,12 +24,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from datacache.core import unix_sockets
 from datacache.core.errors import DatacacheError, MountError
 from fuse_mount import process
 from fuse_mount.bucket_config import BucketConfig
 from fuse_mount.state import MountConfig, MountFiles
 from fuse_mount.supervisor import Supervisor, set_up_logging
+
+_BUCKET_HOST_AWAY_S = 10.0
+"""Less than the keeper waits for an owner (`keeper._PATIENCE_S`)."""
 
 
 def main() -> int:
@@ -122,8 +124,11 @@ def _pass_on(arguments: argparse.Namespace) -> dict[str, Any] | None:
     else:
         words, mountpoint = ["--takeover", arguments.takeover], arguments.takeover
         home = os.environ.get("DATACACHE_HOME", "")
+    # A bucket's server stays where it is started: not beside the daemon, if the host is only being started again. A
+    # snapshot's workers are followed by others at any time, and its readers wait.
+    away_s = _BUCKET_HOST_AWAY_S if arguments.bucket is not None else 0.0
     try:
-        connection = unix_sockets.connect(Path(host), timeout_s=process.HOST_AWAY_S)
+        connection = process.connect_to_host(Path(host), away_s=away_s)
     except OSError:
         return None
     variables = {name: value for name, value in os.environ.items() if name.startswith("DATACACHE_")}

@@ -114,20 +114,27 @@ def _is_closed(word: int, timeout_s: float) -> bool:
 
 def _start_there(host: Path, arguments: list[str], files: FilesOfMount, variables: dict[str, str]) -> dict[str, Any]:
     """The same by a mount host, which is waited for while it is away."""
-    deadline = time.monotonic() + HOST_AWAY_S
-    while True:
-        try:
-            connection = unix_sockets.connect(host, timeout_s=HOST_AWAY_S)
-            break
-        except OSError as exc:
-            if time.monotonic() > deadline:
-                raise MountError(
-                    f"the process that starts mounts does not answer at {host}: {exc.strerror}",
-                    hint="Start it: python -m fuse_mount --host",
-                ) from exc
-        time.sleep(_HOST_RETRY_S)
+    try:
+        connection = connect_to_host(host, away_s=HOST_AWAY_S)
+    except OSError as exc:
+        raise MountError(
+            f"the process that starts mounts does not answer at {host}: {exc.strerror}",
+            hint="Start it: python -m fuse_mount --host",
+        ) from exc
     with connection:
         return ask_host(connection, arguments, files, variables)
+
+
+def connect_to_host(host: Path, *, away_s: float) -> socket.socket:
+    """A connection to a mount host, which is waited for this long. Raises `OSError`."""
+    deadline = time.monotonic() + away_s
+    while True:
+        try:
+            return unix_sockets.connect(host, timeout_s=HOST_AWAY_S)
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_HOST_RETRY_S)
 
 
 def ask_host(

@@ -312,7 +312,8 @@ def test_a_buckets_supervisor_is_followed_by_one_that_watches_its_server_and_all
     (bucket.target / "file").write_text("acknowledged")
     node.mounts.kill()
     node.mounts.start()
-    supervised(bucket, unlike=second.supervisor)
+    third = supervised(bucket, unlike=second.supervisor)
+    assert parent_of(third.supervisor) == node.mounts.pid  # and not the daemon, whose end would be its own
     assert (bucket.target / "file").read_text() == "acknowledged"
     bucket.unmount()
     assert (bucket.bucket / "file").read_text() == "acknowledged"
