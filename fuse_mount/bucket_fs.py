@@ -16,6 +16,7 @@ import contextlib
 import errno
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -63,6 +64,7 @@ class BucketFs:
         self._renaming = Renaming(mounted, nodes, handles)
         engine.watcher = self
         self._known = engine.area.folder / "known.json"
+        self._writing_known = threading.Lock()
         with contextlib.suppress(OSError):
             if time.time() - self._known.stat().st_mtime < _RECALL_S:
                 self.remote.recall(self._known.read_bytes())
@@ -216,17 +218,22 @@ class BucketFs:
             return (usage.quota_bytes, usage.used_bytes) if usage.quota_bytes else None
 
     def remember(self) -> None:
-        """Write down what is known of the bucket, for a start while the store cannot be reached. May take long."""
-        with self.engine.lock:
-            data = self.remote.remembered()
-        if data is None:
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(self._known)  # it still is what is known
-            return
-        beside = self._known.with_suffix(".new")
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(data)
-        beside.replace(self._known)
+        """Write down what is known of the bucket, for a start while the store cannot be reached. May take long; any
+        thread."""
+        with self._writing_known:
+            with self.engine.lock:
+                data = self.remote.remembered()
+            try:
+                if data is None:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.utime(self._known)  # it still is what is known
+                    return
+                beside = self._known.with_suffix(".new")
+                with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                    file.write(data)
+                beside.replace(self._known)
+            except OSError as exc:
+                _log.info("what is known of the bucket was not written down: %s", exc)
 
     # --- what others did --------------------------------------------------------------------------------------------
 

@@ -73,6 +73,7 @@ class BucketServer:
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._live: LiveBucket
         self._sync_open: Callable[[], None] = lambda: None
+        self._remember: Callable[[], None] = lambda: None
         self._info: BucketInfo
         self._final_flush_s = config.stop_flush_s
         """How long to go on uploading after the unmount. Set by who unmounts, read after it."""
@@ -100,7 +101,7 @@ class BucketServer:
             self._live.close(discard=True)
             raise
         notes += _stray_notes(target, placed.strays)
-        self._sync_open = partial(pyfuse3_adapter.sync_open, fs)
+        self._sync_open, self._remember = partial(pyfuse3_adapter.sync_open, fs), fs.remember
         mount = session.mount_at(target)
         self._info = BucketInfo(
             mountpoint=Path(target),
@@ -224,6 +225,7 @@ class BucketServer:
         try:
             if not self._is_ours():
                 self._drain(self._final_flush_s)
+            self._remember()
             self._left = left_of(self._live.status())
             note_left(Path(self._info.staging), self._left)
         finally:
@@ -270,7 +272,10 @@ class BucketServer:
         def flush() -> None:
             try:
                 self._sync_open()
-                self._live.flush(timeout_s=request.get("timeout_s"), progress=go_on)
+                try:
+                    self._live.flush(timeout_s=request.get("timeout_s"), progress=go_on)
+                finally:
+                    self._remember()  # who asks may be about to kill this server
             except BaseException as exc:  # noqa: BLE001 - raised again by who waits
                 failed.put(exc)
             finally:

@@ -106,10 +106,7 @@ async def _sync_open(ino: int, settle: Callable[[], None]) -> None:
 async def _remember(fs: BucketFs) -> None:
     while True:
         await trio.sleep(_REMEMBER_S)
-        try:
-            await trio.to_thread.run_sync(fs.remember)
-        except OSError as exc:
-            _log.info("what is known of the bucket was not written down: %s", exc)
+        await trio.to_thread.run_sync(fs.remember)
 
 
 def _bring_pages(ino: int) -> None:

@@ -107,6 +107,22 @@ def test_a_deletion_survives_a_new_file_of_the_name_that_was_cut_off(
     assert found.get("other") == (None if how == "unlink" else b"o" * size)
 
 
+def test_what_a_flush_has_uploaded_is_known_to_the_next_server_in_an_outage(
+    mount: BucketMount, proxy: FaultProxy
+) -> None:
+    changed, deleted = mount.mountpoint / "changed", mount.mountpoint / "deleted"
+    changed.write_bytes(b"old")
+    deleted.write_bytes(b"old")
+    assert len(os.listdir(mount.mountpoint)) == 2
+    mount.flush()
+    sync_folder(mount.mountpoint)  # nothing is left to be done for either, by the journal
+    proxy.refuse()
+    die(mount)
+    changed.write_bytes(b"new")
+    deleted.unlink()
+    assert end(mount, proxy) == {"changed": b"new"}
+
+
 @pytest.mark.parametrize("size", [5, LARGE])
 @pytest.mark.parametrize("uploaded", [False, True])
 def test_a_truncated_file_is_as_it_was_until_the_new_bytes_are_acknowledged(
