@@ -12,11 +12,8 @@ This is the front: the work is in `bucket_names`, `bucket_rename`, `bucket_attri
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
-import os
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -41,8 +38,6 @@ __all__ = ["LONGEST_NAME", "Attr", "BucketFs", "Changes", "DirEntry"]
 
 _log = logging.getLogger("fuse_mount")
 _QUICK_COMMIT_S = 0.001
-_RECALL_S = 2 * 3600.0
-"""How long ago an earlier process may have ended whose knowledge of the bucket is used in an outage."""
 
 
 class BucketFs:
@@ -63,11 +58,7 @@ class BucketFs:
         self._names = Names(mounted, nodes, handles)
         self._renaming = Renaming(mounted, nodes, handles)
         engine.watcher = self
-        self._known = engine.area.folder / "known.json"
-        self._writing_known = threading.Lock()
-        with contextlib.suppress(OSError):
-            if time.time() - self._known.stat().st_mtime < _RECALL_S:
-                self.remote.recall(self._known.read_bytes())
+        mounted.memory.recall()
 
     @property
     def on_stale(self) -> Callable[[int, str], None]:
@@ -220,20 +211,10 @@ class BucketFs:
     def remember(self) -> None:
         """Write down what is known of the bucket, for a start while the store cannot be reached. May take long; any
         thread."""
-        with self._writing_known:
-            with self.engine.lock:
-                data = self.remote.remembered()
-            try:
-                if data is None:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.utime(self._known)  # it still is what is known
-                    return
-                beside = self._known.with_suffix(".new")
-                with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                    file.write(data)
-                beside.replace(self._known)
-            except OSError as exc:
-                _log.info("what is known of the bucket was not written down: %s", exc)
+        try:
+            self._mounted.memory.remember()
+        except OSError as exc:
+            _log.info("what is known of the bucket was not written down: %s", exc)
 
     # --- what others did --------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from datacache.store.base import ObjectInfo
 from datacache.writeback.model import Attributes
 from datacache.writeback.remote import RemoteView
+from datacache.writeback.remote_memory import RemoteMemory
 from fuse_mount.bucket_files import OpenFiles
 from fuse_mount.bucket_folders import Folders
 from fuse_mount.bucket_tree import Tree
@@ -44,6 +45,7 @@ class Mounted:
             folder_attributes=self.root_attributes,
             made_here=self._made_here,
         )
+        self.memory = RemoteMemory(engine.area.folder, self.remote, engine.lock)
         engine.usage.size_of = self.remote.size_of
         live.hidden = self.remote.hidden
         self.view = View(engine, self.remote)
@@ -62,4 +64,6 @@ class Mounted:
 
     def applied(self, key: str, info: ObjectInfo | None, attributes: Attributes | None) -> None:
         """The bucket has something else under a key now."""
-        self.folders.applied(key, self.remote.applied(key, info, attributes), is_there=info is not None)
+        file = self.remote.applied(key, info, attributes)
+        self.memory.note(key, file, attributes)
+        self.folders.applied(key, file, is_there=info is not None)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
 from datacache.writeback.model import Attributes
 from datacache.writeback.remote_asking import Asking
-from datacache.writeback.remote_known import Known, RemoteFile, RemoteFolder
+from datacache.writeback.remote_known import Change, Known, RemoteFile, RemoteFolder
 from datacache.writeback.remote_requests import Requests
 
 _SHORTEST_TTL_S = 0.2
@@ -163,13 +164,13 @@ class RemoteView:
 
     # --- over a restart ----------------------------------------------------------------------------------------------
 
-    def remembered(self) -> bytes | None:
+    def remembered(self) -> dict[str, list[object]] | None:
         """See `Known.remembered`."""
         return self._known.remembered()
 
-    def recall(self, data: bytes) -> None:
+    def recall(self, kept: dict[str, Any], changes: Iterable[Change]) -> None:
         """See `Known.recall`."""
-        self._known.recall(data)
+        self._known.recall(kept, changes)
 
     # --- what this node did, under the lock --------------------------------------------------------------------------
 

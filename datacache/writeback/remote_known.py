@@ -5,13 +5,12 @@ Part of `RemoteView`, under the engine's lock.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from datacache.store.base import ObjectInfo
 from datacache.writeback.model import Attributes
@@ -65,6 +64,10 @@ Changed = tuple[str, RemoteFile | None]
 """A key, and the object that this node has put under it; None: deleted."""
 
 
+Change = tuple[str, RemoteFile | None, Attributes | None]
+"""The same with the attributes that it has there."""
+
+
 class Known:
     """One prefix of a bucket."""
 
@@ -87,8 +90,9 @@ class Known:
         """Keys that cannot be shown, of the folders that are remembered."""
         return [key for listed in self.folders.values() for key in listed.hidden]
 
-    def remembered(self) -> bytes | None:
-        """What `recall` takes: the folders that were listed last, up to `_KEPT_NAMES` names. None if nothing is new."""
+    def remembered(self) -> dict[str, list[object]] | None:
+        """What `recall` takes, for JSON: the folders that were listed last, up to `_KEPT_NAMES` names. None if nothing
+        is new."""
         if not self._news:
             return None
         self._news = False
@@ -99,23 +103,21 @@ class Known:
             if names > _KEPT_NAMES:
                 break
             kept[folder] = [listed.marker, list(listed.folders), {n: list(f) for n, f in listed.files.items()}]
-        return json.dumps(kept, separators=(",", ":")).encode()
+        return kept
 
-    def recall(self, data: bytes) -> None:
-        """What an earlier process knew, for as long as the store cannot be asked. What makes no sense is left alone."""
-        try:
-            for folder, (marker, folders, files) in reversed(json.loads(data).items()):
-                found = RemoteFolder()
-                found.marker = bool(marker)
-                found.folders = dict.fromkeys(folders)
-                for name, (size_bytes, etag, mtime_ns, attributes) in files.items():
-                    known = Attributes(*attributes) if attributes is not None else None
-                    found.files[name] = RemoteFile(size_bytes, etag, mtime_ns, known)
-                found.read_at = -math.inf
-                self.folders[folder] = found
-                self._names += len(found)
-        except (ValueError, TypeError, AttributeError) as exc:
-            _log.info("what was known of the bucket before is of no use: %s", exc)
+    def recall(self, kept: dict[str, Any], changes: Iterable[Change]) -> None:
+        """What an earlier process knew and what it has changed since, for as long as the store cannot be asked."""
+        recalled: dict[str, RemoteFolder] = {}
+        for folder, (marker, folders, files) in reversed(kept.items()):
+            found = recalled[folder] = RemoteFolder()
+            found.marker = bool(marker)
+            found.folders = dict.fromkeys(folders)
+            found.files = {name: file_of(values) for name, values in files.items()}
+            found.read_at = -math.inf
+        self.folders.update(recalled)
+        self._names += sum(map(len, recalled.values()))
+        for key, file, attributes in changes:
+            self.applied(key, file, attributes)
 
     def applied(self, key: str, file: RemoteFile | None, attributes: Attributes | None) -> None:
         """This node has brought an object to the bucket, or deleted it."""
@@ -224,6 +226,12 @@ def change_below(found: dict[str, RemoteFile], folder: str, key: str, file: Remo
         found.pop(key, None)
         if file is not None:
             found[key] = file
+
+
+def file_of(values: list[Any]) -> RemoteFile:
+    """A file as JSON has it."""
+    size_bytes, etag, mtime_ns, attributes = values
+    return RemoteFile(size_bytes, etag, mtime_ns, None if attributes is None else Attributes(*attributes))
 
 
 def listed_file(info: ObjectInfo) -> RemoteFile:

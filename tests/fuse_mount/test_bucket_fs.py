@@ -762,6 +762,58 @@ def test_what_was_known_is_known_in_the_next_process_when_the_store_is_away(
     assert rclone_s3.client().get_object(Bucket="recall", Key="live/after")["Body"].read() == b"2"
 
 
+def test_what_was_uploaded_since_it_was_written_down_is_known_in_the_next_process_too(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
+):
+    rclone_s3.make_bucket("since")
+    directory = opened("s3://since/live")
+    directory.write("before", b"1")
+    directory.write("gone", b"1")
+    directory.flush()
+    assert directory.names() == ["before", "gone"]
+    directory.fs.remember()
+    directory.write("before", b"changed")
+    directory.write("since", b"2")
+    directory.unlink("gone")
+    directory.flush()
+    proxied.refuse()
+    directory = opened("s3://since/live")
+    assert directory.names() == ["before", "since"]
+    assert directory.attr("before").size_bytes == 7
+    with expect_errno(errno.ENOENT):
+        directory.attr("gone")
+    directory.write("gone", b"again")
+    directory.unlink("since")
+    proxied.accept()
+    directory.flush()
+    assert directory.live.status()["conflict_count"] == 0
+    folder = rclone_s3.root / "since" / "live"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"before": b"changed", "gone": b"again"}
+
+
+def test_what_another_boot_or_a_cut_off_log_has_left_is_an_error_in_an_outage_and_not_missing(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
+):
+    rclone_s3.make_bucket("boot")
+    directory = opened("s3://boot/live")
+    directory.write("a", b"1")
+    directory.flush()
+    assert directory.names() == ["a"]
+    directory.fs.remember()
+    directory.write("b", b"2")
+    directory.flush()
+    log = directory.live.engine.area.folder / "known.log"
+    log.write_bytes(log.read_bytes() + b'[9,"c",[1')  # of an upload that is still pending
+    proxied.refuse()
+    directory = opened("s3://boot/live")
+    assert directory.names() == ["a", "b"]
+    monkeypatch.setattr("datacache.writeback.remote_memory.boot_id", lambda: "another")
+    directory = opened("s3://boot/live")
+    with pytest.raises(StoreUnavailableError):
+        directory.attr("a")
+    assert log.read_bytes() == b""
+
+
 def test_refused_credentials_leave_what_is_staged_and_what_is_known(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
