@@ -145,7 +145,7 @@ class Side:
 
     def map_read(self, slot: int) -> bytes:
         handle = self.handles[slot]
-        if os.fstat(handle).st_size == 0:
+        if self._mappable(handle) == 0:
             return b""
         with mmap.mmap(handle, 0, prot=mmap.PROT_READ) as mapped:
             return bytes(mapped)
@@ -153,7 +153,7 @@ class Side:
     def map_write(self, slot: int, offset: int, data: bytes) -> int:
         """Through a shared mapping, inside the file only."""
         handle = self.handles[slot]
-        size = os.fstat(handle).st_size
+        size = self._mappable(handle)
         if size == 0:
             return 0
         with mmap.mmap(handle, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
@@ -162,6 +162,12 @@ class Side:
             mapped[start : start + len(data)] = data
             mapped.flush()
         return len(data)
+
+    @staticmethod
+    def _mappable(handle: int) -> int:
+        """Bytes of a file; of a folder, whose size is every file system's own affair, none."""
+        found = os.fstat(handle)
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
     def ftruncate(self, slot: int, size: int) -> None:
         os.ftruncate(self.handles[slot], size)
