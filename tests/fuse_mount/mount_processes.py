@@ -6,6 +6,8 @@ import itertools
 import os
 import select
 import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -93,6 +95,15 @@ def kill(pid: int) -> None:
     """SIGKILL, and wait for the end."""
     with waiting_for_the_end_of(pid):
         os.kill(pid, signal.SIGKILL)
+
+
+def unmount_by_hand(mountpoint: Path) -> None:
+    """As a person does it, who tries again when somebody is looking at the mount at this very moment."""
+    command = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+    deadline = time.monotonic() + 10
+    while subprocess.run([*command, mountpoint], check=False).returncode:
+        assert time.monotonic() < deadline, f"{mountpoint} stays busy"
+        time.sleep(0.1)
 
 
 def wait_until(folder: Path, ready: Callable[[], Any]) -> Any:

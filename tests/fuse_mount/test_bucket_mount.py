@@ -21,7 +21,14 @@ from datacache.settings import load_settings
 from datacache.testing.faults import FaultProxy
 from fuse_mount import bucket_launch, process, session
 from fuse_mount.bucket_config import BucketFiles
-from tests.fuse_mount.mount_processes import BucketMounter, kill, mount_is_dead, wait_until, waiting_for_the_end_of
+from tests.fuse_mount.mount_processes import (
+    BucketMounter,
+    kill,
+    mount_is_dead,
+    unmount_by_hand,
+    wait_until,
+    waiting_for_the_end_of,
+)
 from tests.servers import RcloneS3
 
 
@@ -211,9 +218,8 @@ def test_a_supervisor_gives_up_on_servers_that_cannot_start_and_says_so(mounter:
 def test_an_unmount_by_hand_uploads_before_the_server_ends(mounter: BucketMounter) -> None:
     info = mounter()
     (mounter.target / "a").write_text("text")
-    command = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
     with waiting_for_the_end_of(info.supervisor), waiting_for_the_end_of(info.pid):
-        subprocess.run([*command, mounter.target], check=True)
+        unmount_by_hand(mounter.target)
     assert (mounter.bucket / "a").read_text() == "text"
     assert fuse_mount.list_bucket_mounts(mounter.settings) == []
 

@@ -20,6 +20,7 @@ from fuse_mount import session
 from fuse_mount.state import MountFiles
 from tests import leftovers
 from tests.fuse_mount.conftest import Mounter
+from tests.fuse_mount.mount_processes import unmount_by_hand
 
 
 def ended(pid: int) -> bool:
@@ -49,14 +50,10 @@ def test_unmounting_ends_every_process_and_removes_the_state(
 
 def test_umount_by_hand_ends_everything(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter()
-    subprocess.run(["umount" if os.geteuid() == 0 else "fusermount3", *_user(["-u"]), info.mountpoint], check=True)
+    unmount_by_hand(info.mountpoint)
     assert all(ended(pid) for pid in (info.pid, *info.workers))
     assert fuse_mount.list_mounts(settings) == []
     assert mounter().pid != info.pid  # and it can be mounted again
-
-
-def _user(options: list[str]) -> list[str]:
-    return [] if os.geteuid() == 0 else options
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
