@@ -46,26 +46,30 @@ class RemoteMemory:
         self._is_whole = True
 
     def recall(self) -> None:
-        """Put what an earlier process knew into what is known; before anything else is called. What makes no sense is
-        left alone."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            self._recall()
+        """Put what an earlier process knew into what is known; before anything else is called. What is of no use goes:
+        without its lines, and with a new time, it would tell the next process of an earlier bucket."""
+        recalled = False
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            recalled = self._recall()
         try:
+            if not recalled:
+                self._known.unlink(missing_ok=True)
             _replace(self._lines, b"".join(line for _, line in self._since))
         except OSError as exc:
             self._give_up(exc)
 
-    def _recall(self) -> None:
+    def _recall(self) -> bool:
         if time.time() - self._known.stat().st_mtime > _OLDEST_S:
-            return
+            return False
         found = json.loads(self._known.read_bytes())
         if found["boot"] != boot_id():
-            return
+            return False
         lines, changes = self._read_lines(found["until"])
         with self._lock:
             self._remote.recall(found["folders"], changes)
         self._since.extend(lines)
         self._number = max([found["until"], *(number for number, _ in lines)])
+        return True
 
     def note(self, key: str, file: RemoteFile | None, attributes: Attributes | None) -> None:
         """This node has brought an object to the bucket, or deleted it (None)."""

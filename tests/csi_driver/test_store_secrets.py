@@ -76,19 +76,24 @@ def test_a_secret_does_not_lead_to_the_credentials_of_a_store_of_the_node(
     assert not fuse_mount.list_bucket_mounts(settings)
 
 
+def snapshot_of(server: RcloneS3, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A data set of a bucket that the node's own credentials open from now on: NAME@ID."""
+    for name, value in server.env().items():
+        monkeypatch.setenv(name, value)
+    (server.root / bucket / "a").write_text("x")
+    return f"faces@{create_snapshot('faces', f's3://{bucket}', settings=load_settings()).id}"
+
+
 def test_a_secret_cannot_have_a_data_set_read_from_another_server(
     rclone_s3: RcloneS3, bucket: str, kubelet: Kubelet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in rclone_s3.env().items():
-        monkeypatch.setenv(name, value)
-    (rclone_s3.root / bucket / "a").write_text("x")
-    id = create_snapshot("faces", f"s3://{bucket}", settings=load_settings()).id
-    request = kubelet.stage_request("v", {"dataset": f"faces@{id}"}, secrets=secret_of(rclone_s3))
+    dataset = snapshot_of(rclone_s3, bucket, monkeypatch)
+    request = kubelet.stage_request("v", {"dataset": dataset}, secrets=secret_of(rclone_s3))
     assert kubelet.code("NodeStageVolume", request)[0] == "OK"
     assert not CredentialFiles(settings.credentials_dir).owners()  # the node's own open it
     kubelet.unstage("v")
     for more in ({"endpoint_url": "http://127.0.0.1:9"}, {"endpoint_url": "", "region": "x.example/"}):
-        request = kubelet.stage_request("v", {"dataset": f"faces@{id}"}, secrets=secret_of(rclone_s3, **more))
+        request = kubelet.stage_request("v", {"dataset": dataset}, secrets=secret_of(rclone_s3, **more))
         code, words = kubelet.code("NodeStageVolume", request)
         assert code in ("FAILED_PRECONDITION", "INVALID_ARGUMENT"), words
     assert not CredentialFiles(settings.credentials_dir).owners()
@@ -97,13 +102,10 @@ def test_a_secret_cannot_have_a_data_set_read_from_another_server(
 def test_a_secret_does_not_take_the_place_of_the_nodes_credentials_while_the_store_is_away(
     rclone_s3: RcloneS3, bucket: str, kubelet: Kubelet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in rclone_s3.env().items():
-        monkeypatch.setenv(name, value)
-    (rclone_s3.root / bucket / "a").write_text("x")
-    id = create_snapshot("faces", f"s3://{bucket}", settings=load_settings()).id
+    dataset = snapshot_of(rclone_s3, bucket, monkeypatch)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     secret = secret_of(rclone_s3, endpoint_url="")
-    request = kubelet.stage_request("v", {"dataset": f"faces@{id}"}, secrets=secret)
+    request = kubelet.stage_request("v", {"dataset": dataset}, secrets=secret)
     assert kubelet.code("NodeStageVolume", request)[0] == "UNAVAILABLE"
     assert not CredentialFiles(settings.credentials_dir).owners()
     monkeypatch.setenv("AWS_ENDPOINT_URL", rclone_s3.endpoint)

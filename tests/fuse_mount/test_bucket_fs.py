@@ -16,6 +16,7 @@ from datacache import api
 from datacache.core.errors import StagingError, StoreUnavailableError, UploadError
 from datacache.settings import Settings
 from datacache.testing.faults import Fault, FaultProxy
+from datacache.writeback.area_files import boot_id
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.remote import Needs
 from fuse_mount.bucket_fs import Attr, BucketFs, Changes
@@ -812,6 +813,31 @@ def test_what_another_boot_or_a_cut_off_log_has_left_is_an_error_in_an_outage_an
     with pytest.raises(StoreUnavailableError):
         directory.attr("a")
     assert log.read_bytes() == b""
+    assert not log.with_name("known.json").exists()
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"boot": "BOOT", "until": 0, "folders": []}'])
+def test_what_is_too_old_or_makes_no_sense_is_never_taken_for_what_is_known(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, text: str | None
+):
+    bucket = rclone_s3.make_bucket(f"spoiled-{os.urandom(4).hex()}").name
+    directory = opened(f"s3://{bucket}/live")
+    directory.write("a", b"1")
+    directory.flush()
+    assert directory.names() == ["a"]
+    directory.fs.remember()
+    directory.write("b", b"2")  # of which only the log knows
+    directory.flush()
+    known = directory.live.engine.area.folder / "known.json"
+    if text is None:
+        os.utime(known, (0, 0))
+    else:
+        known.write_text(text.replace("BOOT", boot_id()))
+    proxied.refuse()
+    opened(f"s3://{bucket}/live").fs.remember()  # which does not make it new again
+    directory = opened(f"s3://{bucket}/live")
+    with pytest.raises(StoreUnavailableError):
+        directory.attr("b")
 
 
 def test_refused_credentials_leave_what_is_staged_and_what_is_known(
