@@ -275,9 +275,10 @@ def test_a_worker_ends_though_who_got_its_descriptor_makes_it_blocking_again(fol
     assert ctypes.CDLL(None).tgkill(worker, other, signal.SIGTERM) == 0
     while os.get_blocking(shared):
         os.sched_yield()
+    # Some 20 ms before the worker looks whether it woke up. (On a busy machine this may be later, and the worker
+    # gone already. What the descriptor is afterwards tells nothing: the supervisor starts the next worker with it.)
     os.set_blocking(shared, True)
-    assert ended(worker)
-    assert not os.get_blocking(shared)  # it did not wait for a request to come
+    assert ended(worker)  # no request came that would have woken it up
     os.close(shared)
 
 
