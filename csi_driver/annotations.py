@@ -6,7 +6,8 @@ class says about that (subpath; before a bucket also warm and pin). Where the cl
 *inside* the class's: nobody gets out of what an administrator has opened by it.
 
 In a class's `bucket`, `${pvc.namespace}` and `${pvc.name}` stand for the PVC's. Which bucket an annotation may name is
-said by `BucketRules`: with the driver's own credentials, only those that are open. Pure values; any thread may call.
+said by `BucketRules`: with the driver's own credentials, only those that are open. A class's `capacity` is of the class
+and not of a volume (`capacity`). Pure values; any thread may call.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from csi_driver import DRIVER_NAME
 from csi_driver.status import invalid
-from csi_driver.volumes import KUBERNETES, PARAMETERS, VolumeSpec, parse_parameters
+from csi_driver.volumes import CAPACITY, KUBERNETES, PARAMETERS, VolumeSpec, parse_parameters
 from datacache.core.errors import DatacacheError, SettingsError
 from datacache.store.urls import split_url
 
@@ -42,7 +43,11 @@ def read_request(
 ) -> Asked:
     """The volume that these parameters of a StorageClass and annotations of a PVC ask for. `RequestError` names what is
     wrong."""
-    of_class = {key: text for key, text in parameters.items() if not key.startswith(KUBERNETES) and text.strip()}
+    of_class = {
+        key: text
+        for key, text in parameters.items()
+        if key != CAPACITY and not key.startswith(KUBERNETES) and text.strip()
+    }
     of_claim = _ours(annotations)
     if "bucket" in of_class:
         of_class["bucket"] = _filled_in(of_class["bucket"], {"pvc.namespace": namespace, "pvc.name": name})

@@ -10,8 +10,9 @@ object is ever deleted. Any thread; the catalog is the only state.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +21,12 @@ import grpc
 from csi_driver import volume_records
 from csi_driver.annotations import PREFIX, Asked, BucketRules, read_request
 from csi_driver.capabilities import check_capability
+from csi_driver.capacity import NO_END, check_room, room_left
 from csi_driver.kube import Claim, KubeApi
 from csi_driver.resolve import check_open, check_subpath, find_snapshot
 from csi_driver.status import RequestError, invalid, status_of
 from csi_driver.volume_records import VolumeRecord
-from csi_driver.volumes import KUBERNETES, PVC_NAME, PVC_NAMESPACE, VolumeSpec, parse_context, volume_id
+from csi_driver.volumes import CAPACITY, KUBERNETES, PVC_NAME, PVC_NAMESPACE, VolumeSpec, parse_context, volume_id
 from csi_driver.wire import csi_pb2 as csi
 from datacache.api import open_catalog
 from datacache.catalog import static_volumes
@@ -49,6 +51,9 @@ class ControllerService:
     def __init__(self, settings: Settings, api: KubeApi | None, rules: BucketRules) -> None:
         self._settings, self._api, self._rules = settings, api, rules
         self._catalog = open_catalog(settings)
+        self._room = threading.Lock()
+        """What is left of the classes' capacities: from counting it until what is given away is in the catalog.
+        Of several controllers one is the leader, so no other process gives any away."""
 
     def close(self) -> None:
         """Close the catalog."""
@@ -67,7 +72,8 @@ class ControllerService:
         id = volume_id(request.name)
         record = volume_records.read(self._catalog, id)
         if record is None:
-            record = volume_records.add(self._catalog, self._decide(request, id))
+            with self._giving(request.parameters):
+                record = volume_records.add(self._catalog, self._decide(request, id))
         _check_same(record, request)
         return csi.CreateVolumeResponse(volume=_volume(record))
 
@@ -128,6 +134,17 @@ class ControllerService:
         status = csi.ControllerGetVolumeResponse.VolumeStatus(volume_condition=self._condition(record, {}))
         return csi.ControllerGetVolumeResponse(volume=_volume(record), status=status)
 
+    def GetCapacity(self, request: csi.GetCapacityRequest, _context: Any) -> csi.GetCapacityResponse:  # noqa: N802
+        with suppress(RequestError):  # a class that leaves it to annotations, or is wrong: a PVC is told
+            spec = read_request(request.parameters, {}, namespace="any", name="any").spec
+            try:
+                _check_all(request.volume_capabilities, spec)
+            except RequestError:
+                return csi.GetCapacityResponse(available_capacity=0)
+            if spec.read_only:
+                return csi.GetCapacityResponse(available_capacity=NO_END)
+        return csi.GetCapacityResponse(available_capacity=room_left(self._catalog, request.parameters))
+
     def ControllerGetCapabilities(  # noqa: N802
         self, _request: csi.ControllerGetCapabilitiesRequest, _context: Any
     ) -> csi.ControllerGetCapabilitiesResponse:
@@ -135,6 +152,7 @@ class ControllerService:
         types = (
             rpc.CREATE_DELETE_VOLUME,
             rpc.LIST_VOLUMES,
+            rpc.GET_CAPACITY,
             rpc.EXPAND_VOLUME,
             rpc.VOLUME_CONDITION,
             rpc.GET_VOLUME,
@@ -166,13 +184,21 @@ class ControllerService:
         size_bytes = wanted.required_bytes or wanted.limit_bytes
         if not record.capacity_bytes:  # it has no quota, and gets none by being made larger
             return csi.ControllerExpandVolumeResponse(capacity_bytes=size_bytes, node_expansion_required=False)
-        grown = volume_records.grow(self._catalog, id, size_bytes)
+        with self._giving(record.parameters):
+            more_bytes = size_bytes - record.capacity_bytes
+            if more_bytes > 0 and not spec.read_only:
+                check_room(self._catalog, record.parameters, more_bytes, quota_bytes=size_bytes)
+            grown = volume_records.grow(self._catalog, id, size_bytes)
         if grown is None:
             raise _unknown(id)
         # A data set's is a number for claims and nothing more.
         return csi.ControllerExpandVolumeResponse(
             capacity_bytes=grown.capacity_bytes, node_expansion_required=not spec.read_only
         )
+
+    def _giving(self, parameters: Mapping[str, str]) -> AbstractContextManager[Any]:
+        """One after the other, where a capacity is shared."""
+        return self._room if parameters.get(CAPACITY) else nullcontext()
 
     def _decide(self, request: csi.CreateVolumeRequest, id: str) -> VolumeRecord:
         """What the volume is to be: all of what is asked for is there, and whoever asks may have it."""
@@ -194,7 +220,7 @@ class ControllerService:
             if asked.spec.read_only:
                 spec, capacity_bytes = self._dataset(asked.spec, namespace, request.capacity_range)
             else:
-                spec, capacity_bytes = self._bucket(asked, claim, namespace, request.capacity_range)
+                spec, capacity_bytes = self._bucket(asked, claim, request, namespace)
         return VolumeRecord(
             id=id,
             name=request.name,
@@ -242,9 +268,10 @@ class ControllerService:
         return resolved, max(wanted.required_bytes, record.total_bytes)
 
     def _bucket(
-        self, asked: Asked, claim: Claim | None, namespace: str, wanted: csi.CapacityRange
+        self, asked: Asked, claim: Claim | None, request: csi.CreateVolumeRequest, namespace: str
     ) -> tuple[VolumeSpec, int]:
-        quota_bytes = wanted.required_bytes or wanted.limit_bytes
+        quota_bytes = request.capacity_range.required_bytes or request.capacity_range.limit_bytes
+        check_room(self._catalog, request.parameters, quota_bytes, quota_bytes=quota_bytes)
         spec = replace(asked.spec, namespace=namespace, quota_bytes=quota_bytes)
         if asked.own_bucket and not self._rules.allow(spec.bucket, namespace):
             assert claim is not None, "an annotation is a claim's"

@@ -46,7 +46,7 @@ _PLAIN_SECRETS = ("endpoint", "endpoint_url", "region", "aws_endpoint_url", "aws
 """Keys of secrets whose values are none: an error may say which endpoint it is that does not answer."""
 _QUIET = (
     *("Probe", "GetInfo", "GetPluginInfo", "GetPluginCapabilities"),
-    *("ControllerGetCapabilities", "ListVolumes"),
+    *("ControllerGetCapabilities", "GetCapacity", "ListVolumes"),
     *("NodeGetCapabilities", "NodeGetVolumeStats"),
 )
 """Asked again and again: logged only where they fail."""

@@ -31,6 +31,8 @@ EPHEMERAL = f"{KUBERNETES}ephemeral"
 
 PARAMETERS = ("dataset", "bucket", "warm", "pin", "subpath")
 """What a user says of a volume; annotations are these with `datacache.io/` before them."""
+CAPACITY = "capacity"
+"""What only a StorageClass says, of all its bucket volumes together."""
 _NOTED = ("asked", "namespace", "quota", "credentials")
 """What the controller notes in a PV besides."""
 _FIELDS = ("asked", "namespace", "credentials")

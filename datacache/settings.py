@@ -30,17 +30,19 @@ from typing import Any
 from datacache.core.errors import SettingsError
 
 EVICTION_POLICIES = ("keep", "lru", "ttl", "clairvoyant")
-_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 _UNITS |= {f"{u}b": n for u, n in list(_UNITS.items()) if u not in ("", "b")}
 _UNITS |= {
     "kib": 2**10,
     "mib": 2**20,
     "gib": 2**30,
     "tib": 2**40,
+    "pib": 2**50,
     "ki": 2**10,
     "mi": 2**20,
     "gi": 2**30,
     "ti": 2**40,
+    "pi": 2**50,
 }
 
 

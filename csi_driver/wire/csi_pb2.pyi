@@ -330,6 +330,31 @@ class ListVolumesResponse(_message.Message):
     next_token: str
     def __init__(self, entries: _Optional[_Iterable[_Union[ListVolumesResponse.Entry, _Mapping]]] = ..., next_token: _Optional[str] = ...) -> None: ...
 
+class GetCapacityRequest(_message.Message):
+    __slots__ = ("volume_capabilities", "parameters")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VOLUME_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    volume_capabilities: _containers.RepeatedCompositeFieldContainer[VolumeCapability]
+    parameters: _containers.ScalarMap[str, str]
+    def __init__(self, volume_capabilities: _Optional[_Iterable[_Union[VolumeCapability, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class GetCapacityResponse(_message.Message):
+    __slots__ = ("available_capacity", "maximum_volume_size", "minimum_volume_size")
+    AVAILABLE_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUM_VOLUME_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_VOLUME_SIZE_FIELD_NUMBER: _ClassVar[int]
+    available_capacity: int
+    maximum_volume_size: _wrappers_pb2.Int64Value
+    minimum_volume_size: _wrappers_pb2.Int64Value
+    def __init__(self, available_capacity: _Optional[int] = ..., maximum_volume_size: _Optional[_Union[_wrappers_pb2.Int64Value, _Mapping]] = ..., minimum_volume_size: _Optional[_Union[_wrappers_pb2.Int64Value, _Mapping]] = ...) -> None: ...
+
 class ControllerGetCapabilitiesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -349,6 +374,7 @@ class ControllerServiceCapability(_message.Message):
             UNKNOWN: _ClassVar[ControllerServiceCapability.RPC.Type]
             CREATE_DELETE_VOLUME: _ClassVar[ControllerServiceCapability.RPC.Type]
             LIST_VOLUMES: _ClassVar[ControllerServiceCapability.RPC.Type]
+            GET_CAPACITY: _ClassVar[ControllerServiceCapability.RPC.Type]
             EXPAND_VOLUME: _ClassVar[ControllerServiceCapability.RPC.Type]
             VOLUME_CONDITION: _ClassVar[ControllerServiceCapability.RPC.Type]
             GET_VOLUME: _ClassVar[ControllerServiceCapability.RPC.Type]
@@ -356,6 +382,7 @@ class ControllerServiceCapability(_message.Message):
         UNKNOWN: ControllerServiceCapability.RPC.Type
         CREATE_DELETE_VOLUME: ControllerServiceCapability.RPC.Type
         LIST_VOLUMES: ControllerServiceCapability.RPC.Type
+        GET_CAPACITY: ControllerServiceCapability.RPC.Type
         EXPAND_VOLUME: ControllerServiceCapability.RPC.Type
         VOLUME_CONDITION: ControllerServiceCapability.RPC.Type
         GET_VOLUME: ControllerServiceCapability.RPC.Type
