@@ -5,6 +5,7 @@ Pure system calls; they raise what the kernel says. Any thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -27,6 +28,10 @@ def replace_file(path: Path, data: bytes, *, beside: Path | None = None) -> None
     try:
         write_all(fd, data, 0)
         os.fsync(fd)
+    except OSError:  # a full disk: what there is of it takes room
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
     finally:
         os.close(fd)
     os.replace(beside, path)

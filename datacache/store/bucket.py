@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo, ObjectStore
+from datacache.store.bodies import Body
 
 PROBE_PREFIX = ".datacache-probe-"
 """Names of objects that a store is tried out on begin so. They are deleted at once, unless who made one is killed."""
@@ -69,8 +70,10 @@ class Upload(NamedTuple):
 class Bucket(ObjectStore, Protocol):
     """One bucket, read and written."""
 
+    whole_bytes: int
+    """Objects up to this size are put in one request. They are in memory then."""
     part_bytes: int
-    """The size to cut a large object into (the last part may be smaller); objects up to it are put in one request."""
+    """The size to cut a larger object into (the last part may be smaller)."""
     max_parts: int
     """How many parts an upload may have; of larger objects the parts are larger."""
 
@@ -96,14 +99,14 @@ class Bucket(ObjectStore, Protocol):
     def write(
         self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], *, expect: str | None
     ) -> ObjectInfo:
-        """Store a whole object of up to `part_bytes` in one request. The ETag is the new object's."""
+        """Store a whole object of up to `whole_bytes` in one request. The ETag is the new object's."""
         ...
 
     def begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         """Begin an upload in parts: its id. Nothing can be seen under the key until it is completed."""
         ...
 
-    def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview) -> Part:
+    def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
         """Store part `number` (from 1). `ObjectNotFoundError` if the upload is not there (any more)."""
         ...
 

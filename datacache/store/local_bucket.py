@@ -26,6 +26,7 @@ from datacache.core.disk import make_folders, sync_folder, write_all
 from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
+from datacache.store.bodies import Body
 from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
 from datacache.store.errors import expect_same, unexpected
 from datacache.store.local import TEMPORARY, LocalStore, etag_of
@@ -40,7 +41,7 @@ _NO_COPY = (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 class LocalBucket(LocalStore):
     """The file system from its root down, as `LocalStore` has it, written as a bucket."""
 
-    part_bytes = 8 * 2**20
+    whole_bytes = part_bytes = 8 * 2**20
     max_parts = 2**31
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class LocalBucket(LocalStore):
         """See `Bucket`."""
         return self._uploads.begin(self._path(key), metadata, f"{self.url}/{key}")
 
-    def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview) -> Part:
+    def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
         """See `Bucket`. Durable when it returns."""
         return self._uploads.put_part(self._path(key), upload, number, data, f"{self.url}/{key}")
 

@@ -18,6 +18,7 @@ import xxhash
 
 from datacache.core.disk import make_folders, sync_folder, write_all
 from datacache.core.errors import ObjectNotFoundError, StoreError
+from datacache.store.bodies import Body, chunks
 from datacache.store.bucket import Part
 from datacache.store.local import TEMPORARY
 from datacache.store.local_files import set_metadata, settle, translated
@@ -48,19 +49,23 @@ class LocalUploads:
             sync_folder(os.path.dirname(path))
         return upload
 
-    def put_part(self, target: bytes, upload: str, number: int, data: bytes | memoryview, url: str) -> Part:
+    def put_part(self, target: bytes, upload: str, number: int, data: bytes | memoryview | Body, url: str) -> Part:
         """Write a part, durably."""
         path = _path(target, upload, url)
         if len(data) > self._part_bytes:
             raise StoreError(f"{url}: a part has {len(data):,} bytes, more than {self._part_bytes:,}", url=url)
-        part = Part(number, len(data), xxhash.xxh3_64_hexdigest(data))
+        digest, offset = xxhash.xxh3_64(), (number - 1) * self._part_bytes
         with translated(url):
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                write_all(fd, data, (number - 1) * self._part_bytes)
+                for chunk in chunks(data):
+                    digest.update(chunk)
+                    write_all(fd, chunk, offset)
+                    offset += len(chunk)
                 os.fdatasync(fd)
             finally:
                 os.close(fd)
+            part = Part(number, len(data), digest.hexdigest())
             fd = os.open(path + _SUFFIX, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
                 os.write(fd, f"{part.number} {part.size_bytes} {part.etag}\n".encode())

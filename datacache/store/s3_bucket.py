@@ -31,6 +31,7 @@ from datacache.core.errors import (
 from datacache.core.objects import ObjectRef
 from datacache.store import s3_multipart as multipart
 from datacache.store.base import ObjectInfo
+from datacache.store.bodies import Body
 from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
 from datacache.store.errors import unexpected
 from datacache.store.obstore_get import addressable, usable_here
@@ -51,6 +52,7 @@ _UNKNOWN = "unknown"
 class S3Bucket(S3Store):
     """One bucket. `probe_prefix` is where the server is tried out, `copy_limit_bytes` what one request may copy."""
 
+    whole_bytes = multipart.WHOLE_BYTES
     part_bytes = multipart.PART_BYTES
     max_parts = multipart.MAX_PARTS
 
@@ -131,7 +133,7 @@ class S3Bucket(S3Store):
         headers = to_headers(metadata, f"{self.url}/{key}")
         return multipart.begin(self._requests.get(), self.url, key, headers)
 
-    def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview) -> Part:
+    def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
         """See `Bucket`. Sent from where it lies."""
         return multipart.put_part(self._requests.get(), key, upload, number, data)
 

@@ -19,12 +19,14 @@ from datacache.core.objects import ObjectRef
 from datacache.core.threads import map_in_threads
 from datacache.store.bucket import Part
 from datacache.store.errors import expect_same
-from datacache.store.s3_multipart import MAX_PARTS, PART_BYTES, abort, answered_etag, begin, complete, put_part, quoted
+from datacache.store.s3_multipart import MAX_PARTS, abort, answered_etag, begin, complete, put_part, quoted
 from datacache.store.s3_requests import S3Requests, quoted_key
 
 COPY_LIMIT_BYTES = 5 * 2**30
 """CopyObject and UploadPartCopy take no more (S3's user guide, "Copying, moving, and renaming objects")."""
 _PART_BYTES = 512 * 2**20
+_CARRIED_BYTES = 8 * 2**20
+"""Of parts that the store does not copy, and that are in memory on their way."""
 _PARTS_AT_A_TIME = 4
 
 
@@ -75,7 +77,7 @@ def copy_in_parts(
     try:
         _upload(requests, source, key, metadata, conditions, part_bytes=copied, make=_copy_part)
     except _NotCopiedError:
-        carried = max(PART_BYTES, -(-source.size_bytes // MAX_PARTS))
+        carried = max(_CARRIED_BYTES, -(-source.size_bytes // MAX_PARTS))
         _upload(requests, source, key, metadata, conditions, part_bytes=carried, make=_carry_part)
 
 

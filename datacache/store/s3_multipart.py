@@ -15,11 +15,15 @@ from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape, unescape
 
 from datacache.core.errors import ObjectNotFoundError, StoreError
+from datacache.store.bodies import Body
 from datacache.store.bucket import Part, Upload
 from datacache.store.errors import error_code, from_status, plain_etag
 from datacache.store.s3_requests import S3Requests
 
-PART_BYTES = 8 * 2**20
+WHOLE_BYTES = 8 * 2**20
+"""Objects up to this size are put in one request."""
+PART_BYTES = 16 * 2**20
+"""A part is a request and, at the store, a round of records beside its bytes; as obstore and others cut by default."""
 MAX_PARTS = 10_000
 _STATUS = {"PreconditionFailed": 412, "NoSuchKey": 404, "NoSuchUpload": 404, "AccessDenied": 403}
 _UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
@@ -34,7 +38,7 @@ def begin(requests: S3Requests, store_url: str, key: str, headers: Mapping[str, 
     return unescape(found[1].decode())
 
 
-def put_part(requests: S3Requests, key: str, upload: str, number: int, data: bytes | memoryview) -> Part:
+def put_part(requests: S3Requests, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
     """Store one part, sent from where it lies."""
     query = {"partNumber": str(number), "uploadId": upload}
     headers, _ = requests.call("PUT", key, (200,), query=query, body=data)

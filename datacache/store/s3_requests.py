@@ -24,6 +24,7 @@ from botocore.utils import get_environ_proxies
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreAccessError, StoreUnavailableError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
+from datacache.store.bodies import CHUNK_BYTES, Body, BodyFile
 from datacache.store.errors import (
     credentials_hint,
     error_code,
@@ -59,7 +60,7 @@ class S3Requests:
         *,
         query: dict[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
-        body: bytes | memoryview = b"",
+        body: bytes | memoryview | Body = b"",
     ) -> urllib3.BaseHTTPResponse:
         """One request, signed; the answer is not read yet and may be an error. Raises for a failed
         connection."""
@@ -158,7 +159,7 @@ class S3Requests:
         *,
         query: dict[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
-        body: bytes | memoryview = b"",
+        body: bytes | memoryview | Body = b"",
     ) -> tuple[Mapping[str, str], bytes]:
         """Headers and body of an answer whose status is one of `good`."""
         length = {"Content-Length": str(len(body))} if method in ("PUT", "POST") else {}
@@ -266,25 +267,31 @@ class _Connection:
         return (self.pool, self._absolute) if same else None
 
     def send(
-        self, method: str, tail: str, headers: Mapping[str, str], body: bytes | memoryview
+        self, method: str, tail: str, headers: Mapping[str, str], body: bytes | memoryview | Body
     ) -> urllib3.BaseHTTPResponse:
-        """One request; raises botocore's and urllib3's errors."""
+        """One request; raises botocore's, urllib3's and the body's errors."""
         path = self._bucket_path + tail
-        request = AWSRequest(method, self._origin + path, headers=dict(headers), data=body)
+        data = body if isinstance(body, bytes | memoryview) else BodyFile(body)
+        request = AWSRequest(method, self._origin + path, headers=dict(headers), data=data)
         credentials = self.access.frozen_credentials()
         if credentials is not None:
             S3SigV4Auth(credentials, "s3", self.access.region).add_auth(request)
-        return self.pool.urlopen(
-            method,
-            self._origin + path if self._absolute else path,
-            body=body or None,  # type: ignore[arg-type]  # a memoryview is sent as it lies
-            headers=dict(request.headers.items()),
-            retries=False,
-            redirect=False,
-            assert_same_host=False,
-            preload_content=False,
-            decode_content=False,
-        )
+        try:
+            return self.pool.urlopen(
+                method,
+                self._origin + path if self._absolute else path,
+                body=data or None,  # type: ignore[arg-type]  # a memoryview is sent as it lies
+                headers=dict(request.headers.items()),
+                retries=False,
+                redirect=False,
+                assert_same_host=False,
+                preload_content=False,
+                decode_content=False,
+            )
+        except urllib3.exceptions.HTTPError:
+            if isinstance(data, BodyFile) and data.error is not None:
+                raise data.error from None
+            raise
 
 
 def quoted_key(text: str, safe: str = "/-_.~") -> str:
@@ -296,7 +303,7 @@ def _connect(access: S3Access, origin: str) -> tuple[urllib3.HTTPConnectionPool,
     """A pool for the endpoint, through a proxy where the environment has one, and whether its requests carry
     the whole URL (plain HTTP through a proxy)."""
     timeout = urllib3.Timeout(connect=min(10.0, access.timeout_s), read=access.timeout_s)
-    options: dict[str, object] = {"maxsize": _CONNECTIONS, "timeout": timeout}
+    options: dict[str, object] = {"maxsize": _CONNECTIONS, "timeout": timeout, "blocksize": CHUNK_BYTES}
     secure = origin.startswith("https:")
     if secure:
         options |= {"cert_reqs": "CERT_REQUIRED", "ca_certs": access.ca_bundle or get_cert_path(True)}

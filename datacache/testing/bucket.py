@@ -46,6 +46,25 @@ METADATA = (
 )
 
 
+class ReadTwice:
+    """A body in memory. With an `error`, once that many bytes have passed."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.error: Exception | None = None
+        self.broken = self.passed = 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """See `Body`."""
+        if self.error is not None and self.passed >= self.broken:
+            raise self.error
+        buffer[:] = self.data[start : start + len(buffer)]
+        self.passed += len(buffer)
+
+
 class BucketConformance:
     """Inherit, give the fixture `bucket`, and set what does not hold."""
 
@@ -253,6 +272,28 @@ class BucketConformance:
         assert bucket.put_part(key, upload, 2, data) == parts[1]
         info = bucket.complete_upload(key, upload, sorted(parts), {}, expect=None)
         assert bucket.read(info.ref(bucket.url), len(data) - 2, len(data) + 2) == data[-2:] + data[:2]
+
+    def test_a_part_may_be_read_while_it_is_sent(self, bucket: Bucket) -> None:
+        key, body = self.base + "a", ReadTwice(os.urandom(bucket.part_bytes))
+        upload = bucket.begin_upload(key, {})
+        parts = [bucket.put_part(key, upload, 1, body), bucket.put_part(key, upload, 2, ReadTwice(b"end"))]
+        assert [part.size_bytes for part in parts] == [bucket.part_bytes, 3]
+        info = bucket.complete_upload(key, upload, parts, {}, expect=None)
+        assert bucket.read(info.ref(bucket.url), 0, info.size_bytes) == body.data + b"end"
+
+    @pytest.mark.parametrize("error", [OSError("the disk"), ValueError("cut off")])
+    def test_a_part_that_cannot_be_read_to_its_end_is_not_there(self, bucket: Bucket, error: Exception) -> None:
+        key, body = self.base + "a", ReadTwice(os.urandom(bucket.part_bytes))
+        upload = bucket.begin_upload(key, {})
+        for body.broken in (0, bucket.part_bytes // 2):
+            body.error, body.passed = error, 0
+            with pytest.raises((type(error), StoreError), match=str(error)):
+                bucket.put_part(key, upload, 1, body)
+            assert bucket.list_parts(key, upload) == []
+        body.error = None
+        part = bucket.put_part(key, upload, 1, body)
+        assert bucket.list_parts(key, upload) == [part]
+        bucket.abort_upload(key, upload)
 
     def test_an_upload_replaces_only_what_it_expects(self, bucket: Bucket) -> None:
         key = self.base + "a"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datacache.core.disk import replace_file, sync_folder
+from datacache.core.disk import replace_file, sync_folder, write_all
 from datacache.core.errors import StagingError, StagingFullError
 
 FORMAT_VERSION = 1
@@ -152,6 +152,32 @@ def read_owner(folder: Path) -> Owner | None:
         )
     except (ValueError, TypeError, KeyError):
         return None
+
+
+def write_owner(folder: Path, owner: Owner, *, ballast: Path) -> None:
+    """Say whose it is, durably. Also on a disk that is full to the last block, or what is in the area could never be
+    uploaded and make room: over the last owner then, and else with the journal's ballast given up."""
+    path, table = folder / OWNER, owner._asdict()
+    try:
+        write_json(path, table)
+    except OSError as exc:
+        if exc.errno not in FULL:
+            raise
+        try:
+            _write_over(path, json.dumps(table).encode())  # who reads half of it reads that it makes no sense
+        except OSError:
+            ballast.unlink(missing_ok=True)
+            write_json(path, table)
+
+
+def _write_over(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        write_all(fd, data, 0)
+        os.ftruncate(fd, len(data))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def write_json(path: Path, table: dict[str, Any]) -> None:

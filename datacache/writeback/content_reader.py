@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 
+from datacache.store.bodies import read_fully
+
 
 class ContentReader:
     """Reads what lies in the journal or in a staged file."""
@@ -32,10 +34,7 @@ class ContentReader:
             data = self._data[start : start + len(buffer)]
             buffer[: len(data)] = data
             return len(data)
-        done = 0
-        while done < len(buffer) and (count := os.preadv(self._fd, [buffer[done:]], start + done)):
-            done += count
-        return done
+        return read_fully(self._fd, buffer, start)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -33,6 +33,7 @@ from datacache.writeback.journal_cleaning import Cleaner
 from datacache.writeback.journal_index import Index, split_place
 from datacache.writeback.journal_log import Group, Log
 from datacache.writeback.journal_segments import (
+    BALLAST,
     FULL,
     Ballast,
     Segment,
@@ -84,7 +85,7 @@ class Journal:
         self._warned = ""
         try:
             self._open()
-            self._ballast = Ballast(folder / "ballast", ballast_bytes)
+            self._ballast = Ballast(folder / BALLAST, ballast_bytes)
             self._ballast.make()
         except StagingError:
             raise
@@ -288,7 +289,7 @@ class Journal:
         return (
             (oldest.live_bytes == 0 and len(self._index.segments) > 1)
             or self._cleaner.is_due
-            or (not self._ballast.there and time.monotonic() > self._ballast_at)
+            or (not self._ballast.size_bytes and time.monotonic() > self._ballast_at)
         )
 
     def _tidy(self) -> None:
@@ -302,7 +303,7 @@ class Journal:
             self._retire()
             if self._cleaner.is_due:
                 self._clean()
-            if not self._ballast.there and time.monotonic() > self._ballast_at:
+            if not self._ballast.size_bytes and time.monotonic() > self._ballast_at:
                 self._ballast_at = time.monotonic() + _BALLAST_EVERY_S
                 self._ballast.make()
         except (OSError, StagingError) as exc:
@@ -334,7 +335,7 @@ class Journal:
 
     def _clean(self) -> None:
         """Write a few live records of the oldest segments again."""
-        budget = self._cleaner.begin()
+        budget = self._cleaner.begin(self._ballast.size_bytes)
         while budget > 0:
             with self._changed:
                 oldest = next((segment for segment in self._index.segments.values() if segment.live_bytes), None)

@@ -18,7 +18,7 @@ from datacache.writeback.journal_segments import Segment, damaged
 
 _SCAN_PER_WRITTEN = 4
 _MIN_STEP_BYTES = 64 << 10
-_MAX_STEP_BYTES = 4 << 20  # half of the ballast: copies that wait for room do not eat up what drops need
+_MAX_STEP_BYTES = 4 << 20
 _MAX_DEBT_BYTES = 64 << 20
 _WINDOW_BYTES = 256 << 10
 _SEGMENT_COST_BYTES = 4 << 10
@@ -40,9 +40,10 @@ class Cleaner:
         """Whether some steps are worth their while."""
         return self._debt_bytes >= _MIN_STEP_BYTES
 
-    def begin(self) -> int:
-        """How many bytes may be scanned now."""
-        budget = min(self._debt_bytes, _MAX_STEP_BYTES)
+    def begin(self, ballast_bytes: int) -> int:
+        """How many bytes may be scanned now: half of the ballast, where there is one. Copies that wait for room do not
+        eat up what drops need."""
+        budget = min(self._debt_bytes, ballast_bytes // 2 or _MAX_STEP_BYTES, _MAX_STEP_BYTES)
         self._debt_bytes -= budget
         return budget
 

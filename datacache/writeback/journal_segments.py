@@ -22,6 +22,10 @@ from datacache.core.errors import StagingError, StagingFullError
 from datacache.writeback import journal_format as fmt
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+BALLAST = "ballast"
+_BALLAST_SHARE = 16
+_LEAST_BALLAST_BYTES = 64 << 10
+"""Drops are some hundred bytes each, and a segment begins with a page."""
 _NAME = re.compile(r"(\d{8,10})\.log")
 _CHUNK_BYTES = 1 << 20
 
@@ -215,15 +219,16 @@ def replay(segments: list[Segment]) -> Iterator[tuple[Segment, int, fmt.FrameHea
 class Ballast:
     """A file of zeros that is given up when the disk is full, so that what frees room can still be written down."""
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
+    def __init__(self, path: Path, limit_bytes: int) -> None:
         self.path = path
-        self.size_bytes = size_bytes
-        self.there = path.exists() and path.stat().st_size == size_bytes
+        self._limit_bytes = limit_bytes
+        self.size_bytes = path.stat().st_size if path.exists() else 0
+        """How large it is; 0 while there is none."""
 
     def give_up(self) -> bool:
         """Remove it; False if there was none."""
-        there = self.there
-        self.there = False
+        there = self.size_bytes > 0
+        self.size_bytes = 0
         try:
             self.path.unlink(missing_ok=True)
             sync_folder(self.path.parent)
@@ -232,21 +237,23 @@ class Ballast:
         return there
 
     def make(self) -> None:
-        """Make it if there is far more room than it takes. A failure is no error: the next call tries again."""
-        if self.there or not self.size_bytes:
+        """Make it, as large as it may be or as a small part of the room there is. A failure is no error: the next call
+        tries again."""
+        if self.size_bytes or not self._limit_bytes:
             return
         with contextlib.suppress(OSError):
             room = os.statvfs(self.path.parent)
-            if room.f_bavail * room.f_frsize < 4 * self.size_bytes:
+            size_bytes = min(self._limit_bytes, room.f_bavail * room.f_frsize // _BALLAST_SHARE)
+            if size_bytes < _LEAST_BALLAST_BYTES:
                 return
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                for offset in range(0, self.size_bytes, _CHUNK_BYTES):
-                    write_all(fd, bytes(min(_CHUNK_BYTES, self.size_bytes - offset)), offset)
+                for offset in range(0, size_bytes, _CHUNK_BYTES):
+                    write_all(fd, bytes(min(_CHUNK_BYTES, size_bytes - offset)), offset)
                 os.fsync(fd)
             except OSError:
                 self.path.unlink()
                 raise
             finally:
                 os.close(fd)
-            self.there = True
+            self.size_bytes = size_bytes

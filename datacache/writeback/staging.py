@@ -48,7 +48,9 @@ from datacache.writeback.area_files import (
     read_owner,
     refusing,
     write_json,
+    write_owner,
 )
+from datacache.writeback.journal_segments import BALLAST
 
 _LOCK, _JOURNAL, _DATA = "lock", "journal", "data"
 _CHECK_EVERY_S = 1.0
@@ -121,7 +123,7 @@ class StagingArea:
             with refusing(folder):
                 make_folder(folder / _JOURNAL)
                 make_folder(folder / _DATA)
-                write_json(folder / OWNER, owner._asdict())
+                write_owner(folder, owner, ballast=folder / _JOURNAL / BALLAST)
         except BaseException:
             os.close(lock)
             raise

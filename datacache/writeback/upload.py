@@ -78,7 +78,7 @@ class Uploads:
         pending = claim.pending
         full = self.engine.prefix + pending.key
         expect = pending.base
-        is_large = pending.upload_bytes > self.bucket.part_bytes
+        is_large = pending.upload_bytes > self.bucket.whole_bytes
         if look_first and (is_large or not self.bucket.conditional()):
             found, how = self._look(full, pending, expect)
             if how is Standing.SAME and found is not None:
@@ -137,7 +137,7 @@ class Uploads:
         assert pending.attributes is not None
         metadata = pending.attributes.to_metadata(self.engine.writer(pending))
         full = self.engine.prefix + pending.key
-        if pending.upload_bytes > self.bucket.part_bytes:
+        if pending.upload_bytes > self.bucket.whole_bytes:
             return InParts(self._sending, claim, full, metadata, progress)
         self._sending.forget_unfinished(pending.key)
         if isinstance(pending.content, Stored):

@@ -1,19 +1,17 @@
 """One large file on its way to the bucket in parts, sent by as many threads as have nothing else to do.
 
-Part of the uploader: the thread that has claimed the key calls `run`, others join in with `help`. A part is read, sent
-and let go; how many are in memory at a time is bounded by a budget of bytes that all uploads share.
+Part of the uploader: the thread that has claimed the key calls `run`, others join in with `help`. A part is read while
+it is sent; what was written to the file meanwhile tears the whole upload.
 """
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from datacache.core.budget import ByteBudget
+from datacache.core.errors import StoreError
 from datacache.store.bucket import Bucket, Part
 
 _MIB = 2**20
@@ -35,42 +33,22 @@ class Torn(Protocol):
     torn: bool
 
 
-class Bodies:
-    """Room for the bodies of all requests, bounded. Any thread.
+class _CutOffError(Exception):
+    """The file has become shorter."""
 
-    Parts lie in buffers that are used again while any is in use: what malloc gets back from many threads stays with the
-    process, up to twice as much as is ever in use (glibc, measured).
-    """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._budget = ByteBudget(limit_bytes)
-        self._lock = threading.Lock()  # guards the two below
-        self._used = 0
-        self._free: list[mmap.mmap] = []
+class _Section:
+    """A part of a file, as a body."""
 
-    @contextmanager
-    def room(self, size_bytes: int) -> Iterator[None]:
-        """Wait for room for some bytes, and give it back."""
-        self._budget.take(size_bytes)
-        try:
-            yield
-        finally:
-            self._budget.give(size_bytes)
+    def __init__(self, reader: Reader, start: int, stop: int) -> None:
+        self._reader, self._start, self._stop = reader, start, stop
 
-    @contextmanager
-    def buffer(self, size_bytes: int) -> Iterator[memoryview]:
-        """The same, and a buffer of that size. Nothing may hold on to it."""
-        with self.room(size_bytes):
-            with self._lock:
-                self._used += 1
-                found = self._free.pop() if self._free and len(self._free[-1]) >= size_bytes else None
-            buffer = found if found is not None else mmap.mmap(-1, size_bytes)
-            try:
-                yield memoryview(buffer)[:size_bytes]
-            finally:
-                with self._lock:
-                    self._used -= 1
-                    self._free = [*self._free[: self._used - 1], buffer] if self._used else []
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        if self._reader.read_into(buffer, self._start + start) != len(buffer):
+            raise _CutOffError
 
 
 def part_size(size_bytes: int, bucket: Bucket) -> int:
@@ -92,12 +70,11 @@ class PartsUpload:
         reader: Reader,
         claim: Torn,
         kept: Iterable[Part],
-        bodies: Bodies,
         sent: Callable[[int], None],
         stopped: Callable[[], bool],
     ) -> None:
         self._bucket, self._key, self._id = bucket, key, upload_id
-        self._reader, self._claim, self._bodies = reader, claim, bodies
+        self._reader, self._claim = reader, claim
         self._part_bytes = part_bytes
         self._sent, self._stopped = sent, stopped
         self._changed = threading.Condition()  # guards what follows
@@ -123,17 +100,7 @@ class PartsUpload:
         return self.has_work
 
     def help(self) -> bool:
-        """Send one part: whether there was one to send. Errors are `run`'s to raise.
-
-        The part is chosen when there is room for it: a thread that waits for room holds none back, which a store that
-        takes parts in their order (`rclone serve s3`) would wait for, with those in flight.
-        """
-        if not self._goes_on():
-            return False
-        with self._bodies.buffer(min(self._part_bytes, self._reader.size_bytes)) as buffer:
-            return self._send_next(buffer)
-
-    def _send_next(self, buffer: memoryview) -> bool:
+        """Send one part: whether there was one to send. Errors are `run`'s to raise."""
         with self._changed:
             if not self._goes_on():
                 return False
@@ -142,7 +109,7 @@ class PartsUpload:
         part: Part | None = None
         error: BaseException | None = None
         try:
-            part = self._send(number, buffer)
+            part = self._send(number)
         except BaseException as exc:  # noqa: BLE001 - raised by run
             error = exc
         with self._changed:
@@ -177,13 +144,18 @@ class PartsUpload:
         start, stop = self._range(part.number)
         return part.number >= 1 and part.size_bytes == stop - start > 0
 
-    def _send(self, number: int, buffer: memoryview) -> Part | None:
+    def _send(self, number: int) -> Part | None:
         start, stop = self._range(number)
-        data = buffer[: stop - start]
-        if self._reader.read_into(data, start) != len(data):
-            self._claim.torn = True
         if self._claim.torn:
             return None
-        part = self._bucket.put_part(self._key, self._id, number, data)
+        try:
+            part = self._bucket.put_part(self._key, self._id, number, _Section(self._reader, start, stop))
+        except _CutOffError:
+            self._claim.torn = True
+        except StoreError:  # as for bytes that are other ones than were hashed
+            if not self._claim.torn:
+                raise
+        if self._claim.torn:
+            return None
         self._sent(stop - start)
         return part

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from datacache.core.budget import ByteBudget
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
@@ -22,7 +23,7 @@ from datacache.writeback.content_reader import ContentReader
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Pending, Staged, Stored
 from datacache.writeback.records import UploadState
-from datacache.writeback.upload_parts import Bodies, PartsUpload, part_size
+from datacache.writeback.upload_parts import PartsUpload, part_size
 
 _log = logging.getLogger("datacache.writeback")
 
@@ -33,7 +34,8 @@ class Sending:
     says when to begin no other part."""
 
     engine: WriteBack
-    bodies: Bodies
+    bodies: ByteBudget
+    """Room for the bodies of whole objects, which are in memory on their way."""
     offer: Callable[[PartsUpload], None]
     withdraw: Callable[[PartsUpload], None]
     stopped: Callable[[], bool]
@@ -101,7 +103,7 @@ class Way(Protocol):
 
 
 class InOneRequest:
-    """Bytes of up to one part."""
+    """Bytes of a small file."""
 
     def __init__(self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: Progress) -> None:
         self._sending, self._claim, self._full, self._metadata = sending, claim, full, metadata
@@ -110,7 +112,8 @@ class InOneRequest:
 
     def send(self, expect: str | None) -> ObjectInfo | None:
         sending, claim = self._sending, self._claim
-        with sending.bodies.room(self._size):
+        sending.bodies.take(self._size)
+        try:
             reader = sending.engine.claims.content(claim)
             try:
                 data = reader.read(0, self._size)
@@ -120,6 +123,8 @@ class InOneRequest:
                 return None
             info = sending.engine.bucket.write(self._full, data, self._metadata, expect=expect)
             del data
+        finally:
+            sending.bodies.give(self._size)
         self._progress.sent(self._size)
         return info
 
@@ -188,7 +193,7 @@ class Copied:
 
 
 class InParts:
-    """Bytes of more than one part. The upload is recorded before its first part is sent, and gone on with after an
+    """Bytes of a larger one. The upload is recorded before its first part is sent, and gone on with after an
     error or a restart."""
 
     def __init__(self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: Progress) -> None:
@@ -230,7 +235,7 @@ class InParts:
                 sending.engine.save_upload(pending.key, self._state)
             parts = PartsUpload(
                 sending.engine.bucket, self._full, self._state.id, part_bytes=self._state.part_bytes, reader=reader,
-                claim=self._claim, kept=kept, bodies=sending.bodies, sent=self._progress.sent, stopped=self._stopped,
+                claim=self._claim, kept=kept, sent=self._progress.sent, stopped=self._stopped,
             )  # fmt: skip
             self._progress.has(parts.kept_bytes)
             sending.offer(parts)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from datacache.core.budget import ByteBudget
 from datacache.core.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
@@ -33,14 +34,14 @@ from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Pending, Stored
 from datacache.writeback.upload import Uploads
 from datacache.writeback.upload_board import UploadBoard
-from datacache.writeback.upload_parts import Bodies, PartsUpload
+from datacache.writeback.upload_parts import PartsUpload
 from datacache.writeback.upload_report import Running
 from datacache.writeback.upload_waits import Wait
 from datacache.writeback.upload_ways import Sending
 
 _log = logging.getLogger("datacache.writeback")
 BODY_BYTES = 32 * 2**20
-"""Bytes of bodies in memory, of all uploads together."""
+"""Of the bodies of whole objects, in memory, of all uploads together."""
 _HURRY = 0.8
 _WATCH_EVERY_S = 0.5
 _RECONNECT_EVERY_S = 30.0
@@ -79,7 +80,7 @@ class Uploader:
         self._clock = clock
         self._board = UploadBoard(delay_s=delay_s, every_s=upload_every_s, threads=engine.uploads, clock=clock)
         self._sending = Sending(
-            engine, Bodies(BODY_BYTES), self._board.offer, self._board.withdraw, lambda: self._board.stopped
+            engine, ByteBudget(BODY_BYTES), self._board.offer, self._board.withdraw, lambda: self._board.stopped
         )
         self._uploads = Uploads(self._sending)
         self._threads: list[threading.Thread] = []
@@ -341,7 +342,7 @@ class Uploader:
 
     def _upload(self, pending: Pending) -> None:
         key = pending.key
-        is_large = pending.upload_bytes > self._engine.bucket.part_bytes
+        is_large = pending.upload_bytes > self._engine.bucket.whole_bytes
         if is_large and not self._board.begin_large(key):
             return
         try:

@@ -19,6 +19,7 @@ from datacache.core.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     StoreAccessError,
+    StoreError,
     StoreUnavailableError,
 )
 from datacache.settings import Settings
@@ -26,7 +27,7 @@ from datacache.store.bucket import Bucket
 from datacache.store.open import open_bucket_backend
 from datacache.store.s3_access import resolve_access
 from datacache.store.s3_bucket import S3Bucket
-from datacache.testing.bucket import BucketConformance
+from datacache.testing.bucket import BucketConformance, ReadTwice
 from datacache.testing.faults import Answer, Fault, FaultProxy
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
@@ -145,6 +146,34 @@ def test_a_part_that_fails_is_sent_again(live: Live, fault: Fault) -> None:
     parts = [live.bucket.put_part("a", upload, 1, memoryview(data))]
     info = live.bucket.complete_upload("a", upload, parts, {}, expect="")
     assert live.bucket.read(info.ref(live.url), 0, len(data)) == data
+
+
+@pytest.mark.parametrize("error", [OSError("the disk"), ValueError("cut off")])
+def test_what_reading_a_part_raises_while_it_is_sent_is_raised(live: Live, error: Exception) -> None:
+    body = ReadTwice(os.urandom(3_000_000))
+    upload = live.bucket.begin_upload("a", {})
+    body.error, body.broken = error, 4_000_000  # it was hashed by then, and a third of it sent
+    with pytest.raises(type(error), match=str(error)):
+        live.bucket.put_part("a", upload, 1, body)
+    assert live.bucket.list_parts("a", upload) == []
+    body.error = None
+    part = live.bucket.put_part("a", upload, 1, body)
+    assert live.bucket.list_parts("a", upload) == [part]
+    live.bucket.abort_upload("a", upload)
+
+
+def test_a_part_that_changes_after_it_was_hashed_is_not_taken(live: Live) -> None:
+    class Changing(ReadTwice):
+        def read_into(self, buffer: memoryview, start: int) -> None:
+            super().read_into(buffer, start)
+            if self.passed == len(self.data):
+                self.data = os.urandom(len(self.data))
+
+    upload = live.bucket.begin_upload("a", {})
+    with pytest.raises(StoreError, match=r"XAmzContentSHA256Mismatch|BadDigest"):
+        live.bucket.put_part("a", upload, 1, Changing(os.urandom(1_000_000)))
+    assert live.bucket.list_parts("a", upload) == []
+    live.bucket.abort_upload("a", upload)
 
 
 def test_a_probe_that_is_cut_off_is_made_again_and_leaves_nothing(live: Live) -> None:

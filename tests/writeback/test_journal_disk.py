@@ -106,8 +106,20 @@ def test_the_ballast_is_there_only_while_something_may_have_to_be_dropped(tmp_pa
         assert ballast.exists() == left
 
 
+def test_the_ballast_is_a_small_part_of_a_small_disk(tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=16m", "tmpfs") as disk:
+        ballast = disk / "journal" / "ballast"
+        journal = Journal(disk / "journal")
+        assert 2**19 < ballast.stat().st_size <= 2**20
+        journal.close()
+        fill(disk / "filler", leave=2**19)
+        journal = Journal(disk / "journal")
+        assert not ballast.exists()
+        journal.close()
+
+
 def test_a_full_disk_is_no_reason_not_to_start(tmp_path: Path) -> None:
-    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=1m", "tmpfs") as disk:
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=2m", "tmpfs") as disk:
         journal = Journal(disk / "journal", ballast_bytes=64 << 10)
         journal.commit(journal.append([Change("a", b"h"), Change("b", b"h")]))
         journal.close()

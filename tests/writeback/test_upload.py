@@ -238,7 +238,7 @@ from pathlib import Path
 from datacache.settings import load_settings
 from tests.writeback.upload_rig import MIB, Rig
 rig = Rig(Path(sys.argv[1]), sys.argv[2], load_settings())
-rig.put("large", bytes(range(200)) * (30 * MIB // 200))
+rig.put("large", bytes(range(200)) * (60 * MIB // 200))
 rig.start()
 rig.uploader.flush(120)
 """
@@ -256,7 +256,7 @@ def test_an_upload_that_a_kill_cut_off_is_gone_on_with(bucket: BucketOnCeph) -> 
     sent = len(bucket.proxy.requests)
     rig = bucket.rig().start()
     rig.uploader.flush(60)
-    assert rig.objects() == {"large": bytes(range(200)) * (30 * MIB // 200)}
+    assert rig.objects() == {"large": bytes(range(200)) * (60 * MIB // 200)}
     again = [request for request in bucket.proxy.requests[sent:] if "partNumber=" in request]
     assert len(again) == 1
     assert "partNumber=4&" in again[0]

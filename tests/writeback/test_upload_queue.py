@@ -16,7 +16,7 @@ from datacache.writeback.model import Logged, Pending
 from datacache.writeback.upload import Outcome
 from datacache.writeback.upload_board import UploadBoard
 from datacache.writeback.upload_health import IN_A_ROW, StoreHealth
-from datacache.writeback.upload_parts import Bodies, PartsUpload, part_size
+from datacache.writeback.upload_parts import PartsUpload, part_size
 from datacache.writeback.upload_queue import UploadQueue
 from datacache.writeback.upload_waits import Wait
 from tests.writeback.upload_rig import FILE, MIB
@@ -144,7 +144,7 @@ def test_an_upload_that_was_stopped_has_no_work_for_others(tmp_path: Path) -> No
     superseded = False
     parts = PartsUpload(
         bucket, key, bucket.begin_upload(key, {}), part_bytes=bucket.part_bytes, reader=ContentReader(len(data), data),
-        claim=Claim(Pending("a", FILE, Logged(len(data)), "", 1, 0.0)), kept=(), bodies=Bodies(32 * MIB),
+        claim=Claim(Pending("a", FILE, Logged(len(data)), "", 1, 0.0)), kept=(),
         sent=lambda _size: None, stopped=lambda: superseded,
     )  # fmt: skip
     assert parts.help()

@@ -4,4 +4,4 @@ import os
 
 from datacache.store.s3_bucket import S3Bucket
 
-S3Bucket.part_bytes = int(os.environ["TEST_PART_BYTES"])
+S3Bucket.whole_bytes = S3Bucket.part_bytes = int(os.environ["TEST_PART_BYTES"])
