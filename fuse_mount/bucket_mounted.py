@@ -46,6 +46,7 @@ class Mounted:
             made_here=self._made_here,
         )
         self.memory = RemoteMemory(engine.area.folder, self.remote, engine.lock)
+        engine.before_commits(self.memory.write_lines)
         engine.usage.size_of = self.remote.size_of
         live.hidden = self.remote.hidden
         self.view = View(engine, self.remote)

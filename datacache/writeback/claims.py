@@ -96,12 +96,15 @@ class Claims:
         """The bytes of a claimed key. `StagingError` if they are not there."""
         pending = claim.pending
         if isinstance(pending.content, Logged):
-            with self._engine.lock:
-                now = self._engine.overlay.get(pending.key)
-                if now is None or now.version != pending.version:
-                    claim.torn = True  # the record has other bytes by now
-                    return ContentReader(0, b"")
-                return ContentReader(pending.content.size_bytes, self._engine.blob(pending.key))
+            try:
+                data = self._engine.blob(pending.key)
+            except KeyError:
+                data = b""
+            now = self._engine.get(pending.key)  # not before: what is read is the newest
+            if now is None or now.version != pending.version:
+                claim.torn = True  # the record has other bytes by now
+                return ContentReader(0, b"")
+            return ContentReader(pending.content.size_bytes, data)
         if not isinstance(pending.content, Staged):
             raise StagingError(f"{pending.key} has no bytes here")
         try:

@@ -236,6 +236,10 @@ class WriteBack:
             except StagingError as exc:  # what is durable is acknowledged all the same, and the next start deletes it
                 _log.warning("a file that is not needed any more stays: %s", exc)
 
+    def before_commits(self, call: Callable[[], None]) -> None:
+        """Have this called before changes become durable: what it writes down of them is there when they are."""
+        self._journal.before_write = call
+
     def unsettled(self, ticket: int) -> bool:
         """Whether a change is not durable yet."""
         return ticket > self._durable

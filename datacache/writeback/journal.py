@@ -22,7 +22,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,6 +83,8 @@ class Journal:
         self._closed = False
         self._ballast_at = 0.0
         self._warned = ""
+        self.before_write: Callable[[], None] = lambda: None
+        """Called before changes are made durable, after they were appended, in the thread that does it; of no lock."""
         try:
             self._open()
             self._ballast = Ballast(folder / BALLAST, ballast_bytes)
@@ -245,6 +247,7 @@ class Journal:
 
     def _write(self, batch: list[Group]) -> bool:
         """Make a batch durable; whether there is something to tidy up. One thread at a time."""
+        self.before_write()
         try:
             try:
                 segment, offsets, size = self._try_write(batch)

@@ -3,11 +3,12 @@
     known.json   what was known some seconds ago: folders that were listed
     known.log    a line for each object that this node has brought there, or deleted, since then
 
-The line is written before the journal forgets the upload, so that what was acknowledged is in the one or in the other:
-a name that the next process finds in neither was not there. Nothing is synced. What another boot has written may be
-incomplete therefore and is not used, and neither is what is older than two hours; names are errors then in an outage.
+The lines are written right before the journal forgets the uploads, so that what was acknowledged is in the one or in
+the other: a name that the next process finds in neither was not there. Nothing is synced. What another boot has
+written may be incomplete therefore and is not used, and neither is what is older than two hours; names are errors then
+in an outage.
 
-`note` is called under the engine's lock, `remember` and `recall` without it.
+`note` is called under the engine's lock and does no I/O, `remember`, `recall` and `write_lines` are called without it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class RemoteMemory:
         self._number = 0
         self._since: deque[tuple[int, bytes]] = deque()
         """The lines of the log that `known.json` does not have, with their numbers."""
+        self._unwritten: deque[bytes] = deque()
+        self._log_lock = threading.Lock()  # guards the two below, and the log; taken after the engine's
         self._fd = -1
         self._is_whole = True
 
@@ -76,15 +79,24 @@ class RemoteMemory:
         self._number += 1
         line = json.dumps([self._number, key, file, attributes], separators=(",", ":")).encode() + b"\n"
         self._since.append((self._number, line))
-        if not self._is_whole:
-            return
-        try:
-            if self._fd < 0:
-                self._fd = os.open(self._lines, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            if os.write(self._fd, line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as exc:
-            self._give_up(exc)
+        self._unwritten.append(line)
+
+    def write_lines(self) -> None:
+        """Append what was noted to the log. Any thread."""
+        with self._log_lock:
+            lines = []
+            while self._unwritten:
+                lines.append(self._unwritten.popleft())
+            if not (lines and self._is_whole):
+                return
+            data = b"".join(lines)
+            try:
+                if self._fd < 0:
+                    self._fd = os.open(self._lines, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                if os.write(self._fd, data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as exc:
+                self._give_up(exc)
 
     def _give_up(self, exc: OSError) -> None:
         """Until `remember` has written all of it down."""
@@ -106,9 +118,10 @@ class RemoteMemory:
                 os.utime(self._known)  # it still is what is known
             return
         _replace(self._known, json.dumps({"boot": boot_id(), "until": until, "folders": folders}).encode())
-        with self._lock:
+        with self._lock, self._log_lock:
             while self._since and self._since[0][0] <= until:
                 self._since.popleft()
+            self._unwritten.clear()  # they are among these
             try:
                 _replace(self._lines, b"".join(line for _, line in self._since))
             except OSError as exc:

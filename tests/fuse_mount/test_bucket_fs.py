@@ -803,6 +803,7 @@ def test_what_another_boot_or_a_cut_off_log_has_left_is_an_error_in_an_outage_an
     directory.fs.remember()
     directory.write("b", b"2")
     directory.flush()
+    directory.live.engine.commit()  # which writes the log first
     log = directory.live.engine.area.folder / "known.log"
     log.write_bytes(log.read_bytes() + b'[9,"c",[1')  # of an upload that is still pending
     proxied.refuse()
