@@ -1,10 +1,10 @@
 """How much the bucket volumes of one StorageClass may hold together: its parameter `capacity`.
 
 What is counted are quotas, not bytes that are there: a volume that was given is never without the room it was promised.
-All volumes that were made with the class's other parameters count, whatever `capacity` was at that time, as a class is
-changed by deleting it and making it anew. A data set's volume takes no room, and without the parameter there is no end
-that the driver could know of. Reads the catalog; any thread, but who gives room away holds a lock from `check_room`
-until the volume's record is there.
+All volumes count that were made with the same other parameters and some `capacity`, as a class is changed by deleting
+it and making it anew; Kubernetes tells the driver no class's name. A data set's volume takes no room, and without the
+parameter there is no end that the driver could know of. Reads the catalog; any thread, but who gives room away holds a
+lock from `check_room` until the volume's record says so.
 """
 
 from __future__ import annotations
@@ -34,30 +34,39 @@ def room_left(catalog: Catalog, parameters: Mapping[str, str]) -> int:
         capacity_bytes = parse_bytes(text)
     except ValueError as exc:
         raise invalid(f"the StorageClass's capacity: {exc}") from exc
-    klass = _class_of(parameters)
-    given = (record for record in volume_records.records(catalog) if _class_of(record.parameters) == klass)
-    return max(0, capacity_bytes - sum(record.capacity_bytes for record in given if not record.spec.read_only))
+    others = _others(parameters)
+    given_bytes = sum(
+        record.capacity_bytes
+        for record in volume_records.records(catalog)
+        if record.parameters.get(CAPACITY) and _others(record.parameters) == others and not record.spec.read_only
+    )
+    return min(max(0, capacity_bytes - given_bytes), NO_END)
 
 
-def check_room(catalog: Catalog, parameters: Mapping[str, str], more_bytes: int, *, quota_bytes: int) -> None:
-    """That a bucket volume which is to have a quota of `quota_bytes`, `more_bytes` more than it has, fits in.
-    `RequestError` `RESOURCE_EXHAUSTED`, or `INVALID_ARGUMENT` for one without a quota.
+def check_room(
+    catalog: Catalog,
+    parameters: Mapping[str, str],
+    more_bytes: int,
+    *,
+    code: grpc.StatusCode = grpc.StatusCode.RESOURCE_EXHAUSTED,
+) -> None:
+    """That a bucket volume can be given that many bytes more. `RequestError` with `code`, or `INVALID_ARGUMENT` for
+    none, which would be a volume without a quota.
     """
     left = room_left(catalog, parameters)
     if left == NO_END:
         return
-    if not quota_bytes:
+    if not more_bytes:
         raise invalid(f"the StorageClass has a capacity of {parameters[CAPACITY]}: a volume of it needs a size")
     if more_bytes > left:
         raise RequestError(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            code,
             f"{more_bytes:,} bytes more are asked for, and of the StorageClass's capacity of {parameters[CAPACITY]} "
             f"{left:,} bytes are left: ask for less, delete volumes of the class, or have its capacity made larger",
         )
 
 
-def _class_of(parameters: Mapping[str, str]) -> dict[str, str]:
-    """What says which class it is: Kubernetes tells the driver no name."""
+def _others(parameters: Mapping[str, str]) -> dict[str, str]:
     return {
         name: text for name, text in parameters.items() if name != CAPACITY and not name.startswith(KUBERNETES) and text
     }

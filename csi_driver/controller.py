@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -52,8 +52,9 @@ class ControllerService:
         self._settings, self._api, self._rules = settings, api, rules
         self._catalog = open_catalog(settings)
         self._room = threading.Lock()
-        """What is left of the classes' capacities: from counting it until what is given away is in the catalog.
-        Of several controllers one is the leader, so no other process gives any away."""
+        """What is left of the classes' capacities: from counting it until what is given away is in the catalog. The
+        leaders of the provisioner and of the resizer may be in two pods: what these give in the same moment is seen by
+        whoever comes next."""
 
     def close(self) -> None:
         """Close the catalog."""
@@ -72,8 +73,7 @@ class ControllerService:
         id = volume_id(request.name)
         record = volume_records.read(self._catalog, id)
         if record is None:
-            with self._giving(request.parameters):
-                record = volume_records.add(self._catalog, self._decide(request, id))
+            record = self._give(self._decide(request, id))
         _check_same(record, request)
         return csi.CreateVolumeResponse(volume=_volume(record))
 
@@ -172,9 +172,8 @@ class ControllerService:
         record = volume_records.read(self._catalog, id)
         if record is None:
             raise _unknown(id)
-        spec = record.spec
         if request.HasField("volume_capability"):
-            check_capability(request.volume_capability, spec)
+            check_capability(request.volume_capability, record.spec)
         if wanted.limit_bytes and record.capacity_bytes > wanted.limit_bytes:
             raise RequestError(
                 grpc.StatusCode.OUT_OF_RANGE,
@@ -184,21 +183,42 @@ class ControllerService:
         size_bytes = wanted.required_bytes or wanted.limit_bytes
         if not record.capacity_bytes:  # it has no quota, and gets none by being made larger
             return csi.ControllerExpandVolumeResponse(capacity_bytes=size_bytes, node_expansion_required=False)
-        with self._giving(record.parameters):
-            more_bytes = size_bytes - record.capacity_bytes
-            if more_bytes > 0 and not spec.read_only:
-                check_room(self._catalog, record.parameters, more_bytes, quota_bytes=size_bytes)
-            grown = volume_records.grow(self._catalog, id, size_bytes)
-        if grown is None:
-            raise _unknown(id)
+        grown = self._grow(record, size_bytes)
         # A data set's is a number for claims and nothing more.
         return csi.ControllerExpandVolumeResponse(
-            capacity_bytes=grown.capacity_bytes, node_expansion_required=not spec.read_only
+            capacity_bytes=grown.capacity_bytes, node_expansion_required=not grown.spec.read_only
         )
 
-    def _giving(self, parameters: Mapping[str, str]) -> AbstractContextManager[Any]:
-        """One after the other, where a capacity is shared."""
-        return self._room if parameters.get(CAPACITY) else nullcontext()
+    def _give(self, decided: VolumeRecord) -> VolumeRecord:
+        """Keep a new volume, if its class has room for it; or the one that another call has made meanwhile."""
+        if decided.spec.read_only or not decided.parameters.get(CAPACITY):
+            return volume_records.add(self._catalog, decided)
+        with self._room:
+            there = volume_records.read(self._catalog, decided.id)
+            if there is not None:
+                return there
+            check_room(self._catalog, decided.parameters, decided.capacity_bytes)
+            return volume_records.add(self._catalog, decided)
+
+    def _grow(self, record: VolumeRecord, size_bytes: int) -> VolumeRecord:
+        """Let a volume hold this much, if its class, as it is now, has room for it."""
+        with self._room:
+            there = volume_records.read(self._catalog, record.id)
+            if there is not None and not there.spec.read_only and size_bytes > there.capacity_bytes:
+                # What the provisioner takes for an error that only its caller can mend, who may then ask for less.
+                more_bytes, code = size_bytes - there.capacity_bytes, grpc.StatusCode.OUT_OF_RANGE
+                check_room(self._catalog, self._parameters_now(there), more_bytes, code=code)
+            grown = volume_records.grow(self._catalog, record.id, size_bytes)
+        if grown is None:
+            raise _unknown(record.id)
+        return grown
+
+    def _parameters_now(self, record: VolumeRecord) -> Mapping[str, str]:
+        """The parameters of a volume with its class's present capacity: the class may have been made anew."""
+        if self._api is None or not record.storage_class:
+            return record.parameters
+        capacity = self._api.class_parameters(record.storage_class).get(CAPACITY, "")
+        return {**record.parameters, CAPACITY: capacity}
 
     def _decide(self, request: csi.CreateVolumeRequest, id: str) -> VolumeRecord:
         """What the volume is to be: all of what is asked for is there, and whoever asks may have it."""
@@ -220,13 +240,14 @@ class ControllerService:
             if asked.spec.read_only:
                 spec, capacity_bytes = self._dataset(asked.spec, namespace, request.capacity_range)
             else:
-                spec, capacity_bytes = self._bucket(asked, claim, request, namespace)
+                spec, capacity_bytes = self._bucket(asked, claim, namespace, request.capacity_range)
         return VolumeRecord(
             id=id,
             name=request.name,
             context=spec.context(),
             capacity_bytes=capacity_bytes,
             parameters=dict(request.parameters),
+            storage_class=claim.storage_class if claim is not None else "",
         )
 
     def _claim(self, request: csi.CreateVolumeRequest, namespace: str, name: str) -> Claim | None:
@@ -268,10 +289,9 @@ class ControllerService:
         return resolved, max(wanted.required_bytes, record.total_bytes)
 
     def _bucket(
-        self, asked: Asked, claim: Claim | None, request: csi.CreateVolumeRequest, namespace: str
+        self, asked: Asked, claim: Claim | None, namespace: str, wanted: csi.CapacityRange
     ) -> tuple[VolumeSpec, int]:
-        quota_bytes = request.capacity_range.required_bytes or request.capacity_range.limit_bytes
-        check_room(self._catalog, request.parameters, quota_bytes, quota_bytes=quota_bytes)
+        quota_bytes = wanted.required_bytes or wanted.limit_bytes
         spec = replace(asked.spec, namespace=namespace, quota_bytes=quota_bytes)
         if asked.own_bucket and not self._rules.allow(spec.bucket, namespace):
             assert claim is not None, "an annotation is a claim's"

@@ -31,6 +31,8 @@ class VolumeRecord:
     """Of a bucket volume its quota; 0 for none."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     """That it was asked for with: the same name with others is another volume."""
+    storage_class: str = ""
+    """Of the PVC it was made for; '' where that is not known."""
 
     @property
     def spec(self) -> VolumeSpec:

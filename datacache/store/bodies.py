@@ -1,7 +1,7 @@
 """Bodies of requests that are read while they are sent, so that a large one takes no memory.
 
-S3 wants to know a body's SHA-256 before it comes, so it is read twice; what was changed in between is refused by the
-store. Used by uploads in parts. Who sends a body reads it in one thread.
+S3 wants to know a body's SHA-256 before it comes, so it is read twice, and has to be the same both times: a request
+that is signed is refused otherwise. Used by uploads in parts. Who sends a body reads it in one thread.
 """
 
 from __future__ import annotations

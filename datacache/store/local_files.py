@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from datacache.core.errors import StoreError
+from datacache.core.errors import DatacacheError, StoreError
 from datacache.store.bucket import ABOUT_BYTES
 from datacache.store.errors import from_oserror
 from datacache.store.local import etag_of
@@ -27,7 +27,7 @@ def translated(url: str) -> Iterator[None]:
     """System calls' errors inside become errors of ours."""
     try:
         yield
-    except StoreError:
+    except DatacacheError:  # such as one of reading what is to be stored
         raise
     except OSError as exc:
         raise from_oserror(exc, url) from exc

@@ -134,7 +134,7 @@ class S3Bucket(S3Store):
         return multipart.begin(self._requests.get(), self.url, key, headers)
 
     def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
-        """See `Bucket`. Sent from where it lies."""
+        """See `Bucket`. What lies in memory is sent from there."""
         return multipart.put_part(self._requests.get(), key, upload, number, data)
 
     def list_parts(self, key: str, upload: str) -> list[Part]:

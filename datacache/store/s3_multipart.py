@@ -39,7 +39,7 @@ def begin(requests: S3Requests, store_url: str, key: str, headers: Mapping[str, 
 
 
 def put_part(requests: S3Requests, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
-    """Store one part, sent from where it lies."""
+    """Store one part. What lies in memory is sent from there."""
     query = {"partNumber": str(number), "uploadId": upload}
     headers, _ = requests.call("PUT", key, (200,), query=query, body=data)
     return Part(number, len(data), plain_etag(headers.get("ETag")))

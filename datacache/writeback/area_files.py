@@ -165,7 +165,9 @@ def write_owner(folder: Path, owner: Owner, *, ballast: Path) -> None:
             raise
         try:
             _write_over(path, json.dumps(table).encode())  # who reads half of it reads that it makes no sense
-        except OSError:
+        except OSError as exc:
+            if exc.errno not in (*FULL, errno.ENOENT):
+                raise
             ballast.unlink(missing_ok=True)
             write_json(path, table)
 

@@ -292,7 +292,7 @@ class Journal:
         return (
             (oldest.live_bytes == 0 and len(self._index.segments) > 1)
             or self._cleaner.is_due
-            or (not self._ballast.size_bytes and time.monotonic() > self._ballast_at)
+            or (self._ballast.is_small and time.monotonic() > self._ballast_at)
         )
 
     def _tidy(self) -> None:
@@ -306,7 +306,7 @@ class Journal:
             self._retire()
             if self._cleaner.is_due:
                 self._clean()
-            if not self._ballast.size_bytes and time.monotonic() > self._ballast_at:
+            if self._ballast.is_small and time.monotonic() > self._ballast_at:
                 self._ballast_at = time.monotonic() + _BALLAST_EVERY_S
                 self._ballast.make()
         except (OSError, StagingError) as exc:

@@ -24,8 +24,8 @@ from datacache.writeback import journal_format as fmt
 FULL = (errno.ENOSPC, errno.EDQUOT)
 BALLAST = "ballast"
 _BALLAST_SHARE = 16
-_LEAST_BALLAST_BYTES = 64 << 10
-"""Drops are some hundred bytes each, and a segment begins with a page."""
+_LEAST_BALLAST_BYTES = 512 << 10
+"""Drops are some hundred bytes each, but a file of 256 KiB may wait in front of them."""
 _NAME = re.compile(r"(\d{8,10})\.log")
 _CHUNK_BYTES = 1 << 20
 
@@ -237,23 +237,29 @@ class Ballast:
         return there
 
     def make(self) -> None:
-        """Make it, as large as it may be or as a small part of the room there is. A failure is no error: the next call
-        tries again."""
-        if self.size_bytes or not self._limit_bytes:
+        """Make it as large as it may be, or as a small part of the room there is; a small one again, once it can be
+        twice as large. A failure is no error: the next call tries again."""
+        if not self.is_small:
             return
         with contextlib.suppress(OSError):
             room = os.statvfs(self.path.parent)
             size_bytes = min(self._limit_bytes, room.f_bavail * room.f_frsize // _BALLAST_SHARE)
-            if size_bytes < _LEAST_BALLAST_BYTES:
+            if size_bytes < max(2 * self.size_bytes, min(_LEAST_BALLAST_BYTES, self._limit_bytes)):
                 return
-            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 for offset in range(0, size_bytes, _CHUNK_BYTES):
                     write_all(fd, bytes(min(_CHUNK_BYTES, size_bytes - offset)), offset)
                 os.fsync(fd)
             except OSError:
                 self.path.unlink()
+                self.size_bytes = 0
                 raise
             finally:
                 os.close(fd)
             self.size_bytes = size_bytes
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it might be larger."""
+        return self.size_bytes < self._limit_bytes

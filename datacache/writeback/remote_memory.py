@@ -149,6 +149,11 @@ class RemoteMemory:
 
 def _replace(path: Path, data: bytes) -> None:
     beside = path.with_name(f"{path.name}.new")
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(data)
-    beside.replace(path)
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise

@@ -99,17 +99,20 @@ class Uploads:
                     expect = answer
                     continue
                 if info is None:
-                    self.engine.claims.abandon(claim)
-                    return Outcome(torn=claim.torn)
+                    break
                 return self._finish(claim, info)
-            raise StoreError(
-                f"{full}: the store says that it has changed, {_ROUNDS} times in a row, and shows no change", url=full
-            )
+            else:
+                raise StoreError(
+                    f"{full}: the store says that it has changed, {_ROUNDS} times in a row, and shows no change",
+                    url=full,
+                )
         except DatacacheError:
             keep = True
             raise
         finally:
             way.end(keep=keep)
+        self.engine.claims.abandon(claim)  # not before: what is written while the way ends is to tear it
+        return Outcome(torn=claim.torn)
 
     def _not_as_expected(self, claim: Claim, way: Way, expect: str) -> Outcome | str:
         """The bucket has something else than expected: what to expect instead, or what came of it."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from datacache.core.errors import StoreError
+from datacache.core.errors import StagingError
 from datacache.store.bucket import Bucket, Part
 
 _MIB = 2**20
@@ -33,22 +33,31 @@ class Torn(Protocol):
     torn: bool
 
 
-class _CutOffError(Exception):
-    """The file has become shorter."""
+class _TornError(Exception):
+    """The bytes are not those any more that the upload is of."""
 
 
 class _Section:
-    """A part of a file, as a body."""
+    """A part of a file, as a body. No byte of another version is ever sent: the store would list the part, and who
+    goes on with the upload after a crash would take it for one of its own."""
 
-    def __init__(self, reader: Reader, start: int, stop: int) -> None:
-        self._reader, self._start, self._stop = reader, start, stop
+    def __init__(self, reader: Reader, claim: Torn, start: int, stop: int) -> None:
+        self._reader, self._claim, self._start, self._stop = reader, claim, start, stop
 
     def __len__(self) -> int:
         return self._stop - self._start
 
     def read_into(self, buffer: memoryview, start: int) -> None:
-        if self._reader.read_into(buffer, self._start + start) != len(buffer):
-            raise _CutOffError
+        try:
+            count = self._reader.read_into(buffer, self._start + start)
+        except OSError as exc:
+            raise StagingError(
+                f"a staged file cannot be read: {exc.strerror or exc}", hint="See to the staging area's file system."
+            ) from exc
+        if count != len(buffer):  # it has become shorter
+            self._claim.torn = True
+        if self._claim.torn:  # it is, before the first byte is changed
+            raise _TornError
 
 
 def part_size(size_bytes: int, bucket: Bucket) -> int:
@@ -149,13 +158,8 @@ class PartsUpload:
         if self._claim.torn:
             return None
         try:
-            part = self._bucket.put_part(self._key, self._id, number, _Section(self._reader, start, stop))
-        except _CutOffError:
-            self._claim.torn = True
-        except StoreError:  # as for bytes that are other ones than were hashed
-            if not self._claim.torn:
-                raise
-        if self._claim.torn:
+            part = self._bucket.put_part(self._key, self._id, number, _Section(self._reader, self._claim, start, stop))
+        except _TornError:
             return None
         self._sent(stop - start)
         return part

@@ -171,6 +171,23 @@ def test_an_annotation_becomes_a_volume_of_exactly_one_snapshot(world: World) ->
     catalog.close()
 
 
+def test_a_volume_grows_by_what_its_class_has_now(world: World) -> None:
+    driver, cluster, gib = world.driver, world.cluster, 2**30
+    parameters = {"bucket": "s3://lab/${pvc.name}", "capacity": "10Gi"}
+    cluster.put_class("runs", parameters)
+    claim = cluster.put_claim("faces", {}, storage_class="runs") | parameters
+    size = csi.CapacityRange(required_bytes=8 * gib)
+    driver.client.CreateVolume(name=NAME, volume_capabilities=WRITE, parameters=claim, capacity_range=size)
+    grow = csi.ControllerExpandVolumeRequest(volume_id=NAME, capacity_range={"required_bytes": 12 * gib})
+    code, words = driver.client.code("ControllerExpandVolume", grow)
+    assert (code, "capacity of 10Gi" in words) == ("OUT_OF_RANGE", True)
+    cluster.put_class("runs", parameters | {"capacity": "20Gi"})
+    assert driver.client.ControllerExpandVolume(grow).capacity_bytes == 12 * gib
+    cluster.put_class("runs", parameters | {"capacity": "13Gi"})
+    grow.capacity_range.required_bytes = 14 * gib
+    assert driver.client.code("ControllerExpandVolume", grow)[0] == "OUT_OF_RANGE"
+
+
 def test_a_wrong_annotation_is_an_event_on_the_pvc_that_is_counted(world: World) -> None:
     driver, cluster = world.driver, world.cluster
     claim = cluster.put_claim("faces", {"datacache.io/dataset": "mask@v9"})

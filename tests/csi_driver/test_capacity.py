@@ -50,7 +50,7 @@ def test_quotas_are_given_up_to_the_capacity_of_the_class(any_catalog: str, star
     assert ask(driver, "b", 4)[0] == "OK"
     assert left(driver) == 0
     grow = csi.ControllerExpandVolumeRequest(volume_id="a", capacity_range=between(7 * GIB))
-    assert driver.client.code("ControllerExpandVolume", grow)[0] == "RESOURCE_EXHAUSTED"
+    assert driver.client.code("ControllerExpandVolume", grow)[0] == "OUT_OF_RANGE"
     driver.client.DeleteVolume(volume_id="b")
     assert driver.client.ControllerExpandVolume(grow).capacity_bytes == 7 * GIB
     assert left(driver) == 3 * GIB
@@ -69,8 +69,10 @@ def test_a_class_that_is_made_anew_with_more_counts_what_was_given_before(start_
     assert ask(driver, "a", 9)[0] == "OK"
     assert left(driver, TEN | {"capacity": "1Ti"}) == (1024 - 9) * GIB
     assert left(driver, TEN | {"capacity": "1Gi"}) == 0
-    # Another class, and its volumes, have nothing to do with it.
+    # Another class, and its volumes, have nothing to do with it; neither have those that no capacity was said of.
     assert left(driver, TEN | {"bucket": "s3://other"}) == 10 * GIB
+    assert ask(driver, "b", 100, {"bucket": TEN["bucket"]})[0] == "OK"
+    assert left(driver) == GIB
 
 
 def test_a_volume_without_a_size_is_refused_where_a_capacity_is_shared(start_driver: StartDriver) -> None:

@@ -111,10 +111,27 @@ def test_the_ballast_is_a_small_part_of_a_small_disk(tmp_path: Path) -> None:
         ballast = disk / "journal" / "ballast"
         journal = Journal(disk / "journal")
         assert 2**19 < ballast.stat().st_size <= 2**20
+        journal.commit(journal.append([Change("a", b"h")]))
         journal.close()
-        fill(disk / "filler", leave=2**19)
+        ballast.unlink()
+        fill(disk / "filler", leave=2**22)
         journal = Journal(disk / "journal")
-        assert not ballast.exists()
+        assert not ballast.exists(), "what is left is for files"
+        journal.close()
+
+
+def test_the_ballast_grows_when_there_is_room_again(tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=64m", "tmpfs") as disk:
+        ballast = disk / "journal" / "ballast"
+        fill(disk / "filler", leave=2**24)
+        journal = Journal(disk / "journal")
+        journal.commit(journal.append([Change("a", b"h")]))
+        small = ballast.stat().st_size
+        assert 2**19 < small <= 2**20
+        journal.close()
+        (disk / "filler").unlink()
+        journal = Journal(disk / "journal")
+        assert 3 * small < ballast.stat().st_size <= 2**22
         journal.close()
 
 

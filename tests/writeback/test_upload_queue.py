@@ -182,3 +182,27 @@ def test_who_waits_for_a_key_that_alone_is_never_answered_is_told() -> None:
             board.came("good", Outcome(1), None)
         now += 100.0
     assert board.is_hopeless(wait)
+
+
+def test_no_byte_of_another_version_is_sent(tmp_path: Path) -> None:
+    """The store would list the part, and who goes on with the upload after a crash would take it for one of its own."""
+    claim = Claim(Pending("a", FILE, Logged(20 * MIB), "", 1, 0.0))
+
+    class Overwritten:
+        size_bytes, reads = 20 * MIB, 0
+
+        def read_into(self, buffer: memoryview, _start: int) -> int:
+            self.reads += 1
+            if self.reads == 3:
+                claim.torn = True  # by who is about to change them
+            return len(buffer)
+
+    bucket, key, reader = LocalBucket(), f"{tmp_path}/a"[1:], Overwritten()
+    upload = bucket.begin_upload(key, {})
+    parts = PartsUpload(
+        bucket, key, upload, part_bytes=bucket.part_bytes, reader=reader, claim=claim, kept=(),
+        sent=lambda _size: pytest.fail("a part of another version"), stopped=lambda: False,
+    )  # fmt: skip
+    assert parts.run() is None
+    assert reader.reads == 3
+    assert bucket.list_parts(key, upload) == []
