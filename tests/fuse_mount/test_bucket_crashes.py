@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,7 +241,9 @@ def test_a_full_staging_disk_loses_nothing(
             trial.wait_for('"done"', more=30)
             for killing in (False, True):
                 proxy.always(Fault(status=503, code="SlowDown", only=lambda method, _path: method in CHANGES))
-                trial.wait_for('"settled"')
+                # What is to be synced first may not fit in what is left: nobody goes on until something goes up.
+                with suppress(AssertionError):
+                    trial.wait_for('"settled"', limit_s=15)
                 if killing:
                     trial.mount.kill_server()
                 proxy.heal()
