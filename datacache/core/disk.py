@@ -19,15 +19,17 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> Non
         rest, offset = rest[count:], offset + count
 
 
-def replace_file(path: Path, data: bytes, *, beside: Path | None = None) -> None:
+def replace_file(path: Path, data: bytes, *, beside: Path | None = None, durable: bool = True) -> None:
     """Put bytes into a file's place, with mode 0600, durable and as a whole: after a crash the old file is there, or
     the new one. They are written to `beside` first, in the same folder: by default NAME.new, for who is alone to write.
+    Not `durable`: as a whole for other processes, and nothing is synced.
     """
     beside = beside or path.with_name(f"{path.name}.new")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         write_all(fd, data, 0)
-        os.fsync(fd)
+        if durable:
+            os.fsync(fd)
     except OSError:  # a full disk: what there is of it takes room
         with contextlib.suppress(OSError):
             os.unlink(beside)
@@ -35,7 +37,8 @@ def replace_file(path: Path, data: bytes, *, beside: Path | None = None) -> None
     finally:
         os.close(fd)
     os.replace(beside, path)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def make_folders(path: bytes) -> None:

@@ -23,6 +23,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from datacache.core.disk import replace_file
 from datacache.writeback.area_files import boot_id
 from datacache.writeback.model import Attributes
 from datacache.writeback.remote import RemoteView
@@ -57,7 +58,7 @@ class RemoteMemory:
         try:
             if not recalled:
                 self._known.unlink(missing_ok=True)
-            _replace(self._lines, b"".join(line for _, line in self._since))
+            replace_file(self._lines, b"".join(line for _, line in self._since), durable=False)
         except OSError as exc:
             self._give_up(exc)
 
@@ -117,13 +118,14 @@ class RemoteMemory:
             with suppress(FileNotFoundError):
                 os.utime(self._known)  # it still is what is known
             return
-        _replace(self._known, json.dumps({"boot": boot_id(), "until": until, "folders": folders}).encode())
+        known = json.dumps({"boot": boot_id(), "until": until, "folders": folders}).encode()
+        replace_file(self._known, known, durable=False)
         with self._lock, self._log_lock:
             while self._since and self._since[0][0] <= until:
                 self._since.popleft()
             self._unwritten.clear()  # they are among these
             try:
-                _replace(self._lines, b"".join(line for _, line in self._since))
+                replace_file(self._lines, b"".join(line for _, line in self._since), durable=False)
             except OSError as exc:
                 self._give_up(exc)
                 raise
@@ -145,15 +147,3 @@ class RemoteMemory:
                     lines.append((number, line))
                     changes.append((key, there, None if attributes is None else Attributes(*attributes)))
         return lines, changes
-
-
-def _replace(path: Path, data: bytes) -> None:
-    beside = path.with_name(f"{path.name}.new")
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(data)
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink()
-        raise
