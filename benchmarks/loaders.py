@@ -21,9 +21,9 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from benchmarks.contenders import (
     RAISED_THRESHOLDS,
@@ -56,11 +56,15 @@ PLAIN = "plain files"
 MALLOC = ", malloc keeps"
 PEERS = {WEBDATASET: "webdataset_tars", MDS: "mds", LITDATA: "litdata_chunks", ARRAY_RECORD: "array_records"}
 # Beside the default, what took less time for images of 107 KB.
-OTHER_WAYS = {LITDATA: {"batch_decode=1": {"batch_decode": 1}}, ARRAY_RECORD: {"one by one": {"one_by_one": True}}}
+OTHER_WAYS: dict[Peer, dict[str, dict[str, Any]]] = {
+    LITDATA: {"batch_decode=1": {"batch_decode": 1}},
+    ARRAY_RECORD: {"one by one": {"one_by_one": True}},
+}
 SHARD_BYTES = 64 * 10**6
 
 
-class Images(NamedTuple):
+@dataclass(frozen=True)
+class Images:
     """The data set all read."""
 
     folder: Path
@@ -142,7 +146,7 @@ class Cast:
             yield self._contender(name, "tar_limit", folder, **options)
 
     def _ours(self) -> Iterator[Contender]:
-        names = {
+        names: dict[str, dict[str, Any]] = {
             SHARDS: {"kind": "shards", "packed": True},
             "ShardDataset": {"kind": "shards"},
             SNAPSHOT: {"kind": "snapshot", "packed": True},

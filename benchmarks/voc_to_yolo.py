@@ -29,7 +29,7 @@ def naive(folder: Path, out: Path) -> None:
             xmax, ymax = float(box.find("xmax").text), float(box.find("ymax").text)
             x, y = (xmin + xmax) / 2 / width, (ymin + ymax) / 2 / height
             wide, high = (xmax - xmin) / width, (ymax - ymin) / height
-            lines.append(f"{numbers[item.find('name').text]} {x:.6f} {y:.6f} {wide:.6f} {high:.6f}\n")
+            lines.append(f"{numbers[str(item.findtext('name'))]} {x:.6f} {y:.6f} {wide:.6f} {high:.6f}\n")
         with open(out / f"{path.stem}.txt", "w") as file:
             file.writelines(lines)
 

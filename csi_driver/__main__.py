@@ -9,7 +9,6 @@ import argparse
 import logging
 import os
 import signal
-import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,7 +48,7 @@ def main() -> int:
     except ModuleNotFoundError as exc:
         if str(exc.name).partition(".")[0] not in ("grpc", "google", "kubernetes"):
             raise
-        sys.stderr.write(f"error: the package {exc.name} is not installed\nhint: pip install 'datacache[k8s]'\n")
+        sys.stderr.write(f"error: the package {exc.name} is not installed\nhint: pip install 'dsctl[k8s]'\n")
         return 1
     return 0
 
@@ -104,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
         "need a StorageClass with a secret (csi.storage.k8s.io/node-stage-secret-name)",
     )
     parser.add_argument("--metrics-port", type=int, metavar="N", help="serve metrics for Prometheus on this TCP port")
+    parser.add_argument(
+        "--metrics-address",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="of this IP address (default: 127.0.0.1); '*': of all, where a NetworkPolicy says who may ask",
+    )
     return parser
 
 
@@ -133,7 +138,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             f"--register {arguments.register}: there is no such folder",
             hint="It is the kubelet's, /var/lib/kubelet/plugins_registry, mounted from the host.",
         )
-    settings = load_settings()
+    settings = load_settings().for_others()
     log = logging.getLogger("csi_driver")
     ended: list[bool] = []
     node: NodeService | None = None
@@ -186,11 +191,15 @@ def _controller(arguments: argparse.Namespace, settings: Settings, stack: ExitSt
 
 def _node(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> NodeService:
     from csi_driver.annotations import BucketRules
+    from csi_driver.kube import open_api
     from csi_driver.node import NodeService
     from csi_driver.status import RequestError
 
     try:
-        service = NodeService(settings, arguments.node_id, BucketRules(arguments.allow_bucket))
+        # What it is for, Events on pods, comes up once in a while: the package is not imported before.
+        service = NodeService(
+            settings, arguments.node_id, BucketRules(arguments.allow_bucket), open_api(arguments.kubeconfig)
+        )
     except RequestError as exc:
         raise SettingsError(f"--node-id: {exc}") from exc
     stack.callback(service.close)
@@ -202,23 +211,20 @@ def _serve_metrics(
     arguments: argparse.Namespace, node: NodeService | None, settings: Settings, stack: ExitStack
 ) -> None:
     from csi_driver.metrics import NodeMetrics, serve_metrics
-
-    def problem() -> str:
-        # Answered by this process, or by the one that has taken over from it.
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(2.0)
-            try:
-                connection.connect(str(arguments.endpoint))
-            except OSError as exc:
-                return f"{arguments.endpoint}: {exc.strerror or exc}"
-        return ""
+    from csi_driver.server import probe
 
     try:
         shown = None if node is None else NodeMetrics(settings, node.records)
-        metrics = serve_metrics(arguments.metrics_port, shown, problem=problem)
+        metrics = serve_metrics(
+            arguments.metrics_port,
+            shown,
+            address=arguments.metrics_address,
+            problem=lambda: probe(arguments.endpoint),
+        )
     except (OSError, OverflowError) as exc:
         raise SettingsError(
-            f"--metrics-port {arguments.metrics_port}: {exc}", hint="Name a TCP port that nobody listens on."
+            f"--metrics-port {arguments.metrics_port} of {arguments.metrics_address}: {exc}",
+            hint="Name a TCP port that nobody listens on, and an address of this machine.",
         ) from exc
     stack.callback(metrics.close)
 

@@ -17,10 +17,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import grpc
+
 from csi_driver import DRIVER_NAME
-from csi_driver.status import invalid
+from csi_driver.status import RequestError, invalid
 from csi_driver.volumes import CAPACITY, KUBERNETES, PARAMETERS, VolumeSpec, parse_parameters
 from datacache.core.errors import DatacacheError, SettingsError
+from datacache.settings import Settings
 from datacache.store.urls import split_url
 
 PREFIX = f"{DRIVER_NAME}/"
@@ -36,6 +39,8 @@ class Asked(NamedTuple):
     spec: VolumeSpec
     own_bucket: bool
     """Whether the PVC itself names the bucket: then it is to be found out whether it may."""
+    own_pin: bool = False
+    """True if the PVC itself asks to pin, and its class does not: likewise."""
 
 
 def read_request(
@@ -58,7 +63,19 @@ def read_request(
     elif "subpath" in of_class and "subpath" in of_claim:
         inner = parse_parameters({"bucket": "s3://any", "subpath": of_claim["subpath"]}).subpath
         of_claim["subpath"] = f"{of_class['subpath'].rstrip('/')}/{inner}"
-    return Asked(parse_parameters(of_class | of_claim), "bucket" in what)
+    spec = parse_parameters(of_class | of_claim)
+    return Asked(spec, "bucket" in what, spec.pin and of_class.get("pin", "").lower() != "true")
+
+
+def check_pin(settings: Settings, namespace: str) -> None:
+    """PERMISSION_DENIED unless claims and pods of a namespace ('': not known) may pin: what is pinned is taken from the
+    cache of all others on the node for as long as a pod has it."""
+    if "*" not in settings.pins and namespace not in settings.pins:
+        raise RequestError(
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"pin: {f'namespace {namespace}' if namespace else 'who is not known'} may not pin data on nodes. Leave it "
+            "out, use a StorageClass with pin: true, or have it allowed (DATACACHE_PINS)",
+        )
 
 
 class BucketRules:

@@ -14,21 +14,21 @@ import errno
 import os
 import stat
 import struct
+from collections.abc import Iterable
 
 from csi_driver.status import invalid
+from datacache.core.beneath import RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, open_beneath
 from datacache.core.errors import MountError
 from fuse_mount.session import Mount, mounts, resolved
 
-_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
 """include/uapi/asm-generic/unistd.h; the same on all architectures."""
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _OPEN_TREE_CLONE = 1  # <linux/mount.h>, as all that follows
 _MOVE_MOUNT_F_EMPTY_PATH = 0x4
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 0x1, 0x2, 0x4, 0x8
-_RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x1, 0x2, 0x4, 0x8  # openat2.h
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _MAX_STACK = 1000
-_MAX_RACES = 100
 
 
 # --- what is mounted ------------------------------------------------------------------------------------------------
@@ -37,6 +37,12 @@ _MAX_RACES = 100
 def top_at(path: str) -> Mount | None:
     """What is mounted on exactly this path, on top of all else; None where nothing is."""
     return _top([mount for mount in mounts() if mount.mountpoint == path])
+
+
+def any_at(paths: Iterable[str]) -> bool:
+    """Tell whether something is mounted on one of these paths."""
+    wanted = set(paths)
+    return bool(wanted) and any(mount.mountpoint in wanted for mount in mounts())
 
 
 def tops() -> dict[str, Mount]:
@@ -66,7 +72,8 @@ def open_folder(root: int, subpath: str) -> int:
     if not subpath:
         return os.dup(root)
     try:
-        return _openat2(root, subpath)
+        resolve = RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
+        return open_beneath(root, subpath, os.O_PATH | os.O_DIRECTORY, resolve=resolve)
     except FileNotFoundError as exc:
         raise invalid(f"there is no folder {subpath!r} in the volume") from exc
     except NotADirectoryError as exc:
@@ -181,18 +188,6 @@ def remove_place(path: str) -> None:
 
 
 # --- system calls ----------------------------------------------------------------------------------------------------
-
-
-def _openat2(root: int, path: str) -> int:
-    resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_XDEV
-    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, resolve)
-    for attempt in range(_MAX_RACES):
-        try:
-            return _call(_SYS_OPENAT2, root, os.fsencode(path), how, len(how))
-        except OSError as exc:  # EAGAIN: something was renamed meanwhile (openat2(2))
-            if exc.errno != errno.EAGAIN or attempt == _MAX_RACES - 1:
-                raise
-    raise AssertionError
 
 
 def _call(number: int, *arguments: int | bytes) -> int:

@@ -19,11 +19,11 @@ from typing import Any
 import grpc
 
 from csi_driver import volume_records
-from csi_driver.annotations import PREFIX, Asked, BucketRules, read_request
+from csi_driver.annotations import PREFIX, Asked, BucketRules, check_pin, read_request
 from csi_driver.capabilities import check_capability
 from csi_driver.capacity import NO_END, check_room, room_left
 from csi_driver.kube import Claim, KubeApi
-from csi_driver.resolve import check_open, check_subpath, find_snapshot
+from csi_driver.resolve import check_open, check_sources, check_subpath, find_snapshot
 from csi_driver.status import RequestError, invalid, status_of
 from csi_driver.volume_records import VolumeRecord
 from csi_driver.volumes import CAPACITY, KUBERNETES, PVC_NAME, PVC_NAMESPACE, VolumeSpec, parse_context, volume_id
@@ -238,6 +238,8 @@ class ControllerService:
                 raise
             _check_all(request.volume_capabilities, asked.spec)
             if asked.spec.read_only:
+                if asked.own_pin:
+                    check_pin(self._settings, namespace)
                 spec, capacity_bytes = self._dataset(asked.spec, namespace, request.capacity_range)
             else:
                 spec, capacity_bytes = self._bucket(asked, claim, namespace, request.capacity_range)
@@ -278,6 +280,7 @@ class ControllerService:
         hint = "Run csi-provisioner with --extra-create-metadata."
         check_open(self._catalog, spec.ref.dataset, namespace, default=self._settings.access, unknown=hint)
         record = find_snapshot(self._catalog, spec.ref, namespace, default=self._settings.access)
+        check_sources(self._catalog, record.id, spec.ref, self._settings)
         check_subpath(self._catalog, record, spec)
         if wanted.limit_bytes and record.total_bytes > wanted.limit_bytes:
             raise RequestError(

@@ -1,4 +1,4 @@
-"""The Kubernetes API as the controller needs it: read a PVC and a StorageClass, write an Event.
+"""The Kubernetes API: the controller reads a PVC and a StorageClass through it, and both parts write Events.
 
 Through the `kubernetes` package, which takes over a second to import: `warm_up` does that in a thread. Calls have a
 limit and are not repeated (the provisioner calls the driver again). Any thread. `RequestError` with UNAVAILABLE where
@@ -47,6 +47,15 @@ class Claim:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """A pod that has a volume, as the kubelet names it when it asks for that."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
 class KubeApi:
     """The API that a kubeconfig file leads to; without one, the API of the cluster this runs in."""
 
@@ -92,37 +101,40 @@ class KubeApi:
         )
         return {} if found is None else found.parameters or {}
 
-    def warn(self, claim: Claim, reason: str, message: str) -> None:
-        """An Event on the PVC. The same one again is counted. One that cannot be written is only logged."""
+    def warn(self, about: Claim | Pod, reason: str, message: str) -> bool:
+        """Write an Event on a PVC or pod; whether it is there. The same one again is counted. One that cannot be
+        written is only logged."""
         try:
             if not self._events.acquire(timeout=_EVENTS_WAIT_S):  # the API is slow, and calls are not to wait for it
-                _log.warning("no Event for %s/%s: others are being written", claim.namespace, claim.name)
-                return
+                _log.warning("no Event for %s/%s: others are being written", about.namespace, about.name)
+                return False
             try:
-                self._count_event(claim, reason, message[:_MAX_MESSAGE])
+                self._count_event(about, reason, message[:_MAX_MESSAGE])
             finally:
                 self._events.release()
         except Exception as exc:  # noqa: BLE001  what was to be said is in the answer, too
-            _log.warning("no Event for %s/%s: %s", claim.namespace, claim.name, _words(exc))
+            _log.warning("no Event for %s/%s: %s", about.namespace, about.name, _words(exc))
+            return False
+        return True
 
-    def _count_event(self, claim: Claim, reason: str, message: str) -> None:
+    def _count_event(self, about: Claim | Pod, reason: str, message: str) -> None:
         """With the rights to create and to patch Events alone."""
-        digest = hashlib.blake2b(f"{claim.uid}\0{reason}\0{message}".encode(), digest_size=8).hexdigest()
-        name = f"{claim.name[:200].rstrip('.-')}.{digest}"
+        digest = hashlib.blake2b(f"{about.uid}\0{reason}\0{message}".encode(), digest_size=8).hexdigest()
+        name = f"{about.name[:200].rstrip('.-')}.{digest}"
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
         def patch(**change: Any) -> Any:
             return self._ask(
                 "write an Event",
                 lambda: self._core.patch_namespaced_event(
-                    name, claim.namespace, {"lastTimestamp": now} | change, _request_timeout=EVENT_TIMEOUT_S
+                    name, about.namespace, {"lastTimestamp": now} | change, _request_timeout=EVENT_TIMEOUT_S
                 ),
             )
 
         count = self._counts.get(name, 0) + 1
         if count == 1 or patch(count=count) is None:  # a cluster forgets Events after an hour
             count = 1
-            if not self._create_event(claim, name, reason, message, now):
+            if not self._create_event(about, name, reason, message, now):
                 # Of a driver before this one. To read it is a right that only this would need; a patch says it, too.
                 count = (patch().count or 1) + 1
                 patch(count=count)
@@ -130,20 +142,20 @@ class KubeApi:
             del self._counts[next(iter(self._counts))]
         self._counts[name] = count
 
-    def _create_event(self, claim: Claim, name: str, reason: str, message: str, now: str) -> bool:
+    def _create_event(self, about: Claim | Pod, name: str, reason: str, message: str, now: str) -> bool:
         """Whether there was none of this name."""
         from kubernetes.client import ApiException
 
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": claim.namespace},
+            "metadata": {"name": name, "namespace": about.namespace},
             "involvedObject": {
                 "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "namespace": claim.namespace,
-                "name": claim.name,
-                "uid": claim.uid,
+                "kind": "Pod" if isinstance(about, Pod) else "PersistentVolumeClaim",
+                "namespace": about.namespace,
+                "name": about.name,
+                "uid": about.uid,
             },
             "reason": reason,
             "message": message,
@@ -154,7 +166,7 @@ class KubeApi:
             "source": {"component": DRIVER_NAME},
         }
         try:
-            self._core.create_namespaced_event(claim.namespace, body, _request_timeout=EVENT_TIMEOUT_S)
+            self._core.create_namespaced_event(about.namespace, body, _request_timeout=EVENT_TIMEOUT_S)
         except ApiException as exc:
             if exc.status != 409:
                 raise
@@ -168,7 +180,7 @@ class KubeApi:
             from kubernetes.config.config_exception import ConfigException
         except ImportError as exc:
             raise SettingsError(
-                "the package kubernetes is not installed", hint="Install datacache[k8s], or leave --kubeconfig out."
+                "the package kubernetes is not installed", hint="Install dsctl[k8s], or leave --kubeconfig out."
             ) from exc
         settings = client.Configuration()
         settings.retries = False
@@ -208,7 +220,7 @@ class KubeApi:
                 raise RequestError(
                     grpc.StatusCode.FAILED_PRECONDITION,
                     f"the Kubernetes API does not let the driver {what} ({exc.status} {exc.reason}): the service "
-                    "account of the controller needs the ClusterRole that its chart has",
+                    "account needs the ClusterRole that the chart has for it",
                 ) from exc
             raise RequestError(grpc.StatusCode.UNAVAILABLE, f"cannot {what}: {_words(exc)}") from exc
         except (HTTPError, OSError) as exc:

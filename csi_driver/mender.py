@@ -1,10 +1,10 @@
 """Notices mounts whose processes are all gone, mounts anew, and shows that over what is dead.
 
-Two threads of `NodeService`: one mends, one releases, so that a store that is away holds no mending up. Of several
-drivers of a home one does each at a time. A new bind on top of a dead one reaches
+Threads of `NodeService`: one mends, one releases, so that a store that is away holds no mending up, and one writes
+Events. Of several drivers of a home one does each at a time. A new bind on top of a dead one reaches
 running pods whose volume mount has `mountPropagation: HostToContainer`; the others have to be started again, which the
-volume's condition says. It also finishes what a killed driver left, and what could not be released at first. Nothing it
-asks is waited for without end.
+volume's condition says, and an Event on the pod. It also finishes what a killed driver left, and what could not be
+released at first. Nothing it asks is waited for without end.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from csi_driver import binds
+from csi_driver.kube import KubeApi, Pod
 from csi_driver.metrics import COUNTS
 from csi_driver.mounts import Health, SharedMounts
 from csi_driver.preparation import Preparation
 from csi_driver.records import NodeVolume, Records, SharedMount, Target
 from csi_driver.status import RequestError
 from datacache.core.errors import DatacacheError
+from datacache.core.pauses import pause_s
 from fuse_mount.session import Mount
 
 EVERY_S = 2.0
@@ -40,15 +42,22 @@ _log = logging.getLogger("csi_driver")
 class Mender:
     """Mends the mounts of one home."""
 
-    def __init__(self, records: Records, mounts: SharedMounts, preparation: Preparation) -> None:
-        self._records, self._mounts, self._preparation = records, mounts, preparation
+    def __init__(
+        self, records: Records, mounts: SharedMounts, preparation: Preparation, api: KubeApi | None = None
+    ) -> None:
+        """`api`: where each pod is told, by an Event, that its volume was lost and mounted anew."""
+        self._records, self._mounts, self._preparation, self._api = records, mounts, preparation, api
         self._ending = threading.Event()
+        self._failures, self._silent_until = 0, 0.0
+        """The teller's: how often in a row an Event could not be written, and until when none is tried."""
         self._later: dict[str, tuple[float, float]] = {}
         """The tidying thread's: for how long a volume is left alone that could not be released, and until when."""
         works: dict[str, Callable[[bool], None]] = {
             "mender": lambda _first: self.mend(),
             "tidier": lambda first: self.tidy(first=first),
         }
+        if api is not None:
+            works["teller"] = lambda _first: self.tell()
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=name, daemon=True) for name, work in works.items()
         ]
@@ -70,7 +79,7 @@ class Mender:
         with self._records.lock_work("mender"):
             shared: dict[str, list[NodeVolume]] = {}
             for record in self._records.all():
-                if record.used:
+                if record.used and not record.resting:
                     shared.setdefault(record.mount.key, []).append(record)
             # One that hangs or whose store is away is not to keep the others' pods waiting.
             mounts, tops = list(shared.values()), binds.tops()
@@ -97,6 +106,27 @@ class Mender:
                     self._guarded(self._tidy, record)
             if first:
                 self._guarded(self._preparation.forget_strays)
+
+    def tell(self) -> None:
+        """Write an Event on each pod whose volume was mounted anew, until it is there."""
+        if self._api is None or time.monotonic() < self._silent_until:
+            return
+        with self._records.lock_work("teller"):
+            for record in self._records.all():
+                for target in record.targets:
+                    if not target.mended or target.told or not target.pod:
+                        continue
+                    if not self._api.warn(Pod(**target.pod), "VolumeMountedAnew", target.mended):
+                        self._failures += 1
+                        wait_s = pause_s(self._failures, first_s=EVERY_S, longest_s=_MAX_WAIT_S)
+                        self._silent_until = time.monotonic() + wait_s
+                        return
+                    self._failures = 0
+                    with self._records.lock(record.volume_id, timeout_s=1.0):
+                        now = self._records.get(record.volume_id)
+                        there = None if now is None else now.target(target.path)
+                        if now is not None and there is not None and there.mended == target.mended:
+                            self._records.put(now.with_target(replace(there, told=True)))
 
     def _run(self, work: Callable[[bool], None]) -> None:
         first = True
@@ -145,8 +175,9 @@ class Mender:
 
     def _is_staged(self, record: NodeVolume) -> bool:
         """Whether a kubelet can still know of it: it removes the staging path afterwards, and a node that was started
-        again has no mounts."""
-        return bool(record.staging) and os.path.isdir(record.staging) and self._mounts.device(record.mount) is not None
+        again has no mounts. One that rests has none either, and may be published at any time."""
+        there = record.resting or self._mounts.device(record.mount) is not None
+        return bool(record.staging) and os.path.isdir(record.staging) and there
 
     def _mend_all(self, mounts: list[list[NodeVolume]], tops: Mapping[str, Mount]) -> None:
         for volumes in mounts:
@@ -163,7 +194,8 @@ class Mender:
         point = self._mounts.point(mount)
         health = self._mounts.health(point, tops)
         if health in (Health.DEAD, Health.ABSENT):
-            if self._preparation.mount(volumes[0]):
+            _, made = self._preparation.mount(volumes[0])
+            if made:
                 COUNTS.mended()
                 _log.warning("%s: %s; it was mounted anew", mount.source, health.value)
             tops = binds.tops()
@@ -183,10 +215,10 @@ class Mender:
         words = (
             f"{record.mount.source} was mounted anew at {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}, as all of its "
             "processes had ended: pods that mount it without mountPropagation: HostToContainer have to be started again"
-        )
+        )  # said by the volume's condition, and by an Event on each pod (`tell`)
         for target in record.targets:
             if _is_other(binds.top_at(target.path), device):
-                record = self._show_target_again(record, replace(target, mended=words))
+                record = self._show_target_again(record, replace(target, mended=words, told=False))
 
     def _show_target_again(self, record: NodeVolume, target: Target) -> NodeVolume:
         self._mounts.bind(record, target.path, record.spec.subpath, read_only=target.read_only, noexec=target.noexec)

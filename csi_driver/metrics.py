@@ -1,4 +1,5 @@
-"""The driver's port for Prometheus and probes: `/metrics` and `/healthz` over HTTP, without secrets and object names.
+"""The driver's port for Prometheus and probes: `/metrics` and `/healthz` over HTTP, without secrets and without
+names of objects, buckets and places, as whoever reaches a node's address can read it.
 
 Used by `__main__`. `/metrics` is the node's: the cache daemon's over its Unix socket, those of read-write mounts, and a
 few of the driver itself. What does not answer soon is left out, and counted. `COUNTS` is filled by `server` and the
@@ -90,7 +91,7 @@ class NodeMetrics:
             daemon, mounts = daemon_asked.result(), mounts_asked.result()
             statuses = [asked.result() for asked in buckets_asked]
         live = [(info, status) for info, status in zip(buckets, statuses, strict=True) if status is not None]
-        text = (daemon or "") + (render_metrics(live) if live else "")
+        text = (daemon or "") + (render_metrics(live, self._settings.home, named=False) if live else "")
         used = sum(record.used for record in self._records.all())
         lines = COUNTS.render()
         lines += _metric("daemon_up", "gauge", "1 if the cache daemon answers.", int(daemon is not None))
@@ -117,9 +118,9 @@ class NodeMetrics:
 class MetricsServer:
     """The port, answered until `close`."""
 
-    def __init__(self, port: int, render: Callable[[], str], problem: Callable[[], str]) -> None:
+    def __init__(self, address: str, port: int, render: Callable[[], str], problem: Callable[[], str]) -> None:
         pages = {"/metrics": lambda: (HTTPStatus.OK, render()), "/healthz": lambda: _health(problem())}
-        self._server = _listen(port, partial(_Handler, pages))
+        self._server = _listen(address, port, partial(_Handler, pages))
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
@@ -131,14 +132,20 @@ class MetricsServer:
         self._server.server_close()
 
 
-def serve_metrics(port: int, node: NodeMetrics | None, *, problem: Callable[[], str] = lambda: "") -> MetricsServer:
-    """Answer on a port (0: any, see `port` of what is returned) from threads of its own, on all addresses.
+def serve_metrics(
+    port: int,
+    node: NodeMetrics | None,
+    *,
+    address: str = "127.0.0.1",
+    problem: Callable[[], str] = lambda: "",
+) -> MetricsServer:
+    """Answer on a port (0: any, see `port` of what is returned) of an address ("*": of all) from threads of its own.
 
     `node`: None for a process that is no node's, such as a controller, which shows its own counts only. `problem` says
     what keeps the driver from working, '' if nothing: `/healthz` is then 503 with these words. Raises OSError if the
-    port is taken.
+    port is taken, or the address is not this machine's.
     """
-    return MetricsServer(port, node.render if node else lambda: "\n".join(COUNTS.render()) + "\n", problem)
+    return MetricsServer(address, port, node.render if node else lambda: "\n".join(COUNTS.render()) + "\n", problem)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -180,11 +187,13 @@ class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
-def _listen(port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
-    if socket.has_dualstack_ipv6():
+def _listen(address: str, port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    if address == "*" and socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # IPv6 is switched off
             return _Server6(("::", port), handler)
-    return _Server(("", port), handler)
+    if ":" in address:
+        return _Server6((address, port), handler)
+    return _Server(("" if address == "*" else address, port), handler)
 
 
 def _health(problem: str) -> tuple[HTTPStatus, str]:

@@ -28,7 +28,7 @@ from csi_driver.status import RequestError
 from csi_driver.store_secrets import StoreSecrets
 from datacache.core.errors import MountError, UploadError
 from datacache.settings import Settings
-from datacache.writeback.staging import areas
+from datacache.writeback.staging import areas, discard_clean
 from fuse_mount.bucket_areas import left_areas
 from fuse_mount.session import Mount, mounts
 
@@ -181,7 +181,7 @@ class SharedMounts:
     def end(self, mount: SharedMount) -> bool:
         """Unmount it if no volume uses it any more. Whether it is gone."""
         with self._records.lock_mount(mount, timeout_s=_LOCK_S):
-            if any(record.used and record.mount == mount for record in self._records.all()):
+            if any(record.used and not record.resting and record.mount == mount for record in self._records.all()):
                 return False
             if not self._records.complete():  # one that cannot be read may be of a volume that uses it
                 _log.warning("%s stays mounted, as not all records of volumes can be read", mount.source)
@@ -259,7 +259,8 @@ class SharedMounts:
             fuse_mount.mount_bucket(mount.source, point, settings=self._settings, allow_other=True, **options)
             return
         binds.clear(point)  # what is dead
-        fuse_mount.mount_snapshot(mount.source, point, settings=self._settings, allow_other=True)
+        # Who uses it has a record, which was written after the catalog had said that this is a snapshot of this name.
+        fuse_mount.mount_snapshot(mount.source, point, settings=self._settings, allow_other=True, given=True)
 
     def _needs_credentials(self, mount: SharedMount) -> bool:
         """Whether a volume brought credentials along: then it is not mounted with the driver's own."""
@@ -275,3 +276,8 @@ class SharedMounts:
                 fuse_mount.take_away_dead(info)
         if left.get("files"):
             _log.warning("%s: %s files are left for when it is mounted again", info.url, left["files"])
+        elif left.get("files") == 0:
+            try:
+                discard_clean(Path(info.staging))
+            except OSError as exc:
+                _log.warning("the staging area %s stays: %s", info.staging, exc)

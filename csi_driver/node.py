@@ -19,15 +19,16 @@ from typing import Any
 import grpc
 
 from csi_driver import binds
-from csi_driver.annotations import BucketRules
+from csi_driver.annotations import BucketRules, check_pin
 from csi_driver.capabilities import MountOptions, is_single_writer, mount_options
+from csi_driver.kube import KubeApi
 from csi_driver.mender import Mender
 from csi_driver.mounts import SharedMounts, SilentMountError
 from csi_driver.preparation import NotYetError, Preparation, shared_mount
-from csi_driver.records import NodeVolume, Records, Target
+from csi_driver.records import NodeVolume, Records, SharedMount, Target
 from csi_driver.status import RequestError, invalid
 from csi_driver.store_secrets import StoreSecrets
-from csi_driver.volumes import EPHEMERAL, POD_NAMESPACE, VolumeSpec, parse_context
+from csi_driver.volumes import EPHEMERAL, POD_NAMES, POD_NAMESPACE, VolumeSpec, parse_context
 from csi_driver.wire import csi_pb2 as csi
 from datacache.settings import Settings
 
@@ -42,22 +43,27 @@ _CAPABILITIES = (
     _RPC.VOLUME_MOUNT_GROUP,
 )
 _MAX_NODE_ID_BYTES = 256
+_MAY_CHANGE = ("mode", "read_only", "noexec")
+"""Options that another staging may ask for in another way, beside the mount's own, while no pod has the volume."""
 
 
 class NodeService:
-    """The volumes of one node, whose state is under `<home>/csi`. `rules`: which buckets inline volumes may name."""
+    """The volumes of one node, whose state is under `<home>/csi`. `rules`: which buckets inline volumes may name.
+    `api`: where pods are told what befell their volumes."""
 
-    def __init__(self, settings: Settings, node_id: str, rules: BucketRules | None = None) -> None:
+    def __init__(
+        self, settings: Settings, node_id: str, rules: BucketRules | None = None, api: KubeApi | None = None
+    ) -> None:
         if not 0 < len(node_id.encode()) <= _MAX_NODE_ID_BYTES:
             raise invalid(f"the node's id {node_id!r} has to have 1 to {_MAX_NODE_ID_BYTES} bytes")
-        self.node_id = node_id
+        self.node_id, self._settings = node_id, settings
         folder = settings.home / "csi"
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.records = Records(folder)
         secrets = StoreSecrets(settings)
         self._mounts = SharedMounts(settings, self.records, secrets, folder)
         self.preparation = Preparation(settings, self.records, self._mounts, secrets, rules or BucketRules())
-        self.mender = Mender(self.records, self._mounts, self.preparation)
+        self.mender = Mender(self.records, self._mounts, self.preparation, api)
 
     def start(self) -> None:
         """Clean up what a driver that was killed left, in the background, and mend mounts from then on."""
@@ -88,9 +94,9 @@ class NodeService:
         mode = request.volume_capability.access_mode.mode
         with self.records.lock(volume_id, timeout_s=_LOCK_S):
             before = self.records.get(volume_id)
-            spec = self.preparation.resolved(volume_id, spec, inline=False)
+            spec = self.preparation.resolved(volume_id, spec, inline=False, before=before)
             if spec.namespace:  # of others it is known when they are published
-                self.preparation.check_namespace(spec, "", inline=False, secrets={})
+                self.preparation.check_namespace(volume_id, spec, "", inline=False, secrets={})
             record = NodeVolume(
                 volume_id=volume_id,
                 context=spec.context(),
@@ -102,8 +108,12 @@ class NodeService:
                 quota_bytes=self.preparation.quota_of(volume_id, spec),
             )
             if before is not None and before.used:
-                _check_same(before, record)
-                record = replace(before, quota_bytes=max(before.quota_bytes, record.quota_bytes))
+                _check_same(before, record, shown=before.shown)
+                quota_bytes = max(before.quota_bytes, record.quota_bytes)
+                if before.mount != record.mount:
+                    before = self.preparation.move(before, record.mount)
+                asked = {name: getattr(record, name) for name in _MAY_CHANGE}
+                record = replace(before, quota_bytes=quota_bytes, **asked)
             elif before is not None and before.mount == record.mount:  # what an unstaging that did not end has left
                 record = replace(record, pinned=before.pinned, credentials=before.credentials)
             self.records.put(record)
@@ -139,12 +149,15 @@ class NodeService:
         spec = parse_context(request.volume_context)
         options = mount_options(request.volume_capability, spec)
         read_only = request.readonly or options.read_only or spec.read_only
-        target = Target(path=path, read_only=read_only, noexec=options.noexec)
+        pod = {name: request.volume_context.get(key, "") for name, key in POD_NAMES.items()}
+        target = Target(path=path, read_only=read_only, noexec=options.noexec, pod=pod if all(pod.values()) else {})
         namespace = request.volume_context.get(POD_NAMESPACE, "")
+        if inline and spec.pin:
+            check_pin(self._settings, namespace)
         if inline and spec.quota_bytes:
             raise invalid("quota: an inline volume has none; it is the size of a PVC")
         with self.records.lock(volume_id, timeout_s=_LOCK_S):
-            self.preparation.check_namespace(spec, namespace, inline=inline, secrets=request.secrets)
+            self.preparation.check_namespace(volume_id, spec, namespace, inline=inline, secrets=request.secrets)
             record = self.records.get(volume_id)
             if inline:
                 self._publish_inline(request, target, options, record, context)
@@ -153,9 +166,12 @@ class NodeService:
             if record is None or record.staging != staging:
                 raise _precondition(f"volume {volume_id!r} is not staged at {staging}")
             _check_published(record, spec)
-            _check_group(request.volume_capability, options, record)
             self._check_target(record, target, single=is_single_writer(request.volume_capability))
-            self.preparation.mount(record)
+            wanted = shared_mount(record.spec, options)
+            if wanted != record.mount:
+                _check_free(record, wanted)
+                record = self.preparation.move(record, wanted)
+            record, _ = self.preparation.mount(record)
             self._show(record, target, known=record.target(path))
         return csi.NodePublishVolumeResponse()
 
@@ -234,7 +250,7 @@ class NodeService:
         target as it was recorded before this call."""
         there = binds.top_at(target.path)
         if known is not None and there is not None:  # what befell it stays true of the pod
-            target = replace(target, mended=known.mended)
+            target = replace(target, mended=known.mended, told=known.told)
         self.records.put(record.with_target(target))
         if known is not None and there is not None and there.device == self._mounts.device(record.mount):
             return
@@ -261,16 +277,16 @@ class NodeService:
         size, unit = facts.f_frsize, csi.VolumeUsage
         words = "; ".join(filter(None, (mended, self._mounts.trouble(record.mount))))
         condition = csi.VolumeCondition(abnormal=bool(words), message=words or f"{record.mount.source} answers")
-        used = facts.f_blocks - facts.f_bfree
+        total_bytes, bytes_left, files_left = facts.f_blocks * size, facts.f_bavail * size, facts.f_favail
+        used_bytes, used_files = (facts.f_blocks - facts.f_bfree) * size, facts.f_files - facts.f_ffree
+        if not record.mount.bucket:
+            # A data set cannot fill up. To df it is full, as any read-only file system; alerts on volumes that are
+            # about to be full would never end.
+            used_bytes, bytes_left, used_files, files_left = 0, total_bytes, 0, facts.f_files
         return csi.NodeGetVolumeStatsResponse(
             usage=[
-                unit(unit=unit.BYTES, total=facts.f_blocks * size, used=used * size, available=facts.f_bavail * size),
-                unit(
-                    unit=unit.INODES,
-                    total=facts.f_files,
-                    used=facts.f_files - facts.f_ffree,
-                    available=facts.f_favail,
-                ),
+                unit(unit=unit.BYTES, total=total_bytes, used=used_bytes, available=bytes_left),
+                unit(unit=unit.INODES, total=facts.f_files, used=used_files, available=files_left),
             ],
             volume_condition=condition,
         )
@@ -320,16 +336,18 @@ def _check_capability_is_there(request: Any) -> None:
         raise invalid("volume_capability is missing")
 
 
-def _check_same(before: NodeVolume, now: NodeVolume) -> None:
+def _check_same(before: NodeVolume, now: NodeVolume, *, shown: bool) -> None:
+    """That a volume that is staged already is what it is staged as. How it is mounted may change while no pod has it:
+    a kubelet that was started again stages it for the next pod, whose fsGroup may be another."""
     if before.inline or before.staging not in ("", now.staging):
         where = "inline" if before.inline else f"staged at {before.staging}"
         raise RequestError(grpc.StatusCode.ALREADY_EXISTS, f"volume {now.volume_id!r} is {where} already")
-    for name in ("context", "mount", "mode", "read_only", "noexec"):
-        if getattr(before, name) != getattr(now, name):
-            raise RequestError(
-                grpc.StatusCode.ALREADY_EXISTS,
-                f"volume {now.volume_id!r} is staged already, and not with this volume_capability and volume_context",
-            )
+    different = [name for name in ("mount", *_MAY_CHANGE) if getattr(before, name) != getattr(now, name)]
+    if before.context != now.context or before.mount.source != now.mount.source or (shown and different):
+        raise RequestError(
+            grpc.StatusCode.ALREADY_EXISTS,
+            f"volume {now.volume_id!r} is staged already, and not with this volume_capability and volume_context",
+        )
 
 
 def _check_published(record: NodeVolume, spec: VolumeSpec) -> None:
@@ -343,13 +361,18 @@ def _check_published(record: NodeVolume, spec: VolumeSpec) -> None:
         )
 
 
-def _check_group(capability: csi.VolumeCapability, options: MountOptions, record: NodeVolume) -> None:
-    group = capability.mount.volume_mount_group
-    if group and record.mount.bucket and options.gid != record.mount.options["gid"]:
-        raise _precondition(
-            f"on this node the volume belongs to group {record.mount.options['gid']}, and this pod asks for {group}: "
-            "pods that share a bucket volume on a node need the same fsGroup"
-        )
+def _check_free(record: NodeVolume, wanted: SharedMount) -> None:
+    """That no pod has a volume that another pod wants to be mounted in another way."""
+    if not record.shown:
+        return
+    ours, theirs = wanted.options, record.mount.options
+    different = [name for name in ours if ours[name] != theirs[name]]
+    now = ", ".join(f"{name}={theirs[name]}" for name in different)
+    asked = ", ".join(f"{name}={ours[name]}" for name in different)
+    raise _precondition(
+        f"pods of this node use volume {record.volume_id!r} with {now}, and this pod asks for {asked}: pods that share "
+        "a bucket volume on a node need the same fsGroup. It is mounted for this pod when the others have ended"
+    )
 
 
 def _left_s(context: Any) -> float | None:

@@ -20,15 +20,16 @@ import grpc
 from csi_driver import volume_records
 from csi_driver.annotations import BucketRules
 from csi_driver.capabilities import MountOptions
+from csi_driver.endpoint_turns import EndpointTurns
 from csi_driver.mounts import SharedMounts
 from csi_driver.records import NodeVolume, Records, SharedMount
-from csi_driver.resolve import check_open, find_snapshot
+from csi_driver.resolve import check_open, check_sources, find_snapshot
 from csi_driver.status import RequestError
 from csi_driver.store_secrets import StoreSecrets
 from csi_driver.volumes import VolumeSpec
 from datacache.api import open_catalog
 from datacache.catalog.static_volumes import snapshot_of
-from datacache.core.errors import CatalogUnavailableError, DaemonError, DatacacheError
+from datacache.core.errors import CatalogUnavailableError, DaemonError, DatacacheError, SnapshotNotFoundError
 from datacache.daemon.client import DaemonClient
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
@@ -43,6 +44,8 @@ _WAITING = 24
 """How many calls wait for warm-ups at a time, so that the others find a thread; see `server.THREADS`."""
 _MARGIN_S = 5.0
 _ASK_AGAIN_S = 0.2
+_OTHERS_LOCK_S = 2.0
+"""Short: two volumes may each wait for the other's lock, and then both callers ask again."""
 
 _log = logging.getLogger("csi_driver")
 
@@ -60,27 +63,41 @@ class Preparation:
         self._settings, self._records, self._mounts, self._rules = settings, records, mounts, rules
         self._secrets = secrets
         self._waiting = threading.BoundedSemaphore(_WAITING)
+        self._turns = EndpointTurns()
         self.flush_s = FLUSH_S
 
     # --- what it is, and who may have it ------------------------------------------------------------------------
 
-    def resolved(self, volume_id: str, spec: VolumeSpec, *, inline: bool, namespace: str = "") -> VolumeSpec:
-        """The volume with its snapshot's id. A reference that can move is resolved once: for an inline volume by its
-        node, for a static one by the first node of all, which writes it down in the catalog. `namespace`: who reads
+    def resolved(
+        self, volume_id: str, spec: VolumeSpec, *, inline: bool, namespace: str = "", before: NodeVolume | None = None
+    ) -> VolumeSpec:
+        """The volume with its snapshot's id, which the catalog has under the volume's name: access is asked for by
+        name, so an id is nothing that a volume can say by itself.
+
+        A reference is resolved once: for an inline volume by its node, for a static one by the first node of all, which
+        writes it down in the catalog. So a snapshot that was removed since is still given to a volume that it was given
+        to: `before`, what this node has of it; the controller's record; or the static volume's. `namespace`: who reads
         what is said where there is none."""
-        if spec.bucket or spec.ref.is_whole_id:
+        if spec.bucket or (before is not None and before.used and before.context == spec.context()):
             return spec
         with closing(open_catalog(self._settings)) as catalog:
+            if spec.asked and spec.ref.is_whole_id:
+                given = volume_records.is_provisioned(catalog, volume_id, spec)
+                if given or catalog.snapshot(*spec.ref) is not None:
+                    return spec
 
             def now() -> str:
                 record = find_snapshot(catalog, spec.ref, namespace, default=self._settings.access)
                 return f"{record.dataset}@{record.id}"
 
-            return spec.resolved(now() if inline else snapshot_of(catalog, volume_id, spec.dataset, now))
+            dataset = now() if inline else snapshot_of(catalog, volume_id, spec.dataset, now)
+            return spec if dataset == spec.dataset else spec.resolved(dataset)
 
-    def check_namespace(self, spec: VolumeSpec, namespace: str, *, inline: bool, secrets: Mapping[str, str]) -> None:
+    def check_namespace(
+        self, volume_id: str, spec: VolumeSpec, namespace: str, *, inline: bool, secrets: Mapping[str, str]
+    ) -> None:
         """PERMISSION_DENIED unless pods of a namespace ('': not known) may have the volume. If the catalog is away,
-        what was provisioned for the namespace may be had."""
+        what the controller provisioned for the namespace may be had, by what this node has read of its record."""
         owner = "" if inline else spec.namespace  # whoever writes a pod could claim anything
         if owner and namespace and owner != namespace:
             raise _denied(f"the volume was provisioned for namespace {owner}, not for {namespace}")
@@ -95,6 +112,9 @@ class Preparation:
         except CatalogUnavailableError:
             if not owner:
                 raise
+            with closing(open_catalog(self._settings)) as catalog:
+                if not volume_records.is_provisioned(catalog, volume_id, spec):
+                    raise
 
     def _check_bucket(self, spec: VolumeSpec, namespace: str, *, inline: bool, secrets: Mapping[str, str]) -> None:
         own = bool(secrets) and takes_credentials(split_url(spec.bucket)[0])
@@ -110,17 +130,30 @@ class Preparation:
         """Everything but showing it; the record as it is then. Raises `NotYetError` where the caller is to ask again.
         `left_s`: how long the caller waits."""
         end = time.monotonic() + (_WARM_S if left_s is None else min(left_s - _MARGIN_S, _WARM_S))
+        if not record.mount.bucket and self._mounts.device(record.mount) is None:
+            with closing(open_catalog(self._settings)) as catalog:
+                check_sources(catalog, record.spec.ref.version, record.spec.ref, self._settings)
         record = self._take_secrets(record, secrets)
-        if not self.mount(record) and record.mount.bucket:
+        record, made = self.mount(record)
+        if not made and record.mount.bucket:
             self._mounts.set_quota(record.mount, self._quota_of(record.mount))
         record = self._pin(record)
         self._warm(record, end)
         return record
 
-    def mount(self, record: NodeVolume) -> bool:
-        """The shared mount, with the quota of those that use it; whether it was not there."""
+    def mount(self, record: NodeVolume) -> tuple[NodeVolume, bool]:
+        """The shared mount, with the quota of those that use it; the record as it is then, and whether it was not
+        there."""
         self._check_others(record, {})
-        return self._mounts.ensure(record.mount, quota_bytes=self._quota_of(record.mount))
+        if record.resting:
+            record = self._put(replace(record, resting=False))
+        with self._turn(record, asks=self._mounts.device(record.mount) is None):
+            return record, self._mounts.ensure(record.mount, quota_bytes=self._quota_of(record.mount))
+
+    def _turn(self, record: NodeVolume, *, asks: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Hold a turn to wait for a bucket's endpoint within, where a Secret may name it and it is asked."""
+        named = record.mount.bucket and record.credentials and not record.inline  # an inline volume's cannot
+        return self._turns.take(record.spec.namespace) if named and asks else contextlib.nullcontext()
 
     def quota_of(self, volume_id: str, spec: VolumeSpec) -> int:
         """How much a volume may hold by now."""
@@ -144,20 +177,33 @@ class Preparation:
         quotas = [record.quota_bytes for record in self._records.all() if record.used and record.mount == mount]
         return max(quotas, default=0) if all(quotas) else 0
 
+    def move(self, record: NodeVolume, mount: SharedMount) -> NodeVolume:
+        """Have a staged bucket volume that no pod sees use another mount from now on: the same bucket with other
+        options. What was written is in the bucket first. UNAVAILABLE while that is not so."""
+        if self._is_only_user(record) and not record.resting:
+            with self._turn(record):
+                self._mounts.flush(record.mount, timeout_s=self.flush_s, unmounted_too=True)
+        left = record.mount
+        self._secrets.move(record, mount)  # before the record: after a kill in between it is made again
+        record = self._put(replace(record, mount=mount, resting=True))
+        self._mounts.end(left)
+        self._secrets.drop_of_mount(record, left)
+        return record
+
+    def _is_only_user(self, record: NodeVolume) -> bool:
+        others = (other for other in self._records.all() if other.volume_id != record.volume_id)
+        return not any(other.used and other.mount == record.mount for other in others)
+
     def _check_others(self, record: NodeVolume, secrets: Mapping[str, str]) -> None:
-        """One staging area has one mount: what is mounted already decides how, and with whose credentials."""
+        """One staging area has one mount: what pods have decides how, and with whose credentials. A mount that no pod
+        has gives way."""
+        in_the_way: dict[str, SharedMount] = {}
         for other in self._records.all() if record.mount.bucket else ():
             if other.volume_id == record.volume_id or other.mount.source != record.mount.source:
                 continue
             if other.used and other.mount != record.mount:
-                ours, theirs = record.mount.options, other.mount.options
-                if ours["staging"] == theirs["staging"]:
-                    different = ", ".join(f"{name}={theirs[name]}" for name in ours if ours[name] != theirs[name])
-                    raise RequestError(
-                        grpc.StatusCode.FAILED_PRECONDITION,
-                        f"{record.mount.source} is mounted on this node for {other.volume_id!r} with {different}; "
-                        "volumes of the same bucket prefix need the same mount options and fsGroup on a node",
-                    )
+                if not other.resting and record.mount.options["staging"] == other.mount.options["staging"]:
+                    in_the_way[other.mount.key] = other.mount
             # One that is no longer used, too, has what it wrote in the staging area until it is uploaded.
             elif other.mount == record.mount and not self._secrets.check_shared(record, other, secrets):
                 raise RequestError(
@@ -165,6 +211,33 @@ class Preparation:
                     f"{record.mount.source} is mounted on this node for another volume with other credentials; volumes "
                     "of different namespaces can only share a bucket prefix on a node with the same ones",
                 )
+        for mount in in_the_way.values():
+            self._set_aside(mount, record)
+
+    def _set_aside(self, mount: SharedMount, record: NodeVolume) -> None:
+        """Unmount a bucket that no pod sees with these options, for a volume that has others. Its volumes stay staged:
+        whoever publishes one next has it mounted anew. FAILED_PRECONDITION where a pod has it."""
+        with contextlib.ExitStack() as stack:
+            # With their locks nobody shows one of them meanwhile, and what is read is how it is.
+            users = [each.volume_id for each in self._records.all() if each.used and each.mount == mount]
+            for volume_id in users:
+                stack.enter_context(self._records.lock(volume_id, timeout_s=_OTHERS_LOCK_S))
+            now = [each for each in map(self._records.get, users) if each is not None and each.mount == mount]
+            shown = next((each for each in now if each.shown), None)
+            if shown is not None:
+                ours, theirs = record.mount.options, mount.options
+                different = ", ".join(f"{name}={theirs[name]}" for name in ours if ours[name] != theirs[name])
+                raise RequestError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"{record.mount.source} is mounted on this node for pods of {shown.volume_id!r} with {different}; "
+                    "volumes of the same bucket prefix need the same mount options and fsGroup on a node",
+                )
+            there = self._mounts.device(mount) is not None
+            if there or self._mounts.device(record.mount) is None:
+                self._mounts.flush(mount, timeout_s=self.flush_s, unmounted_too=True)
+            for each in now:
+                self._put(replace(each, resting=True))
+            self._mounts.end(mount)
 
     def _take_secrets(self, record: NodeVolume, secrets: Mapping[str, str]) -> NodeVolume:
         spec = record.spec
@@ -190,7 +263,8 @@ class Preparation:
             # First the record, then the look at the others': of two at a time at least one sees the other.
             record = self._put(replace(record, credentials=True))
             self._check_others(record, secrets)
-            self._secrets.take_for_bucket(record, secrets)
+            with self._turn(record):
+                self._secrets.take_for_bucket(record, secrets)
             return record
         with closing(open_catalog(self._settings)) as catalog:
             manifest = Manifest.open(spec.ref.version, catalog.get_blobs)
@@ -208,7 +282,10 @@ class Preparation:
             ours = any(other.pinned and other.mount == record.mount for other in self._records.all())
             if ours or not any(str(spec.ref).startswith(pin) for pin in pins):
                 record = self._put(replace(record, pinned=True))  # somebody's own pin would not be ours to take away
-        client.pin(spec.dataset)  # again, too: a driver that was killed may have noted it and not done it
+        try:
+            client.pin(spec.dataset)  # again, too: a driver that was killed may have noted it and not done it
+        except SnapshotNotFoundError as exc:  # removed since the volume was given it
+            _log.warning("%s is not pinned: %s", spec.dataset, exc)
         return record
 
     def _warm(self, record: NodeVolume, end: float) -> None:
@@ -219,6 +296,9 @@ class Preparation:
         try:
             client.ensure()
             id = client.warm(spec.dataset)
+        except SnapshotNotFoundError as exc:  # removed since the volume was given it
+            _log.warning("%s is not warmed: %s", spec.dataset, exc)
+            return
         except DaemonError as exc:
             if spec.warm == "wait":
                 raise
@@ -261,8 +341,10 @@ class Preparation:
         record = self._put(replace(record, staging="", targets=()))
         others = [other for other in self._records.all() if other.volume_id != record.volume_id]
         if not any(other.used and other.mount == record.mount for other in others):
-            timeout_s = self.flush_s if flush_s is None else flush_s
-            self._mounts.flush(record.mount, timeout_s=timeout_s, unmounted_too=unmounted_too)
+            if not record.resting:
+                timeout_s = self.flush_s if flush_s is None else flush_s
+                with self._turn(record, asks=timeout_s > 0):
+                    self._mounts.flush(record.mount, timeout_s=timeout_s, unmounted_too=unmounted_too)
             self._mounts.end(record.mount)
         if record.pinned and not any(other.pinned and other.mount == record.mount for other in others):
             try:

@@ -24,6 +24,7 @@ from typing import Any
 
 import grpc
 
+from csi_driver import binds
 from csi_driver.status import RequestError
 from csi_driver.volumes import VolumeSpec, parse_context
 from datacache.core.disk import replace_file
@@ -57,6 +58,10 @@ class Target:
     noexec: bool = False
     mended: str = ""
     """What befell it since it was published; '' for nothing."""
+    told: bool = False
+    """True if an Event on the pod says so."""
+    pod: dict[str, str] = field(default_factory=dict)
+    """Whose it is: namespace, name and uid. Empty where nobody said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,8 @@ class NodeVolume:
     pinned: bool = False
     """Whether its snapshot was pinned for it."""
     quota_bytes: int = 0
+    resting: bool = False
+    """True if its mount was ended while it is staged: no pod has it, and another mount was in need of the bucket."""
 
     @property
     def spec(self) -> VolumeSpec:
@@ -90,6 +97,11 @@ class NodeVolume:
     def used(self) -> bool:
         """Whether anything of it is mounted or was about to be."""
         return bool(self.staging or self.targets)
+
+    @property
+    def shown(self) -> bool:
+        """Tell whether a pod has it: something is mounted where it was published."""
+        return binds.any_at(target.path for target in self.targets)
 
     def target(self, path: str) -> Target | None:
         """The target at a path."""

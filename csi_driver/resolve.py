@@ -11,15 +11,19 @@ import difflib
 import os
 from collections.abc import Iterable
 
+import grpc
+
 from csi_driver.status import RequestError, invalid
 from csi_driver.volumes import VolumeSpec
 from datacache.catalog.access import access_of, check_access, open_to
 from datacache.catalog.base import Catalog
 from datacache.catalog.refs import Ref, resolve
-from datacache.core.errors import AccessDeniedError, SnapshotNotFoundError
-from datacache.manifest.model import SnapshotRecord
+from datacache.core.errors import AccessDeniedError, SnapshotNotFoundError, SourceNotAllowedError
+from datacache.manifest.model import PACKS, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.manifest.view import Tree
+from datacache.settings import Settings
+from datacache.store.sources import source_rules
 
 _NAMED = 8
 """How many of what there is are named."""
@@ -37,13 +41,31 @@ def check_open(catalog: Catalog, dataset: str, namespace: str, *, default: str, 
 
 
 def find_snapshot(catalog: Catalog, ref: Ref, namespace: str, *, default: str) -> SnapshotRecord:
-    """The snapshot that a reference names now. For the words where there is none: who asks, see `check_open`."""
+    """The snapshot that a reference names now: one of this data set, by whatever it is named. For the words where there
+    is none: who asks, see `check_open`."""
     try:
         return resolve(catalog, ref)
     except SnapshotNotFoundError as exc:
+        if not namespace and not access_of(catalog, ref.dataset, default=default).without_exception:
+            raise invalid(f"there is no snapshot {ref}") from exc  # what there is, is not for everybody
         raise _what_there_is(
             catalog, ref, exc, open_to(catalog, namespace, default=default) if namespace else []
         ) from exc
+
+
+def check_sources(catalog: Catalog, id: str, ref: Ref, settings: Settings) -> None:
+    """PERMISSION_DENIED where a snapshot lies in a store of which nodes read nothing: pods would only see that its
+    files cannot be read. Each read is asked for by itself, by whoever makes it."""
+    rules = source_rules(settings)
+    if rules is None:
+        return
+    for source in Manifest.open(id, catalog.get_blobs).root.sources:
+        if source != PACKS and not rules.allow_some(source.store, copies=source.content_addressed):
+            try:
+                rules.refuse(source.store)
+            except SourceNotAllowedError as exc:
+                words = f"{ref}: {exc.message}. {exc.hint}"
+                raise RequestError(grpc.StatusCode.PERMISSION_DENIED, words) from exc
 
 
 def check_subpath(catalog: Catalog, record: SnapshotRecord, spec: VolumeSpec) -> None:
@@ -80,7 +102,8 @@ def _what_there_is(catalog: Catalog, ref: Ref, error: SnapshotNotFoundError, kno
     if error.ambiguous:
         return invalid(f"{error.message}. {error.hint}")
     tags = _some(_by_age(catalog, ref.dataset, dataset.tags))
-    return invalid(f"{ref.dataset} has no tag {ref.version}; it has {tags}")
+    kind = "snapshot" if ref.is_whole_id else "tag"
+    return invalid(f"{ref.dataset} has no {kind} {ref.version}; it has {tags}")
 
 
 def _by_age(catalog: Catalog, dataset: str, tags: dict[str, str]) -> list[str]:

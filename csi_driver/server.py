@@ -32,12 +32,15 @@ from google.protobuf.message_factory import GetMessageClass
 
 from csi_driver.status import RequestError, status_of
 from csi_driver.volumes import volume_id
+from csi_driver.wire import csi_pb2
 from datacache.core.errors import SettingsError
 
-THREADS = 64
-"""Calls at a time. Those of pods that wait for a warm-up sit there."""
+THREADS = 128
+"""Calls at a time. Those of pods that wait for a warm-up, or for the endpoint of a Secret, sit there."""
 PATIENCE_S = 20.0
 """For calls under way at the end; Kubernetes gives a pod 30 s."""
+PROBE_S = 6.0
+"""Less than the kubelet waits for the probe (the chart: 10 s), so that its words are seen."""
 _MAX_SOCKET_PATH_BYTES = 107
 """unix(7): `sun_path` has 108 with the zero at the end."""
 _MAX_WORDS = 4000
@@ -169,6 +172,25 @@ class Server:
             return answer
 
         return call
+
+
+def probe(socket: Path) -> str:
+    """Return what keeps the driver on a socket from answering, '' if nothing: Identity.Probe, for `PROBE_S` at most.
+    This process's own threads answer, or those of the one that has taken over from it, so a hanging one is noticed.
+    """
+    channel = grpc.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)])
+    try:
+        call = channel.unary_unary(
+            "/csi.v1.Identity/Probe",
+            request_serializer=csi_pb2.ProbeRequest.SerializeToString,
+            response_deserializer=csi_pb2.ProbeResponse.FromString,
+        )
+        call(csi_pb2.ProbeRequest(), timeout=PROBE_S)
+    except grpc.RpcError as exc:
+        return f"{socket}: {exc.code().name}: {exc.details()}"
+    finally:
+        channel.close()
+    return ""
 
 
 class _Busy:

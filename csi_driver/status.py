@@ -15,6 +15,7 @@ from datacache.core import errors
 _CODES: tuple[tuple[type[errors.DatacacheError], grpc.StatusCode], ...] = (
     # The first that fits counts: classes before those they are made from.
     (errors.AccessDeniedError, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.AddressRefusedError, grpc.StatusCode.PERMISSION_DENIED),
     (errors.StoreAccessError, grpc.StatusCode.UNAUTHENTICATED),
     (errors.StagingBusyError, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.StagingFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),

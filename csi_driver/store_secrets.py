@@ -131,6 +131,22 @@ class StoreSecrets:
             raise refused[0]
         return kept
 
+    def move(self, record: NodeVolume, mount: SharedMount) -> None:
+        """Give another mount of a volume's bucket the credentials that the volume brought along. Those of its present
+        mount stay; see `drop_of_mount`."""
+        owner, store_url = _owner(record.volume_id), split_url(record.spec.bucket)[0]
+        for each in self._of(record.mount).for_store(store_url):
+            if each.owner == owner:
+                values = {
+                    name: getattr(each, name) for name in StoreCredentials.__dataclass_fields__ if name != "owner"
+                }
+                self._settings.credentials_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._of(mount).put(owner, store_url, values)
+
+    def drop_of_mount(self, record: NodeVolume, mount: SharedMount) -> None:
+        """Forget the credentials that a volume brought along for a mount that it has no longer."""
+        self._drop_in(self.folder(mount), _owner(record.volume_id))
+
     def drop(self, record: NodeVolume) -> None:
         """Forget a volume's credentials."""
         self._files.drop(_owner(record.volume_id))
@@ -184,6 +200,7 @@ class StoreSecrets:
             here,
             url=store_url,
             endpoint_url=here.endpoint_url or credentials.endpoint_url,  # as those who read do it
+            brought=bool(credentials.endpoint_url and not here.endpoint_url),
             region=here.region or credentials.region,
             profile="",
             anonymous=False,

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from csi_driver.volumes import VolumeSpec, parse_context
 from datacache.catalog.base import Catalog
+from datacache.core.errors import CatalogUnavailableError
 
 KIND = "csi-volume"
 _PAGE = 500
@@ -48,6 +49,20 @@ def read(catalog: Catalog, id: str) -> VolumeRecord | None:
     """The volume, or None if it is not one that was provisioned (or it is deleted)."""
     text = catalog.document(KIND, id)
     return None if text is None else _record(text)
+
+
+def is_provisioned(catalog: Catalog, id: str, spec: VolumeSpec) -> bool:
+    """Tell whether the controller has made this data set's volume, of this snapshot and for this namespace. False where
+    the catalog is away and this node has never asked.
+    """
+    try:
+        record = read(catalog, id)
+    except CatalogUnavailableError:
+        return False
+    if record is None or not spec.dataset:
+        return False
+    made = record.spec
+    return (made.dataset, made.namespace) == (spec.dataset, spec.namespace)
 
 
 def add(catalog: Catalog, record: VolumeRecord) -> VolumeRecord:

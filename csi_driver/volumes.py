@@ -27,6 +27,8 @@ KUBERNETES = "csi.storage.k8s.io/"
 """What Kubernetes and its sidecars add to parameters and attributes begins with this."""
 PVC_NAME, PVC_NAMESPACE = f"{KUBERNETES}pvc/name", f"{KUBERNETES}pvc/namespace"
 POD_NAMESPACE = f"{KUBERNETES}pod.namespace"
+POD_NAMES = {"namespace": POD_NAMESPACE, "name": "csi.storage.k8s.io/pod.name", "uid": "csi.storage.k8s.io/pod.uid"}
+"""Which pod a volume is published for (CSIDriver.spec.podInfoOnMount)."""
 EPHEMERAL = f"{KUBERNETES}ephemeral"
 
 PARAMETERS = ("dataset", "bucket", "warm", "pin", "subpath")
@@ -122,13 +124,17 @@ def _parse(values: Mapping[str, str], known: tuple[str, ...], what: str) -> Volu
         )
     if bucket and (given.get("warm", "false") != "false" or given.get("pin", "false") != "false"):
         raise invalid("warm and pin are for data sets: a bucket's content changes")
+    dataset = _dataset(dataset)
+    asked = given.get("asked", "")
+    if asked and (not dataset or parse_ref(_dataset(asked)).dataset != parse_ref(dataset).dataset):
+        raise invalid(f"asked {asked!r}: it is no reference to the volume's data set")
     return VolumeSpec(
-        dataset=_dataset(dataset),
+        dataset=dataset,
         bucket=_bucket(bucket),
         warm=_one_of("warm", given.get("warm", "false"), ("true", "false", "wait")),
         pin=_one_of("pin", given.get("pin", "false"), ("true", "false")) == "true",
         subpath=_subpath(given.get("subpath", "")),
-        asked=given.get("asked", ""),
+        asked=asked,
         namespace=given.get("namespace", ""),
         quota_bytes=_bytes("quota", given.get("quota", "0")),
         credentials=_one_of("credentials", given.get("credentials", ""), ("", "secret")),

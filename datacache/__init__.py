@@ -12,9 +12,9 @@ Names are imported when they are first used, so that `import datacache` costs no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING as _CHECKING
 
-if TYPE_CHECKING:
+if _CHECKING:
     from datacache.api import (
         connect,
         convert,
@@ -24,18 +24,26 @@ if TYPE_CHECKING:
         export_snapshot,
         import_export,
         import_jsonl,
+        list_datasets,
+        list_snapshots,
         open_annotations,
         open_catalog,
         open_snapshot,
         open_tasks,
+        preview,
+        query,
         shard,
+        stats,
         subset,
+        tag_snapshot,
         verify_shards,
         verify_snapshot,
     )
     from datacache.core.errors import DatacacheError
     from datacache.reader.snapshot import Snapshot
     from datacache.settings import Settings, load_settings
+    from fuse_mount import mount_snapshot as mount
+    from fuse_mount import unmount
 
 __version__ = "0.1.0"
 __all__ = [
@@ -50,44 +58,44 @@ __all__ = [
     "export_snapshot",
     "import_export",
     "import_jsonl",
+    "list_datasets",
+    "list_snapshots",
     "load_settings",
+    "mount",
     "open_annotations",
     "open_catalog",
     "open_snapshot",
     "open_tasks",
+    "preview",
+    "query",
     "shard",
+    "stats",
     "subset",
+    "tag_snapshot",
+    "unmount",
     "verify_shards",
     "verify_snapshot",
 ]
 
-_HOME = {
-    "DatacacheError": "datacache.core.errors",
-    "Settings": "datacache.settings",
-    "Snapshot": "datacache.reader.snapshot",
-    "connect": "datacache.api",
-    "convert": "datacache.api",
-    "create_snapshot": "datacache.api",
-    "create_tasks": "datacache.api",
-    "diff_snapshots": "datacache.api",
-    "export_snapshot": "datacache.api",
-    "import_export": "datacache.api",
-    "import_jsonl": "datacache.api",
-    "load_settings": "datacache.settings",
-    "open_catalog": "datacache.api",
-    "open_annotations": "datacache.api",
-    "open_snapshot": "datacache.api",
-    "open_tasks": "datacache.api",
-    "shard": "datacache.api",
-    "subset": "datacache.api",
-    "verify_shards": "datacache.api",
-    "verify_snapshot": "datacache.api",
+_ELSEWHERE = {
+    "DatacacheError": ("datacache.core.errors", "DatacacheError"),
+    "Settings": ("datacache.settings", "Settings"),
+    "Snapshot": ("datacache.reader.snapshot", "Snapshot"),
+    "load_settings": ("datacache.settings", "load_settings"),
+    "mount": ("fuse_mount", "mount_snapshot"),
+    "unmount": ("fuse_mount", "unmount"),
 }
+"""The modules of the names that `api` does not have."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+def __getattr__(name: str) -> object:
+    if name not in __all__:
         raise AttributeError(f"module 'datacache' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOME[name]), name)
+    module, attribute = _ELSEWHERE.get(name, ("datacache.api", name))
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__", "__version__"]

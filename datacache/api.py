@@ -5,6 +5,7 @@ Everything takes `settings`; without them they are loaded from the environment (
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
-from datacache.catalog.refs import resolve
+from datacache.catalog.refs import check_tag, resolve
+from datacache.core.counting import count
 from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError
 from datacache.daemon.client import DaemonClient
-from datacache.manifest.model import SnapshotRecord
+from datacache.manifest.model import DatasetRecord, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.reader.blocks import NodeBlocks
 from datacache.reader.snapshot import Snapshot
@@ -26,8 +28,10 @@ from datacache.settings import Settings, load_settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from datacache.annotations.table import Table
+    from datacache.annotations.stats import Statistics
+    from datacache.annotations.table import ImageSummary, Table
     from datacache.catalog.gc import GarbageReport
+    from datacache.catalog.remove import Removal
     from datacache.catalog.verify import Problem
     from datacache.conversion.pipeline import Conversion
     from datacache.imports.archive import UnpackLimits
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from datacache.shards.listing import ShardSet
     from datacache.shards.reader import Shards
     from datacache.shards.verify import ShardProblem
+    from datacache.store.local_walk import Links
     from datacache.writeback.live import LiveBucket
 
 
@@ -57,18 +62,43 @@ def open_snapshot(ref: str, settings: Settings | None = None) -> Snapshot:
     safe after `fork()`, picklable. `SnapshotNotFoundError` says what there is instead.
     """
     settings = settings or load_settings()
-    catalog = open_catalog(settings)
-    record = resolve(catalog, ref)
-    manifest = Manifest.open(record.id, catalog.get_blobs)
-    client = DaemonClient(settings)
-    blocks = NodeBlocks(settings, client, catalog.get_blobs, dataset=record.dataset, snapshot=record.id)
-    reopen = (open_snapshot, (f"{record.dataset}@{record.id}", settings))
-    return Snapshot(record, manifest, blocks, reopen=reopen, on_close=catalog.close)
+    with ExitStack() as stack:
+        catalog = stack.enter_context(closing(open_catalog(settings)))
+        record = resolve(catalog, ref)
+        manifest = Manifest.open(record.id, catalog.get_blobs)
+        return _opened(settings, catalog, record, manifest, stack, reopen=open_snapshot)
+
+
+def _opened(
+    settings: Settings,
+    catalog: Catalog,
+    record: SnapshotRecord,
+    manifest: Manifest,
+    stack: ExitStack,
+    *,
+    reopen: Callable[..., Snapshot],
+) -> Snapshot:
+    """The snapshot, which from then on owns what `stack` would close."""
+    blocks = NodeBlocks(settings, DaemonClient(settings), catalog.get_blobs, dataset=record.dataset, snapshot=record.id)
+    stack.callback(blocks.close)
+    ref = f"{record.dataset}@{record.id}"
+    return Snapshot(
+        record,
+        manifest,
+        blocks,
+        reopen=(reopen, (ref, settings)),
+        on_close=stack.pop_all().close,
+        is_listed=lambda: catalog.snapshot(record.dataset, record.id) is not None,
+    )
 
 
 def open_mounted(ref: str, settings: Settings | None = None) -> Snapshot:
-    """As `open_snapshot`, for a mount that is served already: `NAME@ID` with the whole id is opened as well after the
-    snapshot was removed from the catalog, for as long as garbage collection leaves its manifest."""
+    """As `open_snapshot`, for what was mounted before: `NAME@ID` with the whole id is opened as well after the snapshot
+    was removed from the catalog, for as long as garbage collection leaves its manifest.
+
+    Whether the id was ever one of this name cannot be told then. So `ref` comes from a record that was written when the
+    catalog said so (a mount's state, a volume's record), and never from who asks for a mount.
+    """
     settings = settings or load_settings()
     try:
         return open_snapshot(ref, settings)
@@ -76,21 +106,20 @@ def open_mounted(ref: str, settings: Settings | None = None) -> Snapshot:
         name, _, id = ref.partition("@")
         if not re.fullmatch(r"[0-9a-f]{32}", id):
             raise
-        catalog = open_catalog(settings)
+    with ExitStack() as stack:
+        catalog = stack.enter_context(closing(open_catalog(settings)))
         try:
             manifest = Manifest.open(id, catalog.get_blobs)
         except CorruptManifestError:
-            catalog.close()
             raise SnapshotNotFoundError(
                 f"{ref} was removed, and collected", ref=ref, hint="Unmount it (dsctl umount --lazy DIR)."
             ) from None
-    root = manifest.root
-    when = "1970-01-01T00:00:00Z"  # went with the record
-    record = SnapshotRecord(
-        dataset=name, id=id, created_at=when, origin="", files=root.files, total_bytes=root.total_bytes
-    )
-    blocks = NodeBlocks(settings, DaemonClient(settings), catalog.get_blobs, dataset=name, snapshot=id)
-    return Snapshot(record, manifest, blocks, reopen=(open_mounted, (ref, settings)), on_close=catalog.close)
+        root = manifest.root
+        when = "1970-01-01T00:00:00Z"  # went with the record
+        record = SnapshotRecord(
+            dataset=name, id=id, created_at=when, origin="", files=root.files, total_bytes=root.total_bytes
+        )
+        return _opened(settings, catalog, record, manifest, stack, reopen=open_mounted)
 
 
 def open_url(url: str, settings: Settings | None = None) -> Snapshot:
@@ -121,7 +150,7 @@ def open_url(url: str, settings: Settings | None = None) -> Snapshot:
         dataset=origin, id=id, created_at="", origin=origin, files=root.files, total_bytes=root.total_bytes
     )
     blocks = NodeBlocks(settings, DaemonClient(settings), load, dataset=origin, snapshot="")
-    return Snapshot(record, Manifest.open(id, load), blocks, reopen=(open_url, (url, settings)))
+    return Snapshot(record, Manifest.open(id, load), blocks, reopen=(open_url, (url, settings)), on_close=blocks.close)
 
 
 def open_bucket(
@@ -180,27 +209,33 @@ def open_bucket(
         host = socket.gethostname()
         engine = WriteBack(area, files, journal, bucket, prefix, host=host, uploads=settings.uploads, ack=ack)
         stack.pop_all()
-    quota = Quota(engine, ttl_s=ttl_s, quota_bytes=quota_bytes, keep=keep_quota)
-    uploader = Uploader(engine, upload_every_s=upload_every_s, away_wait_s=settings.staging_wait_s)
-    uploader.start()
-    blocks = NodeBlocks(
-        settings,
-        DaemonClient(settings),
-        lambda _ids: {},
-        dataset=f"{store_url}/{prefix}",
-        snapshot="",
-        direct=direct,
-    )
-    return LiveBucket(
-        engine,
-        uploader,
-        blocks,
-        quota,
-        url=f"{store_url}/{prefix}",
-        ttl_s=ttl_s,
-        upload_every_s=upload_every_s,
-        staging_wait_s=settings.staging_wait_s,
-    )
+        stack.callback(bucket.close)
+        stack.callback(engine.close)  # which has the journal and the staging area now
+        quota = Quota(engine, ttl_s=ttl_s, quota_bytes=quota_bytes, keep=keep_quota)
+        stack.callback(quota.close)
+        blocks = NodeBlocks(
+            settings,
+            DaemonClient(settings),
+            lambda _ids: {},
+            dataset=f"{store_url}/{prefix}",
+            snapshot="",
+            direct=direct,
+        )
+        uploader = Uploader(engine, upload_every_s=upload_every_s, away_wait_s=settings.staging_wait_s)
+        stack.callback(uploader.stop, 0.0)
+        uploader.start()
+        live = LiveBucket(
+            engine,
+            uploader,
+            blocks,
+            quota,
+            url=f"{store_url}/{prefix}",
+            ttl_s=ttl_s,
+            upload_every_s=upload_every_s,
+            staging_wait_s=settings.staging_wait_s,
+        )
+        stack.pop_all()
+    return live
 
 
 def open_samples(
@@ -327,24 +362,40 @@ def create_snapshot(
     settings: Settings | None = None,
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
+    copy: bool = False,
     pin: bool = False,
     objects: str = "",
     check_copies: bool = False,
+    follow_links: bool = False,
+    attributes: bool = False,
+    links: Links | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SnapshotRecord:
     """Make a snapshot of all that lies under `url` (`s3://bucket/prefix`, a folder, any fsspec URL).
 
     An unchanged prefix gives the same id. Atomic: a creation that is killed leaves nothing visible and can be run
     again. `progress(files, bytes)` is called now and then. Raises the store's errors, `TagExistsError`, `UsageError`.
+    `OtherKindError` where `name` is another data set than what lies there, unless `replace` says that it becomes this.
 
-    With `pin` each object is copied into content-addressed storage (the setting `objects`, or the URL `objects`; else
-    `SettingsError`) and the snapshot refers to the copies; `check_copies` asks for those that earlier snapshots know.
+    With `copy` (`pin` is its former name) each object is copied into content-addressed storage (the setting `objects`,
+    or the URL `objects`; else `SettingsError`) and the snapshot refers to the copies; `check_copies` asks for those
+    that earlier snapshots know.
+
+    A link in a folder that stays inside of it is a link in the snapshot. One that leads out is left out, which the
+    record's `warnings` say, and `links` counts where it is given; `follow_links` takes what is there along.
+    `attributes` keeps permissions, and links that a read-write mount or s3fs-fuse wrote into a bucket, at the cost of a
+    request for each object.
     """
+    from datacache.catalog.attributes import ObjectAttributes
+    from datacache.catalog.copy import THREADS, create_copied_snapshot
     from datacache.catalog.create import create_snapshot as create
     from datacache.catalog.objects import ObjectWriter
-    from datacache.catalog.pin import THREADS, create_pinned_snapshot
-    from datacache.store.open import open_store
+    from datacache.store.local import LocalStore
+    from datacache.store.local_walk import Links
+    from datacache.store.open import open_bucket_backend, open_store
+    from datacache.store.retry import RetryingStore
     from datacache.store.urls import split_url
 
     settings = settings or load_settings()
@@ -353,14 +404,60 @@ def create_snapshot(
         store = stack.enter_context(closing(open_store(store_url, settings)))
         catalog = stack.enter_context(closing(open_catalog(settings)))
         named: dict[str, Any] = {"name": name, "origin": f"{store_url}/{prefix}", "message": message}
-        named |= {"tags": tags, "move_tags": move_tags, "progress": progress}
-        if not pin:
+        named |= {"tags": tags, "move_tags": move_tags, "replace": replace, "progress": progress}
+        links = links if links is not None else Links()
+        links.follow = follow_links
+        named["warnings"] = lambda: _links_warnings(links, store_url)
+        if store_url == "file://":
+            store = RetryingStore(LocalStore(links=links), settings.store_timeout_s)
+        if attributes:
+            bucket = stack.enter_context(closing(open_bucket_backend(store_url, settings)))
+            timeout_s, threads = settings.store_timeout_s, min(THREADS, settings.concurrency)
+            named["look"] = ObjectAttributes(bucket, prefix, links, timeout_s=timeout_s, threads=threads).page
+        if not (copy or pin):
             return create(catalog, store, prefix, **named)
         writer = stack.enter_context(closing(ObjectWriter(catalog, settings, url=objects)))
         threads = min(THREADS, settings.concurrency)
-        return create_pinned_snapshot(
+        return create_copied_snapshot(
             catalog, store, prefix, writer, check_copies=check_copies, threads=threads, **named
         )
+
+
+def remove_snapshot(ref: str, *, all_tags: bool = False, settings: Settings | None = None) -> Removal:
+    """Remove the tag that `ref` names, and the snapshot with its last tag: what was done.
+
+    `NAME@ID` and `NAME@latest` remove a snapshot without tags, or with `all_tags` one with all of them; else
+    `TagExistsError` names the tags, and nothing is removed. Data stay until `collect_garbage`, and for as long as the
+    snapshot is mounted. `SnapshotNotFoundError`, `UsageError` for a bare name.
+    """
+    from datacache.catalog.remove import plan_removal, remove
+
+    with closing(open_catalog(settings)) as catalog:
+        while True:
+            planned = plan_removal(catalog, ref, all_tags=all_tags)
+            if remove(catalog, planned):
+                return planned
+
+
+def _links_warnings(links: Links, store_url: str) -> list[str]:
+    local = store_url == "file://"
+    found = []
+    if links.left_out:
+        verb = "leads out of the folder and was" if links.left_out == 1 else "lead out of the folder and were"
+        way_out = " (--follow-links)" if local else ""
+        named = _named(links.first, links.left_out, local)
+        found.append(f"{count(links.left_out, 'link')} {verb} left out{way_out}: {named}")
+    if links.passed_over:
+        verb = "is no file or folder, or points" if links.passed_over == 1 else "are no files or folders, or point"
+        named = _named(links.first_passed_over, links.passed_over, local)
+        found.append(f"{count(links.passed_over, 'entry', 'entries')} {verb} nowhere, and left out: {named}")
+    return found
+
+
+def _named(first: Sequence[str], number: int, local: bool) -> str:
+    """The first of so many keys, and how many more there are."""
+    more = f" and {number - len(first):,} more" if number > len(first) else ""
+    return ", ".join(repr("/" + name if local else name) for name in first) + more
 
 
 def diff_snapshots(before: str, after: str = "", *, settings: Settings | None = None) -> Iterator[Change]:
@@ -378,21 +475,24 @@ def verify_snapshot(
     read: bool = False,
     settings: Settings | None = None,
     progress: Callable[[int, int], None] | None = None,
+    unchecked: Callable[[int], None] | None = None,
 ) -> Iterator[Problem]:
-    """The files of a snapshot whose objects are missing, changed or unreadable, as they are found.
+    """The files of a snapshot whose objects are missing, changed, damaged or unreadable, as they are found.
 
-    Asks the stores, not the cache; with `read` every byte is read. `progress(done, files)`. Raises
+    Asks the stores, not the cache; with `read` every byte is read, and compared with what the store says of it.
+    `progress(done, files)`; at the end, with `read`, `unchecked(files)`: for so many no store says anything. Raises
     `SnapshotNotFoundError`, `StoreUnavailableError` where a store is away.
     """
     from datacache.catalog.packs import stores_with_packs
     from datacache.catalog.verify import THREADS, verify
 
     settings = settings or load_settings()
+    own_md5 = dataclasses.replace(settings, check_md5=False)  # `verify` judges them by all that it reads
     with closing(open_catalog(settings)) as catalog:
         manifest = Manifest.open(resolve(catalog, ref).id, catalog.get_blobs)
-        with closing(stores_with_packs(settings, catalog.get_blobs)) as stores:
+        with closing(stores_with_packs(own_md5, catalog.get_blobs)) as stores:
             threads = min(THREADS, settings.concurrency)
-            yield from verify(manifest, stores, read=read, threads=threads, progress=progress)
+            yield from verify(manifest, stores, read=read, threads=threads, progress=progress, unchecked=unchecked)
 
 
 def import_jsonl(
@@ -402,23 +502,29 @@ def import_jsonl(
     settings: Settings | None = None,
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
+    copy: bool = False,
     pin: bool = False,
     objects: str = "",
     concurrency: int = 0,
     max_object_bytes: int = 2**30,
     object_timeout_s: float = 300.0,
     skip_failed: bool = False,
+    allow_local: Sequence[str | PathLike[str]] = (),
+    allow_network: Sequence[str] = (),
     progress: Callable[[JsonlProgress], None] | None = None,
     on_failure: Callable[[Failure], None] | None = None,
 ) -> ImportedLines:
     """Make a snapshot of the objects that a file of JSON lines names: `{"url": …, "path": …, "label": …}`.
 
     Objects of web servers are copied into content-addressed storage (the setting `objects`, or the URL `objects`),
-    those of stores are named, or with `pin` copied, too. Other fields than `url` and `path` go into `metadata.jsonl`.
+    those of stores are named, or with `copy` copied, too. Other fields than `url` and `path` go into `metadata.jsonl`.
     Every line is tried, and `on_failure` is told of those that failed; then nothing is committed and
     `ImportFailedError` is raised, unless `skip_failed` leaves them out. An import that was killed goes on where it was
-    when it is run again. Also raises `UsageError`, `TagExistsError` and the errors of the storage for copies.
+    when it is run again. Files of this machine are taken from the list's own folder and from those of `allow_local`,
+    addresses of this machine and of private networks only where `allow_network` or the setting names them. Also raises
+    `UsageError`, `TagExistsError` and the errors of the storage for copies.
     """
     from datacache.imports.jsonl import JsonlOptions
     from datacache.imports.jsonl import import_jsonl as import_lines
@@ -426,12 +532,14 @@ def import_jsonl(
 
     settings = settings or load_settings()
     options = JsonlOptions(
-        pin=pin,
+        copy=copy or pin,
         objects=objects,
         concurrency=concurrency,
         max_object_bytes=max_object_bytes,
         object_timeout_s=object_timeout_s,
         skip_failed=skip_failed,
+        allow_local=tuple(allow_local),
+        allow_network=tuple(allow_network),
     )
     with closing(open_catalog(settings)) as catalog, closing(LinesFile(file)) as lines:
         return import_lines(
@@ -442,6 +550,7 @@ def import_jsonl(
             options=options,
             tags=tags,
             move_tags=move_tags,
+            replace=replace,
             message=message,
             progress=progress,
             on_failure=on_failure,
@@ -467,9 +576,11 @@ def export_snapshot(
     a folder that holds other things, `ExportError` where it cannot be written (a full disk), and the errors of reading.
     """
     from datacache.reader.export import export
+    from datacache.store.sources import source_rules
 
+    settings = settings or load_settings()
     with open_snapshot(ref, settings) as snapshot:
-        return export(snapshot, directory, link=link, progress=progress)
+        return export(snapshot, directory, link=link, rules=source_rules(settings), progress=progress)
 
 
 def convert(
@@ -486,6 +597,8 @@ def convert(
     format: str | None = None,
     voc_origin: int = 0,
     trust_sizes: bool = False,
+    decode: bool = False,
+    reencode_broken: bool = False,
     resize: str | None = None,
     letterbox: bool = False,
     crop: str | None = None,
@@ -496,6 +609,7 @@ def convert(
     objects: str | None = None,
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
     processes: int | None = None,
     settings: Settings | None = None,
@@ -529,6 +643,7 @@ def convert(
             format=format,
             origin=voc_origin,
             trust_sizes=trust_sizes,
+            decode=decode,
             classes=None if classes is None else tuple(classes),
         ),
         splits=None if split is None else Splits() if split == "none" else parse_splits(split, seed),
@@ -536,6 +651,7 @@ def convert(
         skip_difficult=skip_difficult,
         keep_unannotated=keep_unannotated,
         strict=strict,
+        reencode_broken=reencode_broken,
         operations=parse_operations(
             crop=crop,
             rotate=rotate,
@@ -547,6 +663,7 @@ def convert(
         ),
         tags=tags,
         move_tags=move_tags,
+        replace=replace,
         message=message,
     )
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
@@ -577,6 +694,7 @@ def shard(
     overwrite: bool = False,
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
     processes: int | None = None,
     settings: Settings | None = None,
@@ -595,8 +713,10 @@ def shard(
     `overwrite`), `ShardError` that names the file that cannot be read, and what stores and catalogs raise.
     """
     from datacache.catalog.commit import check_target
+    from datacache.catalog.kind import kind_of
     from datacache.conversion.index import Reading
     from datacache.core.errors import UsageError
+    from datacache.manifest.model import Lineage
     from datacache.shards.build import Options, Sharded, build
     from datacache.shards.commit import commit_set
     from datacache.shards.place import Place
@@ -622,11 +742,21 @@ def shard(
         closing(Place(to, settings)) as place,
     ):
         if name is not None:
-            check_target(catalog, name, tags)
+            lineage = Lineage("shard", {"format": format}, (snapshot.ref,))
+            check_target(catalog, name, tags, kind=None if replace else kind_of(lineage))
         built = build(catalog, snapshot, place, options, overwrite=overwrite, processes=processes, progress=progress)
         if name is None:
             return Sharded(built, place.url, None)
-        record = commit_set(catalog, place, built.set, name=name, tags=tags, move_tags=move_tags, message=message)
+        record = commit_set(
+            catalog,
+            place,
+            built.set,
+            name=name,
+            tags=tags,
+            move_tags=move_tags,
+            replace=replace,
+            message=message,
+        )
         return Sharded(built, place.url, record)
 
 
@@ -656,6 +786,7 @@ def import_export(
     settings: Settings | None = None,
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
     objects: str = "",
     limits: UnpackLimits | None = None,
@@ -683,6 +814,7 @@ def import_export(
             options=options,
             tags=tags,
             move_tags=move_tags,
+            replace=replace,
             message=message,
             progress=progress,
         )
@@ -697,8 +829,10 @@ def subset(
     format: str | None = None,
     voc_origin: int = 0,
     trust_sizes: bool = False,
+    decode: bool = False,
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
     settings: Settings | None = None,
 ) -> SnapshotRecord:
@@ -717,13 +851,81 @@ def subset(
             snapshot,
             images,
             name=name,
-            reading=Reading(format=format, origin=voc_origin, trust_sizes=trust_sizes),
+            reading=Reading(format=format, origin=voc_origin, trust_sizes=trust_sizes, decode=decode),
             parameters=parameters or {},
             open_objects=lambda: ObjectWriter(catalog, settings),
             tags=tags,
             move_tags=move_tags,
+            replace=replace,
             message=message,
         )
+
+
+def list_datasets(settings: Settings | None = None) -> list[DatasetRecord]:
+    """Return all data sets by name, each with its tags and the id of its latest snapshot."""
+    with closing(open_catalog(settings)) as catalog:
+        return catalog.datasets()
+
+
+def list_snapshots(name: str, settings: Settings | None = None) -> list[SnapshotRecord]:
+    """Return the snapshots of dataset `name` in the order in which they were made.
+
+    `SnapshotNotFoundError` where there is no such data set.
+    """
+    with closing(open_catalog(settings)) as catalog:
+        resolve(catalog, name)
+        return catalog.snapshots(name)
+
+
+def tag_snapshot(ref: str, tag: str, *, move: bool = False, settings: Settings | None = None) -> SnapshotRecord:
+    """Tag the snapshot that `ref` names now. `TagExistsError` where the tag names another and `move` is false."""
+    with closing(open_catalog(settings)) as catalog:
+        record = resolve(catalog, ref)
+        catalog.set_tag(record.dataset, check_tag(tag), record.id, move=move)
+        return record
+
+
+def query(ref: str, *, settings: Settings | None = None, **wanted: Any) -> list[ImageSummary]:
+    """Return the images of `ref` that fit, in the order of their paths: path, width, height and boxes by label.
+
+    `wanted` are the fields of `datacache.annotations.query.Query`, as the options of `dsctl query`: `labels`,
+    `any_label`, `min_objects`, `max_objects`, `where`. `UsageError` for a condition that cannot be understood.
+    """
+    from datacache.annotations.query import Query, find
+
+    with open_annotations(ref, settings=settings) as (_snapshot, table):
+        return list(find(table, Query(**wanted)))
+
+
+def stats(ref: str, *, settings: Settings | None = None) -> Statistics:
+    """Return what `dsctl stats` shows: classes, boxes, sizes and problems of a snapshot's annotations."""
+    from datacache.annotations.stats import collect
+
+    with open_annotations(ref, settings=settings) as (_snapshot, table):
+        return collect(table)
+
+
+def preview(ref: str, *, paths: Collection[str] | None = None, n: int = 16, settings: Settings | None = None) -> bytes:
+    """Draw images with their boxes and return the bytes of a PNG: the images at `paths`, or the first `n`."""
+    from itertools import islice
+
+    from datacache.annotations.colours import colours_of
+    from datacache.annotations.preview import Picture
+    from datacache.annotations.preview import preview as draw
+    from datacache.core.errors import PathNotFoundError
+
+    with open_annotations(ref, settings=settings) as (snapshot, table):
+        if paths is None:
+            rows = list(islice(table.rows(), n))
+        else:
+            found = [(path, table.row(path)) for path in paths]
+            rows = [row for _, row in found if row is not None]
+            missing = next((path for path, row in found if row is None), None)
+            if missing is not None:
+                raise PathNotFoundError(f"{snapshot.record.ref} has no image {missing}", path=missing)
+        pictures = [Picture(row.path, snapshot.read(row.path), row.annotation) for row in rows]
+        subtitle = f"{len(pictures):,} of {table.images:,} images"
+        return draw(pictures, title=snapshot.record.ref, subtitle=subtitle, colours=colours_of(table.labels))
 
 
 @contextmanager
@@ -733,6 +935,7 @@ def open_annotations(
     format: str | None = None,
     voc_origin: int = 0,
     trust_sizes: bool = False,
+    decode: bool = False,
     processes: int | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
@@ -744,7 +947,7 @@ def open_annotations(
     from datacache.conversion.index import Reading, open_table
 
     settings = settings or load_settings()
-    reading = Reading(format=format, origin=voc_origin, trust_sizes=trust_sizes)
+    reading = Reading(format=format, origin=voc_origin, trust_sizes=trust_sizes, decode=decode)
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
         yield snapshot, open_table(snapshot, catalog, reading, processes=processes, progress=progress)
 
@@ -780,6 +983,11 @@ def connect(settings: Settings | None = None) -> DaemonClient:
 
 
 def running_daemon(settings: Settings | None = None) -> DaemonClient | None:
-    """The node's daemon if one runs."""
+    """The node's daemon if one runs. `DaemonSilentError` for one that does not answer."""
     client = DaemonClient(settings or load_settings())
-    return client if client.alive() else None
+    if client.alive():
+        return client
+    silence = client.silence()
+    if silence is not None:
+        raise silence
+    return None

@@ -19,16 +19,38 @@ the prefix, and a table of named stores, matched by the longest URL prefix:
 from __future__ import annotations
 
 import contextlib
+import difflib
+import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from datacache.core.addresses import parse_network_rules
+from datacache.core.disk import replace_file
 from datacache.core.errors import SettingsError
 
+_OBJECT_STORES = ("*",)
+_OF_THE_DAEMON = tuple(
+    f"DATACACHE_{name}"
+    for name in (
+        "RAM_BYTES",
+        "SSD_BYTES",
+        "EVICTION",
+        "TTL_S",
+        "RAM_DIR",
+        "CONCURRENCY",
+        "STORE_TIMEOUT_S",
+        "PREFETCH",
+        "CHECK_MD5",
+        "SHARES",
+        "SOURCES",
+        "CONFIG",
+    )
+)
 EVICTION_POLICIES = ("keep", "lru", "ttl", "clairvoyant")
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 _UNITS |= {f"{u}b": n for u, n in list(_UNITS.items()) if u not in ("", "b")}
@@ -59,6 +81,8 @@ class StoreOptions:
     session_token: str = field(default="", repr=False)
     profile: str = ""
     anonymous: bool = False
+    brought: bool = False
+    """True if a volume's Secret names the endpoint, and not an administrator. The file cannot say it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +91,8 @@ class Settings:
 
     home: Path
     """Everything local lives under it; two homes on one machine never meet."""
-    catalog: str
-    """`sqlite:///PATH` or `mongodb://…/DATABASE`."""
+    catalog: str = field(repr=False)
+    """`sqlite:///PATH` or `mongodb://…/DATABASE`, which may have a password in it and is in no repr."""
     ram_bytes: int
     ssd_bytes: int
     eviction: str = "keep"
@@ -82,6 +106,9 @@ class Settings:
     """How long one request to a store may take, and how long an unavailable store is retried."""
     prefetch: bool = True
     """Whether the first read of a snapshot that fits starts a background warm-up."""
+    check_md5: bool = True
+    """True if an object that comes whole, and that a store has no better checksum of, is checked against an ETag that
+    looks like an MD5."""
     bypass_local: bool = False
     """Read through the daemon only, never from the tiers directly: what a mount's worker does after others died of
     what lies there."""
@@ -94,18 +121,30 @@ class Settings:
     uploads: int = 8
     """Objects a read-write mount uploads at a time."""
     objects: str = ""
-    """URL of the content-addressed storage for large new objects and pinned copies; see `require_objects`."""
+    """URL of the content-addressed storage for large new objects and copies; see `require_objects`."""
     daemon: str = "auto"
     """`auto`: whoever needs the daemon starts it. `external`: something else does (a container of its own)."""
     mount_host: Path | None = None
     """The socket of a process that starts mounts (`python -m fuse_mount --host`); None: the caller does."""
     access: str = "all"
     """Which namespaces of Kubernetes a data set is open to that has no list of its own: `all` or `none`."""
+    pins: tuple[str, ...] = ()
+    """The namespaces of Kubernetes whose claims and pods may pin data sets on nodes; `*` is every one."""
+    sources: tuple[str, ...] | None = None
+    """URL prefixes that the objects of snapshots may be read from; `*` is every bucket of an object store. None: every
+    place there is, files of this machine included. See `for_others`."""
     credentials: Path | None = None
     """Where store credentials lie that volumes brought along; see `credentials_dir`."""
+    allow_network: tuple[str, ...] = ()
+    """Hosts and networks of this machine or of private networks that endpoints in volumes' Secrets and the addresses of
+    imported lists may lead to, as `core.addresses.parse_network_rule` takes them."""
+    shares: tuple[tuple[str, float], ...] = ()
+    """Shares of the cache: patterns of data set names, and weights."""
     stores: tuple[StoreOptions, ...] = ()
     config: Path | None = None
     """The configuration file that was read, absolute."""
+    default_ssd_bytes: int | None = None
+    """The `ssd_bytes` of a home where nobody says it: by what is free, until its first daemon has written it down."""
 
     def environment(self) -> dict[str, str]:
         """The variables that give a child process these settings (stores stay in the file, which is named; AWS_* is
@@ -114,24 +153,45 @@ class Settings:
             "home": self.home,
             "catalog": self.catalog,
             "ram_bytes": self.ram_bytes,
-            "ssd_bytes": self.ssd_bytes,
         }
+        if self.ssd_bytes != self.default_ssd_bytes:
+            names["ssd_bytes"] = self.ssd_bytes
         names |= {"eviction": self.eviction, "ttl_s": self.ttl_s, "ram_dir": self.ram_dir}
         names |= {"concurrency": self.concurrency, "store_timeout_s": self.store_timeout_s}
-        names |= {"prefetch": "1" if self.prefetch else "0"}
+        names |= {"prefetch": "1" if self.prefetch else "0", "check_md5": "1" if self.check_md5 else "0"}
         if self.staging is not None:
             names["staging"] = self.staging
         names |= {"staging_bytes": self.staging_bytes, "staging_wait_s": self.staging_wait_s, "uploads": self.uploads}
         if self.objects:
             names["objects"] = self.objects
         names |= {"daemon": self.daemon, "access": self.access}
+        if self.pins:
+            names["pins"] = " ".join(self.pins)
+        if self.sources is not None:
+            names["sources"] = " ".join(self.sources)
         if self.mount_host is not None:
             names["mount_host"] = self.mount_host
         if self.credentials is not None:
             names["credentials"] = self.credentials
+        if self.allow_network:
+            names["allow_network"] = ",".join(self.allow_network)
+        if self.shares:
+            names["shares"] = ",".join(f"{pattern}={weight:g}" for pattern, weight in self.shares)
         if self.config is not None:
             names["config"] = self.config
         return {f"DATACACHE_{name.upper()}": str(value) for name, value in names.items()}
+
+    def of_the_daemon(self) -> dict[str, str]:
+        """The settings that a daemon goes by, each variable with its value, for comparing. Without a password."""
+        names = {"DATACACHE_CATALOG": re.sub(r"://[^/@]*@", "://", self.catalog)}
+        names |= {name: value for name, value in self.environment().items() if name in _OF_THE_DAEMON}
+        return {name: names.get(name, "") for name in ("DATACACHE_CATALOG", *_OF_THE_DAEMON)}
+
+    def for_others(self) -> Settings:
+        """Return the same for a process that reads on behalf of others, such as a node for its pods: where nobody has
+        said which `sources` there are, buckets only, and no file of this machine.
+        """
+        return self if self.sources is not None else replace(self, sources=_OBJECT_STORES)
 
     @property
     def staging_root(self) -> Path:
@@ -210,12 +270,35 @@ def _parse_objects(value: str) -> str:
     return f"file://{_path(value)}"
 
 
+def _parse_words(value: str | list[str]) -> list[str]:
+    if isinstance(value, str):
+        return value.replace(",", " ").split()
+    if not all(isinstance(word, str) for word in value):
+        raise ValueError("it is a list of texts")
+    return value
+
+
+def _parse_pins(value: str | list[str]) -> tuple[str, ...]:
+    namespaces = _parse_words(value)
+    for namespace in namespaces:
+        if namespace != "*" and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
+            raise ValueError(f"{namespace!r} cannot name a namespace, and is not '*'")
+    return tuple(namespaces)
+
+
+def _parse_sources(value: str | list[str]) -> tuple[str, ...]:
+    prefixes = _parse_words(value)
+    for prefix in prefixes:
+        if prefix != "*" and not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s,]*", prefix):
+            raise ValueError(f"{prefix!r} is no URL prefix, such as s3://bucket/ or file:///data/, and not '*'")
+    if not prefixes:
+        raise ValueError("it names no store; '*' is every bucket of an object store")
+    return tuple(prefixes)
+
+
 def _positive(kind: type[int | float]) -> Any:
     def parse(value: str | float) -> float:
-        try:
-            number = kind(value)
-        except ValueError as exc:
-            raise ValueError(f"{value!r} is not a number") from exc
+        number = _number(kind, value)
         if number <= 0:
             raise ValueError(f"{value!r} must be above 0")
         return number
@@ -224,12 +307,23 @@ def _positive(kind: type[int | float]) -> Any:
 
 
 def _seconds_or_none(value: str | float) -> float:
-    try:
-        number = float(value)
-    except ValueError as exc:
-        raise ValueError(f"{value!r} is not a number") from exc
-    if not 0 <= number < float("inf"):
+    number = _number(float, value)
+    if number < 0:
         raise ValueError(f"{value!r} must be 0 or more")
+    return number
+
+
+def _number(kind: type[int | float], value: str | float) -> float:
+    """A finite number; TOML has `true`, `nan` and `inf` of its own, and 3.7 is no number of threads."""
+    wrong = f"{value!r} is not a {'whole ' if kind is int else ''}number"
+    if isinstance(value, bool) or (kind is int and isinstance(value, float)):
+        raise ValueError(wrong)
+    try:
+        number = kind(value)
+    except (ValueError, OverflowError) as exc:
+        raise ValueError(wrong) from exc
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not a finite number")
     return number
 
 
@@ -239,6 +333,26 @@ def _path(value: str) -> Path:
     return Path(value).expanduser().absolute()
 
 
+def _parse_shares(value: str | Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    if isinstance(value, str):
+        parts = [part.rpartition("=") for part in value.split(",") if part.strip()]
+        pairs: list[tuple[str, Any]] = [(pattern.strip(), weight) for pattern, _, weight in parts]
+    else:
+        pairs = list(value.items())
+    shares: dict[str, float] = {}
+    for pattern, weight in pairs:
+        if not pattern or "," in pattern or isinstance(weight, bool):
+            raise ValueError(f"{value!r} are no shares; write PATTERN=WEIGHT,…, such as team-a-*=50,team-b-*=50")
+        if pattern in shares:
+            raise ValueError(f"{pattern!r} has two shares")
+        shares[pattern] = float(_positive(float)(weight))
+        if not shares[pattern] < float("inf"):  # nor is it NaN
+            raise ValueError(f"{weight!r} is no weight")
+    return tuple(shares.items())
+
+
+_DEFAULT_SSD_BYTES = "ssd_bytes"
+"""File of the home: the default that its first daemon found."""
 _PARSERS: dict[str, Any] = {
     "home": _path,
     "catalog": _parse_catalog,
@@ -250,6 +364,7 @@ _PARSERS: dict[str, Any] = {
     "concurrency": _positive(int),
     "store_timeout_s": _positive(float),
     "prefetch": _parse_bool,
+    "check_md5": _parse_bool,
     "bypass_local": _parse_bool,
     "staging": _path,
     "staging_bytes": parse_bytes,
@@ -259,7 +374,11 @@ _PARSERS: dict[str, Any] = {
     "daemon": _parse_choice("auto", "external"),
     "mount_host": _path,
     "access": _parse_choice("all", "none"),
+    "pins": _parse_pins,
+    "sources": _parse_sources,
     "credentials": _path,
+    "shares": _parse_shares,
+    "allow_network": parse_network_rules,
 }
 
 
@@ -282,8 +401,35 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     if values["catalog"].startswith("sqlite:"):
         values.setdefault("objects", f"file://{home / 'objects'}")
     values.setdefault("ram_bytes", min(256 * 2**20, _memory_bytes() // 16))
-    values.setdefault("ssd_bytes", min(50 * 10**9, (_free_bytes(home) + _cached_bytes(home)) // 2))
-    return Settings(**values, stores=stores, config=used)
+    default_ssd_bytes = None
+    if "ssd_bytes" not in values:
+        values["ssd_bytes"] = default_ssd_bytes = _default_ssd_bytes(home)
+    settings = Settings(**values, stores=stores, config=used, default_ssd_bytes=default_ssd_bytes)
+    # A daemon that something else keeps running is a node's, and so is whoever counts on it.
+    return settings.for_others() if settings.daemon == "external" else settings
+
+
+def keep_default_ssd_bytes(home: Path) -> None:
+    """Write down how large the tier on disk is where nobody says it, if that is not written down yet. For daemons, at
+    their start: what else fills the disk later changes nothing about it."""
+    file = home / _DEFAULT_SSD_BYTES
+    if not _is_there(file):
+        size_bytes = _default_ssd_bytes(home)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(file, f"{size_bytes}\n".encode())
+
+
+def _default_ssd_bytes(home: Path) -> int:
+    file = home / _DEFAULT_SSD_BYTES
+    try:
+        return parse_bytes(file.read_text(encoding="ascii").strip())
+    except FileNotFoundError:
+        return min(50 * 10**9, (_free_bytes(home) + _cached_bytes(home)) // 2)
+    except (OSError, ValueError) as exc:
+        raise SettingsError(
+            f"{file}, the size of the tier on disk, cannot be read: {exc}",
+            hint="Remove it, or set DATACACHE_SSD_BYTES.",
+        ) from exc
 
 
 def _is_there(file: Path) -> bool:
@@ -317,19 +463,28 @@ def _read_file(file: Path) -> tuple[dict[str, Any], tuple[StoreOptions, ...]]:
     stores = table.pop("stores", {})
     unknown = sorted(set(table) - set(_PARSERS))
     if unknown:
-        raise SettingsError(f"{file}: {unknown[0]!r} is no setting", hint=f"Known: {', '.join(sorted(_PARSERS))}.")
+        raise SettingsError(f"{file}: {unknown[0]!r} is no setting", hint=_meant(unknown[0], {*_PARSERS, "stores"}))
     values = {name: _checked(f"{file}: {name}", name, value) for name, value in table.items()}
     return values, tuple(_store(file, name, options) for name, options in stores.items())
 
 
 def _store(file: Path, name: str, options: Any) -> StoreOptions:
-    known = {f.name for f in fields(StoreOptions)} - {"name"}
+    known = {f.name for f in fields(StoreOptions)} - {"name", "brought"}
     if not isinstance(options, dict) or "url" not in options:
         raise SettingsError(f"{file}: [stores.{name}] needs a url, such as s3://bucket")
     unknown = sorted(set(options) - known)
     if unknown:
-        raise SettingsError(f"{file}: [stores.{name}] has no option {unknown[0]!r}", hint=f"Known: {sorted(known)}.")
+        raise SettingsError(f"{file}: [stores.{name}] has no option {unknown[0]!r}", hint=_meant(unknown[0], known))
+    for option, value in options.items():
+        kind, what = (bool, "true or false, without quotes") if option == "anonymous" else (str, "a text in quotes")
+        if not isinstance(value, kind):
+            raise SettingsError(f"{file}: [stores.{name}] {option} must be {what}, and is {value!r}")
     return StoreOptions(name=name, **options)
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), sorted(known), n=1)
+    return f"{f'Did you mean {near[0]}? ' if near else ''}Known: {', '.join(sorted(known))}."
 
 
 def _checked(label: str, name: str, value: Any) -> Any:

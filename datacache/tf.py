@@ -8,7 +8,7 @@
     for images, target in faces.prefetch(tf.data.AUTOTUNE):
         ...                                     # images: strings of stored bytes; target["boxes"], target["labels"]
 
-Needs TensorFlow (`pip install 'datacache[tensorflow]'`), and no PyTorch.
+Needs TensorFlow (`pip install 'dsctl[tensorflow]'`), and no PyTorch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ except ModuleNotFoundError as exc:
     if (exc.name or "").partition(".")[0] != "tensorflow":
         raise
     raise ModuleNotFoundError(
-        "datacache.tf needs TensorFlow: pip install 'datacache[tensorflow]'", name=exc.name, path=exc.path
+        "datacache.tf needs TensorFlow: pip install 'dsctl[tensorflow]'", name=exc.name, path=exc.path
     ) from exc
 
 __all__ = ["dataset"]

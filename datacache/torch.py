@@ -7,7 +7,7 @@
         for images, targets in batches:
             ...
 
-Needs PyTorch (`pip install 'datacache[torch]'`). The datasets work in any `torch.utils.data.DataLoader`, under `fork`
+Needs PyTorch (`pip install 'dsctl[torch]'`). The datasets work in any `torch.utils.data.DataLoader`, under `fork`
 and `spawn`, with samplers of any kind. Parts that are not datasets are imported when they are first used.
 """
 
@@ -33,7 +33,7 @@ except ModuleNotFoundError as exc:
     if (exc.name or "").partition(".")[0] != "torch":
         raise
     raise ModuleNotFoundError(
-        "datacache.torch needs PyTorch: pip install 'datacache[torch]'", name=exc.name, path=exc.path
+        "datacache.torch needs PyTorch: pip install 'dsctl[torch]'", name=exc.name, path=exc.path
     ) from exc
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class SnapshotDataset(SnapshotSamples):
     """The images of a snapshot (or all its files, if none is an image), in the byte order of their paths.
 
     `ds[i]` is `(image, target)`. The image is `bytes`, or with `decode="rgb"` a uint8 tensor of height x width x 3,
-    resized to `size` (height and width, or one number for both). The target is, by `target`:
+    resized to `size` (height and width, as torch has it, or one number for both; as text width x height, as
+    `dsctl convert --resize` has it: `"640x480"`). The target is, by `target`:
 
     - `"detection"`: `{"boxes": float32 (n, 4) as x1, y1, x2, y2 in pixels of the image given, "labels": int64 (n,)}`
     - `"classification"`: the class id, of the image's label or of its boxes where they are all of one class; else -1
@@ -95,7 +96,7 @@ class SnapshotDataset(SnapshotSamples):
         *,
         target: str | None = "auto",
         decode: str = "bytes",
-        size: int | Sequence[int] | None = None,
+        size: int | Sequence[int] | str | None = None,
         transform: Callable[..., Any] | None = None,
         labels: Sequence[str] = (),
         any_label: bool = False,
@@ -148,7 +149,7 @@ class ShardDataset(ShardSamples):
         *,
         target: str | None = "auto",
         decode: str = "bytes",
-        size: int | Sequence[int] | None = None,
+        size: int | Sequence[int] | str | None = None,
         transform: Callable[..., Any] | None = None,
         packed: bool = False,
         on_error: str = "raise",

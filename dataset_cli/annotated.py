@@ -25,8 +25,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def reading_options(command: _F) -> _F:
-    """`--format`, `--voc-origin`, `--trust-sizes`; the command passes them on to `open_annotations`."""
+    """`--format`, `--voc-origin`, `--trust-sizes`, `--decode`; the command passes them on to `open_annotations`."""
     for option in (
+        click.option("--decode", is_flag=True, help="Decode every image: finds JPEGs that were cut in their middle."),
         click.option(
             "--trust-sizes", is_flag=True, help="Take images' sizes from the annotations: no image is opened."
         ),

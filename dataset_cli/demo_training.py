@@ -24,7 +24,7 @@ def train(app: App, ref: str, *, bucket: Path, picture: Path, seconds: float, se
     where it could not be, which is said."""
     name = ref.partition("@")[0]
     if find_spec("torch") is None:
-        app.out.line("training  left out: it needs PyTorch (pip install 'datacache[torch]')")
+        app.out.line("training  left out: it needs PyTorch (pip install 'dsctl[torch]')")
         return None
     with app.out.progress("training") as bar:
         bar.update("starting PyTorch")

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ import click
 
 from datacache.core.errors import DatacacheError, SettingsError, UsageError
 from dataset_cli.app import App
+from dataset_cli.variables import misspelt
 
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UsageError, 2),
@@ -45,6 +47,7 @@ COMMANDS = {
     "flush": "dataset_cli.commands.flush:flush",
     "export": "dataset_cli.commands.export:export",
     "warm": "dataset_cli.commands.warm:warm",
+    "jobs": "dataset_cli.commands.jobs:jobs",
     "tasks": "dataset_cli.commands.tasks:tasks",
     "bench": "dataset_cli.commands.bench:bench",
     "cache": "dataset_cli.commands.cache:cache",
@@ -56,6 +59,22 @@ COMMANDS = {
     "completion": "dataset_cli.completion:completion",
 }
 """In the order `--help` shows them."""
+ELSEWHERE = {
+    "list": "dsctl snapshot list",
+    "ls": "dsctl snapshot list, or dsctl snapshot show REF --files",
+    "create": "dsctl snapshot create NAME --from URL",
+    "diff": "dsctl snapshot diff REF REF",
+    "gc": "dsctl snapshot gc",
+    "pin": "dsctl cache pin REF",
+    "rm": "dsctl snapshot rm REF",
+    "show": "dsctl snapshot show REF",
+    "tag": "dsctl snapshot tag REF TAG",
+    "unmount": "dsctl umount DIR",
+    "verify": "dsctl snapshot verify REF",
+    "version": "dsctl --version",
+    "help": "dsctl --help",
+}
+"""Commands that people type who know other tools → ours."""
 
 
 class LazyGroup(click.Group):
@@ -73,6 +92,18 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(import_module(module), attribute)
         return command
 
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; a `click.UsageError` for another name says which one may be meant."""
+        name = args[0]
+        if name in ELSEWHERE:
+            context.fail(f"there is no command {name!r}; did you mean: {ELSEWHERE[name]}")
+        near = get_close_matches(name, COMMANDS, n=1)
+        if near and name not in COMMANDS:
+            context.fail(f"there is no command {name!r}; did you mean: dsctl {near[0]}")
+        return super().resolve_command(context, args)
+
 
 def _version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
@@ -87,8 +118,8 @@ def _version(context: click.Context, _parameter: click.Parameter, value: bool) -
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
 )
 @click.option("--debug", is_flag=True, help="Show what is done, and tracebacks.")
-@click.pass_obj
-def cli(app: App, debug: bool) -> None:
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
     """Datasets from object storage at local-disk speed: versioned snapshots, a cache of this node, and
     mounts.
 
@@ -97,8 +128,12 @@ def cli(app: App, debug: bool) -> None:
     dsctl snapshot create mask --from s3://faces/mask --tag v1
     dsctl mount mask@v1 /mnt/mask                a plain directory
     """
+    app: App = context.obj
     app.debug = app.debug or debug
     app.out.log_to_stderr(logging.INFO if app.debug else logging.WARNING)
+    if context.invoked_subcommand != "doctor":  # which says it among its checks
+        for name, meant in misspelt(os.environ).items():
+            app.out.warning(f"{name} is set, and is no setting; did you mean {meant}?")
 
 
 def main() -> NoReturn:

@@ -2,8 +2,9 @@
 
 - stdout carries the result and nothing else: text for people, or with `--json` one JSON value.
 - stderr carries the rest: `error: …` and `hint: …`, `warning: …`, the progress bar. With `--json` it is one
-  JSON object a line: `{"error": {"type", "message", "hint"}}` or `{"warning": "…"}`.
-- A progress bar is drawn only where stderr is a terminal. A table is drawn with `rich` on a terminal; in a
+  JSON object a line: `{"error": {"type", "message", "hint"}}`, `{"warning": "…"}` or `{"progress": "…"}`.
+- A progress bar is drawn only where stderr is a terminal. Elsewhere what takes long says every `EVERY_S` seconds, in a
+  line, how far it is: a log must not look as if nothing happened. A table is drawn with `rich` on a terminal; in a
   pipe it is columns of text, whole and without colour.
 
 Used by `main` and the commands; one thread.
@@ -15,11 +16,12 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 _LINES_IN_MEMORY_BYTES = 8 * 2**20
+EVERY_S = 10.0
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
@@ -51,6 +53,10 @@ def format_time(stamp: str) -> str:
     return stamp.replace("T", " ").removesuffix("Z")
 
 
+NEXT_LINE = "\n       "
+"""Between the parts of an error that has several."""
+
+
 def printable(text: str) -> str:
     """The text without anything a terminal would obey: control characters as `\\x1b`."""
     if text.isprintable():
@@ -59,18 +65,21 @@ def printable(text: str) -> str:
 
 
 class Progress:
-    """A bar (or, while the total is not known, a count) that is updated in place."""
+    """A bar (or, while the total is not known, a count) that is updated in place; without a `bar`, a line for `say` now
+    and then."""
 
-    def __init__(self, bar: Any = None, task: Any = None) -> None:
-        self._bar = bar
-        self._task = task
-        self._last = 0.0
+    def __init__(self, say: Callable[[str], None], *, bar: Any = None, task: Any = None) -> None:
+        self._say, self._bar, self._task = say, bar, task
+        self._last = 0.0 if bar is not None else time.monotonic()
 
     def update(self, text: str, done: float = 0, total: float | None = None) -> None:
         """Show where things are."""
-        if self._bar is None:
-            return
         now = time.monotonic()
+        if self._bar is None:
+            if now - self._last >= EVERY_S:
+                self._last = now
+                self._say(f"{text} ({done / total:.0%})" if total else text)
+            return
         if now - self._last >= 0.05 or done == total:
             self._last = now
             self._bar.update(self._task, description=text, completed=done, total=total or None)
@@ -157,7 +166,8 @@ class Output:
             error = {"type": kind, "message": message, "hint": hint}
             print(json.dumps({"error": error}), file=sys.stderr)
             return
-        print(f"error: {printable(message)}", file=sys.stderr)
+        lines = [printable(line) for line in message.split(NEXT_LINE)]
+        print(f"error: {NEXT_LINE.join(lines)}", file=sys.stderr)
         if hint:
             print(f"hint: {printable(hint)}", file=sys.stderr)
 
@@ -179,9 +189,9 @@ class Output:
 
     @contextmanager
     def progress(self, text: str) -> Iterator[Progress]:
-        """A progress bar on a terminal; elsewhere one that shows nothing."""
+        """A progress bar on a terminal; elsewhere a line every `EVERY_S` seconds."""
         if not sys.stderr.isatty():
-            yield Progress()
+            yield Progress(lambda state: self._progress_line(f"{text}: {state}" if state != text else text))
             return
         from rich.console import Console
         from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -195,7 +205,10 @@ class Output:
             TimeRemainingColumn(),
         )
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-            yield Progress(bar, bar.add_task(text, total=None))
+            yield Progress(lambda _text: None, bar=bar, task=bar.add_task(text, total=None))
+
+    def _progress_line(self, text: str) -> None:
+        print(json.dumps({"progress": text}) if self.json else printable(text), file=sys.stderr, flush=True)
 
     def log_to_stderr(self, level: int) -> None:
         """Show what the libraries log, as warnings."""

@@ -1,9 +1,10 @@
 """Snapshots as directories, read-only, by speaking the kernel's FUSE protocol; buckets as directories, read-write.
 
-    launch ──starts──▶ __main__ → supervisor ──forks──▶ worker → snapshot_fs → the snapshot
+    launch → mounting → pool ──starts──▶ __main__ → supervisor → mounted
+                                                    └──forks──▶ worker_process → worker → snapshot_fs → the snapshot
     session: mount(2), fusermount3, unmount        protocol: the kernel's ABI        errno_map: error → errno
-    state: what a mount is, and its files          control: the supervisor's socket  orphans: after kill -9
-    keeping: a mount's line to the keeper in the cache daemon                host: starts mounts for others
+    state: what a mount is, and its files          control: messages                 orphans: after kill -9
+    keeping: a mount's line to the keeper in the cache daemon                host: mounts for others
 
     bucket_launch ──starts──▶ __main__ → bucket_supervisor ──starts──▶ bucket_server → pyfuse3_adapter → bucket_fs
     bucket_fs → bucket_names, bucket_rename, bucket_attributes, bucket_handles, bucket_listings → bucket_nodes
@@ -21,6 +22,7 @@ from fuse_mount.bucket_launch import (
     bucket_status,
     flush_command,
     flush_mount,
+    forget_lost,
     is_mounted,
     is_supervised,
     list_bucket_mounts,
@@ -30,12 +32,13 @@ from fuse_mount.bucket_launch import (
     stop_server,
     take_away_dead,
 )
-from fuse_mount.launch import list_mounts, mount_snapshot, status, stop, takeover, unmount
+from fuse_mount.launch import is_lost, list_mounts, mount_snapshot, status, stop, takeover, unmount
 from fuse_mount.session import users_of
 from fuse_mount.state import MountInfo
 
 __all__ = [
     "MountInfo",
+    "is_lost",
     "list_mounts",
     "mount_snapshot",
     "status",
@@ -48,6 +51,7 @@ __all__ = [
     "bucket_status",
     "flush_command",
     "flush_mount",
+    "forget_lost",
     "is_mounted",
     "is_supervised",
     "list_bucket_mounts",

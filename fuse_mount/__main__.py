@@ -1,14 +1,17 @@
 """The processes of mounts: `python -m fuse_mount`, started by `launch`.
 
-    python -m fuse_mount --config JSON [--ready-fd N] [--daemon]         mount
-    python -m fuse_mount --takeover MOUNTPOINT [--only-if-dead] [...]     take a mount over; its home is
-    DATACACHE_HOME's
+    python -m fuse_mount --supervise --pool ID --home DIR --workers N --first N [--alone] [--daemon]
+                                                                          serve snapshots (`supervisor`)
+    python -m fuse_mount --takeover MOUNTPOINT [--only-if-dead] [...]     have a mount taken over, and all that its
+                                                                          dead supervisor served; its home is
+                                                                          DATACACHE_HOME's
     python -m fuse_mount --host [--ready-file FILE]                       start mounts on request (`host`)
     python -m fuse_mount --bucket JSON [--only-if-dead] [...]             mount a bucket, read-write
     python -m fuse_mount --bucket-server JSON [--restarts N] [...]        the server of such a mount, started by that
 
-When the mount can be read, or could not be made, one JSON line says so on descriptor N. Nothing else is read
-or written there. With `--daemon` it forks once more, so that whoever started it has no child to wait for.
+When the mount can be read, or could not be made, one JSON line says so on the descriptor of `--ready-fd`. Nothing else
+is read or written there. A supervisor talks to who started it on the socket of `--first`. With `--daemon` it forks once
+more, so that whoever started it has no child to wait for.
 
 What brings a mount back (`--only-if-dead`) runs below the mount host if there is one: it is passed on, unless
 `--hosted` says that it was.
@@ -17,17 +20,20 @@ What brings a mount back (`--only-if-dead`) runs below the mount host if there i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
-from datacache.core.errors import DatacacheError, MountError
-from fuse_mount import process
+from datacache.core.errors import DatacacheError
+from fuse_mount import mounting, process
 from fuse_mount.bucket_config import BucketConfig
-from fuse_mount.state import MountConfig, MountFiles
+from fuse_mount.pool import Pool
+from fuse_mount.state import MountFiles
 from fuse_mount.supervisor import Supervisor, set_up_logging
 
 _BUCKET_HOST_AWAY_S = 10.0
@@ -35,14 +41,19 @@ _BUCKET_HOST_AWAY_S = 10.0
 
 
 def main() -> int:
-    """Serve one mount to its end; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m fuse_mount", description="Serve one mount.")
+    """Serve mounts to their end; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fuse_mount", description="Serve mounts.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", metavar="JSON", help="mount what this says")
+    what.add_argument("--supervise", action="store_true", help="serve the snapshots of a pool")
     what.add_argument("--takeover", metavar="MOUNTPOINT", help="take over the mount there")
     what.add_argument("--host", action="store_true", help="start mounts on request, and be their parent")
     what.add_argument("--bucket", metavar="JSON", help="mount the bucket this says, read-write")
     what.add_argument("--bucket-server", metavar="JSON", help="serve such a mount")
+    parser.add_argument("--pool", default="", metavar="ID", help="the pool that serves it")
+    parser.add_argument("--home", type=Path, metavar="DIR", help="with --supervise")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="with --supervise: worker processes")
+    parser.add_argument("--first", type=int, metavar="N", help="with --supervise: the socket of who started it")
+    parser.add_argument("--alone", action="store_true", help="with --supervise: nobody else joins")
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help="how many servers died before")
     parser.add_argument("--only-if-dead", action="store_true", help="leave a mount alone whose supervisor lives")
     parser.add_argument("--hosted", action="store_true", help="serve here: a mount host asked for it")
@@ -78,6 +89,15 @@ def _run(arguments: argparse.Namespace) -> int:
         from fuse_mount.bucket_server import BucketServer
 
         return BucketServer(BucketConfig.from_json(arguments.bucket_server), arguments.restarts).run(report)
+    if arguments.supervise:
+        os.chdir("/")
+        Supervisor(
+            Pool(arguments.home, arguments.pool),
+            arguments.workers,
+            socket.socket(fileno=arguments.first),
+            alone=arguments.alone,
+        ).serve()
+        return 0
     if arguments.host:
         from datacache.settings import load_settings
         from fuse_mount.host import MountHost
@@ -85,7 +105,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return MountHost(load_settings(), arguments.ready_file).run()
     if arguments.only_if_dead:
         # The daemon, which may have started this, is a batch process.
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        with contextlib.suppress(OSError):  # a sandbox may refuse it
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         if not arguments.hosted and (word := _pass_on(arguments)) is not None:
             report({"ok": word})
             return 0
@@ -101,15 +122,18 @@ def _run(arguments: argparse.Namespace) -> int:
             return 0
         supervised.serve()
         return 0
-    config = MountConfig.from_json(arguments.config) if arguments.config is not None else _known(arguments.takeover)
-    os.chdir("/")
-    supervisor = Supervisor(config)
-    if arguments.config is not None:
-        supervisor.start(report)
-    elif not supervisor.take_over(report, only_if_dead=arguments.only_if_dead):
-        report({"ok": {}})
-        return 0
-    supervisor.serve()
+    from datacache.settings import load_settings
+
+    home, mountpoint = load_settings().home, arguments.takeover
+    former, environment = MountFiles(home, mountpoint).read(), process.environment({})
+    try:
+        taken = mounting.take_over(
+            mountpoint, home, environment, only_if_dead=arguments.only_if_dead, id=arguments.pool
+        )
+        report({"ok": taken.to_dict() if taken is not None else {}})
+    finally:  # one that cannot be taken over keeps no other one from it
+        if former is not None:
+            mounting.take_over_all_of(former, home, environment, id=arguments.pool)
     return 0
 
 
@@ -134,15 +158,6 @@ def _pass_on(arguments: argparse.Namespace) -> dict[str, Any] | None:
     variables = {name: value for name, value in os.environ.items() if name.startswith("DATACACHE_")}
     with connection:
         return process.ask_host(connection, [*words, "--only-if-dead"], MountFiles(home, mountpoint), variables)
-
-
-def _known(mountpoint: str) -> MountConfig:
-    from datacache.settings import load_settings
-
-    info = MountFiles(load_settings().home, mountpoint).read()
-    if info is None:
-        raise MountError(f"no mount of this home is known at {mountpoint}")
-    return info.config
 
 
 def _say(fd: int | None, word: dict[str, Any]) -> None:

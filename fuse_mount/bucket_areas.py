@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +34,8 @@ class LeftArea(NamedTuple):
     """Why it cannot be used; '' for nothing."""
     endpoint: str | None = None
     """Of the server that the URL's bucket is on; '' where the URL alone says it, None where it is not known."""
+    losses: tuple[dict[str, Any], ...] = ()
+    """Losses of what was written, as in a mount's status."""
 
 
 def in_bytes(size_bytes: int) -> str:
@@ -61,23 +64,37 @@ def left_of(status: dict[str, Any]) -> dict[str, Any]:
 
 def left_notes(status: dict[str, Any]) -> list[str]:
     """What a live bucket that was just opened has still to upload, in words."""
+    notes = lost_lines(status["losses"])
     files = status["dirty_files"]
-    if not files:
-        return []
-    verb = "is" if files == 1 else "are"
-    return [f"{counted(files, status['dirty_bytes'])} written earlier {verb} being uploaded"]
+    if files:
+        verb = "is" if files == 1 else "are"
+        notes.append(f"{counted(files, status['dirty_bytes'])} written earlier {verb} being uploaded")
+    return notes
+
+
+def lost_lines(losses: Iterable[dict[str, Any]]) -> list[str]:
+    """Return what was lost of what was written, in words."""
+    return [_lost_line(**loss) for loss in losses]
+
+
+def _lost_line(key: str, size_bytes: int, at: float, reason: str) -> str:
+    amount = f"up to {size_bytes:,} bytes" if size_bytes != 1 else "1 byte"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return f"{amount} written to {key} were lost at {when}: {reason}"
 
 
 def note_left(folder: Path, left: dict[str, Any]) -> None:
     """Write down what an area's owner leaves behind, while it still owns it."""
     with contextlib.suppress(OSError):  # it is for people only
         new = folder / f"{_LEFT}.new"
+        new.touch(mode=0o600)
         new.write_text(json.dumps({"files": left["files"], "bytes": left["bytes"]}), encoding="utf-8")
         new.replace(folder / _LEFT)
 
 
 def left_areas(settings: Settings) -> list[LeftArea]:
     """The areas under the staging folder that nobody works on and that may have something left."""
+    from datacache.writeback.losses import LOSSES, LossLog
     from datacache.writeback.staging import areas
 
     found = []
@@ -85,16 +102,23 @@ def left_areas(settings: Settings) -> list[LeftArea]:
         if area.locked:
             continue
         files, size_bytes = (None, None) if area.owner is not None else _read_left(area.folder)
-        if files != 0 or area.problem:
-            found.append(LeftArea(area.folder, area.bucket_url, files, size_bytes, area.problem, area.endpoint))
+        losses = tuple(loss._asdict() for loss in LossLog(area.folder / LOSSES).all())
+        if files != 0 or area.problem or losses:
+            left = LeftArea(area.folder, area.bucket_url, files, size_bytes, area.problem, area.endpoint, losses)
+            found.append(left)
     return found
 
 
 def flush_area(
-    area: LeftArea, settings: Settings, *, timeout_s: float | None, progress: Callable[[dict[str, Any]], None]
+    area: LeftArea,
+    settings: Settings,
+    *,
+    timeout_s: float | None,
+    progress: Callable[[dict[str, Any]], None],
+    forget_lost: bool = False,
 ) -> dict[str, Any] | None:
     """Upload what is in an area; the bucket's last status. None if somebody else has taken it meanwhile. `UploadError`
-    if something could not be uploaded."""
+    if something could not be uploaded. With `forget_lost` its `losses` are what was forgotten."""
     from datacache import api
 
     settings = _at_its_endpoint(area, settings)
@@ -107,6 +131,8 @@ def flush_area(
     try:
         live.flush(timeout_s=timeout_s, progress=progress)
         done: dict[str, Any] = live.status()
+        if forget_lost:
+            done["losses"] = [loss._asdict() for loss in live.engine.losses.forget()]
         return done
     finally:
         note_left(area.folder, left_of(live.status()))

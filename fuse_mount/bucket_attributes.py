@@ -29,6 +29,8 @@ class Changes:
     gid: int | None = None
     size: int | None = None
     mtime_ns: int | None = None
+    ctime_ns: int | None = None
+    """When the kernel saw the change; None: now. With its write-back cache it tells us late of what it has changed."""
 
 
 class Setting:
@@ -47,7 +49,7 @@ class Setting:
         with self._engine.lock:
             node = self._tree.get(ino)
             state = self._nodes.state_of(node)
-            if node.open is not None and replace(changes, mtime_ns=None) != Changes():
+            if node.open is not None and replace(changes, mtime_ns=None, ctime_ns=None) != Changes():
                 self._files.expect_current(node.open)  # times are sent by the kernel when somebody only reads, too
             if changes.size is not None:
                 if state.content is None:
@@ -55,7 +57,7 @@ class Setting:
                 self._truncate(node, state, changes.size, handle)
                 state = self._nodes.state_of(node)
             attributes = _changed(state.attributes, changes)
-            node.ctime_ns = time.time_ns()
+            node.ctime_ns = changes.ctime_ns if changes.ctime_ns is not None else time.time_ns()
             if changes.mtime_ns is not None:
                 node.mtime_ns = 0
             if attributes != state.attributes:

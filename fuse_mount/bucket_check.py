@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datacache.writeback.live import LiveBucket
 
 PYFUSE3_HINT = (
-    "Install it with `pip install 'datacache[rw]'`. It is built on the spot: first `apt-get install libfuse3-dev "
+    "Install it with `pip install 'dsctl[rw]'`. It is built on the spot: first `apt-get install libfuse3-dev "
     "pkg-config gcc python3-dev` (or what your system calls them)."
 )
 

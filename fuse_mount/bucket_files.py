@@ -39,6 +39,7 @@ class OpenFile:
         "fetching",
         "handles",
         "io",
+        "loss",
         "nameless",
         "node",
         "reader",
@@ -46,6 +47,8 @@ class OpenFile:
         "spoiled",
         "synced_at",
         "ticket",
+        "uncommitted_bytes",
+        "unsettled_bytes",
         "writers",
     )
 
@@ -68,6 +71,12 @@ class OpenFile:
         """When it was opened, or what was written was last made durable."""
         self.spoiled: BaseException | None = None
         """Why something that the kernel has taken for written is not here: none of it is acknowledged any more."""
+        self.loss = 0
+        """The number of the loss that this is, in the engine's list; 0 for none."""
+        self.unsettled_bytes = 0
+        """Bytes that were written since it was last settled."""
+        self.uncommitted_bytes = 0
+        """Of those that were settled since, as many as the journal does not have yet; none that count as lost."""
         self.ticket = 0
         """Of the last change that was recorded of it."""
         self.extent = 0
@@ -202,7 +211,7 @@ class OpenFiles:
         """Raise ESTALE for a file that somebody else has replaced or deleted. Who deleted it here knows that what is
         written then goes with it; these writers do not."""
         if file.replaced:
-            raise OSError(errno.ESTALE, "it was changed elsewhere")
+            raise OSError(errno.ESTALE, "it was changed elsewhere", file.node.key)
 
     def begin(self, file: OpenFile, *, empty: bool = False) -> Draft:
         """The draft of a file that is to be changed; `empty`: of nothing."""
@@ -236,9 +245,36 @@ class OpenFiles:
         file.fetched = None
         self._close_reader(file)
         file.draft = draft
-        file.node.cached = LOCAL
         self.charge(file, draft.size)
         return draft
+
+    def wants_its_bytes(self, file: OpenFile, *, appends: bool) -> bool:
+        """Tell whether a file that is opened to be changed in part should have its bytes here before the first write.
+
+        An append needs them in any case, and small ones cost next to nothing. While they are here, an object that
+        somebody puts under the name cannot take them away: ours goes on beside it, whole. A large file that is opened
+        for reading and writing may be mapped and never written to.
+        """
+        content = file.content
+        return (
+            file.draft is None
+            and not file.nameless
+            and isinstance(content, Stored)
+            and (appends or content.size_bytes <= INLINE_BYTES)
+        )
+
+    def is_only_in_store(self, file: OpenFile) -> bool:
+        """Tell whether the bytes that a change of a part needs lie in the bucket and nowhere here."""
+        content = file.content
+        if file.draft is not None or file.nameless or not isinstance(content, Stored):
+            return False
+        if file.fetched is not None and file.fetched[0] == content:
+            return False
+        if self._engine.files.clean(self._engine.prefix + content.key, content.etag) is not None:
+            return False
+        # Only small ones are begun from the node's cache (see `_bring_to_change`).
+        size = content.size_bytes
+        return size > INLINE_BYTES or StoredReader(self._live, content).here(0, size) is None
 
     def _of_fetched(self, file: OpenFile, kept: Reader | None) -> Draft:
         """A draft of an object's bytes, or of those of a deleted file."""
@@ -300,6 +336,7 @@ class OpenFiles:
         if file.spoiled is not None:
             raise file.spoiled
         draft = self.begin(file)
+        file.node.cached = LOCAL
         end = offset + len(data)
         self._expect_room(file, end)
         if not self._engine.files.make_room(max(0, end - draft.size)):
@@ -310,6 +347,7 @@ class OpenFiles:
         try:
             self._changed(draft)
             draft.write(offset, data)
+            file.unsettled_bytes += len(data)
         except OSError as exc:
             if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -330,6 +368,7 @@ class OpenFiles:
                     self._changed(draft)
                 try:
                     draft.write(offset, data)
+                    file.unsettled_bytes += len(data)
                     return len(data)
                 except OSError as exc:
                     if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -341,6 +380,7 @@ class OpenFiles:
         if file.spoiled is not None:
             raise file.spoiled
         draft = self.begin(file, empty=size == 0)
+        file.node.cached = LOCAL
         if draft.size != size:
             self._expect_room(file, size)
             if not file.io.acquire(blocking=False):

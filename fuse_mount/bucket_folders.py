@@ -29,6 +29,7 @@ class Folders:
         self._view = view
         self._below: dict[str, tuple[float, dict[str, RemoteFile]]] = {}
         self._in_bucket: set[str] = set()  # folders below which this process has put something into the bucket
+        engine.listen(self._note_made)
 
     def made_here(self, folder: str) -> bool:
         """Whether a folder was made through this mount and the bucket cannot have anything in it."""
@@ -36,6 +37,10 @@ class Folders:
         if pending is None or pending.attributes is None or folder in self._in_bucket:
             return False
         return not pending.base and not pending.touched
+
+    def _note_made(self, pending: Pending) -> None:
+        if pending.key.endswith("/") and self.made_here(pending.key):
+            self._remote.made(pending.key)
 
     def take_below(self, key: str) -> dict[str, RemoteFile]:
         """What the bucket has below a folder, to be used at once."""

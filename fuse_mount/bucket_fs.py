@@ -77,7 +77,7 @@ class BucketFs:
             folder, text = self._nodes.place(parent, name)
             state = self._nodes.state(folder, text)
             node = self._nodes.node(folder, text, state)
-            node.lookups += 1
+            self._tree.tell(node)
             self._nodes.forget_old()
             return self._nodes.attr(node, state)
 
@@ -168,9 +168,13 @@ class BucketFs:
         """Write to an open file: how much was written, which is all."""
         return self._handles.write(handle, offset, data)
 
-    def spoil(self, handle: int, exc: BaseException) -> None:
+    def spoil(self, handle: int, exc: BaseException, n_bytes: int) -> str:
         """A write has failed: see `Handles.spoil`."""
-        self._handles.spoil(handle, exc)
+        return self._handles.spoil(handle, exc, n_bytes)
+
+    def save_losses(self) -> None:
+        """Write down what was lost. Waits for a disk."""
+        self.engine.losses.save()
 
     def flush(self, handle: int, *, wait: bool = True) -> Callable[[], None] | None:
         """close(2): see `Handles.flush`."""
@@ -209,8 +213,9 @@ class BucketFs:
             return (usage.quota_bytes, usage.used_bytes) if usage.quota_bytes else None
 
     def remember(self) -> None:
-        """Write down what is known of the bucket, for a start while the store cannot be reached. May take long; any
-        thread."""
+        """Write down what is known of the bucket, for a start while the store cannot be reached, and losses that the
+        disk had no room for before. May take long; any thread."""
+        self.save_losses()
         try:
             self._mounted.memory.remember()
         except OSError as exc:

@@ -158,7 +158,7 @@ def bucket_status(info: BucketInfo) -> dict[str, Any]:
         if process.serves(info.supervisor, info.mountpoint):
             raise MountError("its server died and is being started again", hint=f"Its log: {info.log}") from exc
         raise MountError("the mount is dead: its processes were killed", hint=again) from exc
-    status: dict[str, Any] = answer["live"]
+    status: dict[str, Any] = answer["live"] | {"errors": answer.get("errors", [])}
     return status
 
 
@@ -175,6 +175,12 @@ def set_quota(info: BucketInfo, quota_bytes: int) -> None:
             if info.problem or not process.serves(info.supervisor, info.mountpoint) or time.monotonic() > deadline:
                 raise
             time.sleep(_ASK_AGAIN_S)
+
+
+def forget_lost(info: BucketInfo) -> list[dict[str, Any]]:
+    """Have a mount tell no longer what was lost of what was written to it: what that is, as in its status."""
+    found: list[dict[str, Any]] = ask(_files(info), {"op": "forget-lost"})
+    return found
 
 
 def is_mounted(info: BucketInfo) -> bool:

@@ -72,14 +72,15 @@ class Listings:
             folder = self._tree.get(ino)
             state = entry.state
             node = self._tree.child(folder, entry.name)
-            if node is None and (state.complete or state.content is None):
+            is_certain = state.complete or state.content is None
+            if node is None and is_certain:
                 node = self._nodes.node(folder, entry.name, state)
-            elif node is None or not self._nodes.is_known_as(node, state):
+            elif node is None or not (node.lookups or is_certain) or not self._nodes.is_known_as(node, state):
                 # The kernel keeps the size and times of a file that it is told first: what is not known for sure, or
                 # is something else since it was listed, is told of an inode that is never looked up.
                 node = self._tree.passing()
                 state = state._replace(complete=False)
-            node.lookups += 1
+            self._tree.tell(node)
             is_written = node.open is not None and node.open.draft is not None
             return self._nodes.attr(node, self._nodes.state_of(node) if is_written else state)
 

@@ -48,7 +48,7 @@ class Mounted:
         self.memory = RemoteMemory(engine.area.folder, self.remote, engine.lock)
         engine.before_commits(self.memory.write_lines)
         engine.usage.size_of = self.remote.size_of
-        live.hidden = self.remote.hidden
+        live.hidden, live.problem = self.remote.hidden, self.remote.problem
         self.view = View(engine, self.remote)
         self.folders = Folders(engine, self.remote, self.view)
         self.tree = Tree()

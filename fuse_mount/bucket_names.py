@@ -45,9 +45,9 @@ class Names:
                 if flags & os.O_EXCL or old.content is None:
                     raise OSError(errno.EEXIST, "it is there already")
                 node = self._nodes.node(folder, text, old)
-                node.lookups += 1
+                self._tree.tell(node)
                 try:
-                    handle = self._handles.open(node.ino, flags)
+                    handle = self._handles.open(node.ino, flags, fetches=False)  # the kernel knew of no such file
                 except BaseException:  # `Needs`, or an error: the kernel is not told of it
                     self._tree.forget(node.ino, 1)
                     raise
@@ -59,7 +59,7 @@ class Names:
             pending = self._engine.change(key, attributes, Logged(0), base="", ready=False)
             self._engine.record([pending])
             node = self._tree.make(folder, text, is_folder=False)
-            node.lookups += 1
+            self._tree.tell(node)
             self._nodes.forget_old()
             node.cached = LOCAL
             file = node.open = OpenFile(node, State(key, attributes, pending.content, pending.base))
@@ -82,7 +82,7 @@ class Names:
             self._nodes.expect_short(key)
             self._engine.record([self._engine.change(key, attributes, None, base="")])
             node = self._tree.make(folder, text, is_folder=True)
-            node.lookups += 1
+            self._tree.tell(node)
             self._nodes.touch(folder)
             return self._nodes.attr(node, self._nodes.state_of(node))
 
@@ -101,7 +101,7 @@ class Names:
             pending = self._engine.change(key, attributes, Logged(len(target)), base="")
             self._engine.record([pending], blobs={key: target})
             node = self._tree.make(folder, text, is_folder=False)
-            node.lookups += 1
+            self._tree.tell(node)
             self._nodes.touch(folder)
             return self._nodes.attr(node, self._nodes.state_of(node))
 

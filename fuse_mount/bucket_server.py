@@ -8,6 +8,8 @@ that stays in the staging area:
 - somebody unmounts (`dsctl umount` has flushed before, umount(8) has not);
 - SIGTERM or SIGINT: it flushes, unmounts, and after a moment does not wait for who still has files open. A second
   signal ends the flushing.
+
+A supervisor that dies is replaced by the server itself, also while no daemon (whose keeper would do it) runs.
 Where the connection to the kernel ends and the mount is still there (aborted through sysfs, an error of ours) the exit
 code is not 0, and the supervisor starts the next server.
 """
@@ -29,8 +31,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datacache.core.errors import DatacacheError, MountError
+from datacache.core.pauses import pause_s
 from datacache.settings import load_settings
-from fuse_mount import bucket_session, session
+from fuse_mount import bucket_session, process, session
 from fuse_mount.bucket_areas import left_notes, left_of, note_left
 from fuse_mount.bucket_check import (
     check_pyfuse3,
@@ -44,6 +47,7 @@ from fuse_mount.bucket_config import BucketConfig, BucketFiles, BucketInfo, norm
 from fuse_mount.bucket_control import ControlServer, Send
 from fuse_mount.bucket_metrics import render_metrics
 from fuse_mount.control import Request
+from fuse_mount.errno_map import Failure, FailureLog, with_failure
 
 if TYPE_CHECKING:
     from datacache.writeback.live import LiveBucket
@@ -52,6 +56,11 @@ _PROGRESS_EVERY_S = 0.2
 _SERVED_TIMEOUT_S = 2.0
 """How long a lazy unmount waits for who has files open before the server ends anyway."""
 _ANSWER_TIMEOUT_S = 5.0
+_ALONE_S = 1.0
+"""From the supervisor's end until this server starts another one: the keeper may be quicker, and a mount host that ends
+kills the supervisor just before the server."""
+_LONGEST_PAUSE_S = 30.0
+_LOOK_EVERY_S = 3600.0
 
 _log = logging.getLogger("fuse_mount")
 
@@ -74,6 +83,7 @@ class BucketServer:
         self._live: LiveBucket
         self._sync_open: Callable[[], None] = lambda: None
         self._remember: Callable[[], None] = lambda: None
+        self._look_around: Callable[[], None] = lambda: None
         self._info: BucketInfo
         self._final_flush_s = config.stop_flush_s
         """How long to go on uploading after the unmount. Set by who unmounts, read after it."""
@@ -84,6 +94,8 @@ class BucketServer:
         self._finished = threading.Event()
         """What is left is known."""
         self._left: dict[str, Any] = {}
+        self._failures: tuple[Failure, ...] = ()
+        """The last errors that somebody who reads or writes got. Changed by the serving thread alone."""
 
     def run(self, report: Report) -> int:
         """Serve to the end; the exit code. Raises `DatacacheError` where it does not come to serving."""
@@ -102,6 +114,7 @@ class BucketServer:
             raise
         notes += _stray_notes(target, placed.strays)
         self._sync_open, self._remember = partial(pyfuse3_adapter.sync_open, fs), fs.remember
+        self._look_around = fs.remote.look_around
         mount = session.mount_at(target)
         self._info = BucketInfo(
             mountpoint=Path(target),
@@ -121,13 +134,18 @@ class BucketServer:
             signal.signal(number, lambda number, _frame: self._signals.put(number))
         self._files.make_folder()
         handlers = {"status": self._status, "metrics": self._metrics, "flush": self._flush, "stop": self._stop}
-        control = ControlServer(self._files.listen(), handlers | {"quota": self._quota})
+        control = ControlServer(
+            self._files.listen(), handlers | {"quota": self._quota, "forget-lost": self._forget_lost}
+        )
         threading.Thread(target=self._say_ready, args=(report,), name="ready", daemon=True).start()
         threading.Thread(target=self._obey_signals, name="signals", daemon=True).start()
+        threading.Thread(target=self._stay_supervised, name="supervisor", daemon=True).start()
         try:
             # libfuse takes the descriptor of a mount that is made already for a mount point. The options that count are
             # the mount's.
-            pyfuse3_adapter.serve(fs, f"/dev/fd/{placed.fd}", {"default_permissions"})
+            pyfuse3_adapter.serve(
+                fs, f"/dev/fd/{placed.fd}", {"default_permissions"}, failures=FailureLog(note=self._note_failure)
+            )
         finally:
             self._served.set()
             self._finish()
@@ -173,12 +191,56 @@ class BucketServer:
                 report({"error": f"the mount does not answer: {exc.strerror}", "hint": f"See {self._files.log}"})
             return
         session.set_readahead(self._info.device)
+        if not self._restarts:
+            self._look_around()
         try:
             self._files.write(self._info)
         except OSError as exc:  # a full disk must not end a mount
             _log.warning("the state of the mount cannot be written: %s", exc)
         _log.info("%s serves %s, staged in %s", self._config.mountpoint, self._info.url, self._info.staging)
         report({"ok": self._info.to_dict()})
+
+    def _note_failure(self, failure: Failure) -> None:
+        self._failures = with_failure(self._failures, failure)
+
+    def _stay_supervised(self) -> None:
+        """Start another supervisor whenever there is none. Of several that are started one stays: they take turns at
+        the mount's lock (`BucketSupervisor.go_on`), and the one that stays writes itself into the state.
+        """
+        failed = 0
+        while True:
+            self._await_supervisors_end()
+            pause = pause_s(failed, first_s=_ALONE_S, longest_s=_LONGEST_PAUSE_S) if failed else _ALONE_S
+            if self._served.wait(pause):
+                return
+            if self._has_supervisor():
+                failed = 0
+                continue
+            _log.warning("the supervisor is gone; starting another one")
+            try:
+                process.start(["--bucket", self._config.to_json(), "--only-if-dead"], self._files, {}, foreground=False)
+            except (MountError, OSError) as exc:
+                failed += 1
+                _log.error("no supervisor can be started: %s", exc)
+
+    def _await_supervisors_end(self) -> None:
+        watched = process.watch(self._info.supervisor)
+        if watched is None:
+            return
+        try:
+            while process.serves(self._info.supervisor, self._config.mountpoint):
+                if process.readable(watched, _LOOK_EVERY_S):
+                    return
+        finally:
+            os.close(watched)
+
+    def _has_supervisor(self) -> bool:
+        """Tell whether the state names one that lives: perhaps another one than before, which is then this server's."""
+        known = self._files.read()
+        if known is None or not process.serves(known.supervisor, self._config.mountpoint):
+            return False
+        self._info = replace(self._info, supervisor=known.supervisor)
+        return True
 
     def _obey_signals(self) -> None:
         from fuse_mount import pyfuse3_adapter
@@ -239,10 +301,11 @@ class BucketServer:
     # --- what the control socket is asked ---------------------------------------------------------------------
 
     def _status(self, _request: Request, _send: Send) -> dict[str, Any]:
-        return self._info.to_dict() | {"live": self._live.status()}
+        errors = [failure.to_dict() for failure in self._failures]
+        return self._info.to_dict() | {"live": self._live.status(), "errors": errors}
 
     def _metrics(self, _request: Request, _send: Send) -> str:
-        return render_metrics([(self._info, self._live.status())])
+        return render_metrics([(self._info, self._live.status())], self._config.home)
 
     def _quota(self, request: Request, _send: Send) -> dict[str, Any]:
         """Set another quota, kept in the staging area for the next server, and in the state for whoever mounts anew."""
@@ -252,10 +315,18 @@ class BucketServer:
         except OSError as exc:
             raise MountError(f"the quota cannot be kept: {exc.strerror}", hint="See to the staging area.") from exc
         self._info = replace(self._info, config=replace(self._info.config, quota_bytes=quota_bytes))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._files.locked():
+            self._has_supervisor()  # the state may name another one than this server knows of
             self._files.write(self._info)
         _log.info("%s: the quota is %d bytes now", self._config.mountpoint, quota_bytes)
         return self._live.status()
+
+    def _forget_lost(self, _request: Request, _send: Send) -> list[dict[str, Any]]:
+        """Forget what was lost: somebody has seen it."""
+        try:
+            return [loss._asdict() for loss in self._live.engine.losses.forget()]
+        except OSError as exc:
+            raise MountError(f"the note stays on the disk: {exc.strerror}", hint="See to the staging area.") from exc
 
     def _flush(self, request: Request, send: Send) -> dict[str, Any]:
         """Flush, and send where things are until it is done. A caller that goes away ends it."""

@@ -16,14 +16,13 @@ program takes the folder below for the bucket.
 **The supervisor is told to end** (SIGTERM, Ctrl-C): so is the server, which uploads what it can, unmounts and ends.
 
 **The supervisor is killed.** The server goes on. The keeper in the cache daemon (`keeping`) starts the next supervisor,
-which watches that server, or starts one if it died as well: `--bucket JSON --only-if-dead`. Without a daemon, somebody
-has to mount again when the server dies.
+which watches that server, or starts one if it died as well: `--bucket JSON --only-if-dead`. So does the server, with
+or without a daemon. Where server and supervisor die within a second while no daemon runs, somebody has to mount again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -97,9 +96,7 @@ class BucketSupervisor:
 
     def go_on(self, report: Report) -> bool:
         """Be the supervisor of a mount whose own was killed. False where that lives, or there is no such mount."""
-        self._files.make_folder()
-        with open(self._files.lock, "w", encoding="ascii") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._files.locked():
             known = self._files.read()
             if known is None or known.problem or not self._is_mounted():
                 return False
@@ -173,7 +170,8 @@ class BucketSupervisor:
             self._give_up(f"{self._deaths} servers in a row ended soon after their start; the last one {how}")
             return None
         delay_s = pause_s(self._deaths - 1, first_s=_FIRST_DELAY_S, longest_s=_MAX_DELAY_S)
-        _log.warning("%s: the server %s; the next one starts in %.2g s", self._config.mountpoint, how, delay_s)
+        soon = f"in {delay_s:.2g} s" if delay_s else "at once"
+        _log.warning("%s: the server %s; the next one starts %s", self._config.mountpoint, how, soon)
         return delay_s
 
     def _spawn(self) -> None:

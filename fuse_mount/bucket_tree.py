@@ -1,18 +1,26 @@
 """The files and folders of a read-write mount that the kernel knows: inode numbers and names, not what they hold.
 
-Part of `BucketFs`, under its lock. A node is made when the kernel first hears of it and goes when the kernel forgets
-it, unless it is open. Its key is found by walking up, so that a folder is renamed by one change.
+Part of `BucketFs`, under its lock. A node is made when the kernel first hears of it. When the kernel forgets it, as it
+does whenever memory is short, it *rests*: programs compare the inode numbers and times that they were told, so the
+kernel hears the same ones when it asks again. Of resting nodes the tree drops those that were forgotten first. A node's
+key is found by walking up, so that a folder is renamed by one change.
 """
 
 from __future__ import annotations
 
 import errno
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fuse_mount.bucket_files import OpenFile
 
 ROOT = 1
+MOST_RESTING = 50_000
+"""Files and empty folders that keep their numbers and times after the kernel has forgotten them. Each takes some 0.5 KB
+(a node, its name, its rows in four dictionaries)."""
+_LET_GO_AT_A_TIME = 4
+"""One that rests takes the place of more than one, since a folder may rest in turn when its last file is let go of."""
 _OLD_AT_A_TIME = 256
 LOCAL = "local"
 """For `Node.cached`: bytes that were written through this mount, which the kernel has seen itself."""
@@ -60,11 +68,14 @@ class Tree:
         self.root = Node(ROOT, None, "", True)
         self.root.lookups = 1
         self._nodes: dict[int, Node] = {ROOT: self.root}
-        self._next = self._oldest = ROOT + 1
+        self._next = ROOT + 1
+        self._n_known = 1
+        """How many nodes the kernel was told of and has not forgotten."""
         self._gone: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._nodes)
+        self._resting: OrderedDict[int, Node] = OrderedDict()
+        """Those that only their names keep, in the order in which the kernel forgot them. None has children."""
+        self._not_asked: OrderedDict[int, Node] = OrderedDict()
+        """Files that the kernel knows and was not asked to forget, in the order in which it was told of them."""
 
     def get(self, ino: int) -> Node:
         """The node of an inode number that the kernel was told."""
@@ -90,7 +101,7 @@ class Tree:
             self.unname(node)
         node = self._nodes[self._next] = Node(self._next, parent, name, is_folder)
         self._next += 1
-        _name(parent, name, node)
+        self._name(parent, name, node)
         return node
 
     def passing(self) -> Node:
@@ -100,14 +111,22 @@ class Tree:
         self._next += 1
         return node
 
+    def tell(self, node: Node) -> None:
+        """Count that the kernel is told of a node, and will `forget` it."""
+        if not node.lookups:
+            self._n_known += 1
+            self._resting.pop(node.ino, None)
+            if not node.is_folder:
+                self._not_asked[node.ino] = node
+        node.lookups += 1
+
     def old(self, most: int) -> list[Node]:
-        """Files that the kernel was told of a long time ago, if there are more than `most` nodes: those that were not
-        given before, some at a time."""
+        """Return files that the kernel was told of a long time ago, if it knows more than `most` nodes: some at a time,
+        and each once until it is forgotten and told again."""
         found: list[Node] = []
-        while len(self._nodes) - most > _OLD_AT_A_TIME and len(found) < _OLD_AT_A_TIME and self._oldest < self._next:
-            node = self._nodes.get(self._oldest)
-            self._oldest += 1
-            if node is not None and not node.is_folder and node.open is None and node.parent is not None:
+        while self._n_known - most > _OLD_AT_A_TIME and len(found) < _OLD_AT_A_TIME and self._not_asked:
+            _, node = self._not_asked.popitem(last=False)
+            if node.open is None and node.parent is not None and node.ino not in self._gone:
                 found.append(node)
         return found
 
@@ -123,46 +142,66 @@ class Tree:
         other = self.child(parent, name)
         if other is not None and other is not node:
             self.unname(other)
+        old_parent = node.parent
         _unname(node)
         node.parent, node.name = parent, name
-        _name(parent, name, node)
+        self._name(parent, name, node)
+        if old_parent is not None:
+            self.drop(old_parent)
 
     def unname(self, node: Node) -> None:
         """A node's file is deleted, or replaced by another one."""
         _unname(node)
         self._gone.add(node.ino)
         self.drop(node)
+        if node.parent is not None:
+            self.drop(node.parent)
 
     def forget(self, ino: int, count: int) -> None:
         """The kernel has forgotten it so many times."""
         node = self._nodes[ino]
         node.lookups -= count
+        if not node.lookups:
+            self._n_known -= 1
+            self._not_asked.pop(ino, None)
         self.drop(node)
 
     def drop(self, node: Node) -> None:
-        """Let go of a node that nobody knows any more."""
-        if node.lookups > 0 or node.open is not None or node is self.root:
+        """Let a node rest that neither the kernel nor anybody else knows any more; let go of one without a name."""
+        self._rest(node)
+        for _ in range(_LET_GO_AT_A_TIME):
+            if len(self._resting) > MOST_RESTING:
+                self._remove(next(iter(self._resting.values())))
+
+    def _rest(self, node: Node) -> None:
+        if node.lookups > 0 or node.open is not None or node.children or node is self.root:
             return
-        if self._nodes.pop(node.ino, None) is None:
+        if node.ino not in self._nodes:
             return
+        if node.ino in self._gone:
+            self._remove(node)
+        else:
+            self._resting[node.ino] = node
+
+    def _remove(self, node: Node) -> None:
+        del self._nodes[node.ino]
+        self._resting.pop(node.ino, None)
         self._gone.discard(node.ino)
         _unname(node)
+        if node.parent is not None:
+            self._rest(node.parent)  # nothing may be left in it
+
+    def _name(self, parent: Node, name: str, node: Node) -> None:
+        if parent.children is not None:
+            parent.children[name] = node
+            self._resting.pop(parent.ino, None)
 
     def below(self, folder: Node) -> list[Node]:
         """All nodes below a folder."""
-        found = []
-        for node in self._nodes.values():
-            above = node.parent
-            while above is not None and above is not folder:
-                above = above.parent
-            if above is not None and node.ino not in self._gone:
-                found.append(node)
+        found = list((folder.children or {}).values())
+        for node in found:
+            found.extend((node.children or {}).values())
         return found
-
-
-def _name(parent: Node, name: str, node: Node) -> None:
-    if parent.children is not None:
-        parent.children[name] = node
 
 
 def _unname(node: Node) -> None:

@@ -7,11 +7,11 @@ short and fit into a new connection's buffer. No threads.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import socket
 from collections.abc import Iterator
 
+from datacache.core.messages import parse_object
 from fuse_mount.control import Request
 
 _MOST = 32
@@ -75,10 +75,8 @@ class Callers:
         if not text.endswith(b"\n"):
             return None
         try:
-            request = json.loads(text)
+            request = parse_object(text)
         except ValueError:
-            request = None
-        if not isinstance(request, dict):
             self._hang_up(connection, "it talks of something else")
             return None
         del self._said[connection]

@@ -10,10 +10,14 @@ callers (`process`) talk the same way. No threads.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any
+
+from datacache.core.messages import parse_object
 
 Request = dict[str, Any]
 _TIMEOUT_S = 10.0
@@ -30,17 +34,32 @@ def reply(connection: socket.socket, message: dict[str, Any], fds: Sequence[int]
     connection.sendall(data)
 
 
-def receive(connection: socket.socket, *, timeout_s: float = _TIMEOUT_S) -> tuple[Request, list[int]]:
-    """One message and the descriptors that came with it. `OSError` or `ValueError` for a broken one."""
+def receive(
+    connection: socket.socket, *, timeout_s: float = _TIMEOUT_S, most_fds: int = 0
+) -> tuple[Request, list[int]]:
+    """Read one message and up to `most_fds` descriptors that came with it, which are the caller's from then on.
+
+    All other descriptors are closed, and all of them where the message is broken (`OSError`, `ValueError`).
+    """
     connection.settimeout(timeout_s)
     text, fds = b"", []
-    while not text.endswith(b"\n"):
-        part, more, _, _ = socket.recv_fds(connection, 65536, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-        fds += more
-        if not part:
-            raise ConnectionError("the other side closed the connection")
-        text += part
-    message = json.loads(text)
-    if not isinstance(message, dict):
-        raise ValueError("a message must be an object")
-    return message, fds
+    try:
+        while not text.endswith(b"\n"):
+            part, more, _, _ = socket.recv_fds(connection, 65536, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            fds += more
+            if not part:
+                raise ConnectionError("the other side closed the connection")
+            text += part
+        message = parse_object(text)
+    except BaseException:
+        close_all(fds)
+        raise
+    close_all(fds[most_fds:])
+    return message, fds[:most_fds]
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

@@ -38,11 +38,11 @@ from datacache.core.errors import DatacacheError, MountError
 from datacache.core.pauses import pause_s
 from datacache.daemon import paths
 from datacache.settings import Settings
-from fuse_mount import process, session
+from fuse_mount import mounting, process, session
 from fuse_mount.bucket_config import BucketFiles, BucketInfo, read_bucket_state
 from fuse_mount.bucket_control import follow
 from fuse_mount.control import Request, receive, reply
-from fuse_mount.state import MOUNT_TYPE, MountFiles, MountInfo, read_state
+from fuse_mount.state import MOUNT_TYPE, MountConfig, MountFiles, MountInfo, read_state
 
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _LOOK_EVERY_S = 2.0
@@ -77,6 +77,8 @@ class MountHost:
         self._listener = listen(self.path)
         self._inode = os.stat(self.path).st_ino
         self._started = time.monotonic()
+        self._generation = f"{os.getpid()} {process.born(os.getpid())}"
+        """Its pools are its own: the next host's take over from them."""
         self._ending = threading.Event()
         self._room = threading.Semaphore(_MOST_CALLERS)
         self._failures: dict[str, tuple[int, float]] = {}
@@ -159,9 +161,23 @@ class MountHost:
     def _start(self, arguments: list[str], mountpoint: str, variables: dict[str, str]) -> Request:
         if self._ending.is_set():
             raise MountError("the mount host is ending", hint="Try again: another one starts.")
-        files = MountFiles(self._settings.home, mountpoint)
         variables = variables | {"DATACACHE_MOUNT_HOST": str(self.path)}
-        return process.start([*arguments, "--hosted"], files, variables, foreground=False)
+        if arguments[0] not in ("--config", "--takeover"):
+            files = MountFiles(self._settings.home, mountpoint)
+            started: Request = process.start([*arguments, "--hosted"], files, variables, foreground=False)
+            return started
+        environment = process.environment(variables)
+        if arguments[0] == "--config":
+            config = MountConfig.from_json(arguments[1])
+            return mounting.mount(config, environment, generation=self._generation).to_dict()
+        taken = mounting.take_over(
+            arguments[1],
+            self._settings.home,
+            environment,
+            only_if_dead="--only-if-dead" in arguments,
+            generation=self._generation,
+        )
+        return taken.to_dict() if taken is not None else {}
 
     # --- what runs elsewhere ----------------------------------------------------------------------------------
 
@@ -237,9 +253,9 @@ class MountHost:
         found, mounts = [], session.mounts_by_place()
         for info in self._snapshots():
             there = mounts.get(str(info.mountpoint))
-            if there is not None and there.kind == MOUNT_TYPE and not _is_mine(info.pid, info.mountpoint):
+            if there is not None and there.kind == MOUNT_TYPE and not _is_below(info):
                 # Others may be bringing back one whose supervisor is dead, below this process.
-                dead = [] if process.serves(info.pid, info.mountpoint) else ["--only-if-dead"]
+                dead = [] if process.is_served(info) else ["--only-if-dead"]
                 found.append((str(info.mountpoint), ["--takeover", str(info.mountpoint), *dead]))
         return found
 
@@ -283,7 +299,7 @@ class MountHost:
         else:
             self._wait_for_newer(time.monotonic() + _NEWER_TIMEOUT_S)
         self._listener.close()
-        mine = [info for info in self._snapshots() if _is_mine(info.pid, info.mountpoint)]
+        mine = [info for info in self._snapshots() if _is_below(info)]
         buckets = [info for info in self._buckets() if _is_mine(info.supervisor, info.mountpoint)]
         if not mine and not buckets:
             return
@@ -295,7 +311,7 @@ class MountHost:
 
     def _wait_for_newer(self, deadline: float) -> None:
         """Until a newer host has taken all mounts of snapshots over."""
-        while any(_is_mine(info.pid, info.mountpoint) for info in self._snapshots()) and time.monotonic() < deadline:
+        while any(_is_below(info) for info in self._snapshots()) and time.monotonic() < deadline:
             time.sleep(_LEAVE_RETRY_S)
 
     def _snapshots(self) -> list[MountInfo]:
@@ -360,14 +376,23 @@ def _leave_bucket(info: BucketInfo, deadline: float) -> None:
             os.close(watched)
 
 
+def _is_below(info: MountInfo) -> bool:
+    """Tell whether the supervisor of a snapshot's mount is a child of this process."""
+    return process.is_served(info) and _is_child(info.pid)
+
+
 def _is_mine(pid: int, mountpoint: Path) -> bool:
-    """Whether a process of a mount is a child of this one."""
+    """Tell whether a process of a bucket's mount is a child of this one."""
+    return _is_child(pid) and process.serves(pid, mountpoint)
+
+
+def _is_child(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return False
-    return fields[0] != "Z" and int(fields[1]) == os.getpid() and process.serves(pid, mountpoint)
+    return fields[0] != "Z" and int(fields[1]) == os.getpid()
 
 
 def _reap() -> None:

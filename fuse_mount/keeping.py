@@ -191,4 +191,4 @@ def known(home: str | Path) -> dict[str, dict[str, Any]]:
 def _ask(home: str | Path, request: Request) -> tuple[Request, list[int]]:
     with unix_sockets.connect(paths.keeper_socket_path(Path(home)), timeout_s=_ANSWER_TIMEOUT_S) as connection:
         reply(connection, request)
-        return receive(connection, timeout_s=_ANSWER_TIMEOUT_S)
+        return receive(connection, timeout_s=_ANSWER_TIMEOUT_S, most_fds=1)

@@ -1,79 +1,68 @@
 """Mounts whose supervisor was killed: its workers still hold the descriptor, or else the keeper does, and a new
 supervisor gets it from them.
 
-Used by `supervisor` when it takes over and nobody answers on the control socket. No threads, no state.
+Used by `mounting` when it takes over and nobody answers on the control socket. No threads, no state.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
-from collections.abc import Iterable
+import socket
+from pathlib import Path
 
+from datacache.core import unix_sockets
 from datacache.core.errors import MountError
 from datacache.daemon.keeper import is_connected
-from fuse_mount import keeping, process
-from fuse_mount.session import DEVICE
-from fuse_mount.state import FilesOfMount
+from fuse_mount import keeping
+from fuse_mount.control import receive, reply
+from fuse_mount.pool import worker_socket
+from fuse_mount.state import FilesOfMount, MountInfo
 
-_SYS_PIDFD_GETFD = 438  # include/uapi/asm-generic/unistd.h; the same on all architectures
+_TIMEOUT_S = 5.0
 
 
-def adopt(workers: Iterable[int], files: FilesOfMount, home: str) -> tuple[int, list[int]]:
-    """A copy of a mount's descriptor, from a worker or else from the keeper, and the processes that serve the mount.
-    Raises `MountError` where nobody has it: the mount is lost.
+def adopt(info: MountInfo, files: FilesOfMount, home: str | Path) -> int:
+    """Get a copy of a mount's descriptor, from a worker or else from the keeper. Raises `MountError` where nobody has
+    it: the mount is lost.
 
-    A process id may have been given to another program since it was written down, also to another mount's worker, so
-    only what was started for this mount and has /dev/fuse open counts.
+    A worker is asked for this very mount, by mount point and device: it knows what it serves, whatever an older state
+    says of it.
     """
-    serving = {
-        pid: fd for pid in workers if process.serves(pid, files.mountpoint) and (fd := _device_of(pid)) is not None
-    }
-    reason = "none of its workers is left"
-    for pid, number in serving.items():
+    for pid in info.workers:
         try:
-            return _connected(_copy(pid, number, files.mountpoint)), list(serving)
-        except OSError as exc:
-            reason = f"worker {pid} cannot hand it over: {exc.strerror}"
-    fd = keeping.fetch(home, files.key)
-    if fd is not None:
-        return fd, list(serving)
+            with _asked(info, home, pid, "descriptor") as connection:
+                _, fds = receive(connection, timeout_s=_TIMEOUT_S, most_fds=1)
+        except (OSError, ValueError):
+            continue
+        for fd in fds:
+            if is_connected(fd):
+                return fd
+            os.close(fd)  # it was unmounted
+    fd_kept = keeping.fetch(home, files.key)
+    if fd_kept is not None:
+        return fd_kept
     raise MountError(
-        f"the mount at {files.mountpoint} is lost: {reason}, and the cache daemon does not keep its descriptor",
+        f"the mount at {files.mountpoint} is lost: none of its workers is left, and the cache daemon does not keep its "
+        "descriptor",
         hint="Unmount it and mount it again (dsctl umount --lazy DIR; dsctl mount REF DIR).",
     )
 
 
-def _connected(fd: int) -> int:
-    if not is_connected(fd):
-        os.close(fd)
-        raise OSError(errno.ENODEV, "it was unmounted")
-    return fd
+def stop(info: MountInfo, home: str | Path) -> None:
+    """Tell what is left of a former supervisor's workers to answer what they had read and to let go of a mount."""
+    for pid in info.workers:
+        try:
+            with _asked(info, home, pid, "stop") as connection:
+                receive(connection, timeout_s=_TIMEOUT_S)
+        except (OSError, ValueError):  # it died just now
+            continue
 
 
-def _device_of(pid: int) -> int | None:
-    folder = f"/proc/{pid}/fd"
+def _asked(info: MountInfo, home: str | Path, pid: int, operation: str) -> socket.socket:
+    connection = unix_sockets.connect(worker_socket(home, info.pool, pid), timeout_s=_TIMEOUT_S)
     try:
-        for name in os.listdir(folder):
-            if os.readlink(f"{folder}/{name}") == DEVICE:
-                return int(name)
+        reply(connection, {"op": operation, "mountpoint": str(info.mountpoint), "device": info.device})
     except OSError:
-        pass  # gone, or somebody else's
-    return None
-
-
-def _copy(pid: int, number: int, mountpoint: str) -> int:
-    """pidfd_getfd(2), Linux 5.6: a duplicate of another process's descriptor, for who may trace it."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        if not process.serves(pid, mountpoint):  # from here on the id stands for this one
-            raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
-        libc = ctypes.CDLL(None, use_errno=True)
-        fd: int = libc.syscall(_SYS_PIDFD_GETFD, pidfd, number, 0)
-        if fd < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return fd
-    finally:
-        os.close(pidfd)
+        connection.close()
+        raise
+    return connection

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from datacache.core import unix_sockets
+from datacache.core.disk import open_private
 from datacache.core.errors import DatacacheError, MountError
 from fuse_mount.control import receive, reply
-from fuse_mount.state import FilesOfMount
+from fuse_mount.state import FilesOfMount, MountInfo
 
 _READY_TIMEOUT_S = 90.0
 _END_TIMEOUT_S = 4.0
@@ -72,7 +73,7 @@ def _run(
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     command = [sys.executable, "-m", "fuse_mount", *arguments, "--ready-fd", str(theirs)]
     try:
-        with open(files.log, "ab") as log:
+        with open(files.log, "ab", opener=open_private) as log:
             return subprocess.Popen(
                 command if foreground else [*command, "--daemon"],
                 stdin=subprocess.DEVNULL,
@@ -149,7 +150,8 @@ def ask_host(
         raise MountError(
             f"the process that starts mounts ended while it did: {exc}", hint=f"Try again; see {files.log}"
         ) from exc
-    return _word(answer)
+    found: dict[str, Any] = word(answer)
+    return found
 
 
 def environment(variables: dict[str, str]) -> dict[str, str]:
@@ -191,10 +193,11 @@ def _wait_for(process: subprocess.Popen[bytes], text: bytes, files: FilesOfMount
 def parse_word(text: bytes, files: FilesOfMount) -> dict[str, Any]:
     """What a process said, or its error as a `MountError`."""
     try:
-        word = json.loads(text)
+        said = json.loads(text)
     except ValueError as exc:
         raise MountError(f"the mount process ended at once; see {files.log}") from exc
-    return _word(word)
+    found: dict[str, Any] = word(said)
+    return found
 
 
 def word_of(error: DatacacheError) -> dict[str, Any]:
@@ -203,13 +206,13 @@ def word_of(error: DatacacheError) -> dict[str, Any]:
     return {"error": error.message, "hint": error.hint, "type": kind}
 
 
-def _word(word: dict[str, Any]) -> dict[str, Any]:
-    if "error" in word:
-        error = MountError(word["error"], hint=word.get("hint", ""))
-        error.kind = word.get("type", "")
+def word(said: dict[str, Any]) -> Any:
+    """Return what an answer says, or its error as a `MountError`."""
+    if "error" in said:
+        error = MountError(said["error"], hint=said.get("hint", ""))
+        error.kind = said.get("type", "")
         raise error
-    found: dict[str, Any] = word["ok"]
-    return found
+    return said["ok"]
 
 
 def watch(pid: int) -> int | None:
@@ -223,6 +226,41 @@ def watch(pid: int) -> int | None:
 def lives(pid: int) -> bool:
     """Whether there is such a process."""
     return os.path.exists(f"/proc/{pid}")
+
+
+def born(pid: int) -> int:
+    """Return when a process started, in ticks since the machine's start (proc(5), stat): together with its id that
+    names it. 0 where it has ended.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def homes() -> list[Path]:
+    """Return the homes of all processes of mounts that this user may look at."""
+    found: set[Path] = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            command = Path("/proc", name, "cmdline").read_bytes()
+            if b"fuse_mount" not in command.split(b"\0"):
+                continue
+            for variable in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                if variable.startswith(b"DATACACHE_HOME="):
+                    found.add(Path(os.fsdecode(variable.partition(b"=")[2])))
+    return sorted(found)
+
+
+def is_served(info: MountInfo) -> bool:
+    """Tell whether the supervisor that a snapshot's mount was last served by lives."""
+    if not info.born:  # written by an earlier version
+        return serves(info.pid, info.mountpoint)
+    return born(info.pid) == info.born
 
 
 def serves(pid: int, mountpoint: str | Path) -> bool:

@@ -186,15 +186,20 @@ class Encoder:
         self._uid = owner.uid
         self._gid = owner.gid
         self._file_mode = stat.S_IFREG | (0o444 & ~owner.umask)
+        self._kept = 0o555 & ~owner.umask
         self._dir_mode = stat.S_IFDIR | (0o555 & ~owner.umask)
 
-    def attributes(self, ino: int, is_dir: bool, size_bytes: int, mtime_ns: int) -> bytes:
-        """struct fuse_attr. A directory has one link, as on btrfs: 'not counted', so that `find` counts
+    def attributes(self, ino: int, is_dir: bool, size_bytes: int, mtime_ns: int, mode: int = 0) -> bytes:
+        """struct fuse_attr. `mode` is that of a link, or what the snapshot knows of a file's, without write permission.
+        A directory has one link, as on btrfs: 'not counted', so that `find` counts
         nothing on it.
         """
         seconds, nanoseconds = divmod(mtime_ns, _NS)
         seconds = max(seconds, 0)
-        mode = self._dir_mode if is_dir else self._file_mode
+        if not mode:
+            mode = self._dir_mode if is_dir else self._file_mode
+        elif not stat.S_ISLNK(mode):
+            mode = stat.S_IFREG | (mode & self._kept)
         return _ATTR.pack(
             ino,
             size_bytes,
@@ -214,13 +219,13 @@ class Encoder:
             0,
         )
 
-    def attr_out(self, ino: int, is_dir: bool, size_bytes: int, mtime_ns: int) -> bytes:
+    def attr_out(self, ino: int, is_dir: bool, size_bytes: int, mtime_ns: int, mode: int = 0) -> bytes:
         """struct fuse_attr_out: the answer to GETATTR."""
-        return _ATTR_OUT_VALID + self.attributes(ino, is_dir, size_bytes, mtime_ns)
+        return _ATTR_OUT_VALID + self.attributes(ino, is_dir, size_bytes, mtime_ns, mode)
 
-    def entry_out(self, ino: int, is_dir: bool, size_bytes: int, mtime_ns: int) -> bytes:
+    def entry_out(self, ino: int, is_dir: bool, size_bytes: int, mtime_ns: int, mode: int = 0) -> bytes:
         """struct fuse_entry_out: the answer to LOOKUP and the first part of a READDIRPLUS record."""
-        return _ENTRY.pack(ino, 0, VALID_S, VALID_S, 0, 0) + self.attributes(ino, is_dir, size_bytes, mtime_ns)
+        return _ENTRY.pack(ino, 0, VALID_S, VALID_S, 0, 0) + self.attributes(ino, is_dir, size_bytes, mtime_ns, mode)
 
 
 _ATTR_OUT_VALID = _ATTR_OUT.pack(VALID_S, 0, 0)
@@ -232,6 +237,7 @@ ENTRY_OUT_BYTES = len(NEGATIVE_ENTRY)
 
 DT_DIR = stat.S_IFDIR >> 12
 DT_REG = stat.S_IFREG >> 12
+"""Types in directory records are those of st_mode, shifted."""
 
 
 def dirent_packer(name_bytes: int) -> Callable[..., bytes]:

@@ -34,17 +34,32 @@ _ROOM_BLOCKS = 2**50 // _BLOCK_BYTES
 _MAX_REQUESTS = 400
 """At a time: many may wait for room or for an upload, and all others must be answered."""
 _THREADS = 420
+_TOLD = frozenset((errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT))
+"""Errnos of `BucketFs` that no program brings about by what it asks for: `dsctl status` tells of them."""
+_BY_HANDLE = frozenset(("read", "write", "flush", "fsync", "release"))
+"""Requests of open files: ESTALE of these reaches a program, and so does that of a `setattr` with a handle, which has
+no path. For all others the kernel looks the path up again, once: if the object is replaced all the time, the program
+gets the second ESTALE, and status does not tell it."""
+_LOST_HINT = "Write the file again. `lost` in dsctl status says how much of it, until dsctl flush --forget-lost."
 _SWITCH_S = 0.0005
 """How long another thread may go on before it is this one's turn: a request waits for it, and an upload does not."""
 
 
-def serve(fs: BucketFs, mountpoint: str, options: Iterable[str], *, ready: Callable[[], None] | None = None) -> None:
-    """Mount, and answer the kernel until it is unmounted. `ready` is called once it is mounted.
+def serve(
+    fs: BucketFs,
+    mountpoint: str,
+    options: Iterable[str],
+    *,
+    failures: FailureLog | None = None,
+    ready: Callable[[], None] | None = None,
+) -> None:
+    """Mount, and answer the kernel until it is unmounted. `ready` is called once it is mounted. `failures` gets what
+    those see as an errno who read and write.
 
     `options` are mount(8) options besides those that BucketFs relies on. Raises what pyfuse3 raises if it cannot be
     mounted.
     """
-    operations = _Operations(fs)
+    operations = _Operations(fs, failures or FailureLog())
     sys.setswitchinterval(_SWITCH_S)
     pyfuse3.init(operations, mountpoint, set(options))
     try:
@@ -91,7 +106,12 @@ async def _sync_long_open(fs: BucketFs) -> None:
     async with trio.open_nursery() as nursery:
         while True:
             await trio.sleep(_CHECK_OPEN_S)
-            for ino, settle in fs.long_open():
+            try:
+                found = list(fs.long_open())
+            except Exception:  # noqa: BLE001 - what runs beside the requests must never end the server
+                _log.exception("open files could not be looked through")
+                continue
+            for ino, settle in found:
                 nursery.start_soon(_sync_open, ino, settle)
 
 
@@ -101,12 +121,17 @@ async def _sync_open(ino: int, settle: Callable[[], None]) -> None:
         await trio.to_thread.run_sync(settle)
     except (DatacacheError, OSError) as exc:
         _log.warning("an open file could not be made durable: %s", exc)
+    except Exception:  # noqa: BLE001 - as above
+        _log.exception("an open file could not be made durable")
 
 
 async def _remember(fs: BucketFs) -> None:
     while True:
         await trio.sleep(_REMEMBER_S)
-        await trio.to_thread.run_sync(fs.remember)
+        try:
+            await trio.to_thread.run_sync(fs.remember)
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("what is known of the bucket could not be noted")
 
 
 def _bring_pages(ino: int) -> None:
@@ -161,9 +186,11 @@ def _request(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]
         except pyfuse3.FUSEError:
             raise
         except DatacacheError as exc:
-            self.failures.report(handler.__name__, exc)
+            self.failures.report(_what(handler.__name__, exc), exc)
             raise pyfuse3.FUSEError(errno_of(exc)) from exc
         except OSError as exc:
+            if exc.errno in _TOLD and (exc.errno != errno.ESTALE or _has_handle(handler.__name__, args)):
+                self.failures.report(_what(handler.__name__, exc), exc, exc.errno)
             raise pyfuse3.FUSEError(exc.errno or errno.EIO) from exc
         except Exception as exc:
             _log.exception("%s failed", handler.__name__)
@@ -175,6 +202,18 @@ def _request(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]
     return answer
 
 
+def _has_handle(operation: str, args: tuple[Any, ...]) -> bool:
+    """Tell whether a request is made of an open file: ftruncate(2) and fchmod(2) are, truncate(2) and chmod(2) not."""
+    return operation in _BY_HANDLE or (operation == "setattr" and args[3] is not None)
+
+
+def _what(operation: str, exc: BaseException) -> str:
+    """Return what to call a failure by: what it is about, if it says so, and what was asked for."""
+    names = (getattr(exc, name, "") for name in ("path", "key", "url", "filename"))
+    about = next((name for name in names if name), "")
+    return f"{operation} {about}".rstrip()
+
+
 class _Operations(pyfuse3.Operations):  # type: ignore[misc]
     supports_dot_lookup = False
     # The kernel gathers small writes and keeps what was written; it trusts its own size and times of a file, which is
@@ -182,9 +221,9 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
     # it here before they ask for it to be made durable.
     enable_writeback_cache = True
 
-    def __init__(self, fs: BucketFs) -> None:
+    def __init__(self, fs: BucketFs, failures: FailureLog) -> None:
         super().__init__()
-        self.failures = FailureLog()
+        self.failures = failures
         self.waiting: Waiting | None = None
         self._fs = fs
         self._folders: dict[int, int] = {}  # handle of a folder -> its inode number
@@ -197,7 +236,10 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     async def forget(self, inodes: Iterable[tuple[int, int]]) -> None:
         for ino, count in inodes:
-            self._fs.forget(ino, count)
+            try:
+                self._fs.forget(ino, count)
+            except Exception:  # noqa: BLE001 - nobody waits for an answer: it would end the server
+                _log.exception("inode %d cannot be forgotten", ino)
 
     @_request
     async def getattr(self, ino: int, _ctx: Any) -> Any:
@@ -211,6 +253,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
             gid=attr.st_gid if fields.update_gid else None,
             size=attr.st_size if fields.update_size else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+            ctime_ns=attr.st_ctime_ns if fields.update_ctime else None,
         )
         return self._entry(await _answer(self._fs.setattr, ino, changes, fh))
 
@@ -301,8 +344,13 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
         try:
             return await _answer(self._fs.write, fh, offset, data)
         except (DatacacheError, OSError) as exc:
-            self._fs.spoil(fh, exc)
-            raise
+            key = self._fs.spoil(fh, exc, len(data))
+            number = errno_of(exc) if isinstance(exc, DatacacheError) else exc.errno or errno.EIO
+            # The kernel has answered its writer already, and close(2) knows ENOSPC and EIO only.
+            told = errno.ENOSPC if number == errno.ENOSPC else errno.EIO
+            self.failures.report(f"write {key}", exc, told, _LOST_HINT)
+            await trio.to_thread.run_sync(self._fs.save_losses)
+            raise pyfuse3.FUSEError(number) from exc
 
     @_request
     async def flush(self, fh: int) -> None:

@@ -15,12 +15,14 @@ the worker's loop.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from datacache.core.errors import DatacacheError, PathNotFoundError
+from datacache.core.links import stays_inside
 
 ROOT = 1
 _FILE_BASE = 2
@@ -43,6 +45,8 @@ class Child(Protocol):
     def row(self) -> int: ...
     @property
     def next_row(self) -> int: ...
+    @property
+    def is_link(self) -> bool: ...
 
 
 class FileEntry(Protocol):
@@ -54,6 +58,10 @@ class FileEntry(Protocol):
     def size_bytes(self) -> int: ...
     @property
     def mtime_ns(self) -> int: ...
+    @property
+    def mode(self) -> int: ...
+    @property
+    def target(self) -> bytes: ...
 
 
 class Tree(Protocol):
@@ -101,11 +109,8 @@ class Node(NamedTuple):
     is_dir: bool
     size_bytes: int
     mtime_ns: int
-
-
-def file_inode(row: int) -> int:
-    """The inode of the file in this row."""
-    return row + _FILE_BASE
+    mode: int = 0
+    """st_mode where it is a link, or where the snapshot knows it; else 0."""
 
 
 def directory_inode(depth: int, first_row: int) -> int:
@@ -147,8 +152,15 @@ class SnapshotFs:
             return Node(ino, True, 0, self._created_ns)
         return self._file_node(ino - _FILE_BASE)
 
-    def children(self, ino: int, cookie: int) -> Iterator[tuple[bytes, int, int, bool]]:
-        """(name, inode, next cookie, is it a directory) of each child that follows `cookie` (0: all), in byte
+    def readlink(self, ino: int) -> bytes:
+        """Return where a link leads. One that leads out of the snapshot, which nothing of ours makes, is an error."""
+        entry = self._entry(ino - _FILE_BASE)
+        if not stays_inside(entry.path, entry.target):
+            raise DatacacheError(f"{self.path_of(ino)} is a link that leads out of the snapshot, or none")
+        return entry.target
+
+    def children(self, ino: int, cookie: int) -> Iterator[tuple[bytes, int, int, int]]:
+        """(name, inode, next cookie, type as in st_mode) of each child that follows `cookie` (0: all), in byte
         order.
 
         '.' and '..' are the caller's. Seeks straight to the cookie's row; nothing is kept from one call to
@@ -157,8 +169,11 @@ class SnapshotFs:
         depth, prefix = self._directory(ino)
         start = cookie - COOKIE_BASE if cookie >= COOKIE_BASE else None
         directory = _DIR_BIT | (depth + 1) << _DEPTH_SHIFT
-        for name, is_dir, row, next_row in self._tree.children(prefix, start):
-            yield name, (directory | row if is_dir else row + 2), next_row + 3, is_dir
+        for name, is_dir, row, next_row, is_link in self._tree.children(prefix, start):
+            if is_dir:
+                yield name, directory | row, next_row + 3, stat.S_IFDIR
+            else:
+                yield name, row + 2, next_row + 3, stat.S_IFLNK if is_link else stat.S_IFREG
 
     def read_now(self, ino: int, offset: int, size: int) -> memoryview | bytes | None:
         """The bytes if all of them are on this node and verified, else None. Never waits. Short only at the
@@ -217,7 +232,9 @@ class SnapshotFs:
             entry = self._entry(row)
         except IndexError as exc:
             raise PathNotFoundError(f"row {row} is not in this snapshot") from exc
-        return Node(row + _FILE_BASE, False, entry.size_bytes, entry.mtime_ns)
+        if entry.target:
+            return Node(row + _FILE_BASE, False, len(entry.target), entry.mtime_ns, stat.S_IFLNK | 0o777)
+        return Node(row + _FILE_BASE, False, entry.size_bytes, entry.mtime_ns, entry.mode)
 
 
 def _nanoseconds(created_at: str) -> int:

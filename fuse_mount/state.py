@@ -2,24 +2,31 @@
 
 Used by `launch`, `supervisor` and `worker`. For each mount, named by a hash of its mount point: `.json` (this
 state, replaced atomically), `.sock` (the supervisor's control socket, 0600), `.lock` (held while one takes
-over), `.log`. The supervisor that serves a mount is the only writer of its state. No threads of its own;
-reading is safe at any time.
+over, and never removed), `.log`. The supervisor that serves a mount is the only writer of its state. No threads of its
+own; reading is safe at any time.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import socket
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from datacache.core import unix_sockets
+from datacache.core.disk import replace_file
 from datacache.core.errors import MountError
+from fuse_mount.errno_map import Failure
 
-DEFAULT_OPENER = "datacache.api:open_mounted"
+DEFAULT_OPENER = "datacache.api:open_snapshot"
+REVIVER = "datacache.api:open_mounted"
+"""Opens what was mounted before by its whole id, also when the snapshot was removed from the catalog meanwhile."""
 SUBTYPE = "datacache"
 MOUNT_TYPE = f"fuse.{SUBTYPE}"
 _CONNECT_TIMEOUT_S = 10.0
@@ -54,11 +61,19 @@ class MountConfig:
     @staticmethod
     def from_json(text: str) -> MountConfig:
         """The config that `to_json` wrote."""
-        return MountConfig(**json.loads(text))
+        return MountConfig.from_dict(json.loads(text))
 
-    def pinned(self, ref: str) -> MountConfig:
-        """The same mount, of exactly this snapshot."""
-        return replace(self, ref=ref)
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> MountConfig:
+        """The config of these fields. What a newer version added is passed over."""
+        return MountConfig(
+            **{name: value for name, value in values.items() if name in MountConfig.__dataclass_fields__}
+        )
+
+    def fixed_to(self, ref: str) -> MountConfig:
+        """Return the config of the same mount for exactly this snapshot, which was found in the catalog: from now on it
+        goes on when it is removed there."""
+        return replace(self, ref=ref, opener=REVIVER if self.opener == DEFAULT_OPENER else self.opener)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +88,16 @@ class MountInfo:
     files: int
     total_bytes: int
     pid: int
-    """The supervisor's."""
+    """The supervisor's, which may serve other mounts as well."""
+    born: int = 0
+    """The start of that process, in ticks since the machine's start: its id may be given again."""
+    boot: str = ""
+    """In which boot of the machine it was written down: what an earlier one left is mounted no more."""
+    pool: str = ""
+    """The name under which its worker processes can be asked for descriptors."""
     workers: tuple[int, ...]
+    catalog: str = field(default="", repr=False)
+    """The URL, password and all, of the catalog that it was opened from; '' where an older version wrote the state."""
     device: int
     """st_dev of the mount."""
     log: Path
@@ -87,6 +110,8 @@ class MountInfo:
     kept: bool = False
     """Whether the cache daemon holds a copy of the descriptor (`keeping`), so that the supervisor and all workers may
     be killed at once."""
+    failures: tuple[Failure, ...] = ()
+    """The last errors that readers got, the newest first."""
     config: MountConfig = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,9 +122,9 @@ class MountInfo:
     def from_dict(values: dict[str, Any]) -> MountInfo:
         """The value that `to_dict` took apart. What a newer version added is passed over."""
         known = {name: value for name, value in values.items() if name in MountInfo.__dataclass_fields__}
-        config = {name: value for name, value in known["config"].items() if name in MountConfig.__dataclass_fields__}
         known |= {"mountpoint": Path(known["mountpoint"]), "log": Path(known["log"])}
-        known |= {"workers": tuple(known["workers"]), "config": MountConfig(**config)}
+        known |= {"workers": tuple(known["workers"]), "config": MountConfig.from_dict(known["config"])}
+        known |= {"failures": tuple(map(Failure.from_dict, known.get("failures", ())))}
         return MountInfo(**known)
 
 
@@ -129,15 +154,28 @@ class FilesOfMount:
             ) from exc
 
     def replace_state(self, values: dict[str, Any]) -> None:
-        """Replace the state atomically."""
-        new = self.state.with_name(f"{self.state.name}.new")
-        new.write_text(json.dumps(values, indent=1), encoding="utf-8")
-        new.replace(self.state)
+        """Replace the state atomically. Only its owner can read it: it says which bucket or data set is where."""
+        replace_file(self.state, json.dumps(values, indent=1).encode(), durable=False)
 
     def remove(self) -> None:
-        """Remove state and socket; the log stays for whoever wants to know why."""
-        for path in (self.state, self.folder / self.socket_name, self.lock):
+        """Remove state and socket. The log stays for whoever wants to know why. So does the lock: whoever waits for a
+        file that lost its name holds nothing that the next one would see.
+        """
+        for path in (self.state, self.folder / self.socket_name):
             path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the mount's lock: one process at a time becomes its supervisor, or changes what its state says of one.
+        Waits for it. Raises `MountError` where the folder cannot be made, `OSError` where the lock cannot.
+        """
+        self.make_folder()
+        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def listen(self) -> socket.socket:
         """The control socket, in the place of an earlier one."""

@@ -51,6 +51,10 @@ if [ "$extra" = test ]; then
   need ceph-osd have ceph-osd
   need radosgw have radosgw
   need s3fs have s3fs
+  need strace have strace
+  need faketime have faketime
+  need e2fsprogs have mkfs.ext4  # a disk that fails in the tests is ext4 on a loop device
+  need mount have losetup
 fi
 if [ ${#missing[@]} -gt 0 ]; then
   say "system packages: ${missing[*]}"
@@ -81,6 +85,8 @@ stamp=.venv/.installed-$extra
 wanted=$(cksum < pyproject.toml; pwd; find . -maxdepth 2 -name __init__.py -not -path './.*' | sort)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   say "Python packages into .venv"
-  .venv/bin/python -m pip --disable-pip-version-check install -q -e ".[$extra]"
+  echo "some minutes the first time; a line for each package"
+  .venv/bin/python -m pip --disable-pip-version-check install --progress-bar off -e ".[$extra]" \
+    | { grep --line-buffered -E '^(Collecting|Building|Installing|Successfully)' || true; } | cut -c -120
   printf '%s\n' "$wanted" > "$stamp"
 fi

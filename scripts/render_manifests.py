@@ -3,7 +3,8 @@
     python scripts/render_manifests.py                              # after a change of the chart: write them anew
     python scripts/render_manifests.py --values my.yaml --out DIR   # with values of your own
 
-The chart keeps to what Go's text/template has by itself, plus `toJson` of one value or one file, which is put in here.
+The chart keeps to what Go's text/template has by itself, plus `fail` and `toJson` of one value or one file, which are
+put in here.
 It needs `go-template` (a wrapper around text/template) and PyYAML, both in the extra `test`.
 """
 
@@ -28,6 +29,8 @@ RELEASE = "datacache"
 HEADER = "# Rendered from deploy/helm/datacache by scripts/render_manifests.py: change that.\n"
 MONITORING: dict[str, Any] = {"metrics": {"serviceMonitor": True, "dashboard": True}}
 _TO_JSON = re.compile(r'toJson (?:\.Values\.([\w.]+)|\(\.Files\.Get "([\w.-]+)"\))')
+_FAIL = re.compile(r'fail "([^"]+)"')
+_FAILED = re.compile(r"\0(.+?)\0")
 _RENDER = (
     "import sys, go_template\nfor line in sys.stdin: go_template.render_template(*line.rstrip('\\n').split('\\t'))"
 )
@@ -75,6 +78,7 @@ def render_texts(values: dict[str, Any], *, namespace: str = RELEASE) -> dict[st
         jobs = []
         for path in templates:
             text = _put_in_json(helpers + path.read_text(encoding="utf-8"), data)
+            text = _FAIL.sub(r'"\\x00\1\\x00" | print', text)
             (folder / f"{path.name}.tpl").write_text(text, encoding="utf-8")
             jobs.append(f"{folder / path.name}.tpl\t{folder / 'data.json'}\t{folder / path.name}\n")
         (folder / "data.json").write_text(json.dumps(data), encoding="utf-8")  # which is YAML
@@ -85,6 +89,8 @@ def render_texts(values: dict[str, Any], *, namespace: str = RELEASE) -> dict[st
         if done.returncode:
             raise SystemExit(next((line for line in done.stderr.splitlines() if line), "the chart cannot be rendered"))
         texts = {path.name: (folder / path.name).read_text(encoding="utf-8") for path in templates}
+    if failed := _FAILED.search("".join(texts.values())):
+        raise SystemExit(failed[1])
     for name, text in texts.items():
         if "<no value>" in text:
             raise SystemExit(f"{name} uses a value that there is not")
@@ -128,7 +134,7 @@ def _put_in_json(text: str, data: dict[str, Any]) -> str:
         else:
             value = data["Values"]
             for part in path.split("."):
-                value = value[part]
+                value = (value or {}).get(part)
         data["Json"][path or file] = json.dumps(value)
         return f'index $.Json "{path or file}"'
 

@@ -13,16 +13,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from tests import leftovers
+from tests.blood_cells import find_blood_cells
 from tests.servers import CephRgw, Mongod, RcloneS3
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The checkout."""
+_SHARED: list[RcloneS3] = []
 
 if TYPE_CHECKING:
     from datacache.settings import Settings
 
-ROOT = Path(__file__).resolve().parent.parent
 _numbers = itertools.count()
+
+# A slow machine is no finding. Tests that set their own keep the rest of this.
+hypothesis.settings.register_profile(
+    "datacache", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("datacache")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,7 +76,15 @@ def mongod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongod]:
 def rclone_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneS3]:
     """A small S3 server: `.env()`, `.make_bucket(name)`; the folders in `.root` are the buckets."""
     with RcloneS3(tmp_path_factory.mktemp("rclone")) as server:
+        _SHARED.append(server)
         yield server
+        _SHARED.remove(server)
+
+
+@pytest.fixture(autouse=True)
+def _rclone_s3_rests() -> None:
+    for server in _SHARED:
+        server.start_anew_if_busy()
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +100,7 @@ def home(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
     test."""
     from datacache.tiers.index import forget_index
     from datacache.tiers.layout import index_dir
+    from datacache.tiers.memory import memory_dir
 
     path = tmp_path_factory.mktemp("home")  # a short name: Unix socket paths have at most 107 characters
     ram = leftovers.SHARED_MEMORY / f"{leftovers.SHARED_MEMORY_PREFIX}{os.getpid()}-{next(_numbers)}"
@@ -97,7 +117,7 @@ def home(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
         leftovers.unmount_under(folder)
     leftovers.end_processes(lambda: leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(path)))
     with suppress(OSError):  # a test may have put something else in its place
-        forget_index(index_dir(path))  # a process has a home or two, not hundreds
+        forget_index(index_dir(memory_dir(path, ram)))  # a process has a home or two, not hundreds
     shutil.rmtree(ram, ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)
 
@@ -112,9 +132,5 @@ def settings(home: Path) -> Settings:
 
 @pytest.fixture(scope="session")
 def blood_cells() -> Path:
-    """Real VOC data: 364 blood-cell images with boxes and splits (`DATACACHE_TEST_DATA`, or beside the
-    checkout)."""
-    path = Path(os.environ.get("DATACACHE_TEST_DATA") or ROOT.parent / "shared" / "data" / "bccd")
-    if not (path / "Annotations").is_dir():
-        pytest.skip(f"the blood-cell data set (BCCD, VOC layout) is not at {path}; set DATACACHE_TEST_DATA")
-    return path
+    """Real VOC data: 364 blood-cell images with boxes and splits."""
+    return find_blood_cells()

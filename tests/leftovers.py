@@ -1,4 +1,4 @@
-"""Cleaning up after a test: daemons of a home, mounts, files in shared memory.
+"""Cleaning up after a test, daemons of a home, mounts, files in shared memory; and keeping one test from another.
 
 Works from what the kernel says (`/proc`), not from the product's own records, because the product may be what
 is broken.
@@ -6,6 +6,7 @@ is broken.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -13,6 +14,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +88,26 @@ def unmount_under(folder: Path) -> list[str]:
         command = ["umount", "-l", point] if os.geteuid() == 0 else ["fusermount3", "-uz", point]
         subprocess.run(command, check=False, capture_output=True, timeout=30)
     return points
+
+
+def descriptors_below(path: Path) -> int:
+    """Count this process's descriptors of a file, or of all in a folder."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own, and what other threads close meanwhile
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sum(link == str(path) or link.startswith(f"{path}/") for link in links)
+
+
+def in_own_process(function: Callable[[], None]) -> None:
+    """Call a function of a module of tests in a fresh process, for what threads of this one would disturb or be
+    disturbed by: which descriptors are open, and signal handlers. Fails as it fails."""
+    code = f"import {function.__module__} as module; module.{function.__name__}()"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def let_others_through(folder: Path) -> None:

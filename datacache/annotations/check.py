@@ -45,6 +45,8 @@ def check(
         width, height = header.displayed_width, header.displayed_height
         if header.orientation != 1 or draft.width != width or draft.height != height:
             boxes = _oriented(draft, header, path, problems, sized=sized)
+    if len({box[:5] for box in boxes}) != len(boxes):
+        problems.append(_repeated(boxes, draft.file))
     slack_x = SLACK_PX + SLACK_RELATIVE * width
     slack_y = SLACK_PX + SLACK_RELATIVE * height
     for label, x1, y1, x2, y2, *_ in boxes:
@@ -184,6 +186,17 @@ def _checked_labels(draft: Draft, problems: list[Problem]) -> tuple[str, ...]:
             problems.append(Problem(code, "repaired", draft.file, draft.line, message))
         labels[label] = None
     return tuple(labels)
+
+
+def _repeated(boxes: tuple[Box, ...], file: str) -> Problem:
+    """Name the first box that is there again."""
+    first: dict[tuple[object, ...], Box] = {}
+    again = [box for box in boxes if first.setdefault(box[:5], box) is not box]
+    before = first[again[0][:5]].line
+    message = f"the same box as in line {before}; both are kept" if before else "the same box twice; both are kept"
+    if len(again) > 1:
+        message += f", and so are {len(again) - 1:,} more that are there several times"
+    return Problem("box-repeated", "noted", file, again[0].line, message)
 
 
 def _relabelled(raw: str, label: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ is dashed. A label stands where it covers no other label, or nowhere: the legend
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from datacache.annotations import fonts
@@ -33,27 +33,44 @@ _SOME, _MANY = 8, 40
 def draw_boxes(
     image: Image, annotation: Annotation | None, before: Annotation | None, colours: Mapping[str, RGB], text_px: int
 ) -> None:
-    """Draw the boxes of `before` thin and grey, then those of `annotation` in colour; then labels."""
+    """Draw the boxes of `before` thin and grey, then those of `annotation` in colour; then labels.
+
+    A box that had another label in `before` shows both labels. One that is gone shows its old label.
+    """
     from PIL import ImageDraw
 
     pen = ImageDraw.Draw(image)
+    old = before.boxes if before is not None else ()
+    new = annotation.boxes if annotation is not None else ()
     if before is not None:
-        for old in before.boxes:
-            edges = _place(old, before, image)
+        for box in old:
+            edges = _place(box, before, image)
             _frame(pen, edges, 1, DARK)
             pen.rectangle(edges, outline=BEFORE)
-    if annotation is None:
-        return
-    width = 3 if image.width >= 240 and len(annotation.boxes) <= _SOME else 2
-    largest_first = sorted(annotation.boxes, key=lambda box: (box.x1 - box.x2) * (box.y2 - box.y1))
-    for box in largest_first:
-        draw_box(pen, _place(box, annotation, image), colours[box.label], width, dashed=box.difficult)
     tags = _Tags(image, pen, text_px)
-    for n, label in enumerate(dict.fromkeys(annotation.labels)):
-        tags.add(label, colours[label], [(3, 3 + n * (text_px + 8))])
-    if len(annotation.boxes) < _MANY:
-        for box in reversed(largest_first):
-            tags.add_beside(box.label, colours[box.label], _place(box, annotation, image))
+    if annotation is not None:
+        width = 3 if image.width >= 240 and len(new) <= _SOME else 2
+        largest_first = sorted(new, key=lambda box: (box.x1 - box.x2) * (box.y2 - box.y1))
+        for box in largest_first:
+            draw_box(pen, _place(box, annotation, image), colours[box.label], width, dashed=box.difficult)
+        for n, label in enumerate(dict.fromkeys(annotation.labels)):
+            tags.add(label, colours[label], [(3, 3 + n * (text_px + 8))])
+        for box in reversed(largest_first) if len(new) < _MANY else ():
+            tags.add_beside(_label(box, old), colours[box.label], _place(box, annotation, image))
+    if before is not None and len(old) < _MANY:
+        for box in old:
+            if not any(_same_place(box, each) for each in new):
+                tags.add_beside(box.label, BEFORE, _place(box, before, image))
+
+
+def _label(box: Box, before: Sequence[Box]) -> str:
+    """Return the label of a box, with the one that it had where that was another."""
+    was = next((old.label for old in before if _same_place(old, box)), box.label)
+    return box.label if was == box.label else f"{was} → {box.label}"
+
+
+def _same_place(old: Box, new: Box) -> bool:
+    return all(abs(a - b) <= 1 for a, b in zip(old[1:5], new[1:5], strict=True))
 
 
 def draw_box(pen: ImageDraw, edges: Rectangle, colour: RGB, width: int, *, dashed: bool = False) -> None:

@@ -30,6 +30,8 @@ class ImageHeader(NamedTuple):
     """As in EXIF: 1 is upright, 2 to 8 are mirrored and turned; 5 to 8 swap the sides."""
     complete: bool = True
     """Whether the end of the image is there too."""
+    goes_on: bool = False
+    """True if a JPEG's last two bytes are others than its end marker: something stands behind the image."""
 
     @property
     def displayed_width(self) -> int:
@@ -130,16 +132,35 @@ def _read_jpeg(head: memoryview, view: memoryview) -> ImageHeader:
         raise BrokenImageError(_ENDS)
     if not width:
         raise BrokenImageError(f"the image has no frame header in its {end} bytes")
-    return ImageHeader("jpeg", width, height, orientation or 1, scanned and _has_end(view, position))
+    ends = bytes(view[-2:]) == b"\xff\xd9"
+    complete = scanned and (ends or _has_end(view, position))
+    return ImageHeader("jpeg", width, height, orientation or 1, complete, complete and not ends)
 
 
 def _has_end(view: memoryview, scan: int) -> bool:
     """Whether the scan that begins there ends. In it, a FF is followed by 00 or RSTn, so the first FF D9 is the end;
     what cameras write behind it does not matter. It is nearly always in the last bytes."""
-    if bytes(view[-2:]) == b"\xff\xd9":
-        return True
     tail = max(scan, len(view) - 4096)
     return bool(_END.search(view, tail) or _END.search(view, scan, tail + 1))
+
+
+def jpeg_end(data: bytes) -> int:
+    """Return how many bytes of a JPEG are the image, its end marker included: what follows is something else.
+
+    `BrokenImageError` where the image has no end. Tables between the scans of a progressive image are passed over, so
+    two bytes in them that look like an end marker are none.
+    """
+    position = 2
+    while position + 2 <= len(data):
+        match = _MARKER.search(data, position)
+        if match is None:
+            break
+        position, marker = match.end(), data[match.end() - 1]
+        if marker == 0xD9:
+            return position
+        if marker not in _BARE and position + 2 <= len(data):
+            position += _length(data, position)[0]
+    raise BrokenImageError("the image ends before its end")
 
 
 # --- PNG and WebP: chunks ------------------------------------------------------------------------------------------

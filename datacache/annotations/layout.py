@@ -48,6 +48,19 @@ class Layout:
     """The splits that folders are named after: `images/train` and so on."""
     image_folders: tuple[bytes, ...] = field(default=(), repr=False)
     """The first folders with images, in byte order."""
+    no_data: int = 0
+    """The number of files that are passed over by their names."""
+    first_no_data: bytes = b""
+
+    def problems(self) -> list[Problem]:
+        """Say which files are passed over by their names alone."""
+        if not self.no_data:
+            return []
+        files = f"{self.no_data:,} file{'s are' if self.no_data > 1 else ' is'}"
+        message = (
+            f"{files} passed over, as systems and tools leave behind what is named so, or are masks; this is the first"
+        )
+        return [Problem("not-data", "noted", text(self.first_no_data), 0, message)]
 
     def is_annotation(self, path: bytes) -> bool:
         """Whether a file is an annotation of one image, in the formats that have such files."""
@@ -176,6 +189,8 @@ class _Files:
             image_lists=tuple(self._image_lists),
             split_folders=frozenset(seen.split_folders) if "train" in seen.split_folders else frozenset(),
             image_folders=tuple(seen.image_folders),
+            no_data=seen.no_data.count,
+            first_no_data=seen.no_data.paths[0] if seen.no_data.paths else b"",
         )
 
     def _voc(self) -> int:

@@ -1,6 +1,6 @@
 """Statistics as a picture: classes, boxes per image, sizes of images, sizes and shapes of boxes.
 
-Needs matplotlib (`pip install 'datacache[plot]'`), which is imported here and only when something is plotted; it draws
+Needs matplotlib (`pip install 'dsctl[plot]'`), which is imported here and only when something is plotted; it draws
 into memory, without a display and without its global state, so that any thread may plot.
 """
 
@@ -35,7 +35,7 @@ def plot(statistics: Statistics, title: str, *, format: str = "png") -> bytes:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as exc:
-        raise UsageError("plots need matplotlib", hint="Install it: pip install 'datacache[plot]'") from exc
+        raise UsageError("plots need matplotlib", hint="Install it: pip install 'dsctl[plot]'") from exc
 
     figure = Figure(figsize=(13, 7.6), dpi=120, facecolor=_PAPER)
     FigureCanvasAgg(figure)

@@ -24,6 +24,9 @@ PROBLEMS: Final[dict[str, str]] = {
     "element-repeated": "An element that counts once is there several times",
     "element-ignored": "An object has an element with elements of its own that mean nothing here (polygons, for one)",
     "part-ignored": "An object has `<part>` boxes",
+    "tag-case": "Names of elements are written with capitals (`<Object>`)",
+    "objects-wrapped": "The objects of an annotation are in an `<objects>`",
+    "object-misplaced": "An object is inside an element that is not read, or inside another object",
     "flag-text": "A flag (difficult, truncated, occluded) is neither 0 nor 1, true nor false, `Unspecified` nor empty",
     # The image's size and orientation.
     "size-text": "The image's size is given as something that is no whole number above 0",
@@ -79,6 +82,8 @@ PROBLEMS: Final[dict[str, str]] = {
     # Images.
     "image-broken": "The image is empty, of no known format, or its header is damaged",
     "image-truncated": "The image ends before its end",
+    "image-goes-on": "A JPEG has bytes behind its end",
+    "not-data": "Files are there that operating systems and tools leave behind, or masks",
     # Image operations.
     "image-damaged": "A JPEG has bytes that belong nowhere, which decoders pass over",
     "image-too-large": "An image has, or would have, more pixels than are decoded",
@@ -104,6 +109,15 @@ def broken_image(path: str, error: BrokenImageError) -> Problem:
 def truncated_image(path: str) -> Problem:
     """The line for an image whose header says `complete=False`."""
     return Problem("image-truncated", "skipped", path, 0, "the image ends before its end; it is left out")
+
+
+def image_that_goes_on(path: str) -> Problem:
+    """The line for an image whose header says `goes_on=True`."""
+    message = (
+        "the JPEG has bytes behind its end. Ultralytics rewrites such a file, and where it cannot, as on a mount, "
+        "leaves out image and labels: convert with --reencode-broken, or train from an export"
+    )
+    return Problem("image-goes-on", "noted", path, 0, message)
 
 
 def quote(text: str) -> str:

@@ -68,6 +68,8 @@ class Seen:
     image_sets: list[bytes] = field(default_factory=list)
     class_lists: list[bytes] = field(default_factory=list)
     yamls: list[bytes] = field(default_factory=list)
+    no_data: Sample = field(default_factory=Sample)
+    """Files that are passed over: those that systems and tools leave behind, and masks."""
 
     def __str__(self) -> str:
         counts = (
@@ -95,8 +97,12 @@ def look(manifest: Manifest) -> Seen:
                 split = folder_split(path)
                 if split:
                     seen.split_folders.add(split)
-        elif not path.endswith(b"/") and is_data(path):
+        elif path.endswith(b"/"):
+            continue
+        elif is_data(path):
             _note(seen, path)
+        else:
+            seen.no_data.add(path)
     return seen
 
 
@@ -146,7 +152,7 @@ def is_coco(data: bytes) -> bool:
 def is_voc(data: bytes) -> bool:
     """Whether it has the root element of Pascal VOC (CVAT's own XML has `<annotations>`)."""
     head = data[:_HEAD_BYTES].replace(b"\0", b"")
-    return re.search(rb"<(?:[\w.-]+:)?annotation[\s>]", head) is not None
+    return re.search(rb"<(?:[\w.-]+:)?annotation[\s>]", head, re.IGNORECASE) is not None
 
 
 def text_kind(data: bytes) -> str:

@@ -27,6 +27,15 @@ _FLAGS: Final = ("difficult", "truncated", "occluded")
 _ONCE: Final = frozenset({"name", "pose", "bndbox", *_FLAGS})
 _CONTAINERS: Final = frozenset({"bndbox", "attributes", "actions"})
 """Children of an object whose own children mean something."""
+_ROOT, _OBJECT, _WRAPPER = "annotation", "object", "objects"
+_NAMES: Final = {
+    name: name
+    for name in (
+        *(_ROOT, _OBJECT, _WRAPPER, "filename", "size", "width", "height", "depth", "bndbox", "name", "pose"),
+        *("attributes", "attribute", "value", "actions", "part", *_SIDES, *_FLAGS),
+    )
+}
+"""The elements that mean something: they are known by their name in lower case as well."""
 _FLAG_TEXTS: Final = {
     **dict.fromkeys(("0", "false", "no", "unspecified", ""), False),
     **dict.fromkeys(("1", "true", "yes"), True),
@@ -55,6 +64,8 @@ class VocReader:
         self._ignored = 0
         """Length of the path to the element below which nothing counts; 0 for none."""
         self._elements = self._objects = 0
+        self._wrapped = False
+        """True while an <objects> around the objects is open. It is no part of the path."""
         self._name: str | None = None
         self._size: dict[str, str] = {}
         self._size_line = 0
@@ -99,6 +110,10 @@ class VocReader:
             self._note_once("xml-namespace", "names are taken without their namespace")
         elif "xmlns" in attributes:
             self._note_once("xml-namespace", "names are taken without their namespace")
+        known = tag if tag in _NAMES else _NAMES.get(tag.lower(), tag)
+        if known != tag:
+            self._mend_once("tag-case", f"<{tag}> is taken as <{known}>")
+            tag = known
         path.append(tag)
         self._text.clear()
         self._is_leaf = True
@@ -107,18 +122,24 @@ class VocReader:
         if depth > MAX_DEPTH or self._elements > MAX_ELEMENTS:
             limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_ELEMENTS:,} elements"
             self._refuse("file-too-large", f"the file has more than {limit}")
-        if self._ignored:
+        if tag == _OBJECT and depth > 2:
+            self._skip_misplaced()
+        elif self._ignored:
             return
-        if depth == 1:
-            if tag != "annotation":
+        elif depth == 1:
+            if tag != _ROOT:
                 self._refuse("not-voc", f"the file is no Pascal VOC annotation: its root element is <{tag[:60]}>")
+        elif tag == _WRAPPER and depth == 2 and not self._wrapped:
+            self._wrapped = True
+            self._mend_once("objects-wrapped", "the objects are in an <objects>; they are read as if they were not")
+            path.pop()
         elif depth == 2:
             self._begin(tag)
         elif self._in_object:
             self._start_in_object(tag, depth)
 
     def _begin(self, tag: str) -> None:
-        if tag == "object":
+        if tag == _OBJECT:
             self._in_object = True
             self._line = self._parser.CurrentLineNumber
             self._objects += 1
@@ -149,8 +170,21 @@ class VocReader:
             elif container == "bndbox" and tag in self._sides:
                 self._ignore_repeated(tag)
 
-    def _end(self, _: str) -> None:
+    def _skip_misplaced(self) -> None:
+        """Leave out an object that is in something that is not read, with a line that says where."""
+        self._objects += 1
+        if self._objects > MAX_OBJECTS:
+            self._refuse("file-too-large", f"the file has more than {MAX_OBJECTS:,} objects")
+        place = "/".join(part[:60] for part in self._path[1:-1])
+        message = f"an <object> is in <{place}>, where objects are not read; the object is left out"
+        self._report("object-misplaced", "skipped", self._parser.CurrentLineNumber, message)
+        self._ignored = self._ignored or len(self._path)
+
+    def _end(self, name: str) -> None:
         path = self._path
+        if self._wrapped and len(path) == 1 and name.rpartition(":")[2].lower() == _WRAPPER:
+            self._wrapped = False
+            return
         if self._ignored:
             if len(path) == self._ignored:
                 self._ignored = 0
@@ -246,10 +280,13 @@ class VocReader:
     def _report(self, code: str, action: Action, line: int, message: str) -> None:
         self._problems.append(Problem(code, action, self._file, line, message))
 
-    def _note_once(self, code: str, message: str) -> None:
+    def _note_once(self, code: str, message: str, action: Action = "noted") -> None:
         if message not in self._reported:
             self._reported.add(message)
-            self._report(code, "noted", self._parser.CurrentLineNumber, message)
+            self._report(code, action, self._parser.CurrentLineNumber, message)
+
+    def _mend_once(self, code: str, message: str) -> None:
+        self._note_once(code, message, "repaired")
 
     def _ignore_repeated(self, tag: str) -> None:
         self._ignored = len(self._path)

@@ -132,13 +132,6 @@ class _Lines:
         if self._poses:
             message = f"{_objects(self._poses)} with keypoints, which are left out; the boxes were taken"
             self._problem("keypoints-ignored", "noted", self._poses[0], message)
-        if len({box[:5] for box in self.boxes}) != len(self.boxes):
-            first: dict[tuple[object, ...], int] = {}
-            again = [box for box in self.boxes if first.setdefault(box[:5], box.line) != box.line]
-            message = f"the same box as in line {first[again[0][:5]]}; both are kept"
-            if len(again) > 1:
-                message += f", and so are {len(again) - 1:,} more that are there several times"
-            self._problem("box-repeated", "noted", again[0].line, message)
 
     def _class_id(self, parts: Sequence[bytes], number: int) -> int | None:
         value = parse_number(parts[0])

@@ -4,11 +4,16 @@ Used by the CSI driver, which asks before it says anything else about a data set
 set with a list of its own goes by that; one without by the setting `access`. A list belongs to a name: it stays when
 all snapshots are removed and made anew. Any thread and process may call; two that change a list at once lose neither
 change.
+
+What is made of a data set inherits its list, at the commit (`inherit_access`): of several the intersection, and nothing
+that a list of its own had closed is opened by it. A list that was chosen for the new name afterwards stands for as long
+as nothing else comes in.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,9 +21,11 @@ from dataclasses import dataclass, replace
 from datacache.catalog.base import Catalog
 from datacache.catalog.refs import check_name, resolve
 from datacache.core.errors import AccessDeniedError, CatalogError, UsageError
+from datacache.core.messages import parse_object
 
 KIND = "access"
 _VERSION = 1
+_log = logging.getLogger(__name__)
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -33,6 +40,12 @@ class Access:
     """By name; empty without `everybody`."""
     listed: bool = True
     """Whether the data set has a list of its own. False: it goes by the setting `access`."""
+    within_default: bool = False
+    """True if only those may have it that the setting `access` lets have others, too: of its inputs one has no list."""
+    made_of: tuple[str, ...] = ()
+    """The data sets whose lists it has inherited, by name."""
+    chosen: bool = True
+    """True if somebody has set this list. False: it is as it was inherited."""
 
     @property
     def without_exception(self) -> bool:
@@ -110,16 +123,54 @@ def set_access(
         resolve(catalog, dataset)  # raises, saying what there is
     while True:
         old = catalog.document(KIND, dataset)
-        access = _parse(old, dataset, default)
+        access = before = _parse(old, dataset, default)
         if everybody is not None:
             access = Access(everybody=everybody)
         if allowed:
             access = access.allow(allowed)
         if denied:
             access = access.deny(denied)
-        access = replace(access, listed=True)
+        access = replace(access, listed=True, made_of=before.made_of)
         if catalog.set_document(KIND, dataset, _text(access), old=old):
             return access
+
+
+def inherit_access(catalog: Catalog, dataset: str, inputs: Iterable[str]) -> None:
+    """Before a snapshot of a data set is committed that is made of `inputs` (names): let the data set be open to those
+    only who may have all of these, and log that where it changes something."""
+    names = _sorted(set(inputs) - {dataset})
+    texts = {name: catalog.document(KIND, name) for name in names}
+    lists = {name: _parse(text, name, "all") for name, text in texts.items() if text is not None}
+    if not lists:
+        return
+    unlisted = len(lists) < len(names)
+    while True:
+        old = catalog.document(KIND, dataset)
+        before = _parse(old, dataset, "all")
+        if before.listed and before.chosen and set(lists) <= set(before.made_of):
+            return
+        access = Access(everybody=True)
+        for each in (before, *lists.values()):
+            access = _intersection(access, each)
+        went_by_default = not before.listed and catalog.dataset(dataset) is not None
+        access = replace(
+            access,
+            within_default=unlisted or went_by_default or any(each.within_default for each in lists.values()),
+            made_of=_sorted({*before.made_of, *lists}),
+            chosen=False,
+        )
+        if before.listed:
+            access = replace(access, within_default=access.within_default or before.within_default)
+        text = _text(access)
+        if text == old:
+            return
+        if catalog.set_document(KIND, dataset, text, old=old):
+            break
+    if str(access) != str(before):
+        _log.warning(
+            "%s is made of %s, so it is open to %s, as that is; see: dsctl dataset access %s",
+            dataset, ", ".join(lists), access, dataset,
+        )  # fmt: skip
 
 
 def check_namespace(namespace: str) -> None:
@@ -144,12 +195,41 @@ def _parse(text: str | None, dataset: str, default: str) -> Access:
     if text is None:
         return Access(everybody=default == "all", listed=False)
     try:
-        found = json.loads(text)
+        found = parse_object(text)
         if found["version"] == _VERSION:
-            return Access(everybody=found["everybody"], allowed=tuple(found["allowed"]), denied=tuple(found["denied"]))
-    except (ValueError, TypeError, KeyError) as exc:
+            access = Access(
+                everybody=_flag(found["everybody"]),
+                allowed=_namespaces(found["allowed"]),
+                denied=_namespaces(found["denied"]),
+                within_default=_flag(found.get("within_default", False)),
+                made_of=_words(found.get("made_of", [])),
+                chosen=_flag(found.get("chosen", True)),
+            )
+            closed = access.within_default and default == "none"
+            return replace(access, everybody=False, allowed=(), denied=()) if closed else access
+    except (ValueError, KeyError, UsageError) as exc:
         raise _not_understood(dataset) from exc
     raise _not_understood(dataset)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("neither true nor false")
+    return value
+
+
+def _words(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise ValueError("no list of words")
+    return tuple(value)
+
+
+def _namespaces(value: object) -> tuple[str, ...]:
+    """Return the names, each of which can be one: others would deny nobody."""
+    names = _words(value)
+    for name in names:
+        check_namespace(name)
+    return names
 
 
 def _not_understood(dataset: str) -> CatalogError:
@@ -160,9 +240,20 @@ def _not_understood(dataset: str) -> CatalogError:
 
 
 def _text(access: Access) -> str:
-    return json.dumps(
-        {"version": _VERSION, "everybody": access.everybody, "allowed": access.allowed, "denied": access.denied}
-    )
+    text = {"version": _VERSION, "everybody": access.everybody, "allowed": access.allowed, "denied": access.denied}
+    if access.made_of:
+        text |= {"within_default": access.within_default, "made_of": access.made_of, "chosen": access.chosen}
+    return json.dumps(text)
+
+
+def _intersection(one: Access, other: Access) -> Access:
+    """Open to those to whom both are."""
+    if one.everybody and other.everybody:
+        return Access(everybody=True, denied=_sorted({*one.denied, *other.denied}))
+    if one.everybody or other.everybody:
+        few, many = (other, one) if one.everybody else (one, other)
+        return Access(everybody=False, allowed=_sorted(set(few.allowed) - set(many.denied)))
+    return Access(everybody=False, allowed=_sorted(set(one.allowed) & set(other.allowed)))
 
 
 def _sorted(names: Iterable[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ fails for a database that is away.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from datacache.catalog.mark import Live
@@ -47,6 +47,10 @@ class Catalog(Protocol):
     url: str
     """Where it is, for messages: without password."""
 
+    def now_s(self) -> float:
+        """Unix time by the clock that everybody who uses this catalog shares: a node's own may differ by days."""
+        ...
+
     def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
         """Store blobs (already compressed). Of those that are there already only the time is noted, from which
         garbage collection counts (see `REFRESH_AFTER_S`).
@@ -66,8 +70,12 @@ class Catalog(Protocol):
         tags: Sequence[str] = (),
         move_tags: bool = False,
         needs: Collection[BlobId] = (),
+        check: Callable[[SnapshotRecord], None] | None = None,
     ) -> SnapshotRecord:
         """Make a snapshot visible: record, then dataset (created if need be), `latest` and tags together.
+
+        `check` is called with the dataset's latest snapshot, if there is one: it is still the latest when this one
+        takes its place, and what `check` raises ends the commit with nothing changed.
 
         Committing an id the dataset has already returns the record that is there (first `created_at`,
         `message`), and makes it `latest` again. `TagExistsError` if a tag names another snapshot and
@@ -101,14 +109,16 @@ class Catalog(Protocol):
         `SnapshotNotFoundError` if there is no snapshot with this whole id."""
         ...
 
-    def remove_tag(self, dataset: str, tag: str) -> bool:
-        """Whether it was there."""
+    def remove_tag(self, dataset: str, tag: str, *, id: str = "") -> bool:
+        """Remove a tag, with `id` only if it names this snapshot. Whether it was there."""
         ...
 
-    def remove_snapshot(self, dataset: str, id: str) -> bool:
+    def remove_snapshot(self, dataset: str, id: str, *, only_tags: Collection[str] | None = None) -> bool:
         """Forget a snapshot and the tags that name it; `latest` falls back to the newest left, and a dataset
-        without snapshots is forgotten too. Blobs stay until `collect` (other snapshots may share them).
-        Whether it was there.
+        without snapshots is forgotten too. Blobs stay until `collect` (other snapshots may share them), which counts
+        its grace period from now. Whether it was there.
+
+        With `only_tags`, `TagExistsError` if a tag names it that is not among these: then nothing was changed.
         """
         ...
 
@@ -143,8 +153,8 @@ class Catalog(Protocol):
         """
         ...
 
-    def remove_document(self, kind: str, key: str) -> bool:
-        """Whether it was there."""
+    def remove_document(self, kind: str, key: str, *, old: str | None = None) -> bool:
+        """Remove a document, with `old` only while it is this text. False where nothing was removed."""
         ...
 
     def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
@@ -157,6 +167,9 @@ class Catalog(Protocol):
         Needed is what `live` reaches from the snapshots that are listed and what was derived from them. What was
         derived from a snapshot that nobody lists goes, too, when it is as old. `now_s` is the time it is (Unix time);
         by default the clock of the catalog. With `dry_run` nothing is changed, and what would be is counted.
+
+        What is mounted, and what was removed within the grace period, stays as if it were listed (`catalog.leases`),
+        and is counted as young.
 
         Creations may be under way in other processes: each either finds all its blobs at its commit, and keeps them,
         or the commit fails. With a grace period longer than a creation takes, none fails. Killed at any point, it
@@ -192,6 +205,15 @@ def tag_exists(dataset: str, tag: str, id: str) -> TagExistsError:
     )
 
 
+def still_tagged(dataset: str, id: str, tags: Iterable[str]) -> TagExistsError:
+    """The error for a snapshot that is not removed, since other tags name it."""
+    names = sorted(tags)
+    return TagExistsError(
+        f"{dataset}@{id[:12]} is also {', '.join(f'{dataset}@{tag}' for tag in names)}; nothing was removed",
+        hint=f"Remove one name: dsctl snapshot rm {dataset}@{names[0]}. Or the snapshot with all its tags: --all-tags.",
+    )
+
+
 def no_snapshot(dataset: str, id: str) -> SnapshotNotFoundError:
     """The error for an id that the dataset does not have."""
     return SnapshotNotFoundError(
@@ -202,6 +224,6 @@ def no_snapshot(dataset: str, id: str) -> SnapshotNotFoundError:
 def blobs_missing(what: str, count: int) -> CorruptManifestError:
     """The error for a commit whose blobs are not all there."""
     return CorruptManifestError(
-        f"{count:,} blob(s) that {what} needs are not in the catalog any more; nothing was changed",
+        f"{count:,} blobs that {what} needs are not in the catalog any more; nothing was changed",
         hint="A garbage collection has removed what an earlier snapshot left. Run the same command again.",
     )

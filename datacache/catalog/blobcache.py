@@ -78,6 +78,10 @@ class BlobCache:
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (self._inner, self._path, self._limit_bytes))
 
+    def now_s(self) -> float:
+        """By the shared catalog's clock."""
+        return self._inner.now_s()
+
     # --- blobs ----------------------------------------------------------------------------------------------
 
     def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
@@ -169,9 +173,10 @@ class BlobCache:
         tags: Sequence[str] = (),
         move_tags: bool = False,
         needs: Collection[BlobId] = (),
+        check: Callable[[SnapshotRecord], None] | None = None,
     ) -> SnapshotRecord:
         """In the shared catalog: a blob that is only here is not there."""
-        return self._inner.commit(record, tags=tags, move_tags=move_tags, needs=needs)
+        return self._inner.commit(record, tags=tags, move_tags=move_tags, needs=needs, check=check)
 
     def dataset(self, name: str) -> DatasetRecord | None:
         """From the shared catalog; the last answer only while that does not answer."""
@@ -203,13 +208,13 @@ class BlobCache:
         """In the shared catalog."""
         self._inner.set_tag(dataset, tag, id, move=move)
 
-    def remove_tag(self, dataset: str, tag: str) -> bool:
+    def remove_tag(self, dataset: str, tag: str, *, id: str = "") -> bool:
         """In the shared catalog."""
-        return self._inner.remove_tag(dataset, tag)
+        return self._inner.remove_tag(dataset, tag, id=id)
 
-    def remove_snapshot(self, dataset: str, id: str) -> bool:
+    def remove_snapshot(self, dataset: str, id: str, *, only_tags: Collection[str] | None = None) -> bool:
         """In the shared catalog."""
-        return self._inner.remove_snapshot(dataset, id)
+        return self._inner.remove_snapshot(dataset, id, only_tags=only_tags)
 
     def identity(self) -> str:
         """Of the shared catalog; it never changes."""
@@ -240,9 +245,9 @@ class BlobCache:
         self._away_until = 0.0  # it answers: whoever looks again because this one was too late must see what is there
         return done
 
-    def remove_document(self, kind: str, key: str) -> bool:
+    def remove_document(self, kind: str, key: str, *, old: str | None = None) -> bool:
         """In the shared catalog."""
-        return self._inner.remove_document(kind, key)
+        return self._inner.remove_document(kind, key, old=old)
 
     def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
         """From the shared catalog."""

@@ -6,29 +6,38 @@ Used by `catalog.create` and by conversions, imports and subsets. Nothing is vis
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+from datacache.catalog.access import inherit_access
 from datacache.catalog.base import Catalog, tag_exists
+from datacache.catalog.kind import Kind, check_kind, kind_of
 from datacache.catalog.mark import blobs_of
+from datacache.catalog.objects import ObjectWriter
 from datacache.catalog.refs import check_name, check_tag
+from datacache.core.counting import count
 from datacache.core.errors import CatalogError, CorruptManifestError, TagExistsError
 from datacache.manifest import codec
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import PACKS, BlobId, DatasetRecord, Lineage, Root, SnapshotRecord
+from datacache.manifest.reader import Manifest
 
 _SHOWN = 3
 
 
-def check_target(catalog: Catalog, name: str, tags: Sequence[str]) -> DatasetRecord | None:
+def check_target(catalog: Catalog, name: str, tags: Sequence[str], *, kind: Kind | None = None) -> DatasetRecord | None:
     """Before any work: whether a snapshot may be called so. The dataset, if there is one.
 
-    `UsageError` for a bad name or tag. A tag that is taken is seen only at the commit: the new snapshot may be the one
-    that it names.
+    `UsageError` for a bad name or tag; `OtherKindError` for a `kind` that the dataset is not of. A tag that is taken is
+    seen only at the commit: the new snapshot may be the one that it names.
     """
     check_name(name)
     for tag in tags:
         check_tag(tag)
-    return catalog.dataset(name)
+    dataset = catalog.dataset(name)
+    latest = catalog.snapshot(name, dataset.latest) if dataset is not None and kind is not None else None
+    if latest is not None and kind is not None:
+        check_kind(latest, kind)
+    return dataset
 
 
 def known_blobs(catalog: Catalog, dataset: DatasetRecord | None) -> frozenset[BlobId]:
@@ -53,16 +62,21 @@ def commit_manifest(
     origin: str,
     lineage: Lineage,
     packs: Iterable[BlobId] = (),
+    objects: ObjectWriter | None = None,
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
     warnings: Sequence[str] = (),
 ) -> SnapshotRecord:
     """Finish the manifest and make it the dataset's latest snapshot. Idempotent: the same entries give the same id.
 
-    `TagExistsError` if a tag names another snapshot. `CorruptManifestError` if a blob of an earlier snapshot that this
-    one needs is gone, `CatalogError` if one of the lineage's inputs was removed whose stored objects this one needs:
-    nothing is visible then, and no tag was moved.
+    The data set inherits the access lists of those of the lineage's inputs (`catalog.access`), before anything is
+    visible. A snapshot of another kind than the dataset's latest (`catalog.kind`) takes its place only with `replace`,
+    else `OtherKindError`. With `objects` it is looked again, where need be, that what was stored through it is there:
+    `StoredObjectsGoneError`. `TagExistsError` if a tag names another snapshot. `CorruptManifestError` if a blob of an
+    earlier snapshot that this one needs is gone, `CatalogError` if one of the lineage's inputs was removed whose stored
+    objects this one needs: nothing is visible then, and no tag was moved.
     """
     id, root = builder.finish(packs=packs)
     dataset = catalog.dataset(name)
@@ -81,16 +95,24 @@ def commit_manifest(
         parent=dataset.latest if dataset is not None and dataset.latest != id else None,
         warnings=(*warnings, *_hidden_warning(root)),
         lineage=lineage,
+        held=builder.held,
     )
     needs = blobs_of(BlobId(bytes.fromhex(id)), root)
+    kind = kind_of(lineage)
+    check = None if replace else lambda latest: check_kind(latest, kind)
+    if objects is not None:
+        objects.confirm(Manifest(root, catalog.get_blobs))
+    if check is not None and dataset is not None and (latest := catalog.snapshot(name, dataset.latest)) is not None:
+        check(latest)  # asked again at the commit: what is refused is to change no list
+    inherit_access(catalog, name, (ref.partition("@")[0] for ref in lineage.inputs))
     if _shares_objects(lineage, root) and catalog.snapshot(name, id) is None:
-        _make_visible(catalog, record, needs)
+        _make_visible(catalog, record, needs, check)
         try:
             return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs)
         except TagExistsError:  # since it was asked above
             _take_back(catalog, record)
             raise
-    return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs)
+    return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs, check=check)
 
 
 def _shares_objects(lineage: Lineage, root: Root) -> bool:
@@ -98,12 +120,17 @@ def _shares_objects(lineage: Lineage, root: Root) -> bool:
     return bool(lineage.inputs) and any(source.content_addressed and source != PACKS for source in root.sources)
 
 
-def _make_visible(catalog: Catalog, record: SnapshotRecord, needs: Collection[BlobId]) -> None:
+def _make_visible(
+    catalog: Catalog,
+    record: SnapshotRecord,
+    needs: Collection[BlobId],
+    check: Callable[[SnapshotRecord], None] | None,
+) -> None:
     """Commit a snapshot without its tags, if its inputs are all listed: garbage collection may have taken objects of
     one that was removed. One that is listed after the commit was before it, too."""
     gone = _removed_input(catalog, record)
     if gone is None:
-        catalog.commit(record, tags=(), needs=needs)
+        catalog.commit(record, tags=(), needs=needs, check=check)
         gone = _removed_input(catalog, record)
         if gone is None:
             return
@@ -135,7 +162,7 @@ def _hidden_warning(root: Root) -> tuple[str, ...]:
     names = ", ".join(repr(path.decode("utf-8", "backslashreplace")) for path in sorted(root.hidden)[:_SHOWN])
     more = f" and {len(root.hidden) - _SHOWN:,} more" if len(root.hidden) > _SHOWN else ""
     text = (
-        f"{len(root.hidden):,} object(s) cannot be shown in a mount (a name that is also a folder's, or with an empty, "
-        f"'.', '..' or overlong part) but can be read by their exact path: {names}{more}"
+        f"{count(len(root.hidden), 'object')} cannot be shown in a mount (a name that is also a folder's, or with an "
+        f"empty, '.', '..' or overlong part) but can be read by their exact path: {names}{more}"
     )
     return (text,)

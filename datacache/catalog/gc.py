@@ -7,18 +7,17 @@ run again. One thread, which has others at work.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from datacache.catalog import gc_objects
+from datacache.catalog import gc_objects, leases
 from datacache.catalog.base import Catalog, Collected
-from datacache.catalog.gc_objects import CollectedObjects
+from datacache.catalog.gc_objects import Age, CollectedObjects
 from datacache.catalog.mark import reachable
 from datacache.settings import Settings
 
 GRACE_S = 86400.0
-"""What is younger stays by default: a creation may be under way that will need it, and none takes a day."""
+"""The default grace period: what was removed, or stored for nothing, a shorter time ago stays."""
 
 Progress = Callable[[str], None]
 
@@ -32,6 +31,8 @@ class GarbageReport:
     catalog: Collected
     storages: tuple[CollectedObjects, ...]
     """One for each place with objects of this catalog."""
+    mounted: tuple[str, ...] = ()
+    """The places, as `HOST:DIR`, of snapshots that are listed no more and stay because they are mounted."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -48,14 +49,29 @@ def collect_garbage(
     now_s: float | None = None,
     progress: Progress = lambda _text: None,
 ) -> GarbageReport:
-    """Remove what no snapshot needs and what is older than `grace_s`.
+    """Remove what nothing has needed for `grace_s`: no snapshot, no mount, no creation under way.
 
+    Times are the catalog's and the storages', never this node's.
     A place for objects that cannot be reached is a problem of the report, not an error: the others are seen to. Raises
     the catalog's errors; `CorruptManifestError` where a snapshot cannot be read, and then no object is removed.
     `now_s` is the time it is, for tests.
     """
     progress("looking through the catalog")
-    collected = catalog.collect(reachable(catalog.get_blobs), grace_s=grace_s, dry_run=dry_run, now_s=now_s)
-    before_s = (time.time() if now_s is None else now_s) - grace_s
-    storages = gc_objects.collect(catalog, settings, before_s=before_s, dry_run=dry_run, progress=progress)
-    return GarbageReport(dry_run=dry_run, grace_s=grace_s, catalog=collected, storages=storages)
+    there_s = catalog.now_s()
+    age = Age(grace_s, 0.0 if now_s is None else now_s - there_s)
+    now_s = there_s if now_s is None else now_s
+    if not dry_run:
+        leases.forget_ended(catalog, now_s=now_s, cutoff_s=now_s - grace_s)
+    spared_s = age.spared_s(catalog)
+    collected = catalog.collect(reachable(catalog.get_blobs), grace_s=spared_s, dry_run=dry_run, now_s=now_s)
+    storages = gc_objects.collect(catalog, settings, age, dry_run=dry_run, progress=progress)
+    mounted = tuple(sorted(_mounted_unlisted(catalog)))
+    return GarbageReport(dry_run=dry_run, grace_s=grace_s, catalog=collected, storages=storages, mounted=mounted)
+
+
+def _mounted_unlisted(catalog: Catalog) -> set[str]:
+    mounted = [(id, places) for lease in leases.mount_leases(catalog) for id, places in lease.snapshots.items()]
+    if not mounted:
+        return set()
+    listed = {record.id for dataset in catalog.datasets() for record in catalog.snapshots(dataset.name)}
+    return {where for id, places in mounted if id not in listed for where in places}

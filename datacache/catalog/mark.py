@@ -27,6 +27,8 @@ class Roots(NamedTuple):
     """Of snapshots that a dataset lists: one that cannot be read ends the collection, as what it needs is not known."""
     others: frozenset[BlobId]
     """Of what was derived and of commits under way: one that cannot be read is of no use to anybody."""
+    held: frozenset[BlobId] = frozenset()
+    """Of snapshots that nobody lists and that stay for now (`leases`), likewise."""
 
 
 def reachable(load_blobs: LoadBlobs) -> Live:
@@ -64,10 +66,12 @@ class Marked:
         self._live = live
         self._roots: set[BlobId] = set()
         self.blobs: set[BlobId] = set()
+        self.needed: set[BlobId] = set()
+        """Those of them that are not only held."""
 
     def new(self, roots: Roots) -> bool:
         """Whether there are roots that were not followed yet."""
-        return not (self._roots >= roots.listed and self._roots >= roots.others)
+        return not (self._roots >= roots.listed and self._roots >= roots.others and self._roots >= roots.held)
 
     def follow(self, read_roots: Callable[[], Roots]) -> Roots:
         """Mark what can be reached from the roots there are now; these."""
@@ -80,16 +84,20 @@ class Marked:
                 before, roots = roots, read_roots()
                 if roots.listed >= before.listed:
                     raise  # otherwise one was removed, and collected by somebody else, before it was followed
-        for root in roots.others - self._roots:
-            try:
-                self._add([root])
-            except CorruptManifestError:
-                self._roots.add(root)
+        for held, unlisted in ((False, roots.others), (True, roots.held)):
+            for root in unlisted - self._roots:
+                try:
+                    self._add([root], held=held)
+                except CorruptManifestError:
+                    self._roots.add(root)
         return roots
 
-    def _add(self, roots: Collection[BlobId]) -> None:
+    def _add(self, roots: Collection[BlobId], *, held: bool = False) -> None:
         if roots:
-            self.blobs |= self._live(roots)
+            found = self._live(roots)
+            self.blobs |= found
+            if not held:
+                self.needed |= found
             self._roots |= set(roots)
 
 

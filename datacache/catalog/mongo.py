@@ -39,12 +39,12 @@ from bson import ObjectId
 from pymongo.collection import Collection as MongoCollection
 from pymongo.errors import DuplicateKeyError
 
-from datacache.catalog import mongo_blobs, mongo_collect, mongo_documents
-from datacache.catalog.base import REFRESH_AFTER_S, Collected, blobs_missing, no_snapshot, tag_exists
+from datacache.catalog import leases, mongo_blobs, mongo_collect, mongo_documents
+from datacache.catalog.base import REFRESH_AFTER_S, Collected, blobs_missing, no_snapshot, still_tagged, tag_exists
 from datacache.catalog.mark import Live
 from datacache.catalog.mongo_client import MongoDatabase, retried
 from datacache.catalog.record import decode_record, encode_record
-from datacache.core.errors import CatalogError, CatalogUnavailableError, CorruptManifestError, TagExistsError
+from datacache.core.errors import CatalogError, CatalogUnavailableError, DatacacheError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 
 _RACE_TIMEOUT_S = 60.0
@@ -98,12 +98,17 @@ class MongoCatalog:
     def __reduce__(self) -> tuple[object, ...]:
         return (MongoCatalog, (self._secret_url,))
 
+    def now_s(self) -> float:
+        """By the server's clock."""
+        with self._database.errors():
+            return retried(self._database.now_s)
+
     # --- blobs ----------------------------------------------------------------------------------------------
 
     def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
         """Store blobs; see the protocol."""
         with self._database.errors():
-            mongo_blobs.put_blobs(self._database.collection("blobs"), blobs, self._database.now_s())
+            mongo_blobs.put_blobs(self._database.collection("blobs"), blobs, int(self._database.now_s()))
 
     def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
         """The stored bytes of those of `ids` that are there."""
@@ -119,13 +124,14 @@ class MongoCatalog:
         tags: Sequence[str] = (),
         move_tags: bool = False,
         needs: Collection[BlobId] = (),
+        check: Callable[[SnapshotRecord], None] | None = None,
     ) -> SnapshotRecord:
         """Make a snapshot visible; see the protocol and, for how, the module."""
-        attempt = _Commit(self._database, record, tags, move_tags, needs)
+        attempt = _Commit(self._database, record, tags, move_tags, needs=needs, check=check)
         with self._database.errors():
             try:
                 new = self._change(record.dataset, attempt.change)
-            except (TagExistsError, CorruptManifestError):
+            except DatacacheError:  # before anything was changed
                 attempt.take_back()
                 raise
             assert new is not None
@@ -173,13 +179,13 @@ class MongoCatalog:
         with self._database.errors():
             self._change(dataset, change)
 
-    def remove_tag(self, dataset: str, tag: str) -> bool:
-        """Whether it was there."""
+    def remove_tag(self, dataset: str, tag: str, *, id: str = "") -> bool:
+        """Remove a tag; see the protocol."""
         was_there = False
 
         def change(old: _Dataset | None) -> _Dataset | None:
             nonlocal was_there
-            if old is None or tag not in old.tags:
+            if old is None or tag not in old.tags or (id and old.tags[tag] != id):
                 return old
             was_there = True
             return old._replace(tags={other: id for other, id in old.tags.items() if other != tag})
@@ -188,7 +194,7 @@ class MongoCatalog:
             self._change(dataset, change)
         return was_there
 
-    def remove_snapshot(self, dataset: str, id: str) -> bool:
+    def remove_snapshot(self, dataset: str, id: str, *, only_tags: Collection[str] | None = None) -> bool:
         """Forget a snapshot and its tags; see the protocol."""
         doc: ObjectId | None = None
 
@@ -197,6 +203,9 @@ class MongoCatalog:
             there = old.doc(id) if old else None
             if old is None or there is None:
                 return old
+            others = {tag for tag, named in old.tags.items() if named == id} - set(only_tags or ())
+            if others and only_tags is not None:
+                raise still_tagged(dataset, id, others)
             doc = there
             left = tuple(listed for listed in old.snapshots if listed.id != id)
             if not left:
@@ -206,6 +215,11 @@ class MongoCatalog:
             return _Dataset(_NEW, latest, left, tags)
 
         with self._database.errors():
+            # First: a collection that does not see the snapshot any more sees this.
+            removed = {"text": leases.removed_text(self._database.now_s()), "by": ObjectId()}
+            self._database.collection("documents").update_one(
+                {"_id": f"{leases.REMOVED}/{id}"}, {"$set": removed}, upsert=True
+            )
             self._change(dataset, change)
             if doc is not None:
                 self._database.collection("snapshots").delete_one({"_id": doc})
@@ -235,7 +249,7 @@ class MongoCatalog:
         removes those that another one has taken the place of."""
         with self._database.errors():
             collection = self._database.collection("derived")
-            now_s = self._database.now_s()
+            now_s = int(self._database.now_s())
             newest = self._newest_derived(snapshot_id, name)
             if newest is not None and bytes(newest["root"]) == root and newest["at_s"] > now_s - REFRESH_AFTER_S:
                 return
@@ -260,9 +274,9 @@ class MongoCatalog:
         """Compare and set; see the protocol."""
         return mongo_documents.compare_and_set(self._database, kind, key, text, old=old)
 
-    def remove_document(self, kind: str, key: str) -> bool:
-        """Whether it was there."""
-        return mongo_documents.remove(self._database, kind, key)
+    def remove_document(self, kind: str, key: str, *, old: str | None = None) -> bool:
+        """Remove a document; see the protocol."""
+        return mongo_documents.remove(self._database, kind, key, old=old)
 
     def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
         """Keys and texts by key; see the protocol."""
@@ -332,11 +346,14 @@ class _Commit:
         record: SnapshotRecord,
         tags: Sequence[str],
         move_tags: bool,
+        *,
         needs: Collection[BlobId],
+        check: Callable[[SnapshotRecord], None] | None,
     ) -> None:
         self._database, self._record = database, record
         self._tags, self._move_tags = tags, move_tags
         self._needs = needs
+        self._check = check
         self._begun_s: float | None = None
         self._written = self._claimed = False
         self.doc = ObjectId()
@@ -351,12 +368,14 @@ class _Commit:
         for tag in () if self._move_tags else self._tags:
             if tags.get(tag, id) != id:
                 raise tag_exists(name, tag, tags[tag])
+        if self._check is not None and old is not None and (latest := self._latest(old)) is not None:
+            self._check(latest)
         listed = old.snapshots if old else ()
         if there is None:
             self._write_document()
             listed = (*listed, _Listed(id, self.doc))
         self._claim_blobs()
-        if self._begun_s is not None and not 0 <= time.time() - self._begun_s < _COMMIT_TIMEOUT_S:
+        if self._begun_s is not None and not -60 < self._database.now_s() - self._begun_s < _COMMIT_TIMEOUT_S:
             raise CatalogError(f"the commit of {self._record.ref} was held up for too long", hint="Try again.")
         return _Dataset(_NEW, id, listed, tags | dict.fromkeys(self._tags, id))
 
@@ -368,20 +387,24 @@ class _Commit:
     def _write_document(self) -> None:
         if self._written:
             return
-        self._begun_s = time.time()
+        self._begun_s = self._database.now_s()
         document = {
             "_id": self.doc,
             "dataset": self._record.dataset,
             "id": self._record.id,
             "created_at": self._record.created_at,
             "record": encode_record(self._record),
-            "at_s": self._database.now_s(),
+            "at_s": int(self._begun_s),
         }
         # `doc` is ours alone: a duplicate is the attempt whose answer was lost.
         with suppress(DuplicateKeyError):
             self._database.collection("snapshots").insert_one(document)
         self._written = True
         self._claimed = False  # what was claimed before a garbage collection could see this document does not count
+
+    def _latest(self, old: _Dataset) -> SnapshotRecord | None:
+        found = self._database.collection("snapshots").find_one({"_id": old.doc(old.latest)}, {"record": 1})
+        return None if found is None else decode_record(found["record"])  # None: `old` is outdated
 
     def _claim_blobs(self) -> None:
         if self._claimed:

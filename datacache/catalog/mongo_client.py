@@ -34,6 +34,7 @@ from pymongo.uri_parser import parse_uri
 
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import CatalogError, CatalogUnavailableError, SettingsError
+from datacache.core.pauses import pause_s
 
 SCHEMA_VERSION = 2
 DEFAULT_DATABASE = "datacache"
@@ -43,9 +44,27 @@ _SOCKET_TIMEOUT_MS = 60_000
 _WRITE_TIMEOUT_MS = 30_000
 _AUTHENTICATION_CODES = (13, 18, 8000)
 _TRIES = 4
+_AWAY_FIRST_S, _AWAY_LONGEST_S = 5.0, 30.0
+"""Pauses, growing, in which no call looks again for a server that was looked for in vain. The driver looks meanwhile,
+in the background, and what it finds ends that at once."""
+_HEARTBEAT_MS = 5_000
 
 _Document = dict[str, Any]
 _T = TypeVar("_T")
+
+
+class _Away:
+    """One process's memory of a server that was looked for in vain. Any thread; a lost update costs a wait."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.until = 0.0
+        self.error: CatalogUnavailableError | None = None
+
+    def note(self, error: CatalogUnavailableError) -> None:
+        self.failures += 1
+        self.error = error
+        self.until = time.monotonic() + pause_s(self.failures, first_s=_AWAY_FIRST_S, longest_s=_AWAY_LONGEST_S)
 
 
 class MongoDatabase:
@@ -57,8 +76,8 @@ class MongoDatabase:
         self._hosts, self._name, self._options = _parse(url)
         self.url = f"mongodb://{self._hosts}/{self._name}"
         self._client = PerProcess(self._new_client)
+        self._away = PerProcess(_Away)
         self._checked_by = 0
-        self._clock_ahead_s = 0.0
 
     def __reduce__(self) -> tuple[object, ...]:
         return (MongoDatabase, (self._secret_url,))
@@ -66,6 +85,7 @@ class MongoDatabase:
     def collection(self, name: str) -> Collection[_Document]:
         """A collection, once the schema has been looked at."""
         pid = os.getpid()
+        self._expect_not_away()
         database = self._client.get().get_database(
             self._name,
             read_preference=ReadPreference.PRIMARY,
@@ -74,15 +94,27 @@ class MongoDatabase:
         )
         if self._checked_by != pid:
             self._check_schema(database)
-            self._clock_ahead_s = self._ahead(database)
             self._checked_by = pid
         return database[name]
 
-    def now_s(self) -> int:
-        """Unix time by the server's clock: nodes whose clocks differ agree on what is how old."""
-        if self._checked_by != os.getpid():
-            self.collection("meta")
-        return int(time.time() + self._clock_ahead_s)
+    def now_s(self) -> float:
+        """Unix time by the server's clock, which is asked each time: nodes whose clocks differ, or are set while a
+        process runs, agree on what is how old."""
+        found = self.collection("meta").database.command("hello")
+        return float(found["localTime"].replace(tzinfo=dt.UTC).timestamp())
+
+    def _expect_not_away(self) -> None:
+        """Raise at once what looking for the server raised a moment ago, unless the driver has found it since. When
+        that is over, one call of many looks again."""
+        away = self._away.get()
+        if away.error is None:
+            return
+        if self._client.get().topology_description.has_writable_server():
+            away.failures, away.error = 0, None
+        elif time.monotonic() < away.until:
+            raise CatalogUnavailableError(away.error.message, hint=away.error.hint)
+        else:
+            away.until = time.monotonic() + _SELECTION_TIMEOUT_MS / 1000
 
     def close(self) -> None:
         """Close this process's client. A later call makes a new one."""
@@ -126,12 +158,6 @@ class MongoDatabase:
             if exc.code not in _AUTHENTICATION_CODES:
                 raise  # an account that may only read finds an empty catalog, or one of version 1
 
-    @staticmethod
-    def _ahead(database: Database[_Document]) -> float:
-        before_s = time.time()
-        server = database.command("hello")["localTime"].replace(tzinfo=dt.UTC).timestamp()
-        return float(server - (before_s + time.time()) / 2)
-
     @contextmanager
     def errors(self) -> Iterator[None]:
         """The driver's errors, raised by what is done within, as the catalog's."""
@@ -156,10 +182,13 @@ class MongoDatabase:
             )
         if isinstance(exc, AutoReconnect):  # ServerSelectionTimeoutError, NetworkTimeout, NotPrimaryError too
             reason = str(exc).split(", Timeout:")[0].split(" (configured timeouts")[0]
-            return CatalogUnavailableError(
+            error = CatalogUnavailableError(
                 f"MongoDB at {self._hosts} does not answer: {reason}",
                 hint="Check that mongod runs there and that DATACACHE_CATALOG names its host and port.",
             )
+            if isinstance(exc, ServerSelectionTimeoutError):
+                self._away.get().note(error)
+            return error
         code = exc.code if isinstance(exc, OperationFailure) else None
         if code in _AUTHENTICATION_CODES:
             return CatalogError(
@@ -208,6 +237,7 @@ def _parse(url: str) -> tuple[str, str, dict[str, Any]]:
         "serverSelectionTimeoutMS": _SELECTION_TIMEOUT_MS,
         "connectTimeoutMS": _SELECTION_TIMEOUT_MS,
         "socketTimeoutMS": _SOCKET_TIMEOUT_MS,
+        "heartbeatFrequencyMS": _HEARTBEAT_MS,
     }
     options: dict[str, Any] = {name: value for name, value in defaults.items() if name.lower() not in given}
     return hosts, unquote(database) or DEFAULT_DATABASE, options | {"appname": "datacache", "connect": False}

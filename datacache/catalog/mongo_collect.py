@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from bson import ObjectId
 
+from datacache.catalog import leases, mongo_documents
 from datacache.catalog.base import Collected
 from datacache.catalog.mark import Live, Marked, Roots
 from datacache.catalog.mongo_blobs import id_batches
@@ -34,10 +35,11 @@ def collect(
 ) -> Collected:
     """Remove what is not reachable and is older than `grace_s`; see `Catalog.collect`."""
     now_s = database.now_s() if now_s is None else now_s
-    run = _Run(database, live, int(now_s - grace_s), int(now_s - max(grace_s, PENDING_S)))
+    run = _Run(database, live, now_s, int(now_s - grace_s), int(now_s - max(grace_s, PENDING_S)))
     if not dry_run:
-        # Blobs of version 1 have no time: theirs begins now.
+        # Blobs and records of version 1 have no time: theirs begins now.
         run.blobs.update_many({"put_s": None}, {"$set": {"put_s": int(now_s)}})
+        database.collection("snapshots").update_many({"at_s": None}, {"$set": {"at_s": int(now_s)}})
     unlisted = run.unlisted()
     if not dry_run:
         database.collection("derived").delete_many({"_id": {"$in": unlisted.derived}})
@@ -56,8 +58,9 @@ def collect(
 class _Run:
     """One garbage collection."""
 
-    def __init__(self, database: MongoDatabase, live: Live, cutoff_s: int, pending_cutoff_s: int) -> None:
+    def __init__(self, database: MongoDatabase, live: Live, now_s: float, cutoff_s: int, pending_cutoff_s: int) -> None:
         self._database = database
+        self._now_s = now_s
         self._cutoff_s, self._pending_cutoff_s = cutoff_s, pending_cutoff_s
         self._marked = Marked(live)
         self._id = ObjectId()
@@ -92,8 +95,10 @@ class _Run:
 
     def young(self) -> int:
         """How many blobs were not reached and stay."""
+        marked = self._marked
         young = self.blobs.find({"put_s": {"$gt": self._cutoff_s}}, {"_id": 1})
-        return sum(1 for found in young if BlobId(bytes(found["_id"])) not in self._marked.blobs)
+        found_young = {BlobId(bytes(found["_id"])) for found in young} - marked.blobs
+        return len(found_young | {BlobId(id) for id in self._here(marked.blobs - marked.needed)})
 
     def measure(self, candidates: list[bytes]) -> tuple[int, int]:
         """Number and bytes of those of the candidates that are there."""
@@ -129,7 +134,14 @@ class _Run:
         pending = {d["id"] for d in documents if _at_s(d) > self._pending_cutoff_s} - listed
         derived = self._database.collection("derived").find({"_id": {"$nin": self._stale}}, {"root": 1})
         others = {BlobId(bytes.fromhex(id)) for id in pending} | {BlobId(bytes(d["root"])) for d in derived}
-        return Roots(frozenset(BlobId(bytes.fromhex(id)) for id in listed), frozenset(others))
+        # Read last: a snapshot that is not listed any more was noted as removed before that.
+        mounts = [text for _key, text in leases.all_documents(self._documents, leases.MOUNTS)]
+        removed = list(leases.all_documents(self._documents, leases.REMOVED))
+        held = leases.held_roots(mounts, removed, now_s=self._now_s, cutoff_s=self._cutoff_s)
+        return Roots(frozenset(BlobId(bytes.fromhex(id)) for id in listed), frozenset(others), held)
+
+    def _documents(self, kind: str, *, after: str) -> list[tuple[str, str]]:
+        return mongo_documents.listed(self._database, kind, after=after, limit=1000)
 
     def _listed(self) -> tuple[set[ObjectId], set[str]]:
         datasets = list(self._database.collection("datasets").find({}, {"snapshots": 1}))
@@ -154,6 +166,5 @@ class _Run:
 
 
 def _at_s(document: dict[str, Any]) -> float:
-    """When a snapshot's document was written; version 1 did not say it, but for its id."""
-    at_s = document.get("at_s")
-    return float(document["_id"].generation_time.timestamp() if at_s is None else at_s)
+    """Return when a snapshot's document was written; infinite for one of version 1 in a dry run, which is young."""
+    return float(document.get("at_s", "inf"))

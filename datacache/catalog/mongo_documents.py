@@ -44,15 +44,16 @@ def _try(database: MongoDatabase, id: str, text: str, old: str | None, by: Objec
     return documents.count_documents({"_id": id, "by": by}, limit=1) == 1
 
 
-def remove(database: MongoDatabase, kind: str, key: str) -> bool:
+def remove(database: MongoDatabase, kind: str, key: str, *, old: str | None = None) -> bool:
     """See `Catalog.remove_document`."""
     check_document(kind, key)
+    wanted = {"_id": f"{kind}/{key}"} | ({} if old is None else {"text": old})
     seen: list[bool] = []
 
     def attempt() -> bool:
         documents = database.collection("documents")
-        seen.append(documents.find_one({"_id": f"{kind}/{key}"}, {"_id": 1}) is not None)
-        removed = seen[-1] and documents.delete_one({"_id": f"{kind}/{key}"}).deleted_count == 1
+        seen.append(documents.find_one(wanted, {"_id": 1}) is not None)
+        removed = seen[-1] and documents.delete_one(wanted).deleted_count == 1
         return removed or any(seen[:-1])  # by an attempt whose answer was lost
 
     with database.errors():

@@ -49,6 +49,11 @@ class NewFiles:
             self._objects = self._open_objects()
         return self._objects
 
+    @property
+    def opened_objects(self) -> ObjectWriter | None:
+        """Return where large files went, if one came."""
+        return self._objects
+
     def source(self, source: Source) -> int:
         """A source's number in the manifest."""
         if source not in self._sources:
@@ -78,12 +83,13 @@ class NewFiles:
         return Entry(raw, len(data), mtime_ns, stored.hex, "", self.source(objects.source), key)
 
     def refer(self, entry: Entry) -> Entry:
-        """An entry of the snapshot that the new one is made from, taken over by reference: its pack must stay."""
+        """An entry of the snapshot that the new one is made from, taken over by reference: its pack must stay. A link
+        becomes the file it leads to, as that may be elsewhere in the new one, or not there."""
         if self._sources[entry.source] == PACKS:
             parsed = parse_pack_key((entry.key or b"").decode("utf-8", "surrogateescape"))
             assert parsed is not None
             self.packs.add(parsed[0])
-        return entry
+        return entry._replace(target=b"") if entry.target else entry
 
     def end_pack(self) -> list[Entry]:
         """End the open pack, if it holds anything; the entries of its files."""

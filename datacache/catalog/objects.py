@@ -9,28 +9,41 @@ a writer that is killed leaves a whole object or none.
 
 from __future__ import annotations
 
-import re
-import time
+import logging
 from functools import cached_property
 from typing import NamedTuple
 
 from datacache.catalog.base import Catalog
+from datacache.catalog.leases import REUSE_S, Creation
 from datacache.catalog.packs import content_etag
-from datacache.core.errors import ObjectNotFoundError, SettingsError, StoreAccessError, UsageError
-from datacache.manifest.model import Source
+from datacache.core.errors import (
+    CatalogError,
+    ObjectNotFoundError,
+    SettingsError,
+    StoreAccessError,
+    StoredObjectsGoneError,
+    UsageError,
+)
+from datacache.core.objects import CONTENT_KEY
+from datacache.core.threads import map_in_threads
+from datacache.manifest.model import Entry, Source
+from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.store.base import ObjectStore
+from datacache.store.clock import StoreClock, elapsed_s
 from datacache.store.open import open_store
 from datacache.store.urls import split_url
 
 MAX_OBJECT_BYTES = 2**30
 """An object is held in memory while it is stored, and is one request."""
-REFRESH_AFTER_S = 3600.0
+REFRESH_AFTER_S = REUSE_S
 """An object that is there and older than this is written again when it is needed again: garbage collection spares by
 age what no snapshot names yet, so its grace period must be well above this."""
 
 _REMEMBERED = 100_000
-_KEY = re.compile(r"(?:.*/)?([0-9a-f]{2})/([0-9a-f]{30})-(0|[1-9][0-9]*)", re.DOTALL)
+_THREADS = 32
+_CLOCK_ERROR_S = 60.0
+_log = logging.getLogger(__name__)
 
 
 class Stored(NamedTuple):
@@ -49,15 +62,19 @@ class ObjectWriter:
     is no place or has credentials in it.
     """
 
-    def __init__(self, catalog: Catalog, settings: Settings, *, url: str = "") -> None:
+    def __init__(self, catalog: Catalog, settings: Settings, *, url: str = "", creation: str = "") -> None:
         self._catalog, self._settings, self._url = catalog, settings, url
         store_url, self._prefix = _place(settings, url)
         self._store: ObjectStore = open_store(store_url, settings)
         self._fresh: dict[str, float] = {}  # key → when it was seen or written; single dict operations, so no lock
+        self._creation = Creation(catalog, creation)
+        self._clock: StoreClock | None = None
 
     @cached_property
     def source(self) -> Source:
-        """The source of entries whose objects lie here. Asks the catalog for its identity the first time."""
+        """The source of entries whose objects lie here. The first time, it asks the catalog for its identity and notes
+        there that a creation is under way."""
+        self._creation.begin()
         return Source(self._store.url, f"{self._prefix}{self._catalog.identity()}/", content_addressed=True)
 
     def put(self, data: bytes) -> Stored:
@@ -68,11 +85,11 @@ class ObjectWriter:
         if len(data) > MAX_OBJECT_BYTES:
             raise UsageError(
                 f"an object of {len(data):,} bytes cannot be stored: the most is {MAX_OBJECT_BYTES:,}",
-                hint="Leave it where it is: snapshots without --pin refer to objects of any size.",
+                hint="Leave it where it is: snapshots without --copy refer to objects of any size.",
             )
         hex = content_etag(data)
         stored = Stored(f"{self.source.prefix}{hex[:2]}/{hex[2:]}-{len(data)}", hex, len(data))
-        now = time.monotonic()
+        now = elapsed_s()
         if now - self._fresh.get(stored.key, -REFRESH_AFTER_S) >= REFRESH_AFTER_S:
             if not self._is_there(stored):
                 self._store.put(stored.key, data)
@@ -94,24 +111,51 @@ class ObjectWriter:
             found = self._store.head(stored.key)
         except (ObjectNotFoundError, StoreAccessError):  # S3 denies it where a key may be written but not looked for
             return False
-        return found.size_bytes == stored.size_bytes and time.time() - found.mtime_ns / 1e9 < REFRESH_AFTER_S
+        if found.size_bytes != stored.size_bytes:
+            return False
+        clock = self._clock = self._clock or StoreClock(self._store, self.source.prefix)
+        return -_CLOCK_ERROR_S <= clock.now_s() - found.mtime_ns / 1e9 < REFRESH_AFTER_S
+
+    def confirm(self, manifest: Manifest) -> None:
+        """Look again, before the commit, that what a manifest needs of this storage is there. It is not asked for where
+        no collection can have taken it. `CatalogError` if some is gone: the next `put` stores it anew."""
+        if self._creation.undisturbed() or self.source not in manifest.root.sources:
+            return
+        self._fresh = {}
+        number = manifest.root.sources.index(self.source)
+        entries = (entry for entry in manifest.entries() if entry.source == number and entry.key is not None)
+
+        def is_gone(entry: Entry) -> bool:
+            return not self.has(entry.key or b"", entry.size_bytes)
+
+        gone = sum(map_in_threads(is_gone, entries, threads=_THREADS))
+        if gone:
+            raise StoredObjectsGoneError(
+                f"{gone:,} objects that the new snapshot needs are gone from {self.source.store}/"
+                f"{self.source.prefix}; nothing was made",
+                hint="A garbage collection took them while they were being stored. Run the same command again.",
+            )
 
     def close(self) -> None:
-        """Give back connections; a later call connects again."""
+        """Give back connections; a later call connects again. What was stored and not committed may be collected."""
+        try:
+            self._creation.end()
+        except CatalogError as exc:  # it ends by itself
+            _log.warning("the note of a creation that is over could not be removed: %s", exc)
         self._store.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_reopen, (self._catalog, self._settings, self._url))
+        return (_reopen, (self._catalog, self._settings, self._url, self._creation.key))
 
 
 def parse_object_key(key: str) -> tuple[str, int] | None:
     """Hash (32 hex digits) and size of what `ObjectWriter.put` stored under this key; None for another key."""
-    match = _KEY.fullmatch(key)
+    match = CONTENT_KEY.fullmatch(key)
     return None if match is None else (match[1] + match[2], int(match[3]))
 
 
-def _reopen(catalog: Catalog, settings: Settings, url: str) -> ObjectWriter:
-    return ObjectWriter(catalog, settings, url=url)
+def _reopen(catalog: Catalog, settings: Settings, url: str, creation: str) -> ObjectWriter:
+    return ObjectWriter(catalog, settings, url=url, creation=creation)
 
 
 def _place(settings: Settings, url: str) -> tuple[str, str]:

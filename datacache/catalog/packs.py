@@ -10,10 +10,7 @@ connections).
 from __future__ import annotations
 
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +18,7 @@ from xxhash import xxh3_128_hexdigest
 
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import CorruptManifestError, ObjectNotFoundError, UsageError
+from datacache.core.last_loaded import LastLoaded
 from datacache.core.objects import ObjectRef
 from datacache.manifest import codec
 from datacache.manifest.builder import PutBlobs
@@ -28,7 +26,10 @@ from datacache.manifest.model import PACKS, BlobId
 from datacache.manifest.reader import LoadBlobs
 from datacache.settings import Settings
 from datacache.store.base import ObjectInfo
+from datacache.store.checksums import Checksum
+from datacache.store.environments import Environments
 from datacache.store.open import Stores
+from datacache.store.sources import source_rules
 
 PACK_BYTES = 2**20
 """From this size on a pack is `full`: small enough that a random read of one label is not a read of the whole set,
@@ -51,9 +52,11 @@ def parse_pack_key(key: str) -> tuple[BlobId, int] | None:
     return None if match is None else (BlobId(bytes.fromhex(match[1])), int(match[2]))
 
 
-def stores_with_packs(settings: Settings, load_blobs: LoadBlobs) -> Stores:
-    """The stores of whoever reads snapshots' objects: all that URLs lead to, and the packs of a catalog."""
-    return Stores(settings, own={PACKS.store: lambda: PackStore(load_blobs)})
+def stores_with_packs(settings: Settings, load_blobs: LoadBlobs, *, environments: Environments | None = None) -> Stores:
+    """The stores of whoever reads snapshots' objects: those that the setting `sources` allows, and the packs of a
+    catalog."""
+    own = {PACKS.store: lambda: PackStore(load_blobs)}
+    return Stores(settings, own=own, rules=source_rules(settings), environments=environments)
 
 
 def content_etag(data: bytes) -> str:
@@ -113,7 +116,7 @@ class PackStore:
 
     def __init__(self, load_blobs: LoadBlobs, *, held_bytes: int = _HELD_BYTES) -> None:
         self._load_blobs = load_blobs
-        self._packs = PerProcess(lambda: _Packs(held_bytes))
+        self._packs = PerProcess(lambda: LastLoaded[BlobId, bytes](held_bytes))
 
     def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
         """See `ObjectStore`. `CorruptManifestError` for a pack that the catalog has not, or that is too short."""
@@ -123,7 +126,7 @@ class PackStore:
         if parsed is None:
             raise _not_found(ref.key)
         pack, offset = parsed
-        raw = self._packs.get().get(pack) or self._load(pack)
+        raw = self._packs.get().get(pack, lambda: self._load(pack))
         if offset + ref.size_bytes > len(raw) or stop > ref.size_bytes or start < 0:
             raise CorruptManifestError(
                 f"bytes {offset + start} to {offset + max(stop, ref.size_bytes)} are asked of the pack {pack.hex()}, "
@@ -132,23 +135,13 @@ class PackStore:
         return raw[offset + start : offset + stop]
 
     def _load(self, pack: BlobId) -> bytes:
-        packs = self._packs.get()
-        coming, begun = packs.coming(pack)
-        if not begun:
-            return coming.result()
-        try:
-            stored = self._load_blobs([pack]).get(pack)
-            if stored is None:
-                raise CorruptManifestError(
-                    f"the pack {pack.hex()} is missing from the catalog",
-                    hint="Make the snapshot again by the command that made it.",
-                )
-            raw = codec.decompress(stored, pack)
-        except BaseException as exc:
-            packs.failed(pack, exc)
-            raise
-        packs.loaded(pack, raw)
-        return raw
+        stored = self._load_blobs([pack]).get(pack)
+        if stored is None:
+            raise CorruptManifestError(
+                f"the pack {pack.hex()} is missing from the catalog",
+                hint="Make the snapshot again by the command that made it.",
+            )
+        return codec.decompress(stored, pack)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
         """Not offered: files in packs are found through the snapshots that have them."""
@@ -157,6 +150,10 @@ class PackStore:
     def head(self, key: str) -> NoReturn:
         """Not known without an entry: only that says how long the object is."""
         raise _not_found(key)
+
+    def checksum(self, ref: ObjectRef) -> Checksum | None:
+        """See `ObjectStore`: none is known."""
+        return None
 
     def put(self, key: str, data: bytes) -> NoReturn:
         """Not offered."""
@@ -173,47 +170,6 @@ class PackStore:
     def close(self) -> None:
         """Forget the packs held."""
         self._packs.take()
-
-
-class _Packs:
-    """The packs held by one process, and those on their way: threads that ask for the same one load it once."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()  # guards all below; never held while anything is loaded
-        self._bytes = 0
-        self._held: OrderedDict[BlobId, bytes] = OrderedDict()
-        self._coming: dict[BlobId, Future[bytes]] = {}
-
-    def get(self, pack: BlobId) -> bytes | None:
-        with self._lock:
-            raw = self._held.get(pack)
-            if raw is not None:
-                self._held.move_to_end(pack)
-            return raw
-
-    def coming(self, pack: BlobId) -> tuple[Future[bytes], bool]:
-        """The pack's future, and whether the caller is the one who must load it."""
-        with self._lock:
-            future = self._coming.get(pack)
-            if future is not None:
-                return future, False
-            future = self._coming[pack] = Future()
-            return future, True
-
-    def loaded(self, pack: BlobId, raw: bytes) -> None:
-        with self._lock:
-            self._bytes += len(raw) - len(self._held.pop(pack, b""))
-            self._held[pack] = raw
-            while self._bytes > self._limit_bytes and len(self._held) > 1:
-                self._bytes -= len(self._held.popitem(last=False)[1])
-            future = self._coming.pop(pack)
-        future.set_result(raw)
-
-    def failed(self, pack: BlobId, exc: BaseException) -> None:
-        with self._lock:
-            future = self._coming.pop(pack)
-        future.set_exception(exc)
 
 
 def _not_found(key: str) -> ObjectNotFoundError:

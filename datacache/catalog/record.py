@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, fields
 
 from datacache.core.errors import CatalogError
-from datacache.manifest.model import Lineage, SnapshotRecord
+from datacache.manifest.model import Held, Lineage, SnapshotRecord
 
 _FIELDS = frozenset(f.name for f in fields(SnapshotRecord))
 
@@ -29,6 +29,8 @@ def decode_record(text: str) -> SnapshotRecord:
         if values.get("lineage") is not None:
             command, parameters, inputs = values["lineage"]
             values["lineage"] = Lineage(command, parameters, tuple(inputs))
+        if values.get("held") is not None:
+            values["held"] = Held(*map(int, values["held"]))
         return SnapshotRecord(**values)
     except (ValueError, TypeError, AttributeError) as exc:
         raise CatalogError(f"the catalog holds a snapshot record that cannot be read: {text[:80]!r}") from exc

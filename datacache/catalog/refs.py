@@ -8,6 +8,7 @@ tag goes before an id that is shortened.
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from datacache.catalog.base import Catalog
@@ -18,6 +19,8 @@ LATEST = "latest"
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _NAME = re.compile(rf"{_PART}(/{_PART})*")
 _TAG = re.compile(_PART)
+_ID_DIGITS = 6
+_NAMED = 10
 _WHOLE_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -66,8 +69,11 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
     ref = parse_ref(ref) if isinstance(ref, str) else ref
     dataset = catalog.dataset(ref.dataset)
     if dataset is None:
-        known = ", ".join(d.name for d in catalog.datasets()[:10])
-        hint = f"There are: {known}." if known else "Make one: dsctl snapshot create NAME --from URL"
+        names = [d.name for d in catalog.datasets()]
+        near = get_close_matches(ref.dataset, names, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        shown = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+        hint += f"There are: {shown}." if names else "Make one: dsctl snapshot create NAME --from URL"
         raise SnapshotNotFoundError(f"there is no dataset {ref.dataset!r}", ref=str(ref), hint=hint)
     if ref.is_whole_id and (record := catalog.snapshot(ref.dataset, ref.version)) is not None:
         return record  # whatever tag somebody gives this name
@@ -77,7 +83,7 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
         if record is not None:
             return record
     matches = []
-    if re.fullmatch(r"[0-9a-f]{6,32}", ref.version):
+    if re.fullmatch(rf"[0-9a-f]{{{_ID_DIGITS},32}}", ref.version):
         matches = catalog.snapshots(ref.dataset, id_prefix=ref.version)
         if len(matches) == 1:
             return matches[0]
@@ -85,8 +91,9 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
         words = f"{ref} names {len(matches)} snapshots"
         raise SnapshotNotFoundError(words, ref=str(ref), ambiguous=True, hint="Give more digits.")
     tags = ", ".join(sorted(dataset.tags)) or "no tags"
-    raise SnapshotNotFoundError(
-        f"{ref.dataset} has no tag or snapshot {ref.version!r}",
-        ref=str(ref),
-        hint=f"It has {tags}, and latest. See: dsctl snapshot list {ref.dataset}",
-    )
+    hint = f"It has {tags}, and latest. See: dsctl snapshot list {ref.dataset}"
+    if re.fullmatch(r"[0-9a-f]{1,5}", ref.version):
+        hint = f"An id needs at least {_ID_DIGITS} of its digits. {hint}"
+    elif near := get_close_matches(ref.version, dataset.tags, n=1):
+        hint = f"Did you mean {ref.dataset}@{near[0]}? {hint}"
+    raise SnapshotNotFoundError(f"{ref.dataset} has no tag or snapshot {ref.version!r}", ref=str(ref), hint=hint)

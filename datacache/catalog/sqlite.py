@@ -14,13 +14,20 @@ import errno
 import json
 import os
 import sqlite3
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from datacache.catalog import sqlite_collect
-from datacache.catalog.base import REFRESH_AFTER_S, Collected, blobs_missing, check_document, no_snapshot, tag_exists
+from datacache.catalog import leases, sqlite_clock, sqlite_collect
+from datacache.catalog.base import (
+    REFRESH_AFTER_S,
+    Collected,
+    blobs_missing,
+    check_document,
+    no_snapshot,
+    still_tagged,
+    tag_exists,
+)
 from datacache.catalog.mark import Live
 from datacache.catalog.record import decode_record, encode_record
 from datacache.catalog.sqlite_file import (
@@ -57,11 +64,15 @@ class SqliteCatalog:
     def __reduce__(self) -> tuple[object, ...]:
         return (SqliteCatalog, (self.path,))
 
+    def now_s(self) -> float:
+        """The node's clock, since only one node can use the file; steps ahead do not count, see `sqlite_clock`."""
+        return sqlite_clock.now_s(self)
+
     def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
         """Store blobs, many in one transaction. A kill in between leaves some of them: no snapshot names them
         yet.
         """
-        now_s = int(time.time())
+        now_s = int(self.now_s())
         for batch in _batches(blobs):
             with self._errors(), self._file.write(durable=False) as connection:
                 connection.executemany("INSERT OR IGNORE INTO blobs (id, data) VALUES (?, ?)", batch)
@@ -89,12 +100,15 @@ class SqliteCatalog:
         tags: Sequence[str] = (),
         move_tags: bool = False,
         needs: Collection[BlobId] = (),
+        check: Callable[[SnapshotRecord], None] | None = None,
     ) -> SnapshotRecord:
         """Make a snapshot visible; see the protocol. When this returns, it is on the disk, its blobs with
         it.
         """
         with self._errors(), self._file.write(durable=True) as connection:
             dataset, id = record.dataset, record.id
+            if check is not None and (latest := _latest(connection, dataset)) is not None:
+                check(latest)
             _check_blobs_are_there(connection, needs, record.ref)
             if not move_tags:
                 for tag in tags:
@@ -150,18 +164,27 @@ class SqliteCatalog:
                 _check_tag_is_free(connection, dataset, tag, id)
             connection.execute("INSERT OR REPLACE INTO tags (dataset, tag, id) VALUES (?, ?, ?)", (dataset, tag, id))
 
-    def remove_tag(self, dataset: str, tag: str) -> bool:
-        """Whether it was there."""
+    def remove_tag(self, dataset: str, tag: str, *, id: str = "") -> bool:
+        """Remove a tag; see the protocol."""
         with self._errors(), self._file.write(durable=True) as connection:
-            cursor = connection.execute("DELETE FROM tags WHERE dataset = ? AND tag = ?", (dataset, tag))
+            cursor = connection.execute(
+                "DELETE FROM tags WHERE dataset = ? AND tag = ? AND id = iif(? = '', id, ?)", (dataset, tag, id, id)
+            )
             return cursor.rowcount > 0
 
-    def remove_snapshot(self, dataset: str, id: str) -> bool:
+    def remove_snapshot(self, dataset: str, id: str, *, only_tags: Collection[str] | None = None) -> bool:
         """Forget a snapshot and its tags; see the protocol."""
+        removed = leases.removed_text(self.now_s())
         with self._errors(), self._file.write(durable=True) as connection:
+            if only_tags is not None:
+                rows = connection.execute("SELECT tag FROM tags WHERE dataset = ? AND id = ?", (dataset, id))
+                others = {tag for (tag,) in rows} - set(only_tags)
+                if others:
+                    raise still_tagged(dataset, id, others)
             cursor = connection.execute("DELETE FROM snapshots WHERE dataset = ? AND id = ?", (dataset, id))
             if cursor.rowcount == 0:
                 return False
+            connection.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (leases.REMOVED, id, removed))
             connection.execute("DELETE FROM tags WHERE dataset = ? AND id = ?", (dataset, id))
             newest = connection.execute(
                 "SELECT id FROM snapshots WHERE dataset = ? ORDER BY seq DESC LIMIT 1", (dataset,)
@@ -197,11 +220,10 @@ class SqliteCatalog:
 
     def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
         """Note what was derived; see the protocol."""
+        now_s = int(self.now_s())
         with self._errors(), self._file.write(durable=True) as connection:
             _check_blobs_are_there(connection, needs, f"{name} of {snapshot_id[:12]}")
-            connection.execute(
-                "INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", (snapshot_id, name, root, int(time.time()))
-            )
+            connection.execute("INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", (snapshot_id, name, root, now_s))
 
     def document(self, kind: str, key: str) -> str | None:
         """The text that was set; see the protocol."""
@@ -222,11 +244,13 @@ class SqliteCatalog:
                 )
             return cursor.rowcount > 0
 
-    def remove_document(self, kind: str, key: str) -> bool:
-        """Whether it was there."""
+    def remove_document(self, kind: str, key: str, *, old: str | None = None) -> bool:
+        """Remove a document; see the protocol."""
         check_document(kind, key)
         with self.writing(durable=True) as connection:
-            cursor = connection.execute("DELETE FROM documents WHERE kind = ? AND key = ?", (kind, key))
+            cursor = connection.execute(
+                "DELETE FROM documents WHERE kind = ? AND key = ? AND text = coalesce(?, text)", (kind, key, old)
+            )
             return cursor.rowcount > 0
 
     def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
@@ -240,9 +264,9 @@ class SqliteCatalog:
 
     def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
         """Garbage collection; see the protocol. The file keeps its size: what was freed is filled again first."""
-        cutoff_s = int((time.time() if now_s is None else now_s) - grace_s)
+        now_s = self.now_s() if now_s is None else now_s
         with self._errors():
-            return sqlite_collect.collect(self._file, live, cutoff_s, dry_run=dry_run)
+            return sqlite_collect.collect(self._file, live, now_s, int(now_s - grace_s), dry_run=dry_run)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -269,7 +293,11 @@ class SqliteCatalog:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # O_EXCL: opening and closing a database that is there would drop this process's locks on it.
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                _give_to_owner(fd, path.parent)
+            finally:
+                os.close(fd)
         except FileExistsError:
             if not path.is_file():
                 raise CatalogUnavailableError(
@@ -332,10 +360,22 @@ class SqliteCatalog:
             return CatalogError(f"the catalog {path} cannot be written: {exc}", hint=_ELSEWHERE)
         if isinstance(exc, sqlite3.IntegrityError):  # it is there, and would say the same again
             return CatalogError(f"the catalog {path} does not take this: {exc}")
+        if os.access(path, os.F_OK) and not os.access(path, os.R_OK):
+            return CatalogUnavailableError(
+                f"the catalog {path} cannot be opened: it belongs to another user (id {os.stat(path).st_uid})",
+                hint="Run this as that user, or set DATACACHE_HOME to a folder of your own.",
+            )
         return CatalogUnavailableError(
             f"the catalog {path} cannot be used: {exc}",
             hint=f"Check that you may write to {path.parent} and that its disk is well.",
         )
+
+
+def _give_to_owner(fd: int, folder: Path) -> None:
+    """Let a file that root makes belong to who has its folder, as SQLite does with what it puts beside the file."""
+    there = os.stat(folder)
+    if os.geteuid() == 0 and there.st_uid != 0:
+        os.fchown(fd, there.st_uid, there.st_gid)
 
 
 _ELSEWHERE = "Set DATACACHE_CATALOG (or DATACACHE_HOME) to a place you can write to."
@@ -353,6 +393,11 @@ def _no_space(path: Path) -> bool:
 def _record(connection: sqlite3.Connection, dataset: str, id: str) -> SnapshotRecord | None:
     row = connection.execute("SELECT record FROM snapshots WHERE dataset = ? AND id = ?", (dataset, id)).fetchone()
     return None if row is None else decode_record(row[0])
+
+
+def _latest(connection: sqlite3.Connection, dataset: str) -> SnapshotRecord | None:
+    row = connection.execute("SELECT latest FROM datasets WHERE name = ?", (dataset,)).fetchone()
+    return None if row is None else _record(connection, dataset, row[0])
 
 
 def _dataset_record(row: tuple[str, str, str]) -> DatasetRecord:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 
+from datacache.catalog import leases
 from datacache.catalog.base import Collected
 from datacache.catalog.mark import Live, Marked, Roots
 from datacache.catalog.sqlite_file import SqliteFile
@@ -23,12 +24,12 @@ _STALE = """(set_s <= ? AND snapshot NOT IN (SELECT id FROM snapshots)
     OR NOT EXISTS (SELECT 1 FROM blobs WHERE id = root))"""
 
 
-def collect(file: SqliteFile, live: Live, cutoff_s: int, *, dry_run: bool) -> Collected:
+def collect(file: SqliteFile, live: Live, now_s: float, cutoff_s: int, *, dry_run: bool) -> Collected:
     """Remove what is not reachable and was put at `cutoff_s` or before; see `Catalog.collect`."""
 
     def read_roots() -> Roots:
         with file.use() as connection:
-            return _roots(connection, cutoff_s)
+            return _roots(connection, now_s, cutoff_s)
 
     if dry_run:
         with file.use() as connection:
@@ -47,11 +48,13 @@ def collect(file: SqliteFile, live: Live, cutoff_s: int, *, dry_run: bool) -> Co
                     doomed.append((BlobId(id), size_bytes))
                 else:
                     young += 1
+            elif id not in marked.needed:
+                young += 1
     if not dry_run:
         doomed = [
             swept
             for batch in _batches(doomed)
-            for swept in _sweep(file, marked, batch, cutoff_s, read_roots=read_roots)
+            for swept in _sweep(file, marked, batch, now_s, cutoff_s, read_roots=read_roots)
         ]
     return Collected(
         blobs=len(doomed), size_bytes=sum(size for _id, size in doomed), young=young, derived=derived, documents=0
@@ -59,12 +62,18 @@ def collect(file: SqliteFile, live: Live, cutoff_s: int, *, dry_run: bool) -> Co
 
 
 def _sweep(
-    file: SqliteFile, marked: Marked, batch: list[tuple[BlobId, int]], cutoff_s: int, *, read_roots: Callable[[], Roots]
+    file: SqliteFile,
+    marked: Marked,
+    batch: list[tuple[BlobId, int]],
+    now_s: float,
+    cutoff_s: int,
+    *,
+    read_roots: Callable[[], Roots],
 ) -> list[tuple[BlobId, int]]:
     """Remove those of a batch that nothing needs now either; these."""
     for attempt in range(_TRIES):
         with file.write(durable=False) as connection:
-            roots = _roots(connection, cutoff_s)
+            roots = _roots(connection, now_s, cutoff_s)
             if marked.new(roots) and attempt == _TRIES - 1:
                 marked.follow(lambda roots=roots: roots)  # type: ignore[misc]
             if not marked.new(roots):
@@ -87,11 +96,16 @@ def _delete(connection: sqlite3.Connection, batch: list[tuple[BlobId, int]], cut
     return [blob for blob in batch if blob[0] in old]
 
 
-def _roots(connection: sqlite3.Connection, cutoff_s: int) -> Roots:
+def _roots(connection: sqlite3.Connection, now_s: float, cutoff_s: int) -> Roots:
     listed = connection.execute("SELECT DISTINCT id FROM snapshots")
     derived = connection.execute(f"SELECT root FROM derived WHERE NOT {_STALE}", (cutoff_s,))  # noqa: S608
+    kept = "SELECT key, text FROM documents WHERE kind = ?"
+    mounts = [text for _key, text in connection.execute(kept, (leases.MOUNTS,))]
+    removed = connection.execute(kept, (leases.REMOVED,)).fetchall()
     return Roots(
-        frozenset(BlobId(bytes.fromhex(id)) for (id,) in listed), frozenset(BlobId(root) for (root,) in derived)
+        frozenset(BlobId(bytes.fromhex(id)) for (id,) in listed),
+        frozenset(BlobId(root) for (root,) in derived),
+        leases.held_roots(mounts, removed, now_s=now_s, cutoff_s=cutoff_s),
     )
 
 

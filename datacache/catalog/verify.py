@@ -2,12 +2,14 @@
 
 Used by `dsctl snapshot verify` and `api.verify_snapshot`. Objects that were listed are compared with a new listing, one
 request for 1,000 of them; others are asked for one by one; files in packs are read. With `read` all bytes are read, and
-those stored under their hash are hashed. It asks the stores themselves, not the cache. One thread, which has others at
-work; memory does not grow with the snapshot.
+compared with the hash that is their name, with the store's checksum, or with an ETag that is their MD5; what has none
+of these is counted. It asks the stores themselves, not the cache. One thread, which has others at work; memory does not
+grow with the snapshot.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -19,6 +21,7 @@ from xxhash import xxh3_128
 
 from datacache.catalog.objects import parse_object_key
 from datacache.core.errors import (
+    ChecksumError,
     CorruptManifestError,
     DatacacheError,
     ObjectChangedError,
@@ -33,9 +36,13 @@ from datacache.manifest.model import PACKS, Entry
 from datacache.manifest.reader import Manifest
 from datacache.manifest.sort import Sorter
 from datacache.store.base import ObjectInfo, ObjectStore
+from datacache.store.checksums import md5_etags, mismatch
 from datacache.store.errors import expect_same
 from datacache.store.open import Stores
+from datacache.store.retry import DAMAGED_AGAIN
+from datacache.store.whole import digest_of
 
+log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 THREADS = 32
 _PART_BYTES = 8 * 2**20
@@ -50,10 +57,13 @@ _DOWN = 20
 """So many objects in a row that the store did not answer for mean that it is away."""
 
 
+Kind = Literal["missing", "changed", "damaged", "unreadable"]
+
+
 class Problem(NamedTuple):
     """One file whose object is not what the snapshot says."""
 
-    kind: Literal["missing", "changed", "unreadable"]
+    kind: Kind
     path: bytes
     url: str
     message: str
@@ -66,13 +76,21 @@ class _Item(NamedTuple):
 
 
 def verify(
-    manifest: Manifest, stores: Stores, *, read: bool = False, threads: int = THREADS, progress: Progress | None = None
+    manifest: Manifest,
+    stores: Stores,
+    *,
+    read: bool = False,
+    threads: int = THREADS,
+    progress: Progress | None = None,
+    unchecked: Callable[[int], None] | None = None,
 ) -> Iterator[Problem]:
     """The files that cannot be read any more as the snapshot recorded them, in no particular order.
 
-    `progress(done, files)` is called now and then. `stores` must have the catalog's packs. Raises what is more than a
-    problem of one object: `StoreUnavailableError` where a store is away, `CorruptManifestError` for the snapshot's own
-    ranges.
+    `progress(done, files)` is called now and then; at the end, with `read`, `unchecked(files)` with the number of those
+    whose bytes there was nothing to compare with. `stores` must have the catalog's packs, and best leave MD5s to this
+    (`check_md5`), which knows how all ETags of a store turn out before it calls an object damaged. Raises what is more
+    than a problem of one object: `StoreUnavailableError` where a store is away, `CorruptManifestError` for the
+    snapshot's own ranges.
     """
     verifier = _Verifier(manifest, stores, read=read, threads=threads)
     for found in verifier.all():
@@ -80,6 +98,8 @@ def verify(
             yield found
         if progress is not None:
             progress(verifier.done, manifest.root.files)
+    if read and unchecked is not None:
+        unchecked(verifier.unchecked)
 
 
 class _Verifier:
@@ -88,8 +108,11 @@ class _Verifier:
     def __init__(self, manifest: Manifest, stores: Stores, *, read: bool, threads: int) -> None:
         self._manifest, self._stores = manifest, stores
         self._read_all, self._threads = read, threads
-        self._lock = threading.Lock()  # guards _unanswered
+        self._lock = threading.Lock()  # guards all but `done`
         self._unanswered = 0
+        self._suspects: list[tuple[str, Problem]] = []
+        """By store: objects with another MD5 than their ETag, which may be none."""
+        self.unchecked = 0
         self.done = 0
 
     def all(self) -> Iterator[Problem | None]:
@@ -104,10 +127,15 @@ class _Verifier:
             for problem in found:
                 self.done += 1
                 yield problem
+        for store_url, suspect in self._suspects:
+            if md5_etags(store_url).proven:
+                yield suspect
+            else:
+                self.unchecked += 1
 
     def _items(self, number: int) -> Iterator[_Item]:
         for entry in self._manifest.entries():
-            if entry.source == number and entry.path[-1:] != b"/":
+            if entry.source == number and entry.path[-1:] != b"/" and not entry.is_folder_link:
                 ref = self._manifest.object_ref(entry)
                 yield _Item(ref.key.encode("utf-8", "surrogateescape"), entry, ref)
 
@@ -186,6 +214,8 @@ class _Verifier:
             problem = _problem("missing", item, exc)
         except ObjectChangedError as exc:
             problem = _problem("changed", item, exc)
+        except ChecksumError as exc:
+            problem = _problem("damaged", item, exc)
         except (StoreError, CorruptManifestError) as exc:
             problem = _problem("unreadable", item, exc)
         with self._lock:
@@ -198,13 +228,41 @@ class _Verifier:
         source = self._manifest.root.sources[entry.source]
         if not ref.size_bytes and source != PACKS:
             _head(store, item)  # reading nothing makes no request
-        digest = xxh3_128()
-        for start in range(0, ref.size_bytes, _PART_BYTES):
-            digest.update(store.read(ref, start, min(start + _PART_BYTES, ref.size_bytes)))
         if source.content_addressed:
+            digest = xxh3_128()
+            digest_of(store, ref, _PART_BYTES, None, digest.update)
             named = parse_object_key(ref.key)
             if digest.hexdigest() != (named[0] if named else entry.etag):
                 raise ObjectChangedError(f"{ref.url} holds other bytes than its name says", url=ref.url)
+        elif ref.size_bytes:
+            self._compare(store, item)
+
+    def _compare(self, store: ObjectStore, item: _Item) -> None:
+        """Read an object and compare it with what its store says of it. One that comes wrong is read again: it may have
+        happened on the way."""
+        ref = item.ref
+        expected = store.checksum(ref)
+        found = digest_of(store, ref, _PART_BYTES, expected, lambda _: None)
+        with self._lock:
+            self.unchecked += expected is None
+        if expected is None:
+            return
+        md5 = expected.algorithm == "md5"
+        for _ in range(DAMAGED_AGAIN):
+            if found == expected.value:
+                break
+            log.warning("%s (it is read again)", mismatch(ref, expected, found).message)
+            before, found = found, digest_of(store, ref, _PART_BYTES, expected, lambda _: None)
+            if before == found:
+                break
+        if found == expected.value:
+            if md5:
+                md5_etags(ref.store).proven = True
+        elif md5:
+            with self._lock:
+                self._suspects.append((ref.store, _problem("damaged", item, mismatch(ref, expected, found))))
+        else:
+            raise mismatch(ref, expected, found)
 
 
 def _pages(store: ObjectStore, prefix: str) -> Generator[list[ObjectInfo], None, None]:
@@ -247,5 +305,5 @@ def _missing(item: _Item) -> Problem:
     return Problem("missing", item.entry.path, item.ref.url, f"{item.ref.url} is not there")
 
 
-def _problem(kind: Literal["missing", "changed", "unreadable"], item: _Item, exc: DatacacheError) -> Problem:
+def _problem(kind: Kind, item: _Item, exc: DatacacheError) -> Problem:
     return Problem(kind, item.entry.path, item.ref.url, exc.message)

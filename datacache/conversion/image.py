@@ -22,3 +22,5 @@ class Image(NamedTuple):
     annotated: bool
     objects: int
     """Its boxes in the source."""
+    goes_on: bool = False
+    """True for a JPEG with bytes behind its end."""

@@ -68,6 +68,29 @@ def decode(data: bytes, path: str) -> Picture:
     return replace(picture, pixels=_displayed(picture.pixels, header.orientation))
 
 
+def check_whole(data: bytes | memoryview, header: ImageHeader, path: str) -> None:
+    """Decode an image as coarsely as its format allows. `AnnotationError` naming `path` where it is cut or damaged.
+
+    A JPEG takes a bit less than decoding it does: its scans are read to their end, and an eighth of its pixels is made.
+    """
+    if header.format != "jpeg":
+        decode(bytes(data), path)
+        return
+    try:
+        simplejpeg.decode_jpeg(data, "GRAY", min_height=1, min_width=1, strict=True)
+    except ValueError as exc:
+        _expect_end(exc, path)
+        decode(bytes(data), path)  # stray bytes, or colours that simplejpeg does not know: Pillow decides
+
+
+def _expect_end(error: ValueError, path: str) -> None:
+    """Raise where libjpeg says that an image ends too early, be it at an end marker (JWRN_HIT_MARKER in jerror.h) or
+    not: other decoders fill it up with grey."""
+    if "remature end" in str(error):
+        message = f"{path}: the image ends before its end"
+        raise AnnotationError(message, code="image-truncated", file=path) from error
+
+
 def encode(pixels: Pixels, picture: Picture, *, quality: int, path: str) -> bytes:
     """The pixels in the format that `picture` was read from. The same pixels give the same bytes."""
     pixels = np.ascontiguousarray(pixels)
@@ -102,6 +125,7 @@ def _decode_jpeg(data: bytes, path: str) -> Picture | None:
         grey = colours == "Gray"
         pixels = simplejpeg.decode_jpeg(data, "GRAY" if grey else "RGB", strict=True)
     except ValueError as exc:
+        _expect_end(exc, path)
         # Stray bytes between markers are common, and every viewer passes over them; simplejpeg can only be told to mind
         # all or nothing. Pillow minds an image that ends too early.
         image = Image.open(io.BytesIO(data), formats=("JPEG",))

@@ -21,7 +21,7 @@ from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.layout import text
 from datacache.annotations.model import Annotation, Draft, Problem
 from datacache.annotations.pairing import choose_image
-from datacache.annotations.problems import broken_image, truncated_image, unusable_file
+from datacache.annotations.problems import broken_image, image_that_goes_on, truncated_image, unusable_file
 from datacache.annotations.split_lists import ListedSplits, read_splits
 from datacache.annotations.table import (
     KEY_BYTES,
@@ -41,7 +41,7 @@ from datacache.core.objects import object_id
 from datacache.manifest.codec import ends_range
 from datacache.reader.snapshot import Snapshot
 
-VERSION = 3
+VERSION = 4
 """Of what is read out of files: a table that another version made is made anew."""
 _EARLIER_TABLES = 5
 
@@ -58,17 +58,21 @@ class Reading:
     """What the first pixel of Pascal VOC is called; see `voc`."""
     trust_sizes: bool = False
     """Take images' sizes from the annotations, where they give them, and open no image."""
+    decode: bool = False
+    """Decode every image to its end: only so a JPEG is found that was cut in its middle and given an end marker."""
     classes: tuple[str, ...] | None = None
     """Names of class ids, for data sets that have ids and no list of names that could be used."""
 
     def __post_init__(self) -> None:
         if self.origin not in (0, 1):
             raise UsageError(f"the origin of VOC pixels is 0 or 1, not {self.origin}")
+        if self.decode and self.trust_sizes:
+            raise UsageError("images are either decoded or not opened at all", hint="Leave out one of the two options.")
 
     @property
     def name(self) -> str:
         """Under which the table is kept beside its snapshot."""
-        sizes = "trusted" if self.trust_sizes else "checked"
+        sizes = "decoded" if self.decode else "trusted" if self.trust_sizes else "checked"
         name = f"annotations/{VERSION}/{self.format or 'auto'}/{self.origin}/{sizes}"
         if self.classes is None:
             return name
@@ -216,7 +220,7 @@ def _ranges(snapshot: Snapshot, source: AnnotationSource, reading: Reading) -> I
     for found in source.images():
         row, entry = found.row, found.entry
         id = object_id(manifest.object_ref(entry))
-        image = Part(row, entry.size_bytes, ends_only=True, object=id)
+        image = Part(row, entry.size_bytes, ends_only=not reading.decode, object=id)
         key.update(b"%d %s" % (len(entry.path), entry.path) + id)
         annotation, file = None, ""
         if found.annotation is not None:
@@ -244,6 +248,7 @@ class _Reader:
         self._files = Files(snapshot)
         self._origin = reading.origin
         self._format, self._classes, self._pose = format, classes, pose
+        self._decode = reading.decode
         self._trust = reading.trust_sizes and format != "yolo"  # whose numbers mean nothing without the image's size
 
     def work(self, task: _Task) -> EncodedRange:
@@ -302,6 +307,16 @@ class _Reader:
         if not header.complete:
             problems.append(truncated_image(item.path))
             return None
+        if self._decode:
+            from datacache.conversion.image_codec import check_whole  # with numpy and Pillow
+
+            try:
+                check_whole(data, header, item.path)
+            except AnnotationError as exc:
+                problems.append(Problem(exc.code, "skipped", item.path, 0, f"{exc.message}; the image is left out"))
+                return None
+        if header.goes_on:
+            problems.append(image_that_goes_on(item.path))
         return header
 
     def _draft(

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from datacache.annotations.classes import class_order
+from datacache.annotations.image_header import jpeg_end
 from datacache.annotations.metadata import is_metadata
 from datacache.annotations.model import Annotation, Problem
-from datacache.annotations.problems import quote
+from datacache.annotations.problems import quote, truncated_image
 from datacache.annotations.table import Row, Table
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
+from datacache.catalog.kind import kind_of
 from datacache.catalog.new_files import NewFiles
 from datacache.catalog.objects import ObjectWriter
 from datacache.conversion.image import Image
@@ -30,7 +32,8 @@ from datacache.conversion.operations import Operations
 from datacache.conversion.report import Report
 from datacache.conversion.splits import Splits, stem
 from datacache.conversion.targets import FORMATS, Target, open_target
-from datacache.core.errors import ConversionError, UsageError
+from datacache.core.counting import count
+from datacache.core.errors import BrokenImageError, ConversionError, UsageError
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
 from datacache.manifest.sort import sorted_entries
@@ -57,12 +60,15 @@ class Plan:
     keep_unannotated: bool = False
     strict: bool = False
     operations: Operations | None = None
+    reencode_broken: bool = False
+    """Write JPEGs with bytes behind their end anew, without these."""
     only: Collection[str] | None = None
     """These images and no others; None: all."""
     lineage: Lineage | None = None
     """How the snapshot is made, where that is not `convert`."""
     tags: Sequence[str] = ()
     move_tags: bool = False
+    replace: bool = False
     message: str = ""
 
 
@@ -86,7 +92,8 @@ def run(
     cannot be meant; the store's and the catalog's errors."""
     if plan.to not in FORMATS:
         raise UsageError(f"{plan.to!r} is no format to convert to", hint=f"There are: {', '.join(FORMATS)}.")
-    check_target(catalog, plan.name, plan.tags)
+    asked = plan.lineage or Lineage("convert", {"to": plan.to}, (snapshot.ref,))
+    check_target(catalog, plan.name, plan.tags, kind=None if plan.replace else kind_of(asked))
     annotations = Annotations(snapshot, catalog, plan.reading)
     table = annotations.table(processes=processes, progress=progress)
     report = Report(images=table.images)
@@ -123,6 +130,8 @@ def run(
         images = process_images(
             snapshot, images, plan.operations, files.objects, number, processes=processes, report=report
         )
+    elif plan.reencode_broken:
+        images = _ended(snapshot, images, files, report)
     if plan.strict and plan.operations:
         _expect_none_wrong(snapshot, report)  # before any image is written anew
     for entry in sorted_entries(_write(images, target, files, report, progress)):
@@ -136,7 +145,7 @@ def run(
         raise ConversionError(
             f"no image of {snapshot.record.ref} is left to write; nothing was made",
             problems=report.problems,
-            hint="--keep-unannotated takes images that have no annotation.",
+            hint=_nothing_hint(table),
         )
     record = commit_manifest(
         catalog,
@@ -146,10 +155,23 @@ def run(
         lineage=plan.lineage or Lineage("convert", _parameters(plan, splits, order), (snapshot.ref,)),
         packs=files.packs,
         tags=plan.tags,
+        objects=files.opened_objects,
         move_tags=plan.move_tags,
+        replace=plan.replace,
         message=plan.message,
     )
     return Conversion(record, report)
+
+
+def _nothing_hint(table: Table) -> str:
+    """Say what can be done with images that have no boxes."""
+    if table.meta.get("format") != "none":
+        return "--keep-unannotated takes images that have no annotation."
+    return (
+        "It has images and no annotations of objects. Where each folder is a class, no conversion is needed: "
+        "SnapshotDataset(REF) and dsctl shard --classes-from-folders take the folders as labels. "
+        "--keep-unannotated takes all images as background, without objects."
+    )
 
 
 def _expect_none_wrong(snapshot: Snapshot, report: Report) -> None:
@@ -157,7 +179,7 @@ def _expect_none_wrong(snapshot: Snapshot, report: Report) -> None:
     wrong = sum(problem.action != "noted" for problem in report.problems)
     if wrong:
         raise ConversionError(
-            f"{wrong:,} problem(s) in {snapshot.record.ref}, and --strict allows none; nothing was made",
+            f"{count(wrong, 'problem')} in {snapshot.record.ref}, and --strict allows none; nothing was made",
             problems=report.problems,
             hint="Mend the files named, or convert without --strict: what is wrong is then mended or left out.",
         )
@@ -196,7 +218,30 @@ def _images(
             report.add([Problem("path-unwritable", "skipped", row.path, 0, message)])
             continue
         chosen = _with_chosen_boxes(annotation, plan, classes, report)
-        yield Image(row.path, chosen, entry, number, split, annotated, len(annotation.boxes))
+        goes_on = any(problem.code == "image-goes-on" for problem in row.problems)
+        yield Image(row.path, chosen, entry, number, split, annotated, len(annotation.boxes), goes_on)
+
+
+def _ended(snapshot: Snapshot, images: Iterable[Image], files: NewFiles, report: Report) -> Iterator[Image]:
+    """Return the same images; those with bytes behind their end are stored anew without them. No pixel changes."""
+    for image in images:
+        if not image.goes_on:
+            yield image
+            continue
+        data = bytes(snapshot.read_row(image.row, 0, image.entry.size_bytes))
+        try:
+            stored = files.objects.put(data[: jpeg_end(data)])
+        except BrokenImageError:  # what looked like its end belongs to something behind it
+            report.add([truncated_image(image.path)])
+            continue
+        entry = image.entry._replace(
+            size_bytes=stored.size_bytes,
+            etag=stored.hex,
+            version="",
+            source=files.source(files.objects.source),
+            key=stored.key.encode("utf-8", "surrogateescape"),
+        )
+        yield image._replace(entry=entry)
 
 
 def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[str], report: Report) -> Annotation:
@@ -342,5 +387,5 @@ def _parameters(plan: Plan, splits: Splits, order: Sequence[str]) -> dict[str, A
         parameters["split"] = "lists"
     if plan.operations:
         parameters["operations"] = plan.operations.as_json()
-    flags = ("skip_difficult", "keep_unannotated", "strict")
+    flags = ("skip_difficult", "keep_unannotated", "strict", "reencode_broken")
     return parameters | {flag: True for flag in flags if getattr(plan, flag)}

@@ -50,7 +50,7 @@ class AnnotationSource:
         self.format = self.layout.format
         listed = read_class_list(self.read, self.layout, classes)
         self.classes, self.pose, self.classes_given = listed.names, listed.pose, listed.given
-        self.problems: list[Problem] = list(listed.problems)
+        self.problems: list[Problem] = [*listed.problems, *self.layout.problems()]
         """Those of no image. Complete when `images` has come to its end."""
 
     def fingerprint(self) -> bytes:

@@ -19,6 +19,7 @@ from datacache.annotations.split_lists import ListedSplits, cut_down
 from datacache.annotations.table import Row
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
+from datacache.catalog.kind import kind_of
 from datacache.catalog.new_files import NewFiles
 from datacache.catalog.objects import ObjectWriter
 from datacache.conversion.index import Annotations, Reading
@@ -43,18 +44,19 @@ def subset(
     open_objects: Callable[[], ObjectWriter],
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
 ) -> SnapshotRecord:
     """Commit the snapshot that has these images of `snapshot`, and what belongs to them. `parameters` say how they were
     chosen. Deterministic. `UsageError` where there are none, and for a path that is no usable image."""
-    check_target(catalog, name, tags)
+    lineage = Lineage("query", {**parameters, **reading.as_json()}, (snapshot.ref,))
+    check_target(catalog, name, tags, kind=None if replace else kind_of(lineage))
     wanted = frozenset(images)
     if not wanted:
         raise UsageError("no image fits, and a snapshot without images is of no use", hint="Ask for less.")
     annotations = Annotations(snapshot, catalog, reading)
     rows = [row for row in annotations.table().rows() if row.path in wanted]
     _expect_all(wanted, rows, snapshot)
-    lineage = Lineage("query", {**parameters, **reading.as_json()}, (snapshot.ref,))
     source = annotations.source
     if source.layout.lists:
         listed = annotations.splits()
@@ -68,6 +70,7 @@ def subset(
             lineage=lineage,
             tags=tags,
             move_tags=move_tags,
+            replace=replace,
             message=message,
         )
         return run(catalog, snapshot, plan, open_objects=open_objects).record
@@ -83,8 +86,10 @@ def subset(
         origin=f"datacache://{snapshot.record.ref}",
         lineage=lineage,
         packs=files.packs,
+        objects=files.opened_objects,
         tags=tags,
         move_tags=move_tags,
+        replace=replace,
         message=message,
     )
 
@@ -111,6 +116,8 @@ def _entries(source: AnnotationSource, snapshot: Snapshot, rows: Collection[Row]
     lists = frozenset((*layout.image_sets, *layout.image_lists))
     for entry in manifest.entries():
         path = entry.path
+        if entry.is_folder_link:
+            continue
         if path in lists:
             yield from files.add(text(path), cut_down(source.read(path), images), entry.mtime_ns)
         elif is_metadata(text(path)):

@@ -1,17 +1,20 @@
 """Counters that every reading process keeps in a small mapped file, and their sum over a home.
 
 A reader that finds a block itself tells nobody, so the daemon learns of hits by adding up these files: one a process,
-named by its pid. They survive `kill -9`; the daemon folds those of dead processes into one and removes them.
+which holds a lock on it (flock(2)) for as long as it lives. Pids would not do: containers have some of their own. They
+survive `kill -9`; the daemon folds those that nobody holds into one and removes them. The folder must lie in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import mmap
 import os
+import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from datacache.core.concurrency import PerProcess
@@ -45,8 +48,8 @@ class Counters:
     """This process's counters for one home. Several objects of a process share one file; get them from
     `counters_of`. Safe from several threads and across `fork()`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, make: Callable[[Path], None]) -> None:
+        self._folder, self._make = folder, make
         self._state: PerProcess[tuple[memoryview, threading.Lock]] = PerProcess(self._open)
 
     def hit(self, tier: int, size_bytes: int) -> None:
@@ -78,17 +81,17 @@ class Counters:
 
     def _open(self) -> tuple[memoryview, threading.Lock]:
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            values = _map(self._folder / str(os.getpid()))
+            self._make(self._folder)
+            values = _own_file(self._folder)
         except OSError:  # nowhere to keep them: count for nobody rather than fail a read
             values = memoryview(bytearray(_FILE_BYTES)).cast("Q")
         return values, threading.Lock()
 
 
 @functools.cache
-def counters_of(folder: Path) -> Counters:
-    """The counters of a home, one object a process."""
-    return Counters(folder)
+def counters_of(folder: Path, make: Callable[[Path], None]) -> Counters:
+    """The counters of a home, one object a process. `make(folder)` makes the folder, or raises `OSError`."""
+    return Counters(folder, make)
 
 
 def totals(folder: Path) -> dict[str, int]:
@@ -104,15 +107,38 @@ def fold(folder: Path) -> None:
     """Add the files of dead processes to one and remove them. One process at a time (the daemon). What cannot be
     folded now (a full disk) stays as it is."""
     with contextlib.suppress(OSError):
-        dead = [p for p in folder.iterdir() if p.name.isdigit() and not Path(f"/proc/{p.name}").exists()]
-        if dead:
-            past = _map(folder / _FOLDED)
-            for path in dead:
+        for path in [path for path in folder.iterdir() if path.name != _FOLDED]:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                past = _map(folder / _FOLDED)
                 sums = list(past)
                 _add_file(sums, path)
-                path.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)  # while it is locked: who has just made it looks for its name then
                 for at, value in enumerate(sums):
                     past[at] = value
+            except BlockingIOError:  # its process lives
+                continue
+            finally:
+                os.close(fd)
+
+
+def _own_file(folder: Path) -> memoryview:
+    """A file that is this process's for as long as it lives. The descriptor stays open, and a child inherits it: what a
+    parent counted may be folded later than it could be."""
+    while True:
+        path = folder / secrets.token_hex(8)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if not os.fstat(fd).st_nlink:  # a daemon took it for a dead process's
+                os.close(fd)
+                continue
+            return _map(path)
+        except OSError:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
 
 
 def _map(path: Path) -> memoryview:

@@ -36,9 +36,31 @@ def replace_file(path: Path, data: bytes, *, beside: Path | None = None, durable
         raise
     finally:
         os.close(fd)
-    os.replace(beside, path)
     if durable:
-        sync_folder(path.parent)
+        take_place(beside, path)
+    else:
+        os.replace(beside, path)
+
+
+def open_private(path: str | Path, flags: int) -> int:
+    """For `open(…, opener=open_private)`: a file that only its owner can read, also where it was made before by a
+    version that let others."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(fd).st_mode & 0o077:
+            os.fchmod(fd, 0o600)
+    except PermissionError:  # somebody else's, who lets us write to it
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def take_place(beside: Path | bytes, path: Path | bytes) -> None:
+    """Give a file that is durable already another one's name, durably: both are in the same folder."""
+    os.replace(beside, path)
+    sync_folder(os.path.dirname(path) or ".")
 
 
 def make_folders(path: bytes) -> None:
@@ -59,7 +81,7 @@ def make_folders(path: bytes) -> None:
         sync_folder(above)
 
 
-def sync_folder(path: Path | bytes) -> None:
+def sync_folder(path: str | Path | bytes) -> None:
     """Make the names in a folder durable, where its file system can (fsync(2): EINVAL where it cannot)."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

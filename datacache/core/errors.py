@@ -72,12 +72,32 @@ class ObjectChangedError(StoreError):
     """The object is not the one the snapshot recorded: another ETag, version or size."""
 
 
+class ChecksumError(StoreError):
+    """The object came with other bytes than the store's checksum of it is of. `checksum` is that ("crc32c 1a2b…")."""
+
+    def __init__(self, message: str, *, url: str = "", checksum: str = "", hint: str = "") -> None:
+        super().__init__(message, url=url, hint=hint)
+        self.checksum = checksum
+
+
 class StoreAccessError(StoreError, PermissionError):
     """Credentials are missing, wrong, or do not allow this."""
 
 
+class AddressRefusedError(StoreAccessError):
+    """The store lies at an address of this machine or of a private network, which whoever named it may not choose."""
+
+
+class SourceNotAllowedError(StoreAccessError):
+    """The object lies in a store that data sets may not be read from here (`DATACACHE_SOURCES`)."""
+
+
 class StoreUnavailableError(StoreError, ConnectionError):
     """The store did not answer properly (refused, reset, 5xx, timeout). The only kind that is worth a retry."""
+
+
+class StoreUnreachableError(StoreUnavailableError):
+    """Nobody was met at the store's address: the connection was refused, or the host's name is unknown."""
 
 
 class NoMarkersError(StoreError):
@@ -111,8 +131,20 @@ class TagExistsError(CatalogError):
     """The tag names another snapshot already."""
 
 
+class OtherKindError(CatalogError):
+    """The snapshot would make a dataset something else than it is, which is done only when asked for."""
+
+
 class CorruptManifestError(CatalogError):
     """A manifest blob is missing or is not what its id says."""
+
+
+class StoredObjectsGoneError(CatalogError):
+    """Objects that a new snapshot needs went from the storage before it was committed."""
+
+
+class SnapshotClosedError(DatacacheError, ValueError):
+    """The snapshot was closed, and is read."""
 
 
 class PathNotFoundError(DatacacheError, FileNotFoundError):
@@ -207,6 +239,10 @@ class DaemonRunningError(DaemonError):
 
 class DaemonUnavailableError(DaemonError, ConnectionError):
     """No daemon answers and none could be started."""
+
+
+class DaemonSilentError(DaemonUnavailableError):
+    """A daemon is there and does not answer: it is stopped, or it hangs."""
 
 
 class MountError(DatacacheError, OSError):

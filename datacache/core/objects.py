@@ -6,6 +6,7 @@ every node, and an object that changed has another one: a block found under an i
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
 from typing import NamedTuple, NewType
 
@@ -18,8 +19,15 @@ BlockId = NewType("BlockId", bytes)
 BLOCK_BYTES = 4 * 1024 * 1024
 """Unit of fetching and caching. An object up to this size is one block and is packed into a region."""
 
+MAX_READABLE_BYTES = 2**53
+"""The largest object there can be: its blocks can be numbered and its size is exact in JSON, wherever it is read."""
+
 GRANULE_BYTES = 128 * 1024
 """Unit of checksumming inside a block: a read verifies only the granules it touches."""
+
+
+CONTENT_KEY = re.compile(r"(?:.*/)?([0-9a-f]{2})/([0-9a-f]{30})-(0|[1-9][0-9]*)", re.DOTALL)
+"""The key of an object that is stored under the hash of its bytes: the hash in two parts, and the size."""
 
 
 class ObjectRef(NamedTuple):
@@ -34,11 +42,22 @@ class ObjectRef(NamedTuple):
     size_bytes: int
     etag: str = ""
     version: str = ""
+    root: int = -1
+    """Of a file of this machine: how long the beginning of the key is that names the folder which the snapshot is of;
+    below it no link is followed out of it. 0: the key has no links in it. -1: the file system is trusted."""
 
     @property
     def url(self) -> str:
         """The object's address for messages."""
         return f"{self.store}/{self.key}"
+
+
+def names_its_content(ref: ObjectRef) -> bool:
+    """Tell whether the key says what the bytes are: `…/` and their xxh3-128 as 2 and 30 hex digits, `-` and their
+    number, as copies are stored. Then an ETag adds nothing.
+    """
+    match = CONTENT_KEY.fullmatch(ref.key)
+    return match is not None and int(match[3]) == ref.size_bytes
 
 
 def object_id(ref: ObjectRef) -> ObjectId:

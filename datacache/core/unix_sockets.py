@@ -61,6 +61,45 @@ def listen(path: Path, *, backlog: int) -> socket.socket:
     return listener
 
 
+class Lines:
+    """The lines that come over a connection, and the descriptors beside them, for a loop that waits for nobody."""
+
+    def __init__(self, connection: socket.socket, *, most_bytes: int, most_fds: int) -> None:
+        """`most_bytes`: of a line that has no end yet; `most_fds`: of one message."""
+        self.connection = connection
+        self.fds: list[int] = []
+        """Descriptors that came and that nobody has taken. `close` closes them."""
+        self._most_bytes = most_bytes
+        self._most_fds = most_fds
+        self._text = b""
+        connection.setblocking(False)
+
+    def receive(self) -> list[bytes] | None:
+        """Read what there is and return the lines that it completes; None where the other side has ended, or says too
+        much. Close it then.
+        """
+        try:
+            part, fds, _, _ = socket.recv_fds(self.connection, 65536, self._most_fds, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return []
+        except OSError:
+            part, fds = b"", []
+        self._text += part
+        self.fds += fds
+        if not part or len(self._text) > self._most_bytes:
+            return None
+        *lines, self._text = self._text.split(b"\n")
+        return lines
+
+    def close(self) -> None:
+        """Hang up."""
+        self.connection.close()
+        for fd in self.fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self.fds = []
+
+
 @contextlib.contextmanager
 def _address(path: Path) -> Iterator[str]:
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

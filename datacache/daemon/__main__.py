@@ -1,36 +1,49 @@
 """`python -m datacache.daemon [--wait]`: one daemon for the home in the settings, in the foreground.
 
 With `--wait` it waits for the end of another daemon of the home instead of refusing: an upgrade starts it beside the
-old one.
+old one. With `--check` it starts nothing and says by its exit code, within seconds, whether the daemon of the home
+answers, or is opening its tiers and will: 0, or 1. That is for liveness probes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 
 from datacache.core.errors import DaemonRunningError, DatacacheError
-from datacache.daemon.server import run
-from datacache.settings import load_settings
+from datacache.core.logs import log_to_stderr
+from datacache.daemon import memory
+from datacache.daemon.client import DaemonClient
+from datacache.settings import keep_default_ssd_bytes, load_settings
 
 ALREADY_RUNNING = 3
 """Exit code: another daemon serves this home."""
 
 
 def main() -> int:
-    """Serve; 0 after a clean stop, 1 if it cannot start, 3 if another daemon runs."""
+    """Serve; 0 after a clean stop, 1 if it cannot start, 3 if another daemon runs. With `--check` look at the one that
+    runs: 0 if it answers or is about to, 1 if not."""
     parser = argparse.ArgumentParser(prog="python -m datacache.daemon", description="Serve one home.")
     parser.add_argument("--wait", action="store_true", help="wait until another daemon of the home has ended")
+    parser.add_argument("--check", action="store_true", help="say whether the daemon answers; 0 or 1, in ten seconds")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    if arguments.check:
+        return _check()
+    log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     for chatty in ("aiohttp.access", "botocore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # Each block wakes a handful of threads; as a batch process they do not preempt one another (nor the training) on
     # waking, which took a warm-up from 2,000 to 3,000 objects/s on two processors (sched(7)).
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with contextlib.suppress(OSError):  # a sandbox may refuse it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    memory.tune()
+    from datacache.daemon.server import run
+
     try:
+        keep_default_ssd_bytes(load_settings().home)
         run(load_settings(), wait=arguments.wait)
     except DaemonRunningError as exc:
         sys.stderr.write(f"error: {exc}\n")
@@ -39,6 +52,20 @@ def main() -> int:
         sys.stderr.write(f"error: {exc}\nhint: {exc.hint}\n" if exc.hint else f"error: {exc}\n")
         return 1
     return 0
+
+
+def _check() -> int:
+    try:
+        settings = load_settings()
+    except DatacacheError as exc:
+        sys.stderr.write(f"error: {exc}\n")
+        return 1
+    client = DaemonClient(settings)
+    # A start after an unclean end may rebuild the index for minutes: who is killed then begins anew each time.
+    if client.beats() or client.opens() or client.alive():
+        return 0
+    sys.stderr.write(f"error: {client.silence() or f'no daemon answers for {settings.home}'}\n")
+    return 1
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ daemon that dies in the middle of a request is started again and asked again: ev
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import http.client
@@ -15,6 +16,8 @@ import json
 import logging
 import os
 import random
+import select
+import socket
 import subprocess
 import sys
 import threading
@@ -22,31 +25,93 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from datacache.core import unix_sockets
 from datacache.core.concurrency import PerProcess
-from datacache.core.errors import DaemonError, DaemonUnavailableError, DatacacheError, StoreError
+from datacache.core.disk import open_private
+from datacache.core.errors import (
+    DaemonError,
+    DaemonSilentError,
+    DaemonUnavailableError,
+    DatacacheError,
+    StoreError,
+)
 from datacache.core.objects import ObjectRef
 from datacache.daemon import paths, wire
+from datacache.daemon.keeper import keeper_answers
 from datacache.daemon.plan_file import PlanHeader
+from datacache.daemon.pulse import PulseWatch
 from datacache.settings import Settings
+from datacache.store.environments import told_variables
 
 log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 20.0
 _ALREADY_RUNNING = 3
 _EXTERNAL_AWAY_S = 5.0
 """How long a daemon that something else starts is waited for, from when it was first missed."""
+_CONNECT_TIMEOUT_S = 5.0
+_LOOK_EVERY_S = 0.25
+_ALIVE_TIMEOUT_S = 3.0
+_LOOK_TIMEOUT_S = 10.0
+"""For what the daemon only has to say."""
+_ORDER_TIMEOUT_S = 600.0
+"""For what is asked of the daemon itself, such as pins: while its pulse beats it is at work on it."""
+_START_FAILURE_S = 5.0
+"""Time in which a daemon that could not be started is not started again for a read, by all processes of the home; three
+times as long as it was waited for, where that is more."""
+
+
+class _Socket(socket.socket):
+    """A connection to the daemon. Who waits on it looks at the daemon's pulse meanwhile."""
+
+    give_up_at: float
+    """The end of all waiting, whatever the pulse; `time.monotonic()`."""
+    watch: Callable[[], object]
+    """Raises where the daemon is silent."""
+
+    def recv_into(self, *arguments: Any) -> int:
+        self._wait(select.POLLIN)
+        return super().recv_into(*arguments)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        left = memoryview(data).cast("B")
+        while left:
+            self._wait(select.POLLOUT)
+            left = left[self.send(left, flags | socket.MSG_DONTWAIT) :]
+
+    def _wait(self, event: int) -> None:
+        waiting = select.poll()
+        waiting.register(self.fileno(), event)
+        while not waiting.poll(_LOOK_EVERY_S * 1000):
+            self.watch()
+            if time.monotonic() > self.give_up_at:
+                raise TimeoutError(errno.ETIMEDOUT, "the daemon did not answer in time")
 
 
 class _Connection(http.client.HTTPConnection):
     """HTTP over the Unix socket of a home, however long the path to it is."""
 
-    def __init__(self, path: Path, timeout_s: float) -> None:
-        super().__init__("daemon", timeout=timeout_s)
-        self._path = path
+    def __init__(self, path: Path, watch: Callable[[], object]) -> None:
+        super().__init__("daemon")
+        self._path, self._watch = path, watch
+        self.give_up_at = 0.0
+        self.introduced = False
+        """True if the daemon was told over it how this process reaches stores."""
 
     def connect(self) -> None:
-        self.sock = unix_sockets.connect(self._path, timeout_s=self.timeout)
+        plain = unix_sockets.connect(self._path, timeout_s=_CONNECT_TIMEOUT_S)
+        connected = _Socket(fileno=plain.detach())
+        connected.settimeout(None)
+        connected.watch = self._watch
+        self.sock = connected
+        self.limit(self.give_up_at)
+
+    def limit(self, give_up_at: float) -> None:
+        """Wait until then at most for what comes next."""
+        self.give_up_at = give_up_at
+        if isinstance(self.sock, _Socket):
+            self.sock.give_up_at = give_up_at
 
 
 class DaemonClient:
@@ -56,7 +121,10 @@ class DaemonClient:
         self._settings = settings
         self._local: PerProcess[threading.local] = PerProcess(threading.local)
         # A get may take the store's whole patience, and wait behind others.
-        self._timeout_s = 2 * settings.store_timeout_s + 10.0
+        self._block_timeout_s = 2 * settings.store_timeout_s + 10.0
+        self._pulse = PulseWatch(settings.home)
+        self.prepare: Callable[[], object] = _nothing
+        """Called in the thread of a caller that waits and may have to do without the daemon soon."""
         self._missed_at: float | None = None
         """When a daemon that something else starts was found missing; any thread may set it, and a lost update only has
         it waited for once more."""
@@ -67,28 +135,45 @@ class DaemonClient:
         body = {"ref": wire.encode_ref(ref), "number": number, "dataset": dataset, "snapshot": snapshot}
         if broken:
             body["broken"] = True
+        send = functools.partial(_request, "POST", "/v1/block", body)
         try:
-            return self._ask("POST", "/v1/block", body)
+            return self._retried(send, timeout_s=self._block_timeout_s, introduce=True)
         except StoreError as exc:
             with contextlib.suppress(DatacacheError):
+                if self._introduce_again():  # another shell has told the daemon its own meanwhile
+                    return self._retried(send, timeout_s=self._block_timeout_s, introduce=True)
                 self._explain(exc)
             raise
 
     def health(self) -> dict[str, Any]:
         """Who it is and how it is."""
-        return self._json("GET", "/healthz")
+        return self._json("GET", "/healthz", timeout_s=_LOOK_TIMEOUT_S)
 
     def cache_status(self) -> dict[str, Any]:
         """Tiers, data sets, pins, hit rate, jobs."""
-        return self._json("GET", "/v1/cache")
+        return self._json("GET", "/v1/cache", timeout_s=_LOOK_TIMEOUT_S)
 
     def warm(self, ref: str) -> str:
         """Start fetching all of a snapshot; the job's id."""
-        return str(self._json("POST", "/v1/warm", {"ref": ref})["id"])
+        return str(self._json("POST", "/v1/warm", {"ref": ref}, introduce=True)["id"])
 
     def job(self, id: str) -> dict[str, Any]:
         """How a warm-up is getting on (`WarmJob`)."""
-        return self._json("GET", f"/v1/jobs/{id}")
+        return self._json("GET", f"/v1/jobs/{id}", timeout_s=_LOOK_TIMEOUT_S)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """The warm-ups of the daemon's life, newest last (`WarmJob`)."""
+        found: list[dict[str, Any]] = self._json("GET", "/v1/jobs", timeout_s=_LOOK_TIMEOUT_S)["jobs"]
+        return found
+
+    def silent_stores(self) -> list[dict[str, Any]]:
+        """The stores that do not answer the daemon: url, silent_s, problem."""
+        found: list[dict[str, Any]] = self._json("GET", "/v1/jobs", timeout_s=_LOOK_TIMEOUT_S).get("silent_stores", [])
+        return found
+
+    def cancel(self, id: str) -> dict[str, Any]:
+        """Have a warm-up end soon; the job. `SnapshotNotFoundError` if there is no such job."""
+        return self._json("POST", f"/v1/jobs/{quote(id, safe='')}/cancel", {})
 
     def pin(self, ref: str) -> dict[str, Any]:
         """Never evict a snapshot's blocks."""
@@ -102,6 +187,10 @@ class DaemonClient:
         """Drop a data set's blocks, or all that is not pinned."""
         return self._json("POST", "/v1/evict", {"ref": ref})
 
+    def hold_mounts(self) -> int:
+        """Have garbage collection leave alone what this home has mounted now: how many mounts. The catalog's errors."""
+        return int(self._json("POST", "/v1/mounts", {}, timeout_s=_LOOK_TIMEOUT_S)["mounts"])
+
     def lookahead(self, header: PlanHeader, items: Callable[[], Iterable[bytes]]) -> dict[str, Any]:
         """Publish an order (`loaders.lookahead`). `items()` gives its items from the beginning."""
 
@@ -110,15 +199,17 @@ class DaemonClient:
             more = {"Content-Type": "application/octet-stream", "Content-Length": str(len(head) + header.body_bytes)}
             connection.request("POST", "/v1/lookahead", itertools.chain([head], items()), more)
 
-        answer: dict[str, Any] = json.loads(self._retried(send))
+        answer: dict[str, Any] = json.loads(self._retried(send, introduce=True))
         return answer
 
     def metrics(self) -> str:
         """Prometheus text."""
-        return self._ask("GET", "/metrics").decode()
+        send = functools.partial(_request, "GET", "/metrics", None)
+        return self._retried(send, timeout_s=_LOOK_TIMEOUT_S).decode()
 
     def stop(self) -> None:
-        """Stop the daemon and wait until it is gone."""
+        """Stop the daemon and wait until it is gone. `DaemonSilentError` names the process of one that does not
+        answer."""
         pid = int(self._json("POST", "/v1/stop", {}, start=False)["pid"])
         end = time.monotonic() + _START_TIMEOUT_S
         while Path(f"/proc/{pid}").exists() and not _is_zombie(pid):
@@ -128,36 +219,75 @@ class DaemonClient:
 
     def alive(self) -> bool:
         """Whether a daemon answers now; none is started."""
+        if self._pulse.silent_s() is not None:
+            return False
         try:
-            self._once(functools.partial(_request, "GET", "/healthz", None))
+            self._once(functools.partial(_request, "GET", "/healthz", None), _ALIVE_TIMEOUT_S)
         except (OSError, http.client.HTTPException):
             return False
         return True
 
+    def beats(self) -> bool:
+        """Tell whether a daemon shows that it is able to answer, without asking it."""
+        return self._pulse.beats()
+
+    def opens(self) -> bool:
+        """Say whether a daemon is on its way to serve, such as one that rebuilds its index: it shows no pulse yet, and
+        its keeper answers."""
+        return self._pulse.silent_s() is None and keeper_answers(self._settings.home, _ALIVE_TIMEOUT_S)
+
+    def silence(self) -> DaemonSilentError | None:
+        """Return what to say of a daemon that is there and is silent; None where there is none, or where it answers."""
+        silent_s = self._pulse.silent_s()
+        if silent_s is None:
+            return None
+        name = self._pid()
+        pid = name.removeprefix("pid ")
+        if _is_stopped(pid):
+            hint = f"It is stopped. Let it go on: kill -CONT {pid}."
+        else:
+            hint = f"It waits for a processor or a disk, or it hangs. If it does not come back, end it: kill -9 {pid}."
+        return DaemonSilentError(
+            f"the cache daemon of {self._settings.home} ({name}) has not answered for {silent_s:.0f} s",
+            hint=f"{hint} Its log: {paths.log_path(self._settings.home)}",
+        )
+
     def start_soon(self) -> None:
         """Start the daemon unless one answers, without waiting for it: whoever reads first will. Does nothing where
         something else starts it."""
-        if self._settings.daemon != "external" and not self.alive():
+        if self._settings.daemon != "external" and not self.alive() and self.silence() is None:
             self._spawn()
 
     def ensure(self) -> None:
         """Start the daemon unless one answers. `DaemonUnavailableError` says why it cannot be started; or, where
-        something else starts it, that it has been away for some seconds."""
+        something else starts it, that it has been away for some seconds. `DaemonSilentError` for one that is there
+        and does not answer."""
+        self._ensure(fresh=True)
+
+    def _ensure(self, *, fresh: bool) -> None:
+        """See `ensure`. Unless `fresh`, what kept a daemon from starting a moment ago is not tried again."""
         if self._settings.daemon == "external":
             self._wait_for_it()
             return
         end = time.monotonic() + _START_TIMEOUT_S
-        while not self.alive():
+        while self._expect_no_silence() or not self.alive():
+            if not fresh:
+                self._expect_no_failure()
             with self._turn_to_start() as mine:
                 if mine:
-                    self._start(end)
+                    begun = time.monotonic()
+                    try:
+                        self._start(end)
+                    except DaemonUnavailableError as exc:
+                        self._note_failure(exc, max(_START_FAILURE_S, 3 * (time.monotonic() - begun)))
+                        raise
                     return
             if time.monotonic() > end:
                 raise self._no_answer()
             time.sleep(0.02)
 
     def _wait_for_it(self) -> None:
-        while not self.alive():
+        while self._expect_no_silence() or not self.alive():
             now = time.monotonic()
             self._missed_at = missed_at = self._missed_at or now
             if now - missed_at > _EXTERNAL_AWAY_S:
@@ -167,6 +297,40 @@ class DaemonClient:
                 )
             time.sleep(0.05)
         self._missed_at = None
+
+    def _look(self) -> None:
+        if self._pulse.late():
+            self.prepare()
+        self._expect_no_silence()
+
+    def _expect_no_silence(self) -> bool:
+        """Raise `DaemonSilentError` where a daemon is silent; False where none is."""
+        silence = self.silence()
+        if silence is not None:
+            raise silence
+        return False
+
+    def _pid(self) -> str:
+        with contextlib.suppress(OSError):
+            return f"pid {paths.lock_path(self._settings.home).read_text(errors='replace').strip()}"
+        return "pid unknown"
+
+    def _note_failure(self, exc: DaemonUnavailableError, for_s: float) -> None:
+        """Tell all processes of the home why no daemon could be started just now, for some seconds."""
+        with contextlib.suppress(OSError):
+            path = paths.start_failure_path(self._settings.home)
+            beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+            beside.write_text(json.dumps([time.time() + for_s, exc.message, exc.hint]))
+            beside.replace(path)
+
+    def _expect_no_failure(self) -> None:
+        try:
+            until_s, message, hint = json.loads(paths.start_failure_path(self._settings.home).read_text())
+            fresh = 0 < float(until_s) - time.time() < _START_FAILURE_S + 3 * _START_TIMEOUT_S  # no clock set back
+        except (OSError, ValueError, TypeError):
+            return
+        if fresh:
+            raise DaemonUnavailableError(str(message), hint=str(hint))
 
     @contextlib.contextmanager
     def _turn_to_start(self) -> Iterator[bool]:
@@ -220,13 +384,10 @@ class DaemonClient:
         log_file = paths.log_path(home)
         package_root = str(Path(__file__).parents[2])
         environment = os.environ | self._settings.environment()
-        # glibc gives freed blocks of 100 KB back to the kernel at once and faults them in again; the daemon takes and
-        # frees thousands of them a second (mallopt(3)).
-        environment |= {"MALLOC_TRIM_THRESHOLD_": str(2**28), "MALLOC_MMAP_THRESHOLD_": str(2**28)}
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
         try:
             log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with log_file.open("ab") as out:
+            with open(log_file, "ab", opener=open_private) as out:
                 return subprocess.Popen(
                     [sys.executable, "-m", "datacache.daemon"],
                     stdin=subprocess.DEVNULL,
@@ -252,20 +413,37 @@ class DaemonClient:
                 return lines[-1]
         return "it said nothing"
 
-    def _json(self, method: str, path: str, body: object = None, *, start: bool = True) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._ask(method, path, body, start=start))
+    def _json(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        start: bool = True,
+        timeout_s: float = _ORDER_TIMEOUT_S,
+        introduce: bool = False,
+    ) -> dict[str, Any]:
+        send = functools.partial(_request, method, path, body)
+        answer: dict[str, Any] = json.loads(self._retried(send, start=start, timeout_s=timeout_s, introduce=introduce))
         return answer
 
-    def _ask(self, method: str, path: str, body: object = None, *, start: bool = True) -> bytes:
-        return self._retried(functools.partial(_request, method, path, body), start=start)
-
-    def _retried(self, send: Callable[[_Connection], None], *, start: bool = True) -> bytes:
-        """One request, asked again (and the daemon started again) while the daemon is away."""
-        end = time.monotonic() + self._timeout_s
+    def _retried(
+        self,
+        send: Callable[[_Connection], None],
+        *,
+        start: bool = True,
+        timeout_s: float = _ORDER_TIMEOUT_S,
+        introduce: bool = False,
+    ) -> bytes:
+        """One request, asked again (and the daemon started again) while the daemon is away. `DaemonSilentError` as soon
+        as it is silent. With `introduce` the daemon is told first how this process reaches stores: for requests that
+        have it ask them. One that only looks changes nothing for others."""
+        end = time.monotonic() + timeout_s
         delay = 0.01
         while True:
+            self._expect_no_silence()
             try:
-                return self._once(send)
+                return self._once(send, max(0.0, end - time.monotonic()), introduce=introduce)
             except (OSError, http.client.HTTPException) as exc:
                 if isinstance(exc, DatacacheError):
                     raise
@@ -275,15 +453,48 @@ class DaemonClient:
                     ) from exc
             time.sleep(random.uniform(0, delay))
             delay = min(2 * delay, 0.5)
-            self.ensure()
+            self._ensure(fresh=False)
 
-    def _once(self, send: Callable[[_Connection], None]) -> bytes:
+    def _introduce_again(self) -> bool:
+        """Tell the daemon how this process reaches stores, whatever it was told before: whether that is news."""
+        body = self._introduction()
+        if body is None:
+            return False
+        return bool(self._json("POST", "/v1/environment", body, start=False, timeout_s=_LOOK_TIMEOUT_S)["changed"])
+
+    def _introduction(self) -> dict[str, Any] | None:
+        """Return what to tell a daemon of this process's environment; None where it is not asked, or nothing is set."""
+        if self._settings.daemon == "external":
+            return None
+        variables = told_variables(os.environ)
+        return {"variables": variables} if variables else None
+
+    def _introduce(self, connection: _Connection) -> None:
+        connection.introduced = True
+        body = self._introduction()
+        if body is None:
+            return
+        _request("POST", "/v1/environment", body, connection)
+        response = connection.getresponse()
+        answer = response.read()
+        changed = json.loads(answer)["changed"] if response.status == 200 else []
+        ours = [name for name in changed if name in body["variables"]]
+        others = [name for name in changed if name not in body["variables"]]
+        words = [f"with the {', '.join(ours)} of this shell"] if ours else []
+        words += [f"without {', '.join(others)} (not set in this shell)"] if others else []
+        if words:
+            log.warning("the daemon reaches stores %s from now on", " and ".join(words))
+
+    def _once(self, send: Callable[[_Connection], None], timeout_s: float, *, introduce: bool = False) -> bytes:
         local = self._local.get()
         connection: _Connection | None = getattr(local, "connection", None)
         if connection is None:
-            connection = _Connection(paths.socket_path(self._settings.home), self._timeout_s)
+            connection = _Connection(paths.socket_path(self._settings.home), self._look)
             local.connection = connection
+        connection.limit(time.monotonic() + timeout_s)
         try:
+            if introduce and not connection.introduced:
+                self._introduce(connection)
             send(connection)
             response = connection.getresponse()
             answer = response.read()
@@ -300,11 +511,26 @@ class DaemonClient:
         raise error
 
     def _explain(self, exc: StoreError) -> None:
-        if self._json("GET", "/healthz", start=False).get("stores") != wire.store_fingerprint():
+        if (
+            self._json("GET", "/healthz", start=False, timeout_s=_LOOK_TIMEOUT_S).get("stores")
+            != wire.store_fingerprint()
+        ):
             exc.hint = (
-                "The daemon runs with other AWS_* (or GOOGLE_*, AZURE_*) variables than this process: "
+                "The daemon runs with other GOOGLE_* or AZURE_* variables (or AWS_* ones of roles) than this process: "
                 "dsctl daemon stop, then try again. " + exc.hint
             )
+
+
+def _is_stopped(pid: str) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2]
+    except OSError:  # it is in another container, or has just ended
+        return False
+    return state.startswith("T")
+
+
+def _nothing() -> None:
+    """Do nothing: who only asks the daemon has nothing to prepare."""
 
 
 def _request(method: str, path: str, body: object, connection: _Connection) -> None:

@@ -1,9 +1,10 @@
 """Fetch blocks from the stores: each once, however many ask; bounded in number and bytes, readers apart from fills.
 
-Any thread of the daemon may ask, the event loop too: nothing here waits but `fill` and `close`. Gets run in threads. A
-block's bytes reach whoever waits as soon as they are here; its flight ends when the tiers have stored it, so that
-somebody who asks a moment later is served from memory or from the index, never by a second get. What the tiers did not
-keep stays in memory for a while: a reader takes a block in many small pieces, and each piece asks again.
+Any thread of the daemon may ask, the event loop too: nothing here waits but `fill` and `close`. Gets run in threads, in
+the order that `turns` decides. A block's bytes reach whoever waits as soon as they are here; its flight ends when the
+tiers have stored it, so that somebody who asks a moment later is served from memory or from the index, never by a
+second get. What the tiers did not keep stays in memory for a while: a reader takes a block in many small pieces, and
+each piece asks again.
 
 Threads rather than an event loop: obstore's synchronous calls leave the interpreter alone while they run, and cost two
 thirds of the processor time of its awaitable ones.
@@ -11,20 +12,23 @@ thirds of the processor time of its awaitable ones.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from datacache.core.budget import ByteBudget
 from datacache.core.errors import DaemonError
 from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
+from datacache.daemon.turns import EXTRA_TURNS, Kind, Turn, Turns
+from datacache.daemon.whole_objects import WholeObjects
 from datacache.store.base import ObjectStore
+from datacache.store.retry import asked_at
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.tier import Block
 from datacache.tiers.writer import TierWriter
@@ -36,6 +40,7 @@ _HELD_BYTES = 64 * 2**20
 _ONE_READ_BYTES = 2**18
 """A smaller block is asked for whole and once: holding it would serve nobody."""
 _READ_AHEAD_BLOCKS = 4
+_LANDED = 10_000
 _CLOSE_TIMEOUT_S = 3.0
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -70,19 +75,39 @@ class _Wanted(NamedTuple):
     number: int
     dataset: str
     ahead: bool
+    asked: float
+    """When, by `time.monotonic()`."""
     lane: int = 0
+    looked: int | None = None
 
 
 class _Flight:
     """A block between the first request for it and its place in the tiers."""
 
-    __slots__ = ("data", "for_reader", "stored")
+    __slots__ = ("data", "for_reader", "holds", "stored", "turn", "wanted")
 
     def __init__(self) -> None:
         self.data: Future[Data] = Future()
         self.data.set_running_or_notify_cancel()  # one who no longer waits must not cancel it for the others
         self.stored: list[Stored] = []
         self.for_reader = False
+        self.turn: Turn | None = None
+        """Whose bytes it has; None until it is its turn to be fetched."""
+        self.holds = 1
+        """Holders that need the bytes: the tiers until they are stored, and each reader until they are sent."""
+        self.wanted: Kind | None = None
+        """The most urgent kind of turn that was queued for it."""
+
+
+class Reading:
+    """A block for one reader, who closes it when the bytes are not needed any more. They count until then."""
+
+    def __init__(self, data: Future[Data], close: Callable[[], None] = lambda: None) -> None:
+        self.data, self._close = data, close
+
+    def close(self) -> None:
+        """Let go of the bytes. To be called once."""
+        self._close()
 
 
 class _Held:
@@ -116,27 +141,43 @@ class Fetcher:
         local: LocalBlocks,
         open_store: Callable[[str], ObjectStore],
         concurrency: int,
+        *,
+        flow_of: Callable[[str], str] = lambda dataset: dataset,
+        whole: WholeObjects | None = None,
     ) -> None:
+        """`flow_of`: what of a data set's name decides whom it shares its turns with. `whole` checks objects of several
+        blocks."""
+        self._whole = whole
         self._writer = writer
         self._local = local
         self._open_store = open_store
-        self._lock = threading.Lock()  # guards _flights, what hangs on a flight, _held and stats
+        self._lock = threading.Lock()  # guards _flights, what hangs on a flight, _held, _landed, stats
         self._flights: dict[BlockId, _Flight] = {}
         self._held = _Held(_HELD_BYTES)
+        self._landed: OrderedDict[BlockId, None] = OrderedDict()
+        """The blocks that the tiers have kept last."""
+        self.landings = 0
+        """How many they have kept."""
         self._refused = False
         """Whether the tiers did not keep the block that landed last."""
-        # Reads that wait have threads and bytes of their own, so that they never queue behind what is fetched ahead.
-        self._read_budget = ByteBudget(_READ_BYTES)
-        self._fill_budget = ByteBudget(_FILL_BYTES)
-        self._fills = threading.Semaphore(concurrency)  # of all jobs together
-        self._readers = ThreadPoolExecutor(concurrency, thread_name_prefix="read")
-        self._ahead = ThreadPoolExecutor(_READ_AHEAD_BLOCKS, thread_name_prefix="ahead")
+        self._flow_of = flow_of
+        self.turns = Turns(concurrency, ahead=_READ_AHEAD_BLOCKS, read_bytes=_READ_BYTES, fill_bytes=_FILL_BYTES)
+        most = concurrency + _READ_AHEAD_BLOCKS + EXTRA_TURNS
+        self._readers = ThreadPoolExecutor(most, thread_name_prefix="read")
         self._closing = False
+        self._getting: dict[BlockId, float] = {}
+        """Since when each get of a store is under way. Single operations: dozens of threads would wait for a lock, and
+        each for the interpreter once more."""
+        self._got_at = 0.0
         self.stats = FetchStats()
 
     def has(self, block: BlockId) -> bool:
         """Whether a block is on this node by the index."""
         return self._local.has(block)
+
+    def missing(self, blocks: Sequence[BlockId]) -> list[int]:
+        """Return the places of those that are not on this node by the index: one look for all."""
+        return self._local.missing(blocks)
 
     def present(self, block: BlockId) -> bool:
         """Whether a block is on this node by the index and the file it names. One that the index has and the disk has
@@ -149,6 +190,13 @@ class Fetcher:
 
     def read(self, ref: ObjectRef, number: int, dataset: str) -> Future[Data]:
         """A block for somebody who waits. The future may have the store's errors."""
+        return self._reading(ref, number, dataset, hold=False).data
+
+    def open_reading(self, ref: ObjectRef, number: int, dataset: str) -> Reading:
+        """As `read`, for who keeps the bytes for a while: they count until it is closed."""
+        return self._reading(ref, number, dataset, hold=True)
+
+    def _reading(self, ref: ObjectRef, number: int, dataset: str, *, hold: bool) -> Reading:
         asked = time.monotonic()
         id = block_id(object_id(ref), number)
         with self._lock:
@@ -156,38 +204,49 @@ class Fetcher:
         if held is not None:
             done: Future[Data] = Future()
             done.set_result(held)
-            return done
+            return Reading(done)
         if block_count(ref.size_bytes) > 1 and not self._refused:
             self._read_ahead(ref, number, dataset)
-        flight, begun = self._flight(id, for_reader=True)
+        flight = self._flight(id, for_reader=True, hold=hold)[0]
         flight.data.add_done_callback(lambda _: self._waited(asked))
-        if begun:
-            self._readers.submit(self._read, flight, _Wanted(id, ref, number, dataset, False))
-        return flight.data
+        self._queue(Kind.READ, flight, _Wanted(id, ref, number, dataset, False, asked))
+        return Reading(flight.data, lambda: self._release_flight(flight)) if hold else Reading(flight.data)
 
-    def fill(self, id: BlockId, ref: ObjectRef, number: int, dataset: str, *, stored: Stored, lane: int = 0) -> None:
+    def fill(
+        self,
+        id: BlockId,
+        ref: ObjectRef,
+        number: int,
+        dataset: str,
+        *,
+        stored: Stored,
+        lane: int = 0,
+        looked: int | None = None,
+    ) -> None:
         """A block for the tiers, fetched in this thread (`lane`: see `Block`). Returns when its bytes have come;
         `stored` is called, in any thread, when the tiers have taken them or not. Raises the store's errors, and then
-        calls nothing."""
+        calls nothing. `looked`: what `landings` was before the caller saw that it is not here."""
         length = block_length(ref.size_bytes, number)
-        with self._fills:
-            # Room first: a reader that joins a flight must not wait for another warm-up's bytes.
-            self._fill_budget.take(length)
-            flight, begun = self._flight(id, stored)
-            if begun:
-                self._get(flight, _Wanted(id, ref, number, dataset, True, lane), self._fill_budget)
-            else:
-                self._fill_budget.give(length)
+        # The turn first: a reader that joins a flight must not wait for another warm-up's bytes.
+        turn = self.turns.wait(Kind.FILL, self._flow_of(dataset), length)
+        flight, begun = self._flight(id, stored)
+        if begun:
+            self._get(flight, _Wanted(id, ref, number, dataset, True, time.monotonic(), lane, looked), turn)
+        else:
+            self.turns.fetched(turn)
+            self.turns.release(turn)
         flight.data.result()
 
     def close(self) -> None:
         """Let what is under way end, for a few seconds: a store that is away may be retried for longer, and the process
         then ends without those threads. What has not begun fails with `DaemonError`."""
         self._closing = True
+        self.turns.open()
         end = time.monotonic() + _CLOSE_TIMEOUT_S
         while self._flights and time.monotonic() < end:
             time.sleep(0.01)
-        self._ahead.shutdown(wait=False, cancel_futures=True)
+        if self._whole is not None:
+            self._whole.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -195,7 +254,14 @@ class Fetcher:
         """Blocks in flight."""
         return len(self._flights)
 
-    def _flight(self, id: BlockId, stored: Stored | None = None, *, for_reader: bool = False) -> tuple[_Flight, bool]:
+    def stuck_s(self) -> float:
+        """For how long gets have been under way and none has ended, well or badly."""
+        begun = list(self._getting.values())
+        return time.monotonic() - max(self._got_at, min(begun)) if begun else 0.0
+
+    def _flight(
+        self, id: BlockId, stored: Stored | None = None, *, for_reader: bool = False, hold: bool = False
+    ) -> tuple[_Flight, bool]:
         """The flight of a block, and whether the caller has just begun it and must see to it."""
         with self._lock:
             flight = self._flights.get(id)
@@ -208,34 +274,72 @@ class Fetcher:
                 flight.stored.append(stored)
             if for_reader:
                 flight.for_reader = True
+            flight.holds += hold
             return flight, begun
 
-    def _read(self, flight: _Flight, wanted: _Wanted) -> None:
-        self._read_budget.take(block_length(wanted.ref.size_bytes, wanted.number))
-        self._get(flight, wanted, self._read_budget)
+    def _queue(self, kind: Kind, flight: _Flight, wanted: _Wanted) -> None:
+        """Have a flight fetched, unless it is under way, or queued as something that is as urgent. What was queued to
+        be read ahead and is waited for by now queues once more; the turn that comes second finds nothing to do."""
+        with self._lock:
+            first = flight.turn is None and (flight.wanted is None or kind.value < flight.wanted.value)
+            if first:
+                flight.wanted = kind
+        if not first:
+            return
+        length = block_length(wanted.ref.size_bytes, wanted.number)
+        turn = Turn(kind, self._flow_of(wanted.dataset), length, lambda: self._readers.submit(run))
 
-    def _get(self, flight: _Flight, wanted: _Wanted, budget: ByteBudget) -> None:
-        """See to a flight that has just begun; its bytes were taken from `budget`. Raises nothing."""
-        id, ref, number, dataset, ahead, lane = wanted
+        def run() -> None:
+            self._get(flight, wanted, turn)
+
+        self.turns.queue(turn)
+
+    def _release_flight(self, flight: _Flight) -> None:
+        """One of those who needed the bytes of a flight does not any more."""
+        with self._lock:
+            flight.holds -= 1
+            turn = flight.turn if not flight.holds else None
+        if turn is not None:
+            self.turns.release(turn)
+
+    def _get(self, flight: _Flight, wanted: _Wanted, turn: Turn) -> None:
+        """See to a flight whose turn it is. Raises nothing."""
+        with self._lock:
+            mine = flight.turn is None
+            if mine:
+                flight.turn = turn
+        if not mine:
+            self.turns.fetched(turn)
+            self.turns.release(turn)
+            return
+        id, ref, number, dataset, ahead, asked, lane, looked = wanted
         length = block_length(ref.size_bytes, number)
         try:
             if self._closing:
                 raise DaemonError("the cache daemon is stopping")
-            here = self._look(id, ahead=ahead)
+            here = None if self._nothing_new(id, looked) else self._look(id, ahead=ahead)
             if here is not None:
-                budget.give(length)
+                self.turns.fetched(turn)
                 self._end(id, flight, kept=True)
+                self._release_flight(flight)
                 flight.data.set_result(here)
                 return
+            if self._whole is not None:
+                self._whole.expect_sound(ref)
             start, begun = number * BLOCK_BYTES, time.monotonic()
-            data = self._open_store(ref.store).read(ref, start, start + length)
+            with self._under_way(id), asked_at(asked):
+                data = self._open_store(ref.store).read(ref, start, start + length)
+            if self._whole is not None:
+                self._whole.fetched(ref, number, data)
         except BaseException as exc:  # noqa: BLE001 - whoever waits gets it, whatever it is
-            budget.give(length)
             with self._lock:
                 self.stats.failed += 1
                 del self._flights[id]
+            self.turns.fetched(turn)
+            self._release_flight(flight)
             flight.data.set_exception(exc)
             return
+        self.turns.fetched(turn)
         took_s = time.monotonic() - begun
         with self._lock:
             self.stats.fetched += 1
@@ -244,21 +348,45 @@ class Fetcher:
             self.stats.get_counts[bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
 
         def landed(kept: bool) -> None:  # in the writer's thread
-            budget.give(length)
             self._refused = not kept
             self._end(id, flight, kept=kept, data=data)
+            self._release_flight(flight)
+            if kept and self._whole is not None:
+                self._whole.landed(ref, number)
 
         block = Block(
-            id=id, object_bytes=ref.size_bytes, number=number, data=data, dataset=dataset, ahead=ahead, lane=lane
+            id=id,
+            object_bytes=ref.size_bytes,
+            number=number,
+            data=data,
+            dataset=dataset,
+            ahead=ahead,
+            lane=lane,
+            unchecked=ref if self._whole is not None and block_count(ref.size_bytes) > 1 else None,
         )
         self._writer.put(block, landed)
         flight.data.set_result(data)
+
+    @contextlib.contextmanager
+    def _under_way(self, id: BlockId) -> Iterator[None]:
+        self._getting[id] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._getting.pop(id, None)
+            self._got_at = time.monotonic()
 
     def _waited(self, asked: float) -> None:
         waited_s = time.monotonic() - asked
         with self._lock:
             self.stats.wait_s += waited_s
             self.stats.wait_counts[bisect_left(LATENCY_BOUNDS_S, waited_s)] += 1
+
+    def _nothing_new(self, id: BlockId, looked: int | None) -> bool:
+        """Tell whether a block cannot have landed since `landings` was `looked`. A look at the index gives up the
+        interpreter several times, and dozens of threads wait for that."""
+        with self._lock:
+            return looked is not None and id not in self._landed and self.landings - looked <= len(self._landed)
 
     def _look(self, id: BlockId, *, ahead: bool) -> Data | None:
         """It may have landed between somebody's look and the beginning of this flight. Nobody wants the bytes of what
@@ -271,7 +399,13 @@ class Fetcher:
     def _end(self, id: BlockId, flight: _Flight, *, kept: bool, data: Data = b"") -> None:
         with self._lock:
             del self._flights[id]
-            if not kept and flight.for_reader and len(data) > _ONE_READ_BYTES:
+            if kept:
+                self.landings += 1
+                self._landed[id] = None
+                self._landed.move_to_end(id)
+                if len(self._landed) > _LANDED:
+                    self._landed.popitem(last=False)
+            elif flight.for_reader and len(data) > _ONE_READ_BYTES:
                 self._held.put(id, data)
         for stored in flight.stored:
             stored(kept)
@@ -282,6 +416,6 @@ class Fetcher:
         for ahead in range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes))):
             id = block_id(obj, ahead)
             if id not in self._flights and not self.has(id):
-                flight, begun = self._flight(id, for_reader=True)
-                if begun:
-                    self._ahead.submit(self._read, flight, _Wanted(id, ref, ahead, dataset, True))
+                flight = self._flight(id)[0]
+                flight.for_reader = True
+                self._queue(Kind.AHEAD, flight, _Wanted(id, ref, ahead, dataset, True, time.monotonic()))

@@ -38,7 +38,9 @@ from pathlib import Path
 from typing import Any
 
 from datacache.core import pauses, unix_sockets
+from datacache.core.disk import open_private
 from datacache.core.errors import CacheError
+from datacache.core.messages import parse_object
 from datacache.daemon import paths
 
 _GRACE_S = 0.3
@@ -50,6 +52,9 @@ _PATIENCE_S = 15.0
 """From the start of a command, which may have somebody else do it, until there is to be an owner."""
 _COMMAND_TIMEOUT_S = 120.0
 """A command that still runs and owns nothing is not waited for any more: the next one is run beside it."""
+_AT_A_TIME = 4
+_TURN_S = 5.0
+"""Time for which a command keeps others waiting for their turn: one that hangs must not keep others from starting."""
 _NO_ROOM_PAUSE_S = 0.1
 _LOOK_EVERY_S = 5.0
 _LOOK_AT_CHILDREN_EVERY_S = 0.1
@@ -61,14 +66,12 @@ log = logging.getLogger(__name__)
 
 
 class _Client:
-    """One connection and what has come over it."""
+    """A connection, and what it owns."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.text = b""
-        self.fds: list[int] = []
+        self.lines = unix_sockets.Lines(connection, most_bytes=_MAX_MESSAGE_BYTES, most_fds=_MAX_DESCRIPTORS)
         self.keys: set[str] = set()
-        """What it owns."""
+        """The keys of what it owns."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -94,6 +97,17 @@ def is_connected(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, 0)
     return not any(events & _GONE_EVENTS for _, events in poll.poll(0))
+
+
+def keeper_answers(home: Path, timeout_s: float) -> bool:
+    """Ask the keeper of a home whether it is there: its daemon lives, and may be opening its tiers still."""
+    try:
+        with unix_sockets.connect(paths.keeper_socket_path(home), timeout_s=timeout_s) as connection:
+            connection.settimeout(timeout_s)
+            connection.sendall(b'{"op": "list"}\n')
+            return bool(connection.recv(1))
+    except OSError:
+        return False
 
 
 class Keeper:
@@ -133,7 +147,7 @@ class Keeper:
             _close(kept)
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, _Client):
-                key.data.connection.close()
+                key.data.lines.close()
         self._selector.close()
         if self._listener is not None:
             self._listener.close()
@@ -178,30 +192,21 @@ class Keeper:
             log.error("somebody cannot be let in to the keeper: %s", exc)
             time.sleep(_NO_ROOM_PAUSE_S)  # it is asked again at once, and logs each time
             return
-        connection.setblocking(False)
         self._selector.register(connection, selectors.EVENT_READ, _Client(connection))
 
     def _receive(self, client: _Client) -> None:
-        try:
-            part, fds, _, _ = socket.recv_fds(client.connection, 65536, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:
-            return
-        except OSError:
-            part, fds = b"", []
-        client.text += part
-        client.fds += fds
-        if not part or len(client.text) > _MAX_MESSAGE_BYTES:
+        lines = client.lines.receive()
+        if lines is None:
             self._lose(client)
             return
-        *lines, client.text = client.text.split(b"\n")
         for line in lines:
             try:
-                answer, fd = self._answer(client, json.loads(line))
+                answer, fd = self._answer(client, parse_object(line))
             except (ValueError, KeyError, TypeError, AttributeError) as exc:
                 answer, fd = {"error": f"bad request: {exc!r}"}, None
             try:
                 data = json.dumps(answer).encode() + b"\n"
-                sent = socket.send_fds(client.connection, [data], [] if fd is None else [fd])
+                sent = socket.send_fds(client.lines.connection, [data], [] if fd is None else [fd])
             except OSError:
                 sent = 0
             if sent < len(data):  # gone, or it does not read what it asked for
@@ -226,9 +231,9 @@ class Keeper:
 
     def _keep(self, client: _Client, message: dict[str, Any]) -> dict[str, Any]:
         count = int(message["descriptors"])
-        if not 0 <= count <= len(client.fds):
+        if not 0 <= count <= len(client.lines.fds):
             raise ValueError("descriptors are missing")
-        fds, client.fds = client.fds[:count], client.fds[count:]
+        fds, client.lines.fds = client.lines.fds[:count], client.lines.fds[count:]
         try:
             new = _Kept(
                 key=str(message["key"]),
@@ -269,10 +274,8 @@ class Keeper:
             self._drop(kept, "is over")
 
     def _lose(self, client: _Client) -> None:
-        self._selector.unregister(client.connection)
-        client.connection.close()
-        for fd in client.fds:
-            os.close(fd)
+        self._selector.unregister(client.lines.connection)
+        client.lines.close()
         for kept in [self._kept[key] for key in client.keys if key in self._kept]:
             if client not in kept.owners:
                 continue
@@ -302,9 +305,16 @@ class Keeper:
             elif kept.due is not None and kept.due <= now:
                 if kept.process is not None and now - kept.started < _COMMAND_TIMEOUT_S:
                     kept.due = now + _PATIENCE_S
-                    continue
-                self._bring_back(kept)
+                elif self._at_work(now) < _AT_A_TIME:
+                    self._bring_back(kept)
+                else:  # one command may bring back all that an owner had
+                    kept.due = now + _GRACE_S
         self._children = [child for child in self._children if child.poll() is None]
+
+    def _at_work(self, now: float) -> int:
+        """Return how many commands are under way that are waited for before others are run."""
+        running = (kept for kept in self._kept.values() if kept.process is not None and not kept.owners)
+        return sum(now - kept.started < _TURN_S for kept in running)
 
     def _bring_back(self, kept: _Kept) -> None:
         kept.tries += 1
@@ -312,7 +322,7 @@ class Keeper:
         kept.due = kept.started + max(_PATIENCE_S, _pause_s(kept))
         log.warning("the owner of %s is gone: bringing it back (try %d)", _name(kept), kept.tries)
         try:
-            with open(kept.log, "ab") as out:
+            with open(kept.log, "ab", opener=open_private) as out:
                 kept.process = subprocess.Popen(
                     kept.argv,
                     stdin=subprocess.DEVNULL,

@@ -29,7 +29,6 @@ from datacache.core.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from datacache.daemon import paths
 from datacache.daemon.clairvoyant import Clairvoyant
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.plan import Plan, PlanObjects, Wanted
@@ -38,6 +37,7 @@ from datacache.daemon.room import Room
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.tiers.containers import open_region_size
+from datacache.tiers.memory import lookahead_dir
 from datacache.tiers.writer import TierWriter
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Lookaheads:
     def __init__(
         self, settings: Settings, writer: TierWriter, fetcher: Fetcher, open_manifest: Callable[[str], Manifest]
     ) -> None:
-        self._home, self._concurrency = settings.home, settings.concurrency
+        self._folder, self._concurrency = lookahead_dir(settings.home, settings.ram_dir), settings.concurrency
         self._writer, self._fetcher, self._open_manifest = writer, fetcher, open_manifest
         self._tier = writer.tiers[-1] if settings.ssd_bytes else writer.tiers[0]
         share = _CLAIRVOYANT_SHARE if settings.eviction == "clairvoyant" else _WINDOW_SHARE
@@ -102,13 +102,13 @@ class Lookaheads:
             reserve_bytes=open_region_size(budget_bytes) if self._clairvoyant is not None else 0,
         )
         self.stats = LookaheadStats()
-        _forget_plans_of_the_last_daemon(settings.home)
+        _forget_plans_of_the_last_daemon(self._folder)
 
     def add(self, header: PlanHeader, items: NDArray[np.uint32]) -> None:
         """Follow a plan from now on, in place of an earlier one of its id. `UsageError` if its file is not there or its
         rows are none; the catalog's errors."""
         try:
-            file = PlanFile(paths.lookahead_dir(self._home) / header.id)
+            file = PlanFile(self._folder / header.id)
         except OSError as exc:
             raise UsageError(f"the plan {header.id} has no file: {exc.strerror or exc}") from exc
         plan = Plan(header, items, self._objects(header), file)
@@ -222,7 +222,7 @@ class Lookaheads:
         plan.window_bytes = self._window_bytes // plans
         before = len(plan.ready)
         try:
-            moved = plan.look_ahead(self._writer.missing)
+            moved = plan.look_ahead(self._fetcher.missing)
         except DatacacheError as exc:
             self._pause(plan, exc)
             return False
@@ -302,10 +302,11 @@ class Lookaheads:
         stored = functools.partial(self._stored, plan, wanted)
         taken = True
         try:
+            looked = self._fetcher.landings
             if not self._fetcher.has(wanted.id):
                 ref = plan.objects.ref(wanted.row)
                 lane = self._clairvoyant.lane(plan, wanted) if self._clairvoyant is not None else 0
-                self._fetcher.fill(wanted.id, ref, wanted.number, plan.dataset, stored=stored, lane=lane)
+                self._fetcher.fill(wanted.id, ref, wanted.number, plan.dataset, stored=stored, lane=lane, looked=looked)
                 taken = False  # `stored` gives it back
             plan.pause_s = 0.0
         except _ALL_OBJECTS as exc:
@@ -352,9 +353,9 @@ class Lookaheads:
         return "fetching" if plan.ready or plan.fetching else "ahead"
 
 
-def _forget_plans_of_the_last_daemon(home: Path) -> None:
+def _forget_plans_of_the_last_daemon(folder: Path) -> None:
     """Nobody follows them any more: publishers see it by the mark and publish again."""
-    for path in plan_files(home):
+    for path in plan_files(folder):
         try:
             if not remove_if_dead(path):
                 PlanFile(path).marked = False

@@ -62,6 +62,11 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
     metric("loader_step_seconds_total", "counter", "Time of whole steps, waiting counted.", [("", took)])
     metric("fetched_total", "counter", "Blocks fetched from stores.", [("", fetched["fetched"])])
     metric("fetched_bytes_total", "counter", "Bytes fetched from stores.", [("", fetched["fetched_bytes"])])
+    checks = state["checks"]
+    right = [(f'{{by="{algorithm}"}}', count) for algorithm, count in sorted(checks["right"].items())]
+    metric("objects_checked_total", "counter", "Objects fetched whole, by the checksum that was compared.", right)
+    wrong = [(f'{{by="{algorithm}"}}', count) for algorithm, count in sorted(checks["wrong"].items())]
+    metric("checksum_failures_total", "counter", "Objects that came with wrong bytes.", wrong)
     metric("fetch_failures_total", "counter", "Fetches that failed.", [("", fetched["failed"])])
     metric("fetch_shared_total", "counter", "Requests that joined a fetch under way.", [("", fetched["shared"])])
     histogram("fetch_seconds", "How long gets of stores took.", fetched["get_counts"], fetched["get_s"])

@@ -25,24 +25,24 @@ def lock_path(home: Path) -> Path:
     return home / "run" / "daemon.lock"
 
 
+def pulse_path(home: Path) -> Path:
+    """Return when the daemon could last answer (`pulse`)."""
+    return home / "run" / "daemon.pulse"
+
+
 def start_lock_path(home: Path) -> Path:
     """Held with flock by whoever is starting a daemon."""
     return home / "run" / "start.lock"
 
 
+def start_failure_path(home: Path) -> Path:
+    """Why a daemon could not be started a moment ago, for those who would try right after."""
+    return home / "run" / "start.failure"
+
+
 def log_path(home: Path) -> Path:
     """What the daemon says."""
     return home / "log" / "daemon.log"
-
-
-def counters_dir(home: Path) -> Path:
-    """The readers' counters."""
-    return home / "run" / "counters"
-
-
-def lookahead_dir(home: Path) -> Path:
-    """The mapped files of published orders."""
-    return home / "run" / "lookahead"
 
 
 def files_dir(home: Path) -> Path:

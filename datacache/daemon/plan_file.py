@@ -1,10 +1,10 @@
 """What the publisher of an order and the daemon share: the plan's mapped file, and how a plan is sent.
 
-The file `<home>/run/lookahead/<pid>-<token>` has two 64-bit words. The publisher writes the position; the daemon sets
-the mark when it has the plan, and the next daemon clears all marks when it starts. Each write is one aligned store. A
-plan lives for as long as its file has its name and its publisher a lock on it (flock(2)), which ends with the process
-however it ends, and is seen from other PID namespaces. A child of `fork()` closes the descriptor it inherited, so that
-no worker keeps its dead parent's plan.
+The file `lookahead/<pid>-<token>` in the home's folder in memory (`tiers.memory`) has two 64-bit words. The publisher
+writes the position; the daemon sets the mark when it has the plan, and the next daemon clears all marks when it starts.
+Each write is one aligned store. A plan lives for as long as its file has its name and its publisher a lock on it
+(flock(2)), which ends with the process however it ends, and is seen from other PID namespaces. A child of `fork()`
+closes the descriptor it inherited, so that no worker keeps its dead parent's plan.
 
 A plan is sent as: magic, length of a JSON header (u32), header, then `items` + `next_items` rows of `columns` u32 each,
 little-endian.
@@ -25,8 +25,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from datacache.core.messages import parse_object
 from datacache.core.objects import ObjectRef
-from datacache.daemon import paths, wire
+from datacache.daemon import wire
+from datacache.tiers.memory import make_shared
 
 _FILE_BYTES = 16
 _POSITION, _MARK = 0, 1
@@ -89,10 +91,9 @@ class PlanFile:
         _unlock(self._life)
 
 
-def new_plan_file(home: Path, position: int) -> PlanFile:
+def new_plan_file(folder: Path, position: int) -> PlanFile:
     """A file nobody has yet, for a plan of this process. `OSError` if there can be none."""
-    folder = paths.lookahead_dir(home)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_shared(folder)
     for _ in range(_TRIES - 1):
         with contextlib.suppress(FileNotFoundError):
             return _new_file(folder, position)
@@ -144,7 +145,7 @@ def header_length(head: bytes) -> int:
 def decode_header(text: bytes) -> PlanHeader:
     """The header of `PlanHeader.encode`, without what comes before it. `ValueError`, `TypeError` or `KeyError` if it
     is none."""
-    values = json.loads(text)
+    values = parse_object(text)
     refs = tuple(wire.decode_ref(ref) for ref in values.pop("refs"))
     header = PlanHeader(refs=refs, **values)
     kinds = [type(value) for value in (header.id, header.dataset, header.snapshot)]
@@ -220,7 +221,7 @@ def _close_inherited() -> None:
 os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_inherited)
 
 
-def plan_files(home: Path) -> Iterator[Path]:
+def plan_files(folder: Path) -> Iterator[Path]:
     """The files of all plans, dead ones included."""
     with contextlib.suppress(OSError):
-        yield from paths.lookahead_dir(home).iterdir()
+        yield from folder.iterdir()

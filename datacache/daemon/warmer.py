@@ -3,12 +3,14 @@
 A job walks the manifest, fetches what the index does not have, and at the end looks once more whether every block is
 there: only then is it done. Each job has threads of its own, which take blocks from one shared walk and fetch them
 themselves, as many at a time as the fetcher lets them, whatever the number of jobs. A job goes on past objects that are
-gone or changed, and ends early where going on is of no use: the store is away, or the tiers are full.
+gone or changed, each at the first of its blocks that says so, and ends early where going on is of no use: the store is
+away, or the tiers are full.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import secrets
 import threading
@@ -16,8 +18,24 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from datacache.core.errors import DatacacheError, SettingsError, StoreAccessError, StoreUnavailableError
-from datacache.core.objects import BlockId, ObjectRef, block_count, block_id, block_length, object_id
+from datacache.core.errors import (
+    DatacacheError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    SettingsError,
+    StoreAccessError,
+    StoreUnavailableError,
+)
+from datacache.core.objects import (
+    BLOCK_BYTES,
+    BlockId,
+    ObjectId,
+    ObjectRef,
+    block_count,
+    block_id,
+    block_length,
+    object_id,
+)
 from datacache.daemon.fetcher import Fetcher
 from datacache.manifest.reader import Manifest
 
@@ -27,7 +45,9 @@ _KEPT_JOBS = 100
 _NOT_KEPT_BYTES = 16 * 2**20  # a few blocks may find no room while others, smaller or of another tier, still do
 _STOP_TIMEOUT_S = 3.0
 _PLANNED_WAIT_S = 0.25
+_WHOLE_OBJECT = (ObjectChangedError, ObjectNotFoundError)
 _WHOLE_STORE = (StoreUnavailableError, StoreAccessError, SettingsError)
+_LOOK_BLOCKS = 64
 Item = tuple[ObjectRef, int, BlockId]
 
 
@@ -38,7 +58,9 @@ class WarmJob:
     id: str
     ref: str
     state: str = "running"
-    """running, done, incomplete (the tiers are full) or failed."""
+    """running, done, incomplete (the tiers are full), failed or cancelled."""
+    cancelled: bool = False
+    """True once somebody asked for its end; `state` says when it has ended."""
     background: bool = False
     files_total: int = 0
     files_done: int = 0
@@ -99,7 +121,8 @@ class Warmer:
         with self._lock:
             running = self._by_ref.get(ref)
             # Somebody who waits does not join a job that gives up when the tiers are full.
-            if running is not None and running.state == "running" and (background or not running.background):
+            joined = running is not None and running.state == "running" and not running.cancelled
+            if running is not None and joined and (background or not running.background):
                 return running
             job = WarmJob(id=secrets.token_hex(6), ref=ref, background=background)
             job.files_total, job.bytes_total = manifest.root.files, manifest.root.total_bytes
@@ -112,6 +135,13 @@ class Warmer:
             thread = threading.Thread(target=self._run, args=(job, dataset, manifest), name=f"warm {ref}", daemon=True)
             self._threads.append(thread)
             thread.start()
+        return job
+
+    def cancel(self, id: str) -> WarmJob | None:
+        """Have a job end soon, with what it has fetched left in the cache. None if there is no such job."""
+        job = self._jobs.get(id)
+        if job is not None and job.state == "running":
+            job.cancelled = True
         return job
 
     def stop(self) -> None:
@@ -150,9 +180,11 @@ class _Warming:
         self._job, self._dataset, self._manifest, self._fetcher = job, dataset, manifest, fetcher
         self._stopping, self._planned = stopping, planned
         self._not_kept_bytes = 1 if job.background else _NOT_KEPT_BYTES
-        self._walk = _blocks(manifest)
+        self._lost: dict[ObjectId, int] = {}
+        """The first block that was not got of each object that is gone or changed: none is asked for from there on."""
+        self._walk = self._absent()
         self._walking = threading.Lock()  # guards _walk
-        self._changed = threading.Condition()  # guards the job's numbers, _landing and _broken
+        self._changed = threading.Condition()  # guards the job's numbers, _landing, _lost and _broken
         self._landing = 0
         self._broken: BaseException | None = None
 
@@ -166,12 +198,16 @@ class _Warming:
         with self._changed:
             self._changed.wait_for(lambda: not self._landing)
         job = self._job
+        if self._ended_by_cancelling():
+            return
         if self._broken is not None:
             raise self._broken
         if self._stopping.is_set():
             job.fail("the daemon was stopped")
             return
         missing = self._missing()
+        if self._ended_by_cancelling():
+            return
         if self._stopping.is_set():
             job.fail("the daemon was stopped")
             return
@@ -188,13 +224,44 @@ class _Warming:
             job.files_done = job.files_total
             job.state = "done"
 
+    def _ended_by_cancelling(self) -> bool:
+        job = self._job
+        if job.cancelled:
+            job.error, job.hint, job.state = "it was cancelled", "Warm it again.", "cancelled"
+        return job.cancelled
+
+    def _blocks(self) -> Iterator[Item]:
+        for ref, obj in _objects(self._manifest):
+            for number in range(block_count(ref.size_bytes)):
+                if number and obj in self._lost:
+                    break
+                yield ref, number, block_id(obj, number)
+
+    def _absent(self) -> Iterator[tuple[Item, int]]:
+        """Yield the blocks that are not here, each with what `landings` was before the look; the others count."""
+        blocks = self._blocks()
+        while (some := list(itertools.islice(blocks, _LOOK_BLOCKS))) and not self._over():
+            looked = self._fetcher.landings
+            gone = set(self._fetcher.missing([id for _, _, id in some]))
+            for at, item in enumerate(some):
+                if at not in gone:
+                    with self._changed:
+                        self._count(item)
+                elif not item[1] or object_id(item[0]) not in self._lost:
+                    yield item, looked
+
     def _missing(self) -> int:
         missing = 0
-        for ref, number, id in _blocks(self._manifest):
-            if not self._fetcher.present(id):
-                missing += block_length(ref.size_bytes, number)
-            if self._stopping.is_set():
-                break
+        for ref, obj in _objects(self._manifest):
+            blocks = block_count(ref.size_bytes)
+            looked_at = min(blocks, self._lost.get(obj, blocks))
+            if looked_at < blocks:
+                missing += ref.size_bytes - looked_at * BLOCK_BYTES
+            for number in range(looked_at):
+                if not self._fetcher.present(block_id(obj, number)):
+                    missing += block_length(ref.size_bytes, number)
+                if self._stopping.is_set() or self._job.cancelled:
+                    return missing
         return missing
 
     def _over(self) -> bool:
@@ -203,6 +270,7 @@ class _Warming:
         return (
             self._broken is not None
             or self._stopping.is_set()
+            or job.cancelled
             or job.bytes_not_kept >= self._not_kept_bytes
             or (job.enough_bytes is not None and job.bytes_done >= job.enough_bytes)
         )
@@ -211,27 +279,24 @@ class _Warming:
         try:
             while not self._over():
                 with self._walking:
-                    item = next(self._walk, None)
+                    item, looked = next(self._walk, (None, 0))
                 if item is None:
                     return
                 while self._planned():  # the order it is read in is the better one to fetch it in
-                    if self._stopping.wait(_PLANNED_WAIT_S):
+                    if self._stopping.wait(_PLANNED_WAIT_S) or self._job.cancelled:
                         return
-                self._fill(item)
+                self._fill(item, looked)
         except BaseException as exc:  # noqa: BLE001 - raised again by `run`
             self._broken = self._broken or exc
 
-    def _fill(self, item: Item) -> None:
+    def _fill(self, item: Item, looked: int) -> None:
         ref, number, id = item
         job = self._job
-        if self._fetcher.has(id):
-            with self._changed:
-                self._count(item)
-            return
         with self._changed:
             self._landing += 1
         try:
-            self._fetcher.fill(id, ref, number, self._dataset, stored=functools.partial(self._stored, item))
+            stored = functools.partial(self._stored, item)
+            self._fetcher.fill(id, ref, number, self._dataset, stored=stored, looked=looked)
         except BaseException as exc:
             with self._changed:
                 self._landing -= 1
@@ -239,6 +304,9 @@ class _Warming:
                 job.errors += 1
                 if isinstance(exc, DatacacheError) and not job.error:
                     job.error, job.hint = str(exc), exc.hint
+                if isinstance(exc, _WHOLE_OBJECT) and block_count(ref.size_bytes) > 1:
+                    obj = object_id(ref)
+                    self._lost[obj] = min(number, self._lost.get(obj, number))
             if not isinstance(exc, DatacacheError) or isinstance(exc, _WHOLE_STORE):
                 raise
 
@@ -263,15 +331,14 @@ def _never() -> bool:
     return False
 
 
-def _blocks(manifest: Manifest) -> Iterator[Item]:
+def _objects(manifest: Manifest) -> Iterator[tuple[ObjectRef, ObjectId]]:
     for entry in manifest.entries():
         if entry.size_bytes:
             ref = manifest.object_ref(entry)
-            obj = object_id(ref)
-            for number in range(block_count(entry.size_bytes)):
-                yield ref, number, block_id(obj, number)
+            yield ref, object_id(ref)
 
 
-def snapshot_blocks(manifest: Manifest) -> Iterator[BlockId]:
-    """The ids of all blocks of a snapshot."""
-    return (id for _, _, id in _blocks(manifest))
+def snapshot_objects(manifest: Manifest) -> Iterator[ObjectId]:
+    """Yield the ids of a snapshot's objects, but of the empty ones."""
+    for _, obj in _objects(manifest):
+        yield obj

@@ -10,6 +10,7 @@ from typing import Any
 from datacache.core import errors
 from datacache.core.errors import DaemonError, DatacacheError
 from datacache.core.objects import ObjectRef
+from datacache.store.environments import is_told
 
 _STATUS: dict[type[DatacacheError], int] = {
     errors.ObjectNotFoundError: 404,
@@ -20,18 +21,19 @@ _STATUS: dict[type[DatacacheError], int] = {
     errors.CatalogUnavailableError: 503,
     errors.UsageError: 400,
 }
+_ATTRIBUTES = ("url", "ref", "path", "checksum")
 
 
 def encode_ref(ref: ObjectRef) -> list[Any]:
     """An object reference as JSON."""
-    return list(ref)
+    return list(ref) if ref.root >= 0 else list(ref[:5])
 
 
 def decode_ref(values: list[Any]) -> ObjectRef:
     """The object reference of `encode_ref`; `ValueError` or `TypeError` if it is none."""
     ref = ObjectRef(*values)
     kinds = [type(value) for value in ref]
-    if kinds != [str, str, int, str, str]:
+    if kinds != [str, str, int, str, str, int]:
         raise ValueError("not an object reference")
     return ref
 
@@ -40,7 +42,7 @@ def encode_error(exc: DatacacheError) -> tuple[int, dict[str, str]]:
     """HTTP status and body for an error."""
     status = next((code for kind, code in _STATUS.items() if isinstance(exc, kind)), 500)
     body = {"error": type(exc).__name__, "message": str(exc), "hint": exc.hint}
-    for name in ("url", "ref", "path"):
+    for name in _ATTRIBUTES:
         if hasattr(exc, name):
             body[name] = str(getattr(exc, name))
     return status, body
@@ -51,15 +53,15 @@ def decode_error(body: Mapping[str, Any]) -> DatacacheError:
     kind = getattr(errors, str(body.get("error")), DaemonError)
     if not (isinstance(kind, type) and issubclass(kind, DatacacheError)):
         kind = DaemonError
-    more = {name: body[name] for name in ("url", "ref", "path") if name in body}
+    more = {name: body[name] for name in _ATTRIBUTES if name in body}
     message, hint = str(body.get("message", "the daemon failed")), str(body.get("hint", ""))
     return kind(message, hint=hint, **more)
 
 
 def store_fingerprint(environ: Mapping[str, str] | None = None) -> str:
-    """A short hash of the variables that say how stores are reached. A daemon started with others than its client's is
-    a common reason for "access denied": the client can then say so. Reveals nothing of the values."""
+    """A short hash of the variables that say how stores are reached and that a daemon is not told of. One started with
+    others than its client's may be denied access: the client can then say so. Reveals nothing of the values."""
     environ = os.environ if environ is None else environ
-    names = sorted(n for n in environ if n.startswith(("AWS_", "GOOGLE_", "AZURE_")))
+    names = sorted(n for n in environ if n.startswith(("AWS_", "GOOGLE_", "AZURE_")) and not is_told(n))
     text = "\0".join(f"{n}={environ[n]}" for n in names)
     return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()

@@ -83,6 +83,7 @@ def import_export(
     options: ExportOptions,
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
     progress: Progress | None = None,
 ) -> ImportedExport:
@@ -93,7 +94,16 @@ def import_export(
     """
     place = Path(str(path).removeprefix("file://")).expanduser().absolute()
     parameters: dict[str, Any] = {"file": place.name, "content": _content(place), "images": options.images}
-    check_import(catalog, name, tags, move_tags=move_tags, command=COMMAND, parameters=parameters)
+    check_import(
+        catalog,
+        name,
+        tags,
+        move_tags=move_tags,
+        replace=replace,
+        command=COMMAND,
+        parameters=parameters,
+        inputs=[options.images] if options.images else [],
+    )
     with ExitStack() as stack:
         others = resolve(catalog, options.images) if options.images else None
         export = stack.enter_context(closing(open_export(path, options.limits)))
@@ -125,8 +135,10 @@ def import_export(
                 (f"{others.dataset}@{others.id}",) if others is not None else (),
             ),
             packs=files.packs,
+            objects=files.opened_objects,
             tags=tags,
             move_tags=move_tags,
+            replace=replace,
             message=message,
         )
         counts = (len(export.members), storing.images, merged.referenced, merged.replaced)

@@ -19,6 +19,7 @@ from datacache.imports.web import Request, Web
 from datacache.manifest.model import Entry
 from datacache.store.base import ObjectStore
 from datacache.store.open import Stores
+from datacache.store.whole import read_whole
 
 IN_FLIGHT_BYTES = 256 << 20
 """What all threads together may hold of objects that are being copied; a larger object is copied alone."""
@@ -55,13 +56,13 @@ class Fetcher:
         *,
         sources: Mapping[str, int],
         objects_source: int,
-        pin: bool,
+        copy: bool,
         limits: Limits,
         stop: Callable[[], bool],
     ) -> None:
         self._stores, self._web, self._objects = stores, web, objects
         self._sources, self._objects_source = sources, objects_source
-        self._pin, self._limits, self._stop = pin, limits, stop
+        self._copy, self._limits, self._stop = copy, limits, stop
         self._budget = ByteBudget(IN_FLIGHT_BYTES)
 
     def fetch(self, line: Line) -> Entry:
@@ -69,7 +70,7 @@ class Fetcher:
         if line.url:
             return self._from_web(line)
         store = self._stores.get(line.store)
-        if self._pin:
+        if self._copy:
             return self._copied(line, store)
         info = store.head(line.key)
         key = None if line.key.encode("utf-8", "surrogateescape") == line.path else _raw(line.key)
@@ -112,7 +113,7 @@ class Fetcher:
         with Room(self._budget) as room:
             room.take(info.size_bytes, clock)
             stored = self._put(self._read(store, ref, clock))
-        # The original's ETag and time: a pinned copy of what did not change is no change.
+        # The original's ETag and time: a copy of what did not change is no change.
         return Entry(
             line.path,
             stored.size_bytes,
@@ -135,13 +136,12 @@ class Fetcher:
             raise DestinationError(exc) from exc
 
     def _read(self, store: ObjectStore, ref: ObjectRef, clock: Clock) -> bytes:
-        parts = []
-        for start in range(0, ref.size_bytes, BLOCK_BYTES):
+        def expect_time() -> None:
             clock.check()
             if self._stop():
                 raise StoreError(f"{ref.url}: the import was stopped", url=ref.url)
-            parts.append(store.read(ref, start, min(start + BLOCK_BYTES, ref.size_bytes)))
-        return b"".join(parts)
+
+        return read_whole(store, ref, BLOCK_BYTES, before_part=expect_time)
 
 
 def _raw(key: str) -> bytes:

@@ -176,5 +176,8 @@ def _forget_old(folder: Path) -> None:
     """Remove journals that nobody went on with for a month."""
     for file in folder.glob("*.journal"):
         with contextlib.suppress(OSError):
-            if time.time() - file.stat().st_mtime > _FORGET_AFTER_S:
-                file.unlink()
+            if time.time() - file.stat().st_mtime > _FORGET_AFTER_S and (fd := _open_locked(file)) >= 0:
+                try:
+                    file.unlink()  # under its lock: an import that stands still keeps its journal
+                finally:
+                    os.close(fd)

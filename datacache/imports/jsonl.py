@@ -29,11 +29,13 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.commit import commit_manifest
 from datacache.catalog.new_files import SMALL_BYTES, NewFiles
 from datacache.catalog.objects import MAX_OBJECT_BYTES, REFRESH_AFTER_S, ObjectWriter
+from datacache.core.addresses import parse_network_rules
 from datacache.core.errors import ImportFailedError, StoreError, UsageError
 from datacache.imports.failures import Failure, Failures, code_of
 from datacache.imports.fetch import DestinationError, Fetcher, Limits
 from datacache.imports.journal import Done, Journal, newest, origin_of
-from datacache.imports.lines import WEB, Line, LinesFile
+from datacache.imports.lines import Line, LinesFile
+from datacache.imports.places import WEB, Places
 from datacache.imports.plan import METADATA, Plan
 from datacache.imports.target import check_import
 from datacache.imports.web import Web
@@ -54,7 +56,7 @@ _by_path = attrgetter("path")
 class JsonlOptions:
     """How lines are imported."""
 
-    pin: bool = False
+    copy: bool = False
     """Copy objects of stores, too, instead of naming them."""
     objects: str = ""
     """URL of the storage for copies, in place of the setting."""
@@ -64,6 +66,10 @@ class JsonlOptions:
     object_timeout_s: float = 300.0
     skip_failed: bool = False
     """Commit without the lines that fail."""
+    allow_local: tuple[str | os.PathLike[str], ...] = ()
+    """Folders besides the list's own whose files it may name."""
+    allow_network: tuple[str, ...] = ()
+    """Hosts and networks besides those of the setting that it may name, see `core.addresses.parse_network_rule`."""
 
 
 class JsonlProgress(NamedTuple):
@@ -101,6 +107,7 @@ def import_jsonl(
     options: JsonlOptions,
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
     progress: Progress | None = None,
     on_failure: Callable[[Failure], None] | None = None,
@@ -113,11 +120,13 @@ def import_jsonl(
     """
     if not 0 < options.max_object_bytes <= MAX_OBJECT_BYTES:
         raise UsageError(f"the size limit of an object must be above 0 and at most {MAX_OBJECT_BYTES:,} bytes")
-    parameters: dict[str, Any] = {"file": os.path.basename(file.name), "content": file.content, "pin": options.pin}
-    check_import(catalog, name, tags, move_tags=move_tags, command=COMMAND, parameters=parameters)
+    parameters: dict[str, Any] = {"file": os.path.basename(file.name), "content": file.content, "pin": options.copy}
+    check_import(catalog, name, tags, move_tags=move_tags, replace=replace, command=COMMAND, parameters=parameters)
     with ExitStack() as stack:
         failures = stack.enter_context(closing(Failures()))
-        plan = stack.enter_context(closing(Plan(file, failures)))
+        hosts = (*settings.allow_network, *parse_allowed(options.allow_network))
+        places = Places(file.base, allow_local=options.allow_local, allow_network=hosts)
+        plan = stack.enter_context(closing(Plan(file, failures, places)))
         run = _Run(catalog, settings, plan, options, stack)
         journal = stack.enter_context(closing(Journal(settings.home / "imports", run.identity(name, file))))
         run.fetch_all(journal, failures, progress)
@@ -132,11 +141,20 @@ def import_jsonl(
             lineage=Lineage(COMMAND, parameters),
             tags=tags,
             move_tags=move_tags,
+            replace=replace,
             message=message,
             warnings=[f"{failures.count:,} of {plan.lines:,} lines were left out"] if failures.count else [],
         )
         journal.remove()
         return ImportedLines(record, plan.lines, failures.count, run.resumed)
+
+
+def parse_allowed(hosts: Sequence[str]) -> tuple[str, ...]:
+    """Hosts and networks, checked. `UsageError`."""
+    try:
+        return parse_network_rules(hosts)
+    except ValueError as exc:
+        raise UsageError(f"what the list may read from: {exc}") from exc
 
 
 def _expect_enough(lines: int, failed: int, options: JsonlOptions) -> None:
@@ -153,15 +171,20 @@ class _Run:
     """The fetching and the commit of one import; what it opens is closed by `stack`."""
 
     def __init__(
-        self, catalog: Catalog, settings: Settings, plan: Plan, options: JsonlOptions, stack: ExitStack
+        self,
+        catalog: Catalog,
+        settings: Settings,
+        plan: Plan,
+        options: JsonlOptions,
+        stack: ExitStack,
     ) -> None:
         self._catalog, self._settings, self._plan, self._options = catalog, settings, plan, options
         self._stack = stack
         self._threads = min(options.concurrency or settings.concurrency, MAX_CONCURRENCY)
         large = bool(plan.fields_bytes) and plan.metadata_bytes > SMALL_BYTES
-        copies = options.pin or WEB in plan.stores or large
+        copies = options.copy or WEB in plan.stores or large
         self._objects = self._open_objects() if copies else None
-        stores = [] if options.pin else sorted(plan.stores - {WEB})
+        stores = [] if options.copy else sorted(plan.stores - {WEB})
         self._sources = [Source(store, "") for store in stores]
         self._copies_source = len(stores)
         if self._objects is not None:
@@ -170,11 +193,15 @@ class _Run:
         stack.callback(stopped.set)
         self._fetcher = Fetcher(
             stack.enter_context(closing(Stores(settings))),
-            stack.enter_context(closing(Web(request_timeout_s=settings.store_timeout_s, connections=self._threads))),
+            stack.enter_context(
+                closing(
+                    Web(request_timeout_s=settings.store_timeout_s, connections=self._threads, rule=plan.places.rule)
+                )
+            ),
             self._objects,
             sources={store: number for number, store in enumerate(stores)},
             objects_source=self._copies_source,
-            pin=options.pin,
+            copy=options.copy,
             limits=Limits(options.max_object_bytes, options.object_timeout_s),
             stop=stopped.is_set,
         )
@@ -194,7 +221,7 @@ class _Run:
             "content": file.content,
             "base": file.base,
             "sources": self._sources,
-            "pin": self._options.pin,
+            "pin": self._options.copy,
             "max_object_bytes": self._options.max_object_bytes,
         }
 
@@ -253,7 +280,14 @@ class _Run:
         for entry in heapq.merge(self._entries.sorted(), extra, key=_by_path):
             builder.add(entry)
         return commit_manifest(
-            self._catalog, builder, name=name, origin=origin, lineage=lineage, packs=files.packs, **options
+            self._catalog,
+            builder,
+            name=name,
+            origin=origin,
+            lineage=lineage,
+            packs=files.packs,
+            objects=self._objects or files.opened_objects,
+            **options,
         )
 
     def _open_objects(self) -> ObjectWriter:

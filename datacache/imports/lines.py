@@ -23,15 +23,13 @@ from xxhash import xxh3_128
 from datacache.core.errors import UsageError
 from datacache.imports.failures import Failure, shown_url
 from datacache.imports.paths import unusable
-from datacache.store.urls import split_object_url
+from datacache.imports.places import WEB, ClosedPlaceError, Places
 
 MAX_LINE_BYTES = 1 << 20
 _MAX_URL_BYTES = 8192
 _CHUNK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
-WEB = ""
-"""In place of a store: the object comes from a web server."""
 
 
 class Line(NamedTuple):
@@ -103,10 +101,10 @@ class LinesFile:
         self._file.close()
 
 
-def parse_line(number: int, line: bytes | None, base: str) -> Line | Failure:
-    """The line, checked, or what is wrong with it. Relative paths are relative to the folder `base`."""
+def parse_line(number: int, line: bytes | None, places: Places) -> Line | Failure:
+    """The line, checked, or what is wrong with it. `places` says where it may lead."""
     try:
-        return _parse(number, line, base)
+        return _parse(number, line, places)
     except _LineError as exc:
         return Failure(number, shown_url(exc.url), exc.path, exc.code, exc.reason)
     except RecursionError:
@@ -119,7 +117,7 @@ class _LineError(Exception):
         self.code, self.reason, self.url, self.path = code, reason, url, path
 
 
-def _parse(number: int, line: bytes | None, base: str) -> Line:
+def _parse(number: int, line: bytes | None, places: Places) -> Line:
     fields = _decode(line)
     url = fields.pop("url", None)
     if url is None or url == "":
@@ -127,8 +125,8 @@ def _parse(number: int, line: bytes | None, base: str) -> Line:
     if not isinstance(url, str):
         raise _LineError("field", f"url is not a string but {_kind(url)}")
     url = url.strip() if "://" in url else url
-    store, key = _place(url, base)
-    path = _path(fields, url, store, key)
+    store, key, name = _place(url, places)
+    path = _path(fields, url, store, name)
     label = fields.get("label")
     if not _is_label(label) and not (isinstance(label, list) and all(map(_is_label, label))):
         raise _LineError(
@@ -160,42 +158,42 @@ def _decode(line: bytes | None) -> dict[str, Any]:
     return value
 
 
-def _place(url: str, base: str) -> tuple[str, str]:
-    """The store (`WEB` for a web address) and the key in it."""
+def _place(url: str, places: Places) -> tuple[str, str, str]:
+    """The store (`WEB` for a web address), the key in it, and its last part."""
     if len(url) > _MAX_URL_BYTES:
         raise _LineError("url", f"the URL is longer than {_MAX_URL_BYTES:,} characters", url=url)
     if "\0" in url:
         raise _LineError("url", "the URL has a NUL in it", url=url)
     try:
-        store, key = split_object_url(url)
-        if "://" not in url:
-            store, key = split_object_url(os.path.join(base, url))
+        store, key, name = places.find(url)
     except UsageError as exc:
         raise _LineError("url", exc.message, url=url) from None
-    if store.startswith(("http://", "https://")):
+    except ClosedPlaceError as exc:
+        raise _LineError("access", str(exc), url=url) from None
+    if store == WEB:
         try:
             host, _ = urlsplit(url).hostname, urlsplit(url).port
         except ValueError:
             host = None
         if not host:
             raise _LineError("url", "the URL has no host that could be asked", url=url)
-        return WEB, ""
+        return WEB, "", ""
     if not key or key.endswith("/"):
         raise _LineError("url", "the URL names a folder, not an object", url=url)
-    return store, key
+    return store, key, name
 
 
-def _path(fields: dict[str, Any], url: str, store: str, key: str) -> str:
+def _path(fields: dict[str, Any], url: str, store: str, name: str) -> str:
     """Where the object goes: `path`, or `file_name` as Hugging Face calls it, or the URL's last component."""
     path, alias = fields.pop("path", None), fields.pop("file_name", None)
-    for name, value in (("path", path), ("file_name", alias)):
+    for field, value in (("path", path), ("file_name", alias)):
         if value is not None and not isinstance(value, str):
-            raise _LineError("field", f"{name} is not a string but {_kind(value)}", url=url)
+            raise _LineError("field", f"{field} is not a string but {_kind(value)}", url=url)
     if path is not None and alias is not None and path != alias:
         raise _LineError("field", "path and file_name are not the same", url=url, path=path)
     chosen: str | None = alias if path is None else path
     if chosen is None:
-        chosen = key.rpartition("/")[2] if store else unquote(urlsplit(url).path.rpartition("/")[2])
+        chosen = name if store else unquote(urlsplit(url).path.rpartition("/")[2])
         if not chosen:
             raise _LineError("path", "there is no path, and the URL ends without a name", url=url)
     why = unusable(chosen)

@@ -17,6 +17,7 @@ from datacache.catalog.objects import MAX_OBJECT_BYTES
 from datacache.core.errors import UsageError
 from datacache.imports.failures import Failure, Failures
 from datacache.imports.lines import Line, LinesFile, parse_line
+from datacache.imports.places import Places
 from datacache.manifest.sort import Sorter
 
 METADATA = "metadata.jsonl"
@@ -29,8 +30,9 @@ _MAX_STORES = 60_000
 class Plan:
     """The lines of a file that can be tried, by path. Close it."""
 
-    def __init__(self, file: LinesFile, failures: Failures) -> None:
+    def __init__(self, file: LinesFile, failures: Failures, places: Places) -> None:
         self._failures = failures
+        self.places = places
         self._sorter: Sorter[Line] = Sorter(attrgetter("path"), rows_in_memory=_LINES_IN_MEMORY)
         self._fields: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self.lines = 0
@@ -42,7 +44,7 @@ class Plan:
         taken = 0
         for number, data in file.lines():
             self.lines += 1
-            line = parse_line(number, data, file.base)
+            line = parse_line(number, data, places)
             if isinstance(line, Failure):
                 failures.add(line)
                 continue

@@ -112,9 +112,15 @@ class _Stream:
             pass
 
     def drain(self) -> None:
-        """Read what follows the end mark: only then has the packer compared its checksum."""
-        while self._some(_PART, ""):
-            pass
+        """Read what follows the end mark: only then has the packer compared its checksum. Zeros may follow, as writers
+        fill up their last record; another archive is refused, since readers differ on whether it counts."""
+        while rest := self._some(_PART, ""):
+            if any(rest):
+                why = "it goes on after its end: it is several archives, one after the other"
+                hint = (
+                    "Unpack it with `tar --ignore-zeros -xf` and import the folder, or import each archive by itself."
+                )
+                raise UsageError(f"{self.shown}: {why}", hint=hint)
 
     def _parts(self, size_bytes: int, name: str) -> Iterator[bytes]:
         left = size_bytes

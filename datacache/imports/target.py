@@ -10,6 +10,8 @@ from typing import Any
 
 from datacache.catalog.base import Catalog, tag_exists
 from datacache.catalog.commit import check_target
+from datacache.catalog.kind import kind_of
+from datacache.manifest.model import Lineage
 
 
 def check_import(
@@ -18,15 +20,18 @@ def check_import(
     tags: Sequence[str],
     *,
     move_tags: bool,
+    replace: bool,
     command: str,
     parameters: Mapping[str, Any],
+    inputs: Sequence[str] = (),
 ) -> None:
-    """Whether a snapshot may be called so. `UsageError` for a bad name or tag.
+    """Raise unless a snapshot may be called so: `UsageError` for a bad name or tag, `OtherKindError` unless `replace`.
 
     `TagExistsError` for a tag that is taken, now and not after hours of fetching, unless what it names was made by the
     same import: then this one may well come to the same snapshot.
     """
-    dataset = check_target(catalog, name, tags)
+    kind = None if replace else kind_of(Lineage(command, parameters, tuple(inputs)))
+    dataset = check_target(catalog, name, tags, kind=kind)
     if dataset is None or move_tags:
         return
     for tag in tags:

@@ -18,18 +18,25 @@ import urllib3
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
-from datacache.core.errors import DatacacheError, StoreError, StoreUnavailableError
+from datacache.core.addresses import AddressRule, ClosedAddressError
+from datacache.core.errors import (
+    AddressRefusedError,
+    DatacacheError,
+    StoreError,
+    StoreUnavailableError,
+    StoreUnreachableError,
+)
 from datacache.imports.failures import TooLargeError
 from datacache.imports.room import Clock, Room
+from datacache.store.answers import ENCODINGS, bounded_pools, checked_pools, pieces
 from datacache.store.errors import from_connection, from_status
+from datacache.store.met import MetPeers
 from datacache.store.retry import Backoff
 
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
-_PART = 1 << 16
 _UNKNOWN_BYTES = 4 << 20
 """Room for an answer that does not say its length; one that is longer waits until it is alone."""
-_ENCODINGS = ("", "identity", "gzip", "x-gzip", "deflate")
 _PAGE_STARTS = (b"<!doctype html", b"<html")
 _CONNECT_S = 10.0
 _GIVE_UP_AFTER = 10
@@ -66,8 +73,10 @@ class _BusyError(StoreUnavailableError):
 class Web:
     """A client with pooled connections. Close it."""
 
-    def __init__(self, *, request_timeout_s: float, connections: int) -> None:
+    def __init__(self, *, request_timeout_s: float, connections: int, rule: AddressRule) -> None:
+        """`rule` says which addresses may be asked. It is asked for each connection, so also after a redirect."""
         self._timeout_s = request_timeout_s
+        self._rule = rule
         self._options: dict[str, Any] = {
             "num_pools": connections,
             "maxsize": connections,
@@ -76,13 +85,16 @@ class Web:
             "headers": {"User-Agent": "datacache", "Accept": "*/*", "Accept-Encoding": "identity"},
         }
         self._direct = urllib3.PoolManager(**self._options)
+        self._direct.pool_classes_by_scheme = checked_pools(rule)
         self._proxied: dict[str, urllib3.ProxyManager] = {}
+        self._met = MetPeers()
         self._failed: Counter[str] = Counter()  # by host, in a row; a race miscounts by a few, no more
 
     def get(self, request: Request) -> Body:
         """The object at a URL.
 
-        A server that is busy or breaks off is asked again until the clock, or the timeout of a request, has run out.
+        A server that is busy or breaks off is asked again until the clock, or the timeout of a request, has run out; a
+        host that was never met and refuses connections, or has no address, for `UNREACHED_S`.
         Raises the store's errors, `TooLargeError`, `TooSlowError`.
         """
         host = _host(request.shown)
@@ -100,16 +112,22 @@ class Web:
             pool.clear()
 
     def _retried(self, request: Request, *, once: bool) -> Body:
-        backoff = Backoff(min(self._timeout_s, request.clock.left_s()))
+        host = _host(request.shown)
+        backoff = Backoff(min(self._timeout_s, request.clock.left_s()), reached=lambda: self._met.knows(host))
         while True:
             try:
-                return self._try(request)
+                body = self._try(request)
             except StoreUnavailableError as exc:
+                if not isinstance(exc, StoreUnreachableError):
+                    self._met.note(host)
                 asked_s = exc.retry_after_s if isinstance(exc, _BusyError) else 0.0
                 wait_s = asked_s or backoff.wait_s(exc)
                 if once or request.stop() or wait_s > request.clock.left_s():
                     raise
                 time.sleep(wait_s)
+            else:
+                self._met.note(host)
+                return body
 
     def _try(self, request: Request) -> Body:
         answer = self._follow(request.url, request.shown, request.clock)
@@ -152,26 +170,44 @@ class Web:
             return self._pool(url).urlopen(
                 "GET", url, retries=False, redirect=False, preload_content=False, timeout=timeout
             )
+        except ClosedAddressError as exc:
+            raise self._refused(url, shown) from exc
         except ValueError as exc:  # before the others: urllib3 has errors of both kinds
             raise StoreError(f"{shown}: this address cannot be asked for ({type(exc).__name__})", url=shown) from exc
         except (urllib3.exceptions.HTTPError, OSError) as exc:
             raise _broken(exc, shown) from exc
 
+    def _refused(self, url: str, shown: str) -> AddressRefusedError:
+        # Where it redirects to may be a signed URL: the host alone is named.
+        parts = urlsplit(url)
+        where = "it redirects to" if url != shown and _host(url) != _host(shown) else "it is at"
+        return AddressRefusedError(
+            f"{shown}: {where} {parts.hostname}, on this machine or in a private network; if the list may read from "
+            f"there: --allow-network {parts.hostname}",
+            url=shown,
+        )
+
     def _pool(self, url: str) -> urllib3.PoolManager:
+        """Connections that check where they go. Through a proxy the proxy decides that; what is known of the address
+        here is checked before it is asked."""
         proxy = get_environ_proxies(url).get(url.partition(":")[0].lower())
         if not proxy:
             return self._direct
+        parts = urllib3.util.parse_url(url)
+        self._rule.check_host(parts.host or "", parts.port or (443 if parts.scheme == "https" else 80))
         if proxy not in self._proxied:
             user = urllib3.util.parse_url(proxy).auth
             headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
-            self._proxied[proxy] = urllib3.ProxyManager(proxy, proxy_headers=headers, **self._options)
+            manager = urllib3.ProxyManager(proxy, proxy_headers=headers, **self._options)
+            manager.pool_classes_by_scheme = bounded_pools()
+            self._proxied[proxy] = manager
         return self._proxied[proxy]
 
 
 def _read(answer: urllib3.BaseHTTPResponse, request: Request) -> Body:
     _, shown, room, clock, max_bytes, stop = request
     encoding = answer.headers.get("Content-Encoding", "").strip().lower()
-    if encoding not in _ENCODINGS:
+    if encoding not in ENCODINGS:
         raise StoreError(f"{shown}: the server sends it in an encoding nobody asked for", url=shown)
     length = answer.length_remaining if encoding in ("", "identity") else None
     if length is not None and length > max_bytes:
@@ -179,8 +215,7 @@ def _read(answer: urllib3.BaseHTTPResponse, request: Request) -> Body:
     room.take(_UNKNOWN_BYTES if length is None else length, clock)
     parts: list[bytes] = []
     size = 0
-    # read1: what has come, not a full buffer; a server that sends a byte a second would pass every timeout of a read.
-    while part := answer.read1(_PART, decode_content=True):
+    for part in pieces(answer):
         if length is None and size <= _UNKNOWN_BYTES < size + len(part):
             room.take(max_bytes, clock)
         size += len(part)

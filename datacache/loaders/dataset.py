@@ -8,6 +8,7 @@ bytes leaves it.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,8 +40,9 @@ class Options:
 
     decode: str = "bytes"
     """`bytes`: as they are stored. `rgb`: a uint8 tensor of height x width x 3."""
-    size: int | Sequence[int] | None = None
-    """Height and width that images are resized to; a number is both."""
+    size: int | Sequence[int] | str | None = None
+    """Height and width that images are resized to, as torch has it; a number is both. Text is width x height, as
+    `dsctl convert --resize` has it: `"640x480"`."""
     transform: Callable[..., Any] | None = None
     """Called with `(image, target)`, or with `image` where there are no targets; gives the sample."""
     packed: bool = False
@@ -201,14 +203,18 @@ def _height_and_width(size: Any) -> Size | None:
     """What is meant by `size=`: a number is both. `UsageError` for what is no size."""
     if size is None:
         return None
-    sides = (size, size) if isinstance(size, (int, np.integer)) else size
+    sides: Any = (size, size) if isinstance(size, (int, np.integer)) else size
+    if isinstance(size, str) and (text := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", size)):
+        sides = int(text[2]), int(text[1])
     try:
         height, width = sides
         found = index(height), index(width)
     except (TypeError, ValueError):
         found = 0, 0
-    if isinstance(size, (bool, str)) or min(found) < 1 or max(found) > MAX_SIDE:
-        raise UsageError(f"size={size!r}", hint="Height and width in pixels: size=(224, 224), or 224 for both.")
+    if isinstance(size, bool) or min(found) < 1 or max(found) > MAX_SIDE:
+        raise UsageError(
+            f"size={size!r}", hint='Height and width in pixels: size=(480, 640), 224 for both, or "640x480".'
+        )
     return found
 
 

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from datacache.core.counters import Counters, counters_of
 from datacache.core.errors import UsageError
-from datacache.daemon import paths
 from datacache.loaders.allocator import keep_freed_memory
 from datacache.loaders.autotune import Choice, choose, shut_down
 from datacache.loaders.bottleneck import diagnose
@@ -26,6 +25,7 @@ from datacache.loaders.sampler import EpochSampler
 from datacache.loaders.timing import Clocks, Measured, MeasuredCollate, enter_worker
 from datacache.loaders.watch import Watch
 from datacache.settings import Settings, load_settings
+from datacache.tiers.memory import counters_dir, make_shared
 
 log = logging.getLogger("datacache.loader")
 
@@ -98,7 +98,7 @@ class Loader:
         self._persistent, self._context = persistent_workers, multiprocessing_context
         self._worker_init, self._timeout = worker_init_fn, timeout
         self._report_every, self._on_step = report_every, on_step
-        self._counters: Counters = counters_of(paths.counters_dir(settings.home))
+        self._counters: Counters = counters_of(counters_dir(settings.home, settings.ram_dir), make_shared)
         self._choice: Choice | None = None
         self._batches: _Batches | None = None
         self._generator: Any = None

@@ -21,6 +21,7 @@ from datacache.core.errors import DatacacheError
 from datacache.core.objects import ObjectRef
 from datacache.daemon.client import DaemonClient
 from datacache.daemon.plan_file import PlanFile, PlanHeader, new_plan_file, started_at
+from datacache.tiers.memory import lookahead_dir
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -108,7 +109,7 @@ class Lookahead:
         self._file: PerProcess[PlanFile | None] = PerProcess(lambda: None)
         if source is not None:
             try:
-                file = new_plan_file(settings.home, start)
+                file = new_plan_file(lookahead_dir(settings.home, settings.ram_dir), start)
             except OSError as exc:  # a full disk, or a home that is not ours to write to
                 log.debug("no order is published: %s", exc)
                 return

@@ -61,14 +61,6 @@ def hand_over_segments() -> None:
     _pool.get()
 
 
-def forget_workers() -> None:
-    """Let go of the segments of workers that ended, as far as no tensor lies in them. In the training; arriving batches
-    and batches that go do it as well, now and then."""
-    mapped = _mapped.peek()
-    if mapped is not None:
-        mapped.prune()
-
-
 # --- in the worker ---------------------------------------------------------------------------------------------------
 
 

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
-import zstandard
 
 from datacache.catalog.tasks import NewTask
-from datacache.core.errors import UsageError
+from datacache.core.errors import TasksError, UsageError
+from datacache.core.packed import pack, unpack
 from datacache.loaders.permutation import Permutation, derive_key
 from datacache.loaders.task_types import Span
 
@@ -99,7 +99,7 @@ class Plan:
 
     def encode(self) -> bytes:
         """Packed; `UsageError` where there are too many spans for one queue."""
-        packed = zstandard.compress(self._json())
+        packed = pack(self._json())
         if len(packed) > _PLAN_LIMIT_BYTES:
             raise UsageError(
                 f"{len(self.spans):,} shards are too many for one task queue", hint="Make larger shards, or two queues."
@@ -109,7 +109,7 @@ class Plan:
     @classmethod
     def decode(cls, packed: bytes) -> Plan:
         """From `encode`."""
-        return cls((name, count) for name, count in json.loads(zstandard.decompress(packed)))
+        return cls((name, count) for name, count in json.loads(unpacked(packed)))
 
     def cut(self, records: int) -> list[tuple[str, int, int]]:
         """The tasks of an epoch by number: name, first record in the span, records."""
@@ -121,6 +121,17 @@ class Plan:
 
     def _json(self) -> bytes:
         return json.dumps(self.spans, separators=(",", ":")).encode()
+
+
+def unpacked(kept: bytes) -> str:
+    """A plan or checkpoint as it was packed; `TasksError` if it is none."""
+    try:
+        return unpack(kept).decode()
+    except ValueError as exc:
+        raise TasksError(
+            f"what the catalog keeps of the task queue cannot be unpacked: {exc}",
+            hint="Remove the queue and create it again.",
+        ) from exc
 
 
 def new_tasks(plan: Plan, parameters: TaskParameters, epoch: int) -> list[NewTask]:

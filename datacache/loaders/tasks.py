@@ -27,13 +27,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-import zstandard
-
 from datacache.catalog.refs import check_name
 from datacache.catalog.tasks import DOING, FAILED, Count, NewTask, QueueRecord, TaskState, TaskStore
 from datacache.core.errors import CatalogUnavailableError, TasksError, UsageError
+from datacache.core.packed import pack
 from datacache.loaders.task_checkpoint import check_checkpoint, encode_checkpoint, with_checkpoint
-from datacache.loaders.task_plan import Plan, TaskParameters, new_tasks, record_key
+from datacache.loaders.task_plan import Plan, TaskParameters, new_tasks, record_key, unpacked
 from datacache.loaders.task_types import Span, Task, Wait
 
 __all__ = ["Span", "Task", "TaskParameters", "TaskQueue", "TaskStatus", "Wait", "list_queues", "worker_name"]
@@ -208,7 +207,7 @@ class TaskQueue:
                 old.parameters,
                 None,
                 check_checkpoint(text, TaskParameters.decode(old.parameters)),
-                zstandard.compress(text.encode()),
+                pack(text.encode()),
             )
         )
 
@@ -266,7 +265,7 @@ class TaskQueue:
             made = new_tasks(Plan.decode(plan), parameters, queue.epoch)
             if not checkpoint:
                 return made
-            return with_checkpoint(made, queue.epoch, zstandard.decompress(checkpoint).decode())
+            return with_checkpoint(made, queue.epoch, unpacked(checkpoint))
 
         return self._tried(self.store.make, queue, claim, tasks)
 

@@ -9,8 +9,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from datacache.core.errors import CatalogError, UsageError
+from datacache.core.links import stays_inside
+from datacache.core.objects import MAX_READABLE_BYTES
 from datacache.manifest import codec
-from datacache.manifest.model import BlobId, Entry, RangeInfo, Root, Source
+from datacache.manifest.model import BlobId, Entry, Held, RangeInfo, Root, Source
 
 PutBlobs = Callable[[Sequence[tuple[BlobId, bytes]]], None]
 _BLOBS_AT_A_TIME = 64
@@ -41,6 +43,7 @@ class ManifestBuilder:
         self._above: list[bytes] = []  # earlier files whose path is a prefix of the current one, shortest first
         self._last = b""
         self._files = self._markers = self._bytes = 0  # of the ranges that are ended
+        self._copied = self._versioned = 0
 
     @property
     def empty(self) -> bool:
@@ -52,6 +55,8 @@ class ManifestBuilder:
         path = entry.path
         if path <= self._last or len(path) > _MAX_PATH_BYTES:
             raise _unusable(path)
+        if entry.target and not stays_inside(path, entry.target):
+            raise CatalogError(f"the link {path.decode('utf-8', 'backslashreplace')!r} leads out of the snapshot")
         self._last = path
         above = self._above
         while above and not path.startswith(above[-1]):
@@ -85,6 +90,17 @@ class ManifestBuilder:
             self._put_blobs(self._pending)
         return id.hex(), root
 
+    @property
+    def held(self) -> Held:
+        """Return how the files are held, of the ranges that are ended."""
+        return Held(self._copied, self._versioned, self._files - self._copied - self._versioned)
+
+    def _count_held(self, rows: list[Entry]) -> None:
+        copies = frozenset(number for number, source in enumerate(self._sources) if source.content_addressed)
+        files = [entry for entry in rows if entry.path[-1] != _SLASH]
+        self._copied += sum(entry.source in copies for entry in files)
+        self._versioned += sum(bool(entry.version) and entry.source not in copies for entry in files)
+
     def _note_shadowed(self, path: bytes) -> None:
         """A file `a` beside `a/b` cannot be shown: the folder can. Both sort apart (`a`, `a-b`, `a/b`)."""
         for earlier in self._above:
@@ -97,7 +113,11 @@ class ManifestBuilder:
         markers = sum(path[-1] == _SLASH for path in paths)
         self._markers += markers
         self._files += len(rows) - markers
-        self._bytes += sum(entry.size_bytes for entry in rows)
+        sizes = [entry.size_bytes for entry in rows]
+        if max(sizes) > MAX_READABLE_BYTES:
+            raise UsageError(f"{paths[sizes.index(max(sizes))]!r} of {max(sizes):,} bytes is too large for a snapshot")
+        self._bytes += sum(sizes)
+        self._count_held(rows)
         if markers or _UNSHOWABLE.search(b"/".join(paths)):  # one search for all: nearly always there is none
             self._hidden.update(path for path in paths if _UNSHOWABLE.search(path.removesuffix(b"/")))
         self._ranges.append(RangeInfo(self._put(codec.encode_range(rows)), paths[0], len(rows)))

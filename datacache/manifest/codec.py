@@ -5,8 +5,9 @@ entry rewrites one range, and an insertion moves no boundary but those beside it
 entries give the same bytes, whatever the versions of the libraries.
 
 Layout of a range: magic, rows (u32), then the columns path, size, mtime, etag, version, source, key; each column is a
-mode (u8), a length (u32) and its bytes. Layout of a root: magic, length of a JSON header (u32), header, then blob ids,
-row counts (u32) and first paths of its ranges.
+mode (u8), a length (u32) and its bytes. A range in which an entry has attributes has another magic and two columns
+more: st_mode (u32) and the targets of links. Layout of a root: magic, length of a JSON header (u32), header, then blob
+ids, row counts (u32) and first paths of its ranges.
 """
 
 from __future__ import annotations
@@ -19,20 +20,25 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import accumulate, pairwise
+from operator import lt
 from typing import Any
 
-import zstandard
 from xxhash import xxh3_64_intdigest
 
 from datacache.core.errors import CorruptManifestError
+from datacache.core.objects import MAX_READABLE_BYTES
+from datacache.core.packed import pack, unpack
 from datacache.manifest.model import BlobId, Entry, RangeInfo, Root, Source
 
 MIN_ROWS, MAX_ROWS, BOUNDARY_ONE_IN = 64, 1024, 128
 _RANGE_MAGIC, _ROOT_MAGIC = b"DCR1", b"DCM1"
+_ATTRIBUTES_MAGIC = b"DCR2"
+_COLUMNS = {_RANGE_MAGIC: 7, _ATTRIBUTES_MAGIC: 9}
 _COLUMN = struct.Struct("<BI")
 _EMPTY, _HEX, _QUOTED_HEX, _TEXT, _NUMBERS = range(5)
 _HEX_ETAG = re.compile(r"[0-9a-f]{32}")
-_MAX_BLOB_BYTES = 256 * 2**20
+_MOST_COUNTED = 2**63 - 1
+REMAKE = "The snapshot cannot be read; make it again from its bucket: dsctl snapshot create"
 
 
 def ends_range(path: bytes, rows: int) -> bool:
@@ -47,15 +53,17 @@ def blob_id(raw: bytes) -> BlobId:
 
 def compress(raw: bytes) -> bytes:
     """What the catalog stores of an uncompressed blob."""
-    return zstandard.compress(raw, 3)
+    return pack(raw)
 
 
 def decompress(stored: bytes, expected: BlobId) -> bytes:
     """The uncompressed blob; `CorruptManifestError` if it is not what its id says."""
     try:
-        raw = zstandard.decompress(stored, max_output_size=_MAX_BLOB_BYTES)
-    except zstandard.ZstdError as exc:
-        raise CorruptManifestError(f"manifest blob {expected.hex()} cannot be decompressed") from exc
+        raw = unpack(stored)
+    except ValueError as exc:
+        raise CorruptManifestError(
+            f"manifest blob {expected.hex()} cannot be decompressed: {exc}", hint=REMAKE
+        ) from exc
     if blob_id(raw) != expected:
         raise CorruptManifestError(f"manifest blob {expected.hex()} holds other bytes than its id says")
     return raw
@@ -63,8 +71,9 @@ def decompress(stored: bytes, expected: BlobId) -> bytes:
 
 def encode_range(entries: Sequence[Entry]) -> bytes:
     """The canonical bytes of a range; entries in path order."""
-    paths, sizes, mtimes, etags, versions, sources, keys = zip(*entries, strict=True)
-    out = [_RANGE_MAGIC, struct.pack("<I", len(entries))]
+    paths, sizes, mtimes, etags, versions, sources, keys, modes, targets = zip(*entries, strict=True)
+    attributes = any(modes) or any(targets)
+    out = [_ATTRIBUTES_MAGIC if attributes else _RANGE_MAGIC, struct.pack("<I", len(entries))]
     _put(out, _TEXT, _pack_strings(paths))
     _put(out, _NUMBERS, _pack_numbers("Q", sizes))
     _put(out, _NUMBERS, _pack_numbers("q", mtimes))
@@ -79,34 +88,74 @@ def encode_range(entries: Sequence[Entry]) -> bytes:
         _put(out, _TEXT, _pack_strings([key or b"" for key in keys]))
     else:
         _put(out, _EMPTY, b"")
+    if attributes:
+        _put(out, *((_NUMBERS, _pack_numbers("I", modes)) if any(modes) else (_EMPTY, b"")))
+        _put(out, *((_TEXT, _pack_strings(targets)) if any(targets) else (_EMPTY, b"")))
     return b"".join(out)
 
 
 class Range:
-    """A decoded range. Paths are ready; the other columns are unpacked for the rows that are asked for."""
+    """A decoded range. Paths are ready; the other columns are unpacked for the rows that are asked for.
 
-    __slots__ = ("_etags", "_keys", "_mtimes", "_sources", "_versions", "paths", "sizes")
+    Its bytes are what their id says and may still have been written by anybody. So all that readers build on is
+    checked when it is made: every column has a value for every row, the paths ascend, and objects have sizes that
+    objects can have. `CorruptManifestError` where it is not so.
+    """
+
+    __slots__ = ("_etags", "_keys", "_modes", "_mtimes", "_sources", "_versions", "paths", "sizes", "targets")
 
     def __init__(self, raw: bytes) -> None:
-        if raw[:4] != _RANGE_MAGIC:
+        count = _COLUMNS.get(raw[:4])
+        if count is None:
             raise CorruptManifestError("a manifest range has another format", hint="It was made by a newer version.")
+        try:
+            self._unpack(raw, count)
+        except (struct.error, ValueError) as exc:
+            raise _corrupt("range", raw, exc) from exc
+
+    def _unpack(self, raw: bytes, count: int) -> None:
         (rows,) = struct.unpack_from("<I", raw, 4)
         columns, at = [], 8
-        for _ in range(7):
+        for _ in range(count):
             mode, length = _COLUMN.unpack_from(raw, at)
             at += _COLUMN.size
             columns.append((mode, raw[at : at + length]))
             at += length
         self.paths = _unpack_strings(columns[0][1], rows)
-        self.sizes = _unpack_numbers("Q", columns[1][1])
-        self._mtimes = _unpack_numbers("q", columns[2][1])
+        if not all(map(lt, self.paths, self.paths[1:])):
+            raise ValueError("its paths do not ascend")
+        self.sizes = _unpack_numbers("Q", columns[1][1], rows)
+        if max(self.sizes, default=0) > MAX_READABLE_BYTES:
+            raise ValueError(f"it has an object of {max(self.sizes):,} bytes")
+        self._mtimes = _unpack_numbers("q", columns[2][1], rows)
         self._etags = _Text(*columns[3], rows)
         self._versions = _Text(*columns[4], rows)
-        self._sources = _unpack_numbers("H", columns[5][1]) if columns[5][0] else None
+        self._sources = _unpack_numbers("H", columns[5][1], rows) if columns[5][0] else None
         self._keys = _unpack_strings(columns[6][1], rows) if columns[6][0] else None
+        modes, targets = columns[7:] or (None, None)
+        self._modes = _unpack_numbers("I", modes[1], rows) if modes and modes[0] else None
+        # Where links lead, b'' for what is none; None where there is no link.
+        self.targets = _unpack_strings(targets[1], rows) if targets and targets[0] else None
+
+    @property
+    def sources(self) -> int:
+        """How many sources a root must have for these entries."""
+        return max(self._sources, default=0) + 1 if self._sources is not None else 0
 
     def entry(self, index: int) -> Entry:
         """The entry at a position of this range."""
+        if self._modes is not None or self.targets is not None:
+            return self._with_attributes(index)
+        return self._plain(index)
+
+    def _with_attributes(self, index: int) -> Entry:
+        mode = self._modes[index] if self._modes is not None else 0
+        return self._plain(index)._replace(mode=mode, target=self._target(index))
+
+    def _target(self, index: int) -> bytes:
+        return self.targets[index] if self.targets is not None else b""
+
+    def _plain(self, index: int) -> Entry:
         return Entry(
             self.paths[index],
             self.sizes[index],
@@ -118,8 +167,16 @@ class Range:
         )
 
     def versions(self) -> list[tuple[bytes, int, str]]:
-        """Path, size and ETag of all entries: what versions of a file are told apart by, much faster than entries."""
-        return list(zip(self.paths, self.sizes, self._etags.all(), strict=True))
+        """Path, size and ETag of all entries: what versions of a file are told apart by, much faster than entries. What
+        has attributes is told by them, too: its ETag here is followed by them."""
+        etags = self._etags.all()
+        if self._modes is not None or self.targets is not None:
+            etags = [etag and self._told_apart(index, etag) for index, etag in enumerate(etags)]
+        return list(zip(self.paths, self.sizes, etags, strict=True))
+
+    def _told_apart(self, index: int, etag: str) -> str:
+        mode = self._modes[index] if self._modes is not None else 0
+        return f"{etag}\0{mode}\0{self._target(index)!r}" if mode or self._target(index) else etag
 
     def mtime_ns(self, index: int) -> int:
         """The modification time at a position, without building the entry."""
@@ -149,18 +206,33 @@ def encode_root(root: Root) -> bytes:
 
 
 def decode_root(raw: bytes) -> Root:
-    """The root of these bytes."""
+    """The root of these bytes; `CorruptManifestError` if they are none."""
     if raw[:4] != _ROOT_MAGIC:
         raise CorruptManifestError("a manifest root has another format", hint="It was made by a newer version.")
+    try:
+        return _unpack_root(raw)
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+        raise _corrupt("root", raw, exc) from exc
+
+
+def _unpack_root(raw: bytes) -> Root:
     length, count = struct.unpack_from("<II", raw, 4)
-    header = json.loads(raw[12 : 12 + length])
     at = 12 + length
+    if at + 20 * count > len(raw):  # before anything is made for each of them
+        raise ValueError("it is shorter than it says")
+    header = json.loads(raw[12:at])
     blobs = [BlobId(raw[at + 16 * i : at + 16 * i + 16]) for i in range(count)]
     at += 16 * count
-    rows = _unpack_numbers("I", raw[at : at + 4 * count])
+    rows = _unpack_numbers("I", raw[at : at + 4 * count], count)
     first_paths = _unpack_strings(raw[at + 4 * count :], count)
+    for name in ("files", "markers", "bytes"):
+        if type(header[name]) is not int or not 0 <= header[name] <= _MOST_COUNTED:
+            raise ValueError(f"{name!r} of its header is no number of them")
+    sources = tuple(Source(*source) for source in header["sources"])
+    if not all(isinstance(text, str) for source in sources for text in source[:2]):
+        raise ValueError("a source of its header is none")
     return Root(
-        sources=tuple(Source(*source) for source in header["sources"]),
+        sources=sources,
         ranges=tuple(RangeInfo(*info) for info in zip(blobs, first_paths, rows, strict=True)),
         files=header["files"],
         markers=header["markers"],
@@ -168,6 +240,10 @@ def decode_root(raw: bytes) -> Root:
         hidden=frozenset(bytes.fromhex(path) for path in header["hidden"]),
         packs=tuple(BlobId(bytes.fromhex(pack)) for pack in header.get("packs", ())),
     )
+
+
+def _corrupt(what: str, raw: bytes, why: Exception) -> CorruptManifestError:
+    return CorruptManifestError(f"manifest blob {blob_id(raw).hex()} is no {what} of a manifest: {why}", hint=REMAKE)
 
 
 class _Text:
@@ -179,6 +255,8 @@ class _Text:
         self._mode = mode
         self._rows = rows
         self._strings: Sequence[bytes] | bytes = _unpack_strings(data, rows) if mode == _TEXT else data
+        if mode in (_HEX, _QUOTED_HEX) and len(data) != 16 * rows:
+            raise ValueError("a column of it has not a value for every row")
 
     def __getitem__(self, index: int) -> str:
         if self._mode == _EMPTY:
@@ -218,9 +296,11 @@ def _pack_numbers(code: str, values: Sequence[int]) -> bytes:
     return numbers.tobytes()
 
 
-def _unpack_numbers(code: str, data: bytes) -> array[int]:
+def _unpack_numbers(code: str, data: bytes, count: int) -> array[int]:
     numbers = array(code)
     numbers.frombytes(data)
+    if len(numbers) != count:
+        raise ValueError("a column of it has not a value for every row")
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
@@ -231,5 +311,7 @@ def _pack_strings(values: Sequence[bytes]) -> bytes:
 
 
 def _unpack_strings(data: bytes, count: int) -> list[bytes]:
-    ends = list(accumulate(_unpack_numbers("H", data[: 2 * count]), initial=2 * count))
+    ends = list(accumulate(_unpack_numbers("H", data[: 2 * count], count), initial=2 * count))
+    if ends[-1] != len(data):
+        raise ValueError("a column of it is longer or shorter than its strings")
     return [data[a:b] for a, b in pairwise(ends)]

@@ -29,7 +29,8 @@ class Change(NamedTuple):
 def diff(a: Manifest, b: Manifest) -> Iterator[Change]:
     """What makes `b` of `a`: the files added, removed and changed, in path order.
 
-    A file is the same if size and ETag are, wherever its object lies; without an ETag only if it is the same object.
+    A file is the same if size and ETag are, wherever its object lies; without an ETag only if it is the same object. A
+    link is the same if it leads to the same place, too, and permissions count where both snapshots know them.
     Folder markers are no files. Raises `CorruptManifestError` when it comes to a range that is missing or damaged.
     """
     before, after = _Side(a, b), _Side(b, a)
@@ -113,8 +114,12 @@ def _rest(side: _Side, rows: range, other: _Side, other_rows: range) -> list[int
 
 
 def _same_content(a: Manifest, before: Entry, b: Manifest, after: Entry) -> bool:
-    if before.size_bytes != after.size_bytes:
+    if before.size_bytes != after.size_bytes or before.target != after.target:
         return False
+    if before.mode and after.mode and before.mode != after.mode:
+        return False
+    if before.is_folder_link:
+        return True
     # Copies under the hash of their bytes are the same object, whatever the ETags of their originals were.
     return (before.etag == after.etag != "") or a.object_ref(before) == b.object_ref(after)
 

@@ -39,6 +39,17 @@ class Entry(NamedTuple):
     source: int = 0
     key: bytes | None = None
     """The object's key in its source's store, where it is not `prefix + path`."""
+    mode: int = 0
+    """Type and permissions as in st_mode; 0 where they are not known. Then it is a file, or a link if there is a
+    target."""
+    target: bytes = b""
+    """Of a symbolic link: where it leads, relative and inside of the snapshot. The rest of the entry is that of the
+    file there, so who knows nothing of links reads its bytes; a link to a folder has neither bytes nor object."""
+
+    @property
+    def is_folder_link(self) -> bool:
+        """Tell whether it is a link to a folder, or to nothing: there is no object."""
+        return bool(self.target) and not self.etag and not self.size_bytes and self.key is None
 
 
 class RangeInfo(NamedTuple):
@@ -82,6 +93,17 @@ class Lineage(NamedTuple):
     """The snapshots it was made from, as `dataset@id` with the whole id."""
 
 
+class Held(NamedTuple):
+    """The numbers of a snapshot's files that are held in each way."""
+
+    copied: int = 0
+    """In packs, or as copies under the hash of their content: datacache keeps them as long as the snapshot."""
+    versioned: int = 0
+    """As versions of a bucket, which the bucket keeps as long as its rules say."""
+    referenced: int = 0
+    """Files held where they were found: who overwrites or deletes one there ends it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SnapshotRecord:
     """What the catalog keeps of one snapshot of one dataset. The bytes it stands for never change."""
@@ -101,6 +123,8 @@ class SnapshotRecord:
     warnings: tuple[str, ...] = field(default=())
     """What a reader should know: keys that cannot be shown in a mount, and the like."""
     lineage: Lineage | None = None
+    held: Held | None = None
+    """The way its files are held; None in a record of an older version."""
 
     @property
     def ref(self) -> str:

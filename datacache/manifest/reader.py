@@ -9,12 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from operator import lt
 
 from datacache.core.errors import CorruptManifestError
 from datacache.core.objects import ObjectRef
 from datacache.manifest import codec
 from datacache.manifest.codec import Range
-from datacache.manifest.model import PACKS, BlobId, Entry, Root
+from datacache.manifest.model import BlobId, Entry, Root
 
 LoadBlobs = Callable[[Sequence[BlobId]], dict[BlobId, bytes]]
 CACHED_ROWS = 400_000
@@ -28,6 +29,8 @@ class Manifest:
         self.root = root
         self._load = load
         self._first_paths = [info.first_path for info in root.ranges]
+        if not all(map(lt, self._first_paths, self._first_paths[1:])) or not all(info.rows for info in root.ranges):
+            raise CorruptManifestError("the ranges of a manifest root are empty or out of order", hint=codec.REMAKE)
         self._first_rows = list(accumulate((info.rows for info in root.ranges), initial=0))
         self._prefixes = [source.prefix for source in root.sources]
         self._stores = [source.store for source in root.sources]
@@ -84,9 +87,10 @@ class Manifest:
         else:
             key = entry.key.decode("utf-8", "surrogateescape")
         store = self._stores[entry.source]
+        root = root_of(store, self._prefixes[entry.source], key) if store == "file://" else -1
         if self.root.sources[entry.source].content_addressed:
-            return ObjectRef(store, key, entry.size_bytes)
-        return ObjectRef(store, key, entry.size_bytes, entry.etag, entry.version)
+            return ObjectRef(store, key, entry.size_bytes, root=root)
+        return ObjectRef(store, key, entry.size_bytes, entry.etag, entry.version, root)
 
     def entries(self, start: int = 0) -> Iterator[Entry]:
         """All entries from a row on, in order; their ranges are loaded some at a time and not kept."""
@@ -107,17 +111,16 @@ class Manifest:
     def ranges(self, numbers: Sequence[int]) -> Iterator[Range]:
         """These ranges, decoded one after the other; they are loaded some at a time and not kept."""
         for at in range(0, len(numbers), _RANGES_AHEAD):
-            ids = [self.root.ranges[number].blob for number in numbers[at : at + _RANGES_AHEAD]]
-            raws = _fetch(self._load, ids)
-            for id in ids:
-                yield Range(raws[id])
+            some = numbers[at : at + _RANGES_AHEAD]
+            raws = _fetch(self._load, [self.root.ranges[number].blob for number in some])
+            for number in some:
+                yield self._decode(number, raws)
 
     def range(self, number: int) -> Range:
         """A decoded range, loaded on first use."""
         held = self._ranges.get(number)
         if held is None:
-            info = self.root.ranges[number]
-            held = Range(_fetch(self._load, [info.blob])[info.blob])
+            held = self._decode(number, _fetch(self._load, [self.root.ranges[number].blob]))
             # Two threads may load the same range at once: both get the same content, and one of them is kept.
             self._rows_held += len(held.paths)
             self._ranges[number] = held
@@ -129,11 +132,28 @@ class Manifest:
                 self._rows_held -= len(oldest.paths)
         return held
 
+    def _decode(self, number: int, raws: dict[BlobId, bytes]) -> Range:
+        """The range with this number; `CorruptManifestError` where it is not what the root says of it, so that what
+        is found by row and by path is found in the range that has it."""
+        info = self.root.ranges[number]
+        held = Range(raws[info.blob])
+        if (
+            len(held.paths) != info.rows
+            or held.paths[0] != info.first_path
+            or (number + 1 < len(self._first_paths) and held.paths[-1] >= self._first_paths[number + 1])
+            or held.sources > len(self._prefixes)
+        ):
+            raise CorruptManifestError(
+                f"manifest blob {info.blob.hex()} holds other entries than its root says", hint=codec.REMAKE
+            )
+        return held
 
-def stores_of(manifest: Manifest) -> list[str]:
-    """The URLs of the stores that a snapshot's entries are read from, by name; the catalog's own packs are none. Known
-    from the root alone."""
-    return sorted({source.store for source in manifest.root.sources if source != PACKS})
+
+def root_of(store: str, prefix: str, key: str) -> int:
+    """`ObjectRef.root` of an object that an entry of a snapshot refers to."""
+    if store != "file://":
+        return -1
+    return len(prefix) if key.startswith(prefix) else 0
 
 
 def _fetch(load: LoadBlobs, ids: Sequence[BlobId]) -> dict[BlobId, bytes]:
@@ -142,6 +162,6 @@ def _fetch(load: LoadBlobs, ids: Sequence[BlobId]) -> dict[BlobId, bytes]:
         if id not in stored:
             raise CorruptManifestError(
                 f"manifest blob {id.hex()} is missing from the catalog",
-                hint="The snapshot cannot be read; make it again from its bucket: dsctl snapshot create",
+                hint=codec.REMAKE,
             )
     return {id: codec.decompress(stored[id], id) for id in ids}

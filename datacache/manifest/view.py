@@ -24,6 +24,7 @@ class Child(NamedTuple):
     """The file's row, or the directory's first row."""
     next_row: int
     """The first row after this child: where a listing goes on."""
+    is_link: bool = False
 
 
 class Tree:
@@ -50,7 +51,8 @@ class Tree:
             return None
         row = self.manifest.find(path)
         if row is not None and path not in self._hidden:
-            return Child(name, False, row, row + 1)
+            held, index, _ = self.manifest.locate(row)
+            return Child(name, False, row, row + 1, held.targets is not None and bool(held.targets[index]))
         folder = path + b"/"
         row = self.manifest.seek(folder)
         if row < self.manifest.rows and self.manifest.path(row).startswith(folder):
@@ -63,7 +65,7 @@ class Tree:
         row = manifest.seek(prefix) if start_row is None else start_row
         while row < manifest.rows:
             held, index, _ = manifest.locate(row)
-            paths, first = held.paths, row - index
+            paths, targets, first = held.paths, held.targets, row - index
             while index < len(paths):
                 path = paths[index]
                 if not path.startswith(prefix):
@@ -72,7 +74,8 @@ class Tree:
                 if slash < 0:
                     index += 1
                     if len(path) > skip and not (hidden and path in hidden):
-                        yield Child(path[skip:], False, first + index - 1, first + index)
+                        is_link = targets is not None and bool(targets[index - 1])
+                        yield Child(path[skip:], False, first + index - 1, first + index, is_link)
                     continue
                 name = path[skip:slash]
                 after = manifest.seek(path[:slash] + _AFTER_SLASH)

@@ -19,6 +19,7 @@ from datacache.manifest.model import Entry
 from datacache.reader.export_file import FileMaker, check_link
 from datacache.reader.export_folder import Folder, local_errors
 from datacache.reader.snapshot import Snapshot
+from datacache.store.sources import SourceRules
 
 THREADS = 16
 _BATCH_FILES, _BATCH_BYTES = 16, 4 * 2**20
@@ -57,14 +58,16 @@ def export(
     *,
     link: str = "auto",
     threads: int = THREADS,
+    rules: SourceRules | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
     """Write all files of a snapshot into a folder, which is made, is empty, or holds (a part of) the same export.
 
-    `progress(files, bytes)` is called from this thread. Nothing is waited for to reach the disk. Raises `UsageError`,
-    `ExportError`, and the errors of reading; the folder then holds whole files only, and the export can be run again.
+    `rules` say which files of this machine may be linked or copied. `progress(files, bytes)` is called from this
+    thread. Nothing is waited for to reach the disk. Raises `UsageError`, `ExportError`, and the errors of reading; the
+    folder then holds whole files only, and the export can be run again.
     """
-    maker = FileMaker(snapshot, check_link(link))
+    maker = FileMaker(snapshot, check_link(link), rules)
     folder = Folder.open(Path(os.path.abspath(directory)), snapshot.tree, snapshot.ref, maker.is_there)
     left_out: list[str] = []
     complete = False

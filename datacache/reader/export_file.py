@@ -24,13 +24,15 @@ from collections import Counter
 from contextlib import suppress
 from typing import Literal, cast, get_args
 
-from datacache.core.errors import DatacacheError, StoreError, UsageError
+from datacache.core.errors import DatacacheError, ExportError, StoreError, UsageError
+from datacache.core.links import stays_inside
 from datacache.core.objects import BLOCK_BYTES, ObjectRef
 from datacache.manifest.model import Entry
 from datacache.reader.export_folder import Folder, local_error
 from datacache.reader.snapshot import Snapshot
 from datacache.store.errors import changed
 from datacache.store.local import LocalStore
+from datacache.store.sources import SourceRules
 
 Link = Literal["auto", "hard", "none"]
 Made = Literal["kept", "cloned", "linked", "copied"]
@@ -47,9 +49,10 @@ class StoppedError(Exception):
 class FileMaker:
     """Makes files of a snapshot in a folder. Safe from several threads."""
 
-    def __init__(self, snapshot: Snapshot, link: Link) -> None:
+    def __init__(self, snapshot: Snapshot, link: Link, rules: SourceRules | None = None) -> None:
+        """`rules`: which files of this machine may be read."""
         self._snapshot, self._link = snapshot, link
-        self._store = LocalStore()
+        self._store = LocalStore(rules)
         self._refused: set[tuple[Made, int]] = set()  # devices that clones, or links, cannot come from
         self._lock = threading.Lock()  # of the two below
         self.made: Counter[Made] = Counter()
@@ -60,6 +63,8 @@ class FileMaker:
     def is_there(found: os.stat_result, entry: Entry) -> bool:
         """Whether a file of an export of this snapshot is an entry's still: by size and time, as exactly as its file
         system keeps times."""
+        if entry.target:
+            return stat.S_ISLNK(found.st_mode)
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size_bytes:
             return False
         return any(entry.mtime_ns // clock * clock == found.st_mtime_ns for clock in _CLOCKS_NS)
@@ -83,7 +88,9 @@ class FileMaker:
         except FileNotFoundError:
             pass
         else:
-            if self.is_there(found, entry):
+            if self.is_there(found, entry) and (
+                not entry.target or os.readlink(name, dir_fd=directory) == entry.target
+            ):
                 return "kept"
             if not folder.resumed:  # also where a file system does not tell A from a
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -98,6 +105,11 @@ class FileMaker:
         return made
 
     def _make_new(self, state: int, new: bytes, row: int, entry: Entry) -> Made:
+        if entry.target:
+            if not stays_inside(entry.path, entry.target):
+                raise ExportError(f"{os.fsdecode(entry.path)} is a link that leads out of the snapshot: not made")
+            os.symlink(entry.target, new, dir_fd=state)
+            return "linked"
         ref = self._snapshot.manifest.object_ref(entry)
         source = self._open_source(ref) if ref.store == self._store.url else None
         try:
@@ -108,6 +120,8 @@ class FileMaker:
                 cloned = source is not None and self._link != "none" and self._clone(source, ref, fd)
                 if not cloned:
                     self._copy(fd, source, ref, row)
+                if entry.mode:
+                    os.fchmod(fd, entry.mode & 0o777 | 0o200)
                 os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
             finally:
                 os.close(fd)  # a network file system may say here that its disk is full

@@ -254,7 +254,10 @@ class _Survey:
                     yield from self.differences(below, prefix + name + b"/")
                 finally:
                     os.close(below)
-            elif not entry.is_file(follow_symlinks=False) or child is None or child.is_dir:
+            elif child is not None and child.is_link and entry.is_symlink():
+                if os.readlink(name, dir_fd=directory) != self._tree.entry(child.row).target:
+                    yield f"a link {os.fsdecode(prefix + name)!r} to another place"
+            elif not entry.is_file(follow_symlinks=False) or child is None or child.is_dir or child.is_link:
                 kind = "folder" if entry.is_dir(follow_symlinks=False) else "file"
                 yield f"a {'link' if entry.is_symlink() else kind} {os.fsdecode(prefix + name)!r}"
             elif not self._resumed and not self._is_there(

@@ -40,6 +40,7 @@ from datacache.daemon import paths
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
 from datacache.store.local import LocalStore
+from datacache.store.sources import source_rules
 from datacache.tiers.object_file import open_object_file
 
 _BLOCKS_AT_ONCE = 8
@@ -82,7 +83,7 @@ class LocalFiles:
 
     def __init__(self, snapshot: Snapshot, settings: Settings) -> None:
         self._snapshot, self._settings = snapshot, settings
-        self._store = LocalStore()
+        self._store = LocalStore(source_rules(settings))
         self._folder: PerProcess[_Folder] = PerProcess(lambda: _Folder(paths.files_dir(settings.home)))
 
     def open(self, path: str) -> LocalFile:
@@ -136,7 +137,8 @@ class LocalFiles:
     def _link_tier(self, ref: ObjectRef, folder: _Folder, name: str) -> bool:
         if self._settings.bypass_local:
             return False
-        fd = open_object_file(self._settings.home, object_id(ref), ref.size_bytes)
+        home, ram_dir = self._settings.home, self._settings.ram_dir
+        fd = open_object_file(home, ram_dir, object_id(ref), ref.size_bytes)
         if fd is None:
             return False
         try:

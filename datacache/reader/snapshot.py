@@ -8,11 +8,19 @@ picklable (the other process opens the same immutable id).
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn, cast
 
-from datacache.core.errors import PathNotFoundError
+from datacache.core.errors import (
+    CorruptManifestError,
+    DatacacheError,
+    ObjectNotFoundError,
+    PathNotFoundError,
+    SnapshotClosedError,
+)
 from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_count, block_id, object_id
 from datacache.manifest.model import Entry, SnapshotRecord
 from datacache.manifest.reader import Manifest
@@ -20,6 +28,8 @@ from datacache.manifest.view import Tree
 from datacache.reader.blocks import BlockSource
 
 _IDS_KEPT = 200_000
+_ASK_AGAIN_S = 10.0
+_FOR_USERS = ("close", "open", "paths", "read", "read_range", "record", "ref", "stat", "view")
 
 
 class Stat(NamedTuple):
@@ -30,6 +40,10 @@ class Stat(NamedTuple):
     mtime_ns: int
     is_dir: bool
     etag: str
+    mode: int = 0
+    """st_mode where the snapshot knows it, else 0."""
+    target: str = ""
+    """The target of a symbolic link, relative to its folder. All else is said of the file there."""
 
 
 class Snapshot:
@@ -43,13 +57,17 @@ class Snapshot:
         *,
         reopen: tuple[Callable[..., Snapshot], tuple[object, ...]] | None = None,
         on_close: Callable[[], None] = lambda: None,
+        is_listed: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_listed` says, when a read has failed, whether the snapshot is in its catalog still."""
         self.record = record
         self.manifest = manifest
         self.tree = Tree(manifest)
         self._blocks = blocks
         self._reopen = reopen
         self._on_close = on_close
+        self._is_listed = is_listed
+        self._listed_until = 0.0
         self._objects: dict[int, tuple[ObjectId, int]] = {}  # row → object id and size
         self._small: dict[str, BlockId] = {}  # path → its only block
 
@@ -71,6 +89,14 @@ class Snapshot:
             if not entry.path.endswith(b"/"):
                 yield entry.path.decode("utf-8", "surrogateescape")
 
+    def __getitem__(self, path: str) -> bytes:
+        """Return all bytes of a file, as `read` does; `PathNotFoundError` is a `FileNotFoundError`."""
+        return self.read(path)
+
+    def __dir__(self) -> list[str]:
+        """Name what users call; the rest is for the mount and the loaders."""
+        return [*_FOR_USERS, *(name for name in super().__dir__() if name.startswith("__"))]
+
     def __repr__(self) -> str:
         return f"<Snapshot {self.record.ref}: {self.record.files:,} files, {self.record.total_bytes:,} bytes>"
 
@@ -84,7 +110,8 @@ class Snapshot:
         row = self.manifest.find(raw)
         if row is not None:
             entry = self.manifest.entry(row)
-            return Stat(path, entry.size_bytes, entry.mtime_ns, raw.endswith(b"/"), entry.etag)
+            target = entry.target.decode("utf-8", "surrogateescape")
+            return Stat(path, entry.size_bytes, entry.mtime_ns, raw.endswith(b"/"), entry.etag, entry.mode, target)
         folder = raw.rstrip(b"/") + b"/" if raw else b""
         first = self.manifest.seek(folder)
         if first < self.manifest.rows and self.manifest.path(first).startswith(folder):
@@ -175,7 +202,11 @@ class Snapshot:
         for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
             first = number * BLOCK_BYTES
             part_start, part_stop = max(start - first, 0), min(stop - first, BLOCK_BYTES)
-            parts.append(self._blocks.read(ref, number, part_start, part_stop))
+            try:
+                parts.append(self._blocks.read(ref, number, part_start, part_stop))
+            except (ObjectNotFoundError, CorruptManifestError) as exc:
+                self._explain(exc)
+                raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def release_local(self, row: int, start: int, stop: int) -> None:
@@ -193,8 +224,26 @@ class Snapshot:
         self._blocks.unmap_pages()
 
     def close(self) -> None:
-        """Give back what was opened. Reading afterwards is undefined."""
+        """Give back what was opened: the catalog's connections and the stores'. What is read afterwards is
+        `SnapshotClosedError`; what is being read in other threads goes on. Closing again does nothing."""
+        closed = _Closed(self.ref)
+        if isinstance(self._blocks, _Closed):
+            return
+        self.manifest = self.tree = self._blocks = cast("Any", closed)
         self._on_close()
+
+    def _explain(self, exc: ObjectNotFoundError | CorruptManifestError) -> None:
+        """Say so where an object is gone because the snapshot was removed. Callers see it in logs and messages."""
+        now = time.monotonic()
+        if now < self._listed_until:
+            return
+        with suppress(DatacacheError):
+            if self._is_listed():
+                self._listed_until = now + _ASK_AGAIN_S
+            else:
+                exc.args = (f"{self.record.ref} was removed from the catalog: {exc.message}",)
+                exc.message = exc.args[0]
+                exc.hint = "Its data were collected. Open, or mount, a snapshot that there is."
 
     def __enter__(self) -> Snapshot:
         return self
@@ -210,6 +259,8 @@ class Snapshot:
         return self._reopen
 
     def _row(self, path: str) -> int:
+        if not isinstance(path, str):
+            raise TypeError(f"a file is named by its path, not by {path!r}; paths() gives all")
         row = self.manifest.find(_encode(path))
         if row is None:
             raise self._missing(path)
@@ -230,6 +281,18 @@ class Snapshot:
             ref=self.record.ref,
             hint=f"See its files: dsctl snapshot show {self.record.ref} --files",
         )
+
+
+class _Closed:
+    """In the place of what a closed snapshot had: whatever is asked of it is an error. So open ones pay nothing."""
+
+    def __init__(self, ref: str) -> None:
+        self._ref = ref
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise SnapshotClosedError(f"{self._ref} is closed", hint="Read before close(), or open it again.")
 
 
 class _SnapshotFile(io.RawIOBase):

@@ -25,6 +25,7 @@ def commit_set(
     name: str,
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
 ) -> SnapshotRecord:
     """Commit the files of a set as a snapshot of dataset `name`; other files at the URL are not in it. Idempotent.
@@ -47,5 +48,6 @@ def commit_set(
         lineage=Lineage("shard", parameters, (made.source,)),
         tags=tags,
         move_tags=move_tags,
+        replace=replace,
         message=message,
     )

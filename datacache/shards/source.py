@@ -7,7 +7,6 @@ is not verified by them but by the reader, which has a checksum of each sample. 
 
 from __future__ import annotations
 
-import mmap
 import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, PathNotFoundError, ShardError
+from datacache.core.mapped import MappedFile
 from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, object_id
 from datacache.core.threads import gather
 from datacache.reader.snapshot import Snapshot
@@ -25,7 +25,7 @@ _open: WeakSet[_Mapped] = WeakSet()
 """The mappings of this process: each has a descriptor, of which a process has so many."""
 
 
-Place = tuple[int, int, int]
+Extent = tuple[int, int, int]
 """A shard's number, and the first byte and the end of some bytes in it."""
 _FETCH_BLOCKS = 16
 """Held in memory at a time, until what is wanted of them is copied: 64 MiB."""
@@ -59,7 +59,7 @@ class ShardFiles(Protocol):
         store's errors."""
         ...
 
-    def read_all(self, places: Sequence[Place]) -> list[bytes | memoryview | DatacacheError]:
+    def read_all(self, places: Sequence[Extent]) -> list[bytes | memoryview | DatacacheError]:
         """The bytes at several places, all at once; errors that `read` raises are among the results."""
         ...
 
@@ -108,6 +108,11 @@ class FolderFiles:
         # Touching a mapping behind the end of its file is fatal (SIGBUS), so its size is looked at every time.
         if mapped.size() < stop:
             return None
+        if not mapped.has(0, start, stop):
+            try:
+                mapped.need(0, len(mapped.view), start, stop)
+            except OSError:  # `read` says why
+                return None
         return (mapped.view[start:stop],)
 
     def read(self, shard: int, start: int, stop: int) -> bytes | memoryview:
@@ -129,7 +134,7 @@ class FolderFiles:
             raise cut_short(self.where, name, size, stop)
         return data
 
-    def read_all(self, places: Sequence[Place]) -> list[bytes | memoryview | DatacacheError]:
+    def read_all(self, places: Sequence[Extent]) -> list[bytes | memoryview | DatacacheError]:
         """See `ShardFiles`."""
         return gather(lambda place: self.read(*place), places)
 
@@ -223,10 +228,10 @@ class SnapshotFiles:
             raise cut_short(self.where, name, self._sizes[shard], stop)
         return self._snapshot.read_row(row, start, stop)
 
-    def read_all(self, places: Sequence[Place]) -> list[bytes | memoryview | DatacacheError]:
+    def read_all(self, places: Sequence[Extent]) -> list[bytes | memoryview | DatacacheError]:
         """See `ShardFiles`. A block that several places are in is fetched once."""
-        found: dict[Place, bytes | memoryview | DatacacheError] = {}
-        group: list[Place] = []
+        found: dict[Extent, bytes | memoryview | DatacacheError] = {}
+        group: list[Extent] = []
         wanted: dict[tuple[int, int], None] = {}
         for place in sorted(set(places)):  # neighbours together
             blocks = self._missing(*place)
@@ -239,11 +244,11 @@ class SnapshotFiles:
         return [found[place] for place in places]
 
     def _fetched(
-        self, places: Sequence[Place], wanted: Sequence[tuple[int, int]]
-    ) -> dict[Place, bytes | memoryview | DatacacheError]:
+        self, places: Sequence[Extent], wanted: Sequence[tuple[int, int]]
+    ) -> dict[Extent, bytes | memoryview | DatacacheError]:
         """The bytes at places for which these blocks (shard, number) have to be fetched."""
         blocks = dict(zip(wanted, gather(lambda block: self._block(*block), wanted), strict=True))
-        found: dict[Place, bytes | memoryview | DatacacheError] = {}
+        found: dict[Extent, bytes | memoryview | DatacacheError] = {}
         left = []
         for place in places:
             data = self._join(*place, blocks)
@@ -320,17 +325,15 @@ def cut_short(where: str, name: str, size_bytes: int, wanted: int) -> ShardError
     )
 
 
-class _Mapped:
+class _Mapped(MappedFile):
     """A shard's file, mapped. It goes when the last view of it goes."""
 
-    __slots__ = ("__weakref__", "size", "view")
+    __slots__ = ("__weakref__", "size")
 
     def __init__(self, path: Path) -> None:
-        with open(path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # has a descriptor of its own
-        self.size: Callable[[], int] = mapped.size
+        super().__init__(path, keep_open=False)
+        self.size: Callable[[], int] = self.map.size
         """The file's size in bytes, now."""
-        self.view = memoryview(mapped)
         _open.add(self)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from datacache.core.objects import ObjectRef
+from datacache.store.checksums import Checksum
 
 
 class ObjectInfo(NamedTuple):
@@ -24,6 +25,13 @@ class ObjectInfo(NamedTuple):
     mtime_ns: int
     etag: str
     version: str = ""
+    target: str = ""
+    """Of a symbolic link of a file system: where it leads, relative and inside of what was listed. Size, time and ETag
+    are those of the file there; a link to a folder has none."""
+    at: str = ""
+    """The key whose bytes it has, where that is another one."""
+    mode: int = 0
+    """st_mode, where it was asked for."""
 
     def ref(self, store_url: str) -> ObjectRef:
         """What to read to get this version of it."""
@@ -62,10 +70,17 @@ class ObjectStore(Protocol):
         """Exactly bytes `start` to `stop` of exactly this version: `ObjectChangedError` or
         `ObjectNotFoundError` if it is not there any more, `StoreUnavailableError` for short or broken
         answers. Never other bytes. One call is one request with one timeout, so ask for some MiB at a time.
-        An empty range makes no request.
+        An empty range makes no request. An object that is read whole is checked against the checksum that the store
+        gives along with it: `ChecksumError` for other bytes.
 
         Any of the two; a memoryview (read-only, of bytes, the caller's as long as it is kept) saves a copy.
         """
+        ...
+
+    def checksum(self, ref: ObjectRef) -> Checksum | None:
+        """The checksum that the store keeps of all bytes of this version, or the MD5 that its ETag may be; None where
+        there is none. At most one request; raises as `read`. For callers that read an object in parts and check it
+        themselves: a part cannot be checked."""
         ...
 
     def put(self, key: str, data: bytes) -> ObjectInfo:

@@ -77,6 +77,9 @@ class Bucket(ObjectStore, Protocol):
     max_parts: int
     """How many parts an upload may have; of larger objects the parts are larger."""
 
+    lists_in_pages: bool
+    """Tells whether the first page of a large folder costs no more than one of a small folder."""
+
     def conditional(self) -> bool:
         """Whether the store itself checks `expect`. Asked for once a process, on an object of our own that is deleted
         again."""

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from datacache.core.disk import replace_file, sync_folder
 from datacache.core.errors import StoreAccessError, UsageError
@@ -82,10 +83,22 @@ def parse_credentials(owner: str, values: Mapping[str, str]) -> StoreCredentials
             raise UsageError(f"the store credentials have no {name}", hint=f"Known keys: {_KNOWN}.")
     if not _REGION.fullmatch(found.get("region", "us-east-1")):  # it becomes a part of Amazon's host name
         raise UsageError("the region of the store credentials is no region", hint="It is like eu-central-1.")
-    endpoint = found.get("endpoint_url", "https://")
-    if not endpoint.startswith(("http://", "https://")) or "@" in endpoint:
+    if not is_endpoint(found.get("endpoint_url", "https://s3")):
         raise UsageError("the endpoint_url of the store credentials is no URL", hint="Write http://HOST:PORT.")
     return StoreCredentials(owner=owner, **found)
+
+
+def is_endpoint(url: str) -> bool:
+    """Tell whether a URL can be an endpoint: http or https, a host, perhaps a port and a path, and nothing else that
+    would change what a request asks for.
+    """
+    if not url.startswith(("http://", "https://")) or any(character in url for character in "@?#\\"):
+        return False
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
 
 
 def takes_credentials(store_url: str) -> bool:

@@ -10,18 +10,26 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from datacache.core.addresses import ClosedAddressError
 from datacache.core.errors import (
+    AddressRefusedError,
     DatacacheError,
     ObjectChangedError,
     ObjectNotFoundError,
     StoreAccessError,
     StoreError,
     StoreUnavailableError,
+    StoreUnreachableError,
 )
 from datacache.core.objects import ObjectRef
 
+NOT_FOUND = (404, 405, 410)
+_NOT_S3 = "If this lasts, check the endpoint: it must be the S3 endpoint, not a website."
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9._-]{1,64})\s*</Code>")
+_REGION = re.compile(r"[a-z]{2,8}(-[a-z]{1,12}){1,3}-[0-9]{1,2}")
 _STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
 
 _ACCESS = {
@@ -46,6 +54,7 @@ _S3_CREDENTIALS_HINT = (
     "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or the profile, the named store in the "
     "configuration file, the volume's secret), and that AWS_ENDPOINT_URL is the endpoint they belong to."
 )
+_S3_ADDRESS = "AWS_ENDPOINT_URL (or the profile, the named store in the configuration file, the volume's secret)"
 _REGION_CODES = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 _BUSY_CODES = (
     "SlowDown",
@@ -56,11 +65,37 @@ _BUSY_CODES = (
     "TooManyRequests",
     "ConditionalRequestConflict",
     "OperationAborted",
+    # What came is not what was sent: it went wrong on the way.
+    "BadDigest",
+    "IncompleteBody",
+    "XAmzContentSHA256Mismatch",
 )
+_KNOWN_CODES = frozenset(
+    (
+        *_ACCESS,
+        *_REGION_CODES,
+        *_BUSY_CODES,
+        *("AccessControlListNotSupported", "AccessDenied", "AllAccessDisabled", "BucketAlreadyExists"),
+        *("BucketAlreadyOwnedByYou", "EntityTooLarge", "EntityTooSmall", "InvalidArgument"),
+        *("InvalidBucketName", "InvalidDigest", "InvalidObjectState", "InvalidPart", "InvalidPartOrder"),
+        *("InvalidRange", "InvalidRequest", "InvalidStorageClass", "InvalidURI", "KeyTooLongError", "MalformedXML"),
+        *("MetadataTooLarge", "MethodNotAllowed", "MissingContentLength", "MissingSecurityHeader", "NoSuchBucket"),
+        *("NoSuchKey", "NoSuchUpload", "NoSuchVersion", "NotImplemented", "NotModified", "NotSignedUp"),
+        *("PreconditionFailed", "QuotaExceeded", "Redirect", "TemporaryRedirect", "TooManyBuckets"),
+        *("UnexpectedContent", "UserSuspended", "XMinioStorageFull"),
+        *("InvalidTag", "InvalidLocationConstraint", "EntityTooLargeError", "RequestTimeoutException"),
+    )
+)
+"""The codes that an error of a store is told with: those of S3's reference, and of Ceph and MinIO."""
 
+GONE_HINT = (
+    "It was deleted since it was listed. Make a new snapshot, or restore it; dsctl snapshot verify NAME names all such "
+    "files."
+)
+_HANGS = "See whether it is well; DATACACHE_STORE_TIMEOUT_S sets how long to wait for it."
 _OVERWRITTEN_HINT = (
-    "It was overwritten. A read-write mount shows it soon; for a snapshot, make a new one or restore the recorded "
-    "version of the object."
+    "It was overwritten since it was listed. Make a new snapshot, or restore the recorded version; dsctl snapshot "
+    "verify NAME names all such files. A read-write mount shows what is there now soon."
 )
 
 
@@ -89,8 +124,8 @@ def expect_same(ref: ObjectRef, *, etag: str, size_bytes: int | None) -> None:
     A recorded ETag must come back: servers exist that ignore If-Match. `size_bytes` is None where the server
     did not say it; the body's length is counted anyway.
     """
-    if ref.etag and etag != ref.etag:
-        raise changed(ref, "its ETag is another one" if etag else "the store gives no ETag for it")
+    if ref.etag and expect_etag(etag, ref.url) != ref.etag:
+        raise changed(ref, "its ETag is another one")
     if size_bytes is not None and size_bytes != ref.size_bytes:
         raise changed(ref, f"it has {size_bytes:,} bytes now, not {ref.size_bytes:,}")
 
@@ -108,10 +143,43 @@ def plain_etag(etag: str | None) -> str:
     return etag[1:-1] if len(etag) >= 2 and etag[0] == etag[-1] == '"' else etag
 
 
+def expect_etag(etag: str | None, url: str) -> str:
+    """Return the plain ETag of an answer that has to have one. Without it, it may be anybody's answer: a page that says
+    200 to everything while the store is down."""
+    if not etag:
+        raise StoreUnavailableError(f"{url}: the answer has no ETag, so it may not be the store's", url=url)
+    return plain_etag(etag)
+
+
+@contextmanager
+def expect_listing() -> Iterator[None]:
+    """Have a listing within that is none of S3's be a store that is away: a web page in its place has none."""
+    try:
+        yield
+    except (ObjectNotFoundError, StoreAccessError, StoreUnavailableError):
+        raise
+    except StoreError as exc:
+        raise StoreUnavailableError(f"{exc.message}, so it may not be the store", url=exc.url) from exc
+
+
+def expect_empty(body: bytes, url: str) -> None:
+    """Raise for an answer with a body: S3 answers a PUT or DELETE without one, a web page in its place has one."""
+    if body.strip():
+        raise StoreUnavailableError(f"{url}: a document came back, so the answer may not be the store's", url=url)
+
+
+def expect_s3_not_found(status: int, body: str, url: str) -> None:
+    """Raise for an answer that says "not there" without an S3 error code: a proxy or a web page has sent it."""
+    if status in NOT_FOUND and _CODE.search(body) is None:
+        what = f"{url}: not found (HTTP {status}), but the answer may not be the store's"
+        raise StoreUnavailableError(what, url=url, hint=_NOT_S3)
+
+
 def error_code(body: str) -> str:
-    """The `<Code>` of an S3 error document, or ''."""
+    """The `<Code>` of an S3 error document, or ''. One that is none of S3's is not repeated: whatever answers at an
+    endpoint that somebody else names could say anything by it."""
     match = _CODE.search(body)
-    return match[1] if match else ""
+    return match[1] if match and match[1] in _KNOWN_CODES else ""
 
 
 def from_status(status: int, code: str, url: str, *, store: str, region: str = "") -> DatacacheError:
@@ -126,7 +194,7 @@ def from_status(status: int, code: str, url: str, *, store: str, region: str = "
             else "Check the bucket's name.",
         )
     if code in _REGION_CODES or status in (301, 307):
-        hint = f"Set AWS_REGION={region}." if region else "Set AWS_REGION to the bucket's region."
+        hint = f"Set AWS_REGION={region}." if _REGION.fullmatch(region) else "Set AWS_REGION to the bucket's region."
         return StoreError(f"{store} lives in another region or at another endpoint ({said})", url=url, hint=hint)
     if status in (401, 403) or code in _ACCESS:
         why = _ACCESS.get(code, "access is denied")
@@ -138,9 +206,18 @@ def from_status(status: int, code: str, url: str, *, store: str, region: str = "
         )
     if code in _BUSY_CODES or status in (408, 429) or (status >= 500 and status != 501):
         return StoreUnavailableError(f"{url}: the store cannot answer now ({said})", url=url)
-    if status in (404, 405, 410):  # 405: the recorded version is a delete marker
+    if status in NOT_FOUND:  # 405: the recorded version is a delete marker
         return ObjectNotFoundError(f"{url} is not there ({said})", url=url)
     return StoreError(f"{url}: the store refuses this request ({said})", url=url)
+
+
+def address_refused(exc: ClosedAddressError, url: str) -> AddressRefusedError:
+    """The error for an endpoint that whoever named it may not choose."""
+    hint = (
+        "An endpoint of a volume's Secret has to be public, unless an administrator allows it: DATACACHE_ALLOW_NETWORK "
+        "takes hosts and networks."
+    )
+    return AddressRefusedError(f"{url}: {exc}", url=url, hint=hint)
 
 
 def from_connection(text: str, url: str, *, endpoint: str = "") -> DatacacheError:
@@ -160,18 +237,17 @@ def from_connection(text: str, url: str, *, endpoint: str = "") -> DatacacheErro
             url=url,
             hint="If the endpoint is a plain HTTP one, write http:// in AWS_ENDPOINT_URL, not https://.",
         )
+    is_s3 = url.startswith("s3:")
     if "refused" in lower or "connect call failed" in lower:
-        what, hint = (
-            f"{where} refuses connections",
-            "Check that the store runs and that its address and port are right.",
-        )
-    elif any(word in lower for word in ("dns error", "name or service", "getaddrinfo", "resolve", "lookup")):
-        what, hint = (
-            f"the host name of {where} cannot be resolved",
-            "Check the endpoint's address and this machine's DNS.",
-        )
-    elif any(word in lower for word in ("timed out", "timedout", "timeout")):
-        what, hint = f"{where} did not answer in time", "DATACACHE_STORE_TIMEOUT_S sets how long to wait."
+        right = f"{_S3_ADDRESS} has its address and port" if is_s3 else "its address and port are right"
+        hint = f"Check that the store runs and that {right}."
+        return StoreUnreachableError(f"{url}: {where} refuses connections", url=url, hint=hint)
+    if any(word in lower for word in ("dns error", "name or service", "getaddrinfo", "resolve", "lookup")):
+        address = f"{_S3_ADDRESS}, AWS_REGION" if is_s3 else "the endpoint's address"
+        hint = f"Check {address} and this machine's DNS."
+        return StoreUnreachableError(f"{url}: the host name of {where} cannot be resolved", url=url, hint=hint)
+    if any(word in lower for word in ("timed out", "timedout", "timeout")):
+        what, hint = f"{where} did not answer in time", _HANGS
     else:
         what, hint = f"the connection to {where} broke", ""
     return StoreUnavailableError(f"{url}: {what}", url=url, hint=hint)

@@ -18,6 +18,7 @@ from datacache.core.concurrency import PerProcess
 from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError, UsageError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
+from datacache.store.checksums import Checksum
 from datacache.store.errors import expect_same, from_connection, from_oserror, from_status, plain_etag
 
 _PAGE_KEYS = 1000
@@ -113,6 +114,10 @@ class FsspecStore:
             )
         return data
 
+    def checksum(self, ref: ObjectRef) -> Checksum | None:
+        """See `ObjectStore`: none is known."""
+        return None
+
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""
         path = self._path(key)
@@ -149,8 +154,13 @@ class FsspecStore:
         self._fs.take()
 
     def _open(self) -> Any:
+        options: dict[str, Any] = {}
+        if self.url.startswith(("http://", "https://")):
+            from datacache.store.fsspec_http import OPTIONS
+
+            options = OPTIONS
         try:
-            fs, _ = fsspec.core.url_to_fs(self.url + "/", use_listings_cache=False, skip_instance_cache=True)
+            fs, _ = fsspec.core.url_to_fs(self.url + "/", use_listings_cache=False, skip_instance_cache=True, **options)
         except Exception as exc:
             raise self._translated(exc, self.url) from exc
         return fs

@@ -9,6 +9,7 @@ no state.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -19,54 +20,86 @@ from pathlib import Path
 from shutil import copyfileobj
 from typing import BinaryIO
 
-from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
-from datacache.core.objects import ObjectRef
+from datacache.core.beneath import RESOLVE_NO_SYMLINKS, open_beneath
+from datacache.core.counting import count
+from datacache.core.disk import make_folders, take_place
+from datacache.core.errors import (
+    ObjectNotFoundError,
+    SourceNotAllowedError,
+    StoreAccessError,
+    StoreError,
+    StoreUnavailableError,
+)
+from datacache.core.objects import ObjectRef, names_its_content
 from datacache.store.base import ObjectInfo
+from datacache.store.checksums import Checksum
 from datacache.store.errors import changed, expect_same, from_oserror
+from datacache.store.local_walk import TEMPORARY, Links, Walk, etag_of
+from datacache.store.sources import SourceRules
 
 _log = logging.getLogger(__name__)
 _PAGE_KEYS = 1000
-_KIND, _REGULAR = 0o170000, stat.S_IFREG  # inode(7); S_ISREG is a call for each of millions
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _COPY_BYTES = 4 * 2**20
-TEMPORARY = ".datacache-put-"
-"""Start of the names of files that are not finished; a listing passes them over."""
 _TEMPORARY = TEMPORARY.encode()
 
 
 class LocalStore:
-    """The file system from its root down: the key of `/data/a.jpg` is `data/a.jpg`."""
+    """The file system from its root down: the key of `/data/a.jpg` is `data/a.jpg`. `links` is for all its listings."""
 
     url = "file://"
     node_wide = True
     sorted_listing = True
 
+    def __init__(self, rules: SourceRules | None = None, *, links: Links | None = None) -> None:
+        """`rules`: which files may be read; then no link leads out of the folder that they name. `links`: what is done
+        with links in all listings."""
+        self._rules, self._links = rules, links
+
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
-        """Walk one folder in byte order, following links to files and folders.
+        """Walk one folder in byte order.
+
+        A link that stays inside of the folder is listed as a link (`ObjectInfo.target`), one that leads out is left out
+        (see `Links`): who may write to the folder could name any file of the machine by it.
 
         A folder that cannot be read is a `StoreAccessError` that names it: a snapshot without it would lack
         files in silence. Sockets, devices, pipes and dangling links are no objects; how many were passed
-        over is logged. A link to a folder above itself ends there.
+        over is in `Links`, or logged.
         """
         root = prefix.encode("utf-8", "surrogateescape")
         if _exact_path(prefix.rstrip("/")) is None and root:
             raise ObjectNotFoundError(f"file:///{prefix} is no folder's name", url=f"file:///{prefix}")
-        walk = _Walk(start_after.encode("utf-8", "surrogateescape"))
+        links = self._links or Links()
+        if not start_after:
+            links.begin()
+        walk = Walk(root, start_after.encode("utf-8", "surrogateescape"), links)
         page: list[ObjectInfo] = []
-        for info in walk.entries(root):
+        for info in walk.entries():
             page.append(info)
             if len(page) == _PAGE_KEYS:
                 yield page
                 page = []
         if page:
             yield page
-        if walk.skipped:
-            _log.warning("%d entries under /%s are no files or folders, or point nowhere", walk.skipped, prefix)
+        if links.passed_over and self._links is None:
+            _log.warning(
+                "%s under /%s: no file or folder, or points nowhere, /%s first: left out",
+                count(links.passed_over, "entry", "entries"),
+                prefix,
+                links.first_passed_over[0],
+            )
+        if links.left_out and self._links is None:
+            _log.warning(
+                "%d links under /%s lead out of it, %s first: left out", links.left_out, prefix, links.first[0]
+            )
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore`. A key with a trailing slash is a folder."""
         path = self._path(key)
         try:
-            found = os.stat(path)
+            found = self._status(key, path)
+        except StoreError:  # some are OSErrors, too
+            raise
         except OSError as exc:
             raise from_oserror(exc, f"{self.url}/{key}") from exc
         if key.endswith("/") and stat.S_ISDIR(found.st_mode):
@@ -96,11 +129,14 @@ class LocalStore:
     def open_exact(self, ref: ObjectRef) -> int:
         """A descriptor of the recorded file, for reading. `ObjectChangedError` and the errors of `read`.
 
-        What is read from it is the recorded object if `expect_exact` says so afterwards."""
+        What is read from it is the recorded object if `expect_exact` says so afterwards. No link leads out of the
+        folder that a snapshot is of (`ObjectRef.root`), also when it takes a file's place after the listing."""
         path = self._path(ref.key)
         try:
             # O_NONBLOCK: the open of a pipe that took the file's name would wait for a writer.
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = self._open(ref.key, path, os.O_RDONLY | os.O_NONBLOCK, root=ref.root)
+        except StoreError:  # some are OSErrors, too
+            raise
         except OSError as exc:
             raise from_oserror(exc, ref.url) from exc
         try:
@@ -110,19 +146,72 @@ class LocalStore:
             raise
         return fd
 
+    def _status(self, key: str, path: bytes) -> os.stat_result:
+        if self._rules is None:
+            return os.stat(path)
+        fd = self._open(key, path, os.O_PATH)
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def _open(self, key: str, path: bytes, flags: int, *, root: int = -1) -> int:
+        """Open a file below the folder that the rules allow and below that of the snapshot (`ObjectRef.root`)."""
+        if self._rules is not None:
+            self._rules.check(self.url, key)
+        allowed = self._rules.folder_of(key) if self._rules is not None else ""
+        folders = sorted({allowed, key[: max(root, 0)]} - {""}, key=len)
+        if not folders and root < 0:
+            return os.open(path, flags | os.O_CLOEXEC)
+        at, done = os.open(self._path(folders[0]) if folders else b"/", _FOLDER), len("".join(folders[:1]))
+        try:
+            for folder in folders[1:]:
+                below = self._step(at, key, slice(done, len(folder) - 1), _FOLDER, allowed=folder == allowed)
+                os.close(at)
+                at, done = below, len(folder)
+            exact = 0 if root else RESOLVE_NO_SYMLINKS
+            inside = bool(folders) and folders[-1] == allowed
+            return self._step(at, key, slice(done, None), flags, allowed=inside, resolve=exact)
+        finally:
+            os.close(at)
+
+    def _step(self, at: int, key: str, part: slice, flags: int, *, allowed: bool, resolve: int = 0) -> int:
+        """Open a part of a key below a folder. `allowed`: it is the folder that the rules allow."""
+        try:
+            return open_beneath(at, key[part].encode("utf-8", "surrogateescape"), flags, resolve=resolve)
+        except OSError as exc:
+            if exc.errno not in (errno.EXDEV, errno.ELOOP):
+                raise
+            url, folder = f"{self.url}/{key}", key[: part.start]
+            if allowed:
+                raise SourceNotAllowedError(
+                    f"{url} leads out of /{folder} by a link",
+                    url=url,
+                    hint="DATACACHE_SOURCES allows that folder, and what a link of it names is not in it.",
+                ) from exc
+            raise StoreAccessError(
+                f"{url}: a link on the way leads out of the snapshot's folder",
+                url=url,
+                hint="Make a new snapshot: it says which links it leaves out, and --follow-links takes them along.",
+            ) from exc
+
     def expect_exact(self, ref: ObjectRef, fd: int) -> None:
         """Raise `ObjectChangedError` if a file is not, or no longer, the recorded one."""
         _expect_same(ref, os.fstat(fd))
 
+    def checksum(self, ref: ObjectRef) -> Checksum | None:
+        """See `ObjectStore`: none is known."""
+        return None
+
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        """See `ObjectStore`. Atomic and durable: written beside, `fsync`ed, renamed. Folders are made as
-        needed."""
+        """See `ObjectStore`. Atomic and durable, its name and new folders included: written beside, `fsync`ed,
+        renamed. Folders are made as needed."""
         if not key.endswith("/"):
             return self._put(key, lambda file: file.write(data))
         try:
             if data:
                 raise StoreError(f"{self.url}/{key} is a folder and holds no bytes", url=f"{self.url}/{key}")
-            os.makedirs(self._path(key), exist_ok=True)
+            make_folders(self._path(key).rstrip(b"/"))
         except StoreError:
             raise
         except OSError as exc:
@@ -145,7 +234,7 @@ class LocalStore:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
                 found = os.fstat(file.fileno())
-            os.replace(path, self._path(key))
+            take_place(path, self._path(key))
         except OSError as exc:
             raise from_oserror(exc, f"{self.url}/{key}") from exc
         return ObjectInfo(key, found.st_size, found.st_mtime_ns, etag_of(found))
@@ -154,7 +243,7 @@ class LocalStore:
         path = self._path(key)
         try:
             folder = os.path.dirname(path)
-            os.makedirs(folder, exist_ok=True)
+            make_folders(folder)
             beside = os.path.join(folder, _TEMPORARY + secrets.token_hex(8).encode())
             try:
                 with open(beside, "xb") as file:
@@ -162,7 +251,7 @@ class LocalStore:
                     file.flush()
                     os.fsync(file.fileno())
                     found = os.fstat(file.fileno())
-                os.replace(beside, path)
+                take_place(beside, path)
             except BaseException:
                 with suppress(OSError):
                     os.unlink(beside)
@@ -197,116 +286,6 @@ class LocalStore:
         return path
 
 
-class _Walk:
-    """One listing: the folders on the way down, and what was passed over."""
-
-    def __init__(self, start_after: bytes) -> None:
-        self.skipped = 0
-        self._start_after = start_after
-
-    def entries(self, root: bytes) -> Iterator[ObjectInfo]:
-        """Everything under `root` ('' or ending in '/') in the byte order of the keys."""
-        # A stack of (key prefix, its (device, inode), entries still to do), so that depth costs no recursion.
-        first = self._scan(root, missing_ok=False)
-        stack = [(root, _identity(b"/" + root), iter(first or ()))]
-        above = {stack[0][1]}
-        while stack:
-            folder, identity, entries = stack[-1]
-            prefix = folder.decode("utf-8", "surrogateescape")
-            deeper: bytes | None = None
-            for name, entry in entries:
-                if name[-1:] == b"/":
-                    deeper = folder + name
-                    break
-                info = self._file(prefix, folder, name, entry)
-                if info is not None:
-                    yield info
-            if deeper is None:
-                stack.pop()
-                above.discard(identity)
-                continue
-            if self._is_behind(deeper):
-                continue
-            identity = _identity(b"/" + deeper)
-            if identity in above:
-                _log.warning("/%s leads back to a folder above it: not followed", os.fsdecode(deeper))
-                continue
-            inside = self._scan(deeper, missing_ok=True)
-            if inside:
-                stack.append((deeper, identity, iter(inside)))
-                above.add(identity)
-            elif inside is not None and deeper > self._start_after:
-                yield ObjectInfo(deeper.decode("utf-8", "surrogateescape"), 0, 0, "")
-
-    def _scan(self, folder: bytes, *, missing_ok: bool) -> list[tuple[bytes, os.DirEntry[bytes]]] | None:
-        """A folder's entries in key order: a folder's name sorts with the slash that follows it in its
-        keys."""
-        try:
-            with os.scandir(b"/" + folder) as found:
-                listed = list(found)
-            try:
-                entries = [(e.name + b"/" if e.is_dir() else e.name, e) for e in listed]
-            except OSError:  # a link that leads round in a circle is among them
-                entries = [(e.name + b"/" if _is_dir(e) else e.name, e) for e in listed]
-        except FileNotFoundError as exc:
-            if missing_ok:  # deleted while we walked
-                return None
-            raise _no_folder(folder, exc) from exc
-        except OSError as exc:
-            raise _no_folder(folder, exc) from exc
-        entries.sort(key=_name)
-        return entries
-
-    def _file(self, prefix: str, folder: bytes, name: bytes, entry: os.DirEntry[bytes]) -> ObjectInfo | None:
-        if self._start_after and folder + name <= self._start_after:
-            return None
-        try:
-            found = entry.stat()
-        except OSError:  # a dangling link, or deleted while we walked
-            self.skipped += 1
-            return None
-        if found.st_mode & _KIND != _REGULAR:
-            self.skipped += 1
-            return None
-        if name.startswith(_TEMPORARY):
-            return None
-        return ObjectInfo(
-            prefix + name.decode("utf-8", "surrogateescape"), found.st_size, found.st_mtime_ns, etag_of(found)
-        )
-
-    def _is_behind(self, folder: bytes) -> bool:
-        """Whether all keys under `folder` come before the start."""
-        return folder < self._start_after and not self._start_after.startswith(folder)
-
-
-def _name(entry: tuple[bytes, os.DirEntry[bytes]]) -> bytes:
-    return entry[0]
-
-
-def _is_dir(entry: os.DirEntry[bytes]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads round in a circle
-        return False
-
-
-def _identity(path: bytes) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (-1, -1)
-    return (found.st_dev, found.st_ino)
-
-
-def _no_folder(folder: bytes, exc: OSError) -> Exception:
-    shown = os.fsdecode(b"/" + folder)
-    if isinstance(exc, NotADirectoryError):
-        return ObjectNotFoundError(f"{shown} is a file, not a folder", url=f"file://{shown}")
-    if isinstance(exc, FileNotFoundError):
-        return ObjectNotFoundError(f"there is no folder {shown}", url=f"file://{shown}")
-    return from_oserror(exc, f"file://{shown}")
-
-
 def _exact_path(key: str) -> bytes | None:
     """The path of a key, or None where the kernel would read another name into it."""
     raw = key.encode("utf-8", "surrogateescape")
@@ -315,14 +294,12 @@ def _exact_path(key: str) -> bytes | None:
     return b"/" + raw
 
 
-def etag_of(found: os.stat_result) -> str:
-    """The ETag of a file by what `stat` says of it."""
-    return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
-
-
 def _expect_same(ref: ObjectRef, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise changed(ref, "it is no regular file")
+    if not ref.etag and not names_its_content(ref):
+        # Every listing of a folder has them: without one it is a file that nobody has listed.
+        raise changed(ref, "it was recorded without an ETag, so which file it is cannot be told")
     expect_same(ref, etag=etag_of(found), size_bytes=found.st_size)
 
 

@@ -22,16 +22,17 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from datacache.core.disk import make_folders, sync_folder, write_all
+from datacache.core.disk import make_folders, sync_folder, take_place, write_all
 from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bodies import Body
 from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
 from datacache.store.errors import expect_same, unexpected
-from datacache.store.local import TEMPORARY, LocalStore, etag_of
+from datacache.store.local import LocalStore
 from datacache.store.local_files import get_metadata, set_metadata, settle, translated
 from datacache.store.local_uploads import LocalUploads
+from datacache.store.local_walk import TEMPORARY, etag_of
 
 _PAGE_NAMES = 1000
 _COPY_BYTES = 64 * 2**20
@@ -43,8 +44,10 @@ class LocalBucket(LocalStore):
 
     whole_bytes = part_bytes = 8 * 2**20
     max_parts = 2**31
+    lists_in_pages = False
 
     def __init__(self) -> None:
+        super().__init__()
         self._uploads = LocalUploads(self.part_bytes)
 
     def conditional(self) -> bool:
@@ -133,6 +136,8 @@ class LocalBucket(LocalStore):
         for page in super().list(prefix, start_after=start_after):
             found: list[ObjectInfo] = []
             for info in page:
+                if info.target:  # a link is not there, as for `head`
+                    continue
                 at = info.key.find("/", len(prefix))
                 while 0 <= at < len(info.key) - 1:
                     folder = info.key[: at + 1]
@@ -230,12 +235,11 @@ class LocalBucket(LocalStore):
                 finally:
                     os.close(fd)
                 self._expect(key, expect)
-                os.replace(beside, path)
+                take_place(beside, path)
             except BaseException:
                 with suppress(OSError):
                     os.unlink(beside)
                 raise
-            sync_folder(folder)
         return _info(key, found)
 
     def _entries(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:

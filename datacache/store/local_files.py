@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datacache.core.errors import DatacacheError, StoreError
 from datacache.store.bucket import ABOUT_BYTES
 from datacache.store.errors import from_oserror
-from datacache.store.local import etag_of
+from datacache.store.local_walk import etag_of
 
 _ATTRIBUTE = "user.datacache.metadata"
 _OF = ""

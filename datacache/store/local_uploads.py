@@ -20,8 +20,8 @@ from datacache.core.disk import make_folders, sync_folder, write_all
 from datacache.core.errors import ObjectNotFoundError, StoreError
 from datacache.store.bodies import Body, chunks
 from datacache.store.bucket import Part
-from datacache.store.local import TEMPORARY
 from datacache.store.local_files import set_metadata, settle, translated
+from datacache.store.local_walk import TEMPORARY
 
 _UPLOAD = re.compile(rb"[0-9a-f]{16}")
 _SUFFIX = b".parts"

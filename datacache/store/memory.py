@@ -15,6 +15,7 @@ from pathlib import Path
 from datacache.core.errors import ObjectNotFoundError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
+from datacache.store.checksums import Checksum
 from datacache.store.errors import expect_same
 
 _PAGE_KEYS = 1000
@@ -53,6 +54,10 @@ class MemoryStore:
         info, data = self._get(ref.key)
         expect_same(ref, etag=info.etag, size_bytes=info.size_bytes)
         return data[start:stop]
+
+    def checksum(self, ref: ObjectRef) -> Checksum | None:
+        """See `ObjectStore`: none is known."""
+        return None
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""

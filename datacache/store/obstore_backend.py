@@ -20,6 +20,7 @@ from datacache.core.errors import ObjectNotFoundError, StoreError
 from datacache.core.objects import ObjectRef
 from datacache.settings import Settings
 from datacache.store.base import ObjectInfo
+from datacache.store.checksums import Checksum
 from datacache.store.errors import from_obstore, plain_etag
 from datacache.store.obstore_get import ERRORS, Getter, addressable, usable_here
 
@@ -77,6 +78,10 @@ class ObstoreStore:
             return b""
         self._expect_exact(ref.key)
         return self._getter.get().get(ref, start, stop)
+
+    def checksum(self, ref: ObjectRef) -> Checksum | None:
+        """See `ObjectStore`: none is known."""
+        return None
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""

@@ -1,8 +1,7 @@
-"""GETs through obstore, bound to one version of the object: what S3, Google and Azure have in common.
+"""GETs through obstore, bound to one version of the object: what Google and Azure have in common.
 
 obstore is the fast way (no Python in the transfer, buffers without a copy), within its limits, which are
-decided here: which keys it can address exactly, what to do with a server that answers a range with 200, and
-that its runtime does not survive `fork()`. Any thread.
+decided here: which keys it can address exactly, and that its runtime does not survive `fork()`. Any thread.
 """
 
 from __future__ import annotations
@@ -30,10 +29,6 @@ ERRORS = (BaseError, OSError, ValueError)
 _INEXACT = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f\ud800-\udfff]")
 
 _runtime_pid = 0
-
-
-class RangeIgnoredError(Exception):
-    """The server answered a range with 200; obstore cannot use that answer."""
 
 
 def addressable(key: str) -> bool:
@@ -65,7 +60,7 @@ class Getter:
         self._quoted = quoted
 
     def get(self, ref: ObjectRef, start: int, stop: int) -> memoryview:
-        """obstore's own buffer; `RangeIgnoredError` or an error of ours."""
+        """obstore's own buffer, or an error of ours."""
         try:
             result = obstore.get(self._driver, ref.key, options=self._options(ref, start, stop))
             self._check(result, ref)
@@ -96,6 +91,4 @@ class Getter:
     def _translated(self, exc: Exception, ref: ObjectRef) -> Exception:
         if getattr(type(exc), "__module__", "").startswith("datacache."):
             return exc  # `_check` raised it
-        if "non-partial response" in str(exc):
-            return RangeIgnoredError()
         return from_obstore(exc, ref.url, store=self._url, endpoint=self._endpoint)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import obstore
 
-from datacache.store.errors import from_obstore, plain_etag
+from datacache.core.errors import ObjectNotFoundError
+from datacache.store.errors import expect_etag, expect_s3_not_found, from_obstore, plain_etag
 from datacache.store.obstore_get import ERRORS
 
 if TYPE_CHECKING:
@@ -40,15 +41,19 @@ class Putter:
         except ERRORS as exc:
             if "ETag Header missing" in str(exc):  # of an answer that is good otherwise
                 return "", ""
-            raise from_obstore(exc, f"{self._url}/{key}", store=self._url, endpoint=self._endpoint) from exc
+            error = from_obstore(exc, f"{self._url}/{key}", store=self._url, endpoint=self._endpoint)
+            if isinstance(error, ObjectNotFoundError):
+                expect_s3_not_found(404, str(exc), f"{self._url}/{key}")
+            raise error from exc
         version = done["version"] or ""
         return plain_etag(done["e_tag"]), "" if version == "null" else version
 
     def etag(self, key: str) -> str:
         """The object's ETag by one HEAD, '' if it is not there. Whether the bucket is there it does not say."""
         try:
-            return plain_etag(obstore.head(self._driver, key)["e_tag"])
+            found = obstore.head(self._driver, key)["e_tag"]
         except FileNotFoundError:
             return ""
         except ERRORS as exc:
             raise from_obstore(exc, f"{self._url}/{key}", store=self._url, endpoint=self._endpoint) from exc
+        return expect_etag(found, f"{self._url}/{key}")

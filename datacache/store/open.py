@@ -14,7 +14,10 @@ from datacache.core.errors import UsageError
 from datacache.settings import Settings
 from datacache.store.base import ObjectStore
 from datacache.store.bucket import Bucket
-from datacache.store.retry import RetryingStore
+from datacache.store.environments import Environments
+from datacache.store.met import MetPeers
+from datacache.store.retry import RetryingStore, Silence
+from datacache.store.sources import AllowedStore, SourceRules
 from datacache.store.urls import split_url
 
 
@@ -23,18 +26,28 @@ def open_store(store_url: str, settings: Settings) -> ObjectStore:
 
     Raises `UsageError` for a URL nobody serves; whether the bucket is there shows at the first request.
     """
-    return RetryingStore(open_backend(store_url, settings), settings.store_timeout_s)
+    return _retrying(open_backend(store_url, settings), settings)
 
 
 class Stores:
     """The stores one owner reads from, each opened when it is first asked for. Safe from several threads.
 
-    `own` are stores that no URL leads to, such as the catalog's packs: by their URL, how each is made.
+    `own` are stores that no URL leads to, such as the catalog's packs: by their URL, how each is made. With `rules`
+    others give only what these allow. `environments` count instead of the process's own variables.
     """
 
-    def __init__(self, settings: Settings, *, own: Mapping[str, Callable[[], ObjectStore]] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        own: Mapping[str, Callable[[], ObjectStore]] | None = None,
+        rules: SourceRules | None = None,
+        environments: Environments | None = None,
+    ) -> None:
         self._settings = settings
         self._own = own or {}
+        self._rules = rules
+        self._environments = environments
         self._open: dict[str, ObjectStore] = {}
 
     def get(self, store_url: str) -> ObjectStore:
@@ -42,8 +55,22 @@ class Stores:
         store = self._open.get(store_url)
         if store is None:
             make = self._own.get(store_url)
-            store = self._open.setdefault(store_url, make() if make else open_store(store_url, self._settings))
+            store = self._open.setdefault(store_url, make() if make else self._open_one(store_url))
         return store
+
+    def _open_one(self, store_url: str) -> ObjectStore:
+        if self._rules is None:
+            backend = open_backend(store_url, self._settings, environments=self._environments)
+            return _retrying(backend, self._settings, self._environments)
+        if not self._rules.allow_some(store_url):
+            self._rules.refuse(store_url)
+        backend = open_backend(store_url, self._settings, rules=self._rules, environments=self._environments)
+        return _retrying(AllowedStore(backend, self._rules), self._settings, self._environments)
+
+    def silences(self) -> list[Silence]:
+        """Those that do not answer."""
+        opened = [store for store in list(self._open.values()) if isinstance(store, RetryingStore)]
+        return [silence for store in opened if (silence := store.silence()) is not None]
 
     def close(self) -> None:
         """Close them all."""
@@ -51,14 +78,22 @@ class Stores:
             store.close()
 
 
-def open_backend(store_url: str, settings: Settings) -> ObjectStore:
-    """The same without retries."""
+def open_backend(
+    store_url: str,
+    settings: Settings,
+    *,
+    rules: SourceRules | None = None,
+    environments: Environments | None = None,
+) -> ObjectStore:
+    """Return the same without retries. With `rules` no link of a folder leads out of what they allow. `environments`
+    count instead of the process's own variables.
+    """
     url, _ = split_url(store_url if store_url != "file://" else "file:///")
     scheme = url.partition("://")[0]
     if scheme == "file":
         from datacache.store.local import LocalStore
 
-        return LocalStore()
+        return LocalStore(rules)
     if scheme == "memory":
         from datacache.store.memory import MemoryStore
 
@@ -68,7 +103,15 @@ def open_backend(store_url: str, settings: Settings) -> ObjectStore:
         from datacache.store.s3_access import access_stamp, resolve_access, store_options
 
         store_options(url, settings)  # a wrong one is told now
-        return S3Store(url, partial(resolve_access, url, settings), partial(access_stamp, url, settings))
+        find = partial(resolve_access, url, settings, environments)
+        stamp = partial(access_stamp, url, settings, environments)
+        return S3Store(
+            url,
+            find,
+            stamp,
+            generation=lambda: environments.generation if environments else 0,
+            check_md5=settings.check_md5,
+        )
     if scheme in ("gs", "az", "abfs", "abfss"):
         from datacache.store.obstore_backend import open_cloud_store
 
@@ -78,13 +121,23 @@ def open_backend(store_url: str, settings: Settings) -> ObjectStore:
     return FsspecStore(url)
 
 
-def endpoint_of(store_url: str, settings: Settings) -> str:
+def _retrying(store: ObjectStore, settings: Settings, environments: Environments | None = None) -> RetryingStore:
+    def peer() -> str:
+        return endpoint_of(store.url, settings, environments) or store.url
+
+    # What an administrator set up reads while nobody is looking: it waits for every store. Others wait for those that
+    # their home has met, so that a person who mistypes an endpoint is told soon.
+    patient = settings.daemon == "external" or store.url.startswith(("file:", "memory:"))
+    return RetryingStore(store, settings.store_timeout_s, peer=peer, met=None if patient else MetPeers(settings.home))
+
+
+def endpoint_of(store_url: str, settings: Settings, environments: Environments | None = None) -> str:
     """Which of several servers a bucket's URL means here: the endpoint's URL; '' where the URL alone says it."""
     if not store_url.startswith("s3://"):
         return ""
     from datacache.store.s3_access import endpoint_of
 
-    return endpoint_of(store_url, settings)
+    return endpoint_of(store_url, settings, environments=environments)
 
 
 def open_bucket_backend(store_url: str, settings: Settings, *, probe_prefix: str = "") -> Bucket:

@@ -1,36 +1,65 @@
 """When a store that does not answer is asked again: one policy for single calls and for whole stores.
 
-Only `StoreUnavailableError` is worth a second try; everything else is an answer. The waits grow
-exponentially with full jitter (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/),
-so that the clients of a node that lost its store do not come back in step, and end at a deadline. Backends
-never retry, so tries are not multiplied.
+`StoreUnavailableError` is worth another try until a deadline, `ChecksumError` is worth a few; everything else is an
+answer. The waits grow exponentially with full jitter
+(https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), so that the clients of a node that lost its
+store do not come back in step, and end at a deadline. Backends never retry, so tries are not multiplied.
+
+An address where nobody was ever met (`met.py`) is more likely mistyped than down: calls that are refused there, or
+whose host has no address, end after `UNREACHED_S`. A store that was met once is waited for until the deadline.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from datacache.core.errors import StoreUnavailableError
+from datacache.core.breaker import Breaker
+from datacache.core.concurrency import PerProcess
+from datacache.core.errors import ChecksumError, ObjectNotFoundError, StoreUnavailableError, StoreUnreachableError
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo, ObjectStore
+from datacache.store.checksums import Checksum
+from datacache.store.errors import GONE_HINT
+from datacache.store.met import MetPeers
 
 T = TypeVar("T")
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 5.0
+UNREACHED_S = 3.0
+"""Time for which a call is tried against an address where nobody was ever met."""
+_ASKED_LATELY_S = 60.0
 TELL_AFTER_S = 2.0
 """A store that does not answer for so long is told about: who waits wants to know what for."""
+DAMAGED_AGAIN = 3
+"""So often an object that came with wrong bytes is asked for again."""
+_LAST_CHANCE_S = 5.0
+"""The least time for which a call is tried again that was asked for long ago and waited for its turn since."""
 _log = logging.getLogger(__name__)
+_asked_at: ContextVar[float | None] = ContextVar("asked_at", default=None)
+
+
+@contextlib.contextmanager
+def asked_at(when: float) -> Iterator[None]:
+    """Have the deadline of the calls within counted from when they were asked for (`time.monotonic()`)."""
+    token = _asked_at.set(when)
+    try:
+        yield
+    finally:
+        _asked_at.reset(token)
 
 
 class Backoff:
     """The waits between the tries of one call. When it takes longer than `TELL_AFTER_S`, `tell` is called, once, with
-    the error and the seconds that are left."""
+    the error and the seconds that are left. With `reached` the waits after a `StoreUnreachableError` end after
+    `UNREACHED_S` as long as `reached()` is false."""
 
     def __init__(
         self,
@@ -39,25 +68,34 @@ class Backoff:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         tell: Callable[[StoreUnavailableError, float], None] | None = None,
+        reached: Callable[[], bool] = lambda: True,
     ) -> None:
         self._clock = clock
+        self._reached = reached
         self._jitter = jitter
         self._tell = tell
-        self._tell_at = clock() + TELL_AFTER_S
-        self._deadline = clock() + deadline_s
+        now = clock()
+        self._tell_at = now + TELL_AFTER_S
+        self._deadline = now + deadline_s
+        self._early_deadline = now + min(deadline_s, UNREACHED_S)
         self._longest = FIRST_WAIT_S
+
+    def deadline(self, error: StoreUnavailableError | None) -> float:
+        """Return when a call that failed with `error` is given up."""
+        early = isinstance(error, StoreUnreachableError) and not self._reached()
+        return self._early_deadline if early else self._deadline
 
     def wait_s(self, error: StoreUnavailableError) -> float:
         """How long to wait after `error`, to the deadline at most; raises it when that is over."""
-        now = self._clock()
-        if now >= self._deadline:
+        now, deadline = self._clock(), self.deadline(error)
+        if now >= deadline:
             raise error
         # The last try comes right at the deadline: a store that came back just before it is not missed.
-        wait = min(self._longest * self._jitter(), self._deadline - now)
+        wait = min(self._longest * self._jitter(), deadline - now)
         self._longest = min(LONGEST_WAIT_S, 2 * self._longest)
         after = now + wait
         if self._tell is not None and after >= self._tell_at:
-            self._tell(error, self._deadline - self._clock())
+            self._tell(error, deadline - self._clock())
             self._tell = None
         return wait
 
@@ -79,17 +117,84 @@ def retry(
             sleep(backoff.wait_s(exc))
 
 
+class _Attempt:
+    """A call and its repetitions until a deadline."""
+
+    def __init__(
+        self,
+        url: str,
+        breaker: Breaker[StoreUnavailableError],
+        backoff: Backoff,
+        *,
+        came: float,
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._url, self._breaker, self._backoff, self._sleep = url, breaker, backoff, sleep
+        self._came = came
+        self._late = breaker.silent
+
+    def wait_for_turn(self) -> None:
+        """Return when the store is to be asked. `StoreUnavailableError` where it has not answered others for long."""
+        error: StoreUnavailableError | None = self._breaker.error
+        while True:
+            end = self._backoff.deadline(error)
+            error = self._breaker.enter(self._came, end, late=self._late)
+            # What fails otherwise by now, or was met meanwhile, has longer.
+            if error is None or self._late or self._backoff.deadline(error) <= end:
+                break
+        if error is not None:
+            since_s = self._breaker.silent_s()
+            raise type(error)(
+                f"{self._url} has not answered for {since_s:.0f} s; last: {error.message}",
+                url=self._url,
+                hint=error.hint,
+            ) from error
+
+    def failed(self, exc: StoreUnavailableError, *, again: bool = True) -> None:
+        """Return when the call is to be made again; otherwise raise its error."""
+        in_doubt = self._breaker.failed(exc)
+        if self._late or not again:
+            raise exc
+        wait_s = self._backoff.wait_s(exc)
+        if not in_doubt:
+            self._sleep(wait_s)
+
+
+class Silence(NamedTuple):
+    """A store that does not answer."""
+
+    url: str
+    silent_s: float
+    problem: str
+
+
 class RetryingStore:
     """A store that retries another one. Every operation is safe to repeat, writes included (whole objects
-    only). An outage is logged, once for all calls that wait for its end."""
+    only). An outage is logged, once for all calls that wait for its end, and remembered (`core.breaker`): one of them
+    asks, the others wait for that, and who comes when it has lasted for the whole deadline fails soon."""
 
-    def __init__(self, store: ObjectStore, deadline_s: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        deadline_s: float,
+        *,
+        peer: Callable[[], str] | None = None,
+        met: MetPeers | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`peer` names whom the store's calls meet (its URL, unless one URL means several servers); asked for once.
+        `met` knows who was met before; without it every store is waited for as if it had been."""
         self.inner = store
+        self._find_peer = peer or (lambda: store.url)
+        self._peer: str | None = None
+        self._peers = met
+        self._met = met is None
         self.url = store.url
         self.node_wide = store.node_wide
         self.sorted_listing = store.sorted_listing
         self._deadline_s = deadline_s
         self._sleep = sleep
+        self._breaker: PerProcess[Breaker[StoreUnavailableError]] = PerProcess(lambda: Breaker(deadline_s))
         self._told = False  # of the outage under way; two threads at the same moment may both tell
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
@@ -97,23 +202,30 @@ class RetryingStore:
 
         An unsorted one cannot go on, so it is tried again only while it has given nothing.
         """
-        backoff: Backoff | None = None
+        breaker = self._breaker.get()
+        attempt: _Attempt | None = None
         given = False
         while True:
+            attempt = attempt or self._attempt()
+            attempt.wait_for_turn()
             try:
                 for page in self.inner.list(prefix, start_after=start_after):
-                    backoff = None
+                    self._answered(breaker)
+                    attempt = None
                     self._told = False
                     yield page
                     given = True
                     if self.sorted_listing:
                         start_after = page[-1].key
+                self._answered(breaker)
                 return
             except StoreUnavailableError as exc:
-                if given and not self.sorted_listing:
-                    raise
-                backoff = backoff or Backoff(self._deadline_s, tell=self._tell)
-                self._sleep(backoff.wait_s(exc))
+                attempt = attempt or self._attempt()
+                self._note_failure(exc)
+                attempt.failed(exc, again=self.sorted_listing or not given)
+            except BaseException:
+                self._answered(breaker)
+                raise
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore`."""
@@ -121,7 +233,23 @@ class RetryingStore:
 
     def read(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
         """See `ObjectStore`."""
-        return self._retry(lambda: self.inner.read(ref, start, stop))
+        damaged = 0
+        while True:
+            try:
+                return self._retry(lambda: self.inner.read(ref, start, stop))
+            except ObjectNotFoundError as exc:  # what is read was listed: it was there
+                exc.hint = exc.hint or GONE_HINT
+                raise
+            except ChecksumError as exc:  # it may have happened on the way
+                damaged += 1
+                _log.warning("%s (%d of %d)", exc.message, damaged, 1 + DAMAGED_AGAIN)
+                if damaged > DAMAGED_AGAIN:
+                    raise
+                self._sleep(FIRST_WAIT_S)
+
+    def checksum(self, ref: ObjectRef) -> Checksum | None:
+        """See `ObjectStore`."""
+        return self._retry(lambda: self.inner.checksum(ref))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""
@@ -136,9 +264,57 @@ class RetryingStore:
         self._retry(lambda: self.inner.delete(key))
 
     def _retry(self, call: Callable[[], T]) -> T:
-        result = retry(call, self._deadline_s, sleep=self._sleep, tell=self._tell)
-        self._told = False
-        return result
+        attempt, breaker = self._attempt(), self._breaker.get()
+        while True:
+            attempt.wait_for_turn()
+            try:
+                result = call()
+            except StoreUnavailableError as exc:
+                self._note_failure(exc)
+                attempt.failed(exc)
+            except BaseException:
+                self._answered(breaker)
+                raise
+            else:
+                self._answered(breaker)
+                self._told = False
+                return result
+
+    def _attempt(self) -> _Attempt:
+        now = time.monotonic()
+        came = _asked_at.get() or now
+        left_s = min(self._deadline_s, max(came + self._deadline_s - now, _LAST_CHANCE_S))
+        backoff = Backoff(left_s, tell=self._tell, reached=self._reached)
+        return _Attempt(self.url, self._breaker.get(), backoff, came=came, sleep=self._sleep)
+
+    def _answered(self, breaker: Breaker[StoreUnavailableError]) -> None:
+        if not self._met:
+            self._note_met()
+        breaker.answered()
+
+    def _note_failure(self, exc: StoreUnavailableError) -> None:
+        if not self._met and not isinstance(exc, StoreUnreachableError):
+            self._note_met()  # somebody is there, even if only to break off
+
+    def _note_met(self) -> None:
+        if self._peers is not None:
+            self._peer = self._peer or self._find_peer()
+            self._peers.note(self._peer)
+        self._met = True
+
+    def _reached(self) -> bool:
+        if self._met or self._peers is None:
+            return True
+        self._peer = self._peer or self._find_peer()
+        return self._peers.knows(self._peer)
+
+    def silence(self) -> Silence | None:
+        """Return since when calls are not answered, and why; None if the last one was, or was made long ago."""
+        breaker = self._breaker.get()
+        error = breaker.error
+        if error is None or breaker.asked_s() > _ASKED_LATELY_S:
+            return None
+        return Silence(self.url, breaker.silent_s(), error.message)
 
     def _tell(self, error: StoreUnavailableError, left_s: float) -> None:
         if not self._told:

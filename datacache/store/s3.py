@@ -1,25 +1,34 @@
 """`s3://bucket`: Amazon S3 and everything that speaks it (Ceph RGW, MinIO, …), path-style.
 
-GETs of ordinary keys go through obstore; the rest (listings, odd keys, writes, servers that answer ranges
-with 200, forked children) through requests of our own. Used through `open_store`. Any thread; a forked child
-works, with connections of its own.
+GETs go over sockets of our own (`s3_get.py`), the rest (listings, writes, endpoints behind a proxy) through
+`s3_requests.py`. What comes whole is checked against the checksum that the store has of it. Used through
+`open_store`. Any thread; a forked child works, with connections of its own.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from datacache.core.concurrency import PerProcess
-from datacache.core.errors import SettingsError, StoreAccessError
+from datacache.core.errors import (
+    ObjectChangedError,
+    SettingsError,
+    StoreAccessError,
+    StoreUnavailableError,
+)
 from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
-from datacache.store.obstore_get import Getter, RangeIgnoredError, addressable, usable_here
+from datacache.store.checksums import Checker, Checksum
+from datacache.store.errors import expect_listing
+from datacache.store.obstore_get import addressable, usable_here
 from datacache.store.s3_access import Accesses, S3Access
-from datacache.store.s3_list import list_pages
+from datacache.store.s3_get import S3Getter, UnusualAnswerError
+from datacache.store.s3_list import list_pages, parse_listing
 from datacache.store.s3_requests import S3Requests
 from datacache.store.s3_upload import put_file
 
@@ -46,13 +55,16 @@ class S3Store:
         url: str,
         find_access: Callable[[], Sequence[S3Access]],
         access_stamp: Callable[[], object] = lambda: None,
+        *,
+        generation: Callable[[], int] = lambda: 0,
+        check_md5: bool = True,
     ) -> None:
+        """`check_md5`: also check what has no other checksum than an ETag that looks like an MD5."""
         self.url = url
-        self._access = PerProcess(lambda: Accesses(find_access, access_stamp))
+        self._access = PerProcess(lambda: Accesses(find_access, access_stamp, generation))
         self._requests = PerProcess(lambda: S3Requests(url, self._access.get()))
-        self._getter = PerProcess(lambda: WithAccess(self._access.get(), self._make_getter))
-        self._ranges = True
-        """False once the server has answered a range with 200."""
+        self._getter = PerProcess(lambda: WithAccess(self._access.get(), self._make_getter, S3Getter.close))
+        self._checker = Checker(md5=check_md5)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
         """See `ObjectStore`. A missing bucket is an `ObjectNotFoundError`."""
@@ -63,15 +75,21 @@ class S3Store:
         return self._requests.get().head(key)
 
     def read(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
-        """See `ObjectStore`. Without a copy or a Python loop for the common GET."""
+        """See `ObjectStore`. The whole object is checked, a part of it is not."""
         if start >= stop:
             return b""
-        if self._fast(ref, start, stop):
-            try:
-                return self._getter.get().call(lambda getter: getter.get(ref, start, stop))
-            except RangeIgnoredError:
-                self._ranges = False
-        return self._requests.get().get(ref, start, stop)
+        try:
+            data, headers = self._get(ref, start, stop)
+        except ObjectChangedError:
+            self._expect_listing()
+            raise
+        if (start, stop) == (0, ref.size_bytes):
+            self._checker.check(ref, data, headers)
+        return data
+
+    def checksum(self, ref: ObjectRef) -> Checksum | None:
+        """See `ObjectStore`: one HEAD."""
+        return self._requests.get().checksum(ref)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""
@@ -90,24 +108,42 @@ class S3Store:
         requests = self._requests.take()
         if requests is not None:
             requests.close()
-        self._getter.take()
+        getters = self._getter.take()
+        if getters is not None:
+            getters.close()
         self._access.take()
 
-    def _fast(self, ref: ObjectRef, start: int, stop: int) -> bool:
-        whole = start == 0 and stop == ref.size_bytes
-        return (whole or self._ranges) and addressable(ref.key) and usable_here()
+    def _get(self, ref: ObjectRef, start: int, stop: int) -> tuple[bytes | memoryview, Mapping[str, str]]:
+        try:
+            return self._getter.get().call(lambda getter: getter.get(ref, start, stop))
+        except UnusualAnswerError:
+            return self._requests.get().get(ref, start, stop)
 
-    def _make_getter(self, access: S3Access) -> Getter:
-        return Getter(make_driver(access), self.url, endpoint=access.endpoint)
+    def _expect_listing(self) -> None:
+        """Raise where what answers cannot list the bucket: a web page says that every object has changed."""
+        query = {"list-type": "2", "max-keys": "1"}
+        with suppress(StoreAccessError), expect_listing():
+            parse_listing(self._requests.get().page(query), self.url)
+
+    def _by_obstore(self, key: str) -> bool:
+        """Tell whether obstore can ask for this key, and may: it resolves names itself, where no address can be
+        checked.
+        """
+        return addressable(key) and usable_here() and not self._access.get().checked
+
+    def _make_getter(self, access: S3Access) -> S3Getter:
+        return S3Getter(access, self.url)
 
 
 class WithAccess(Generic[C]):
-    """Clients of obstore's, which keep the credentials they were made with: one for each that is used. One process; any
-    thread."""
+    """Clients that keep the credentials they were made with: one for each that is used. One process; any thread."""
 
-    def __init__(self, accesses: Accesses, make: Callable[[S3Access], C]) -> None:
+    def __init__(
+        self, accesses: Accesses, make: Callable[[S3Access], C], close: Callable[[C], None] = lambda _: None
+    ) -> None:
         self._accesses = accesses
         self._make = make
+        self._close = close
         self._made: dict[int, tuple[S3Access, C]] = {}
 
     def call(self, work: Callable[[C], T]) -> T:
@@ -124,6 +160,11 @@ class WithAccess(Generic[C]):
                     raise
                 access = other
 
+    def close(self) -> None:
+        """Give back what the clients hold."""
+        for _, client in list(self._made.values()):
+            self._close(client)
+
     def _client(self, access: S3Access) -> C:
         made = self._made.get(id(access))
         if made is None:  # two threads may both make one: either is fine
@@ -137,6 +178,8 @@ def make_driver(access: S3Access) -> Driver:
     """obstore's client of a bucket."""
     from obstore.store import S3Store as Driver
 
+    if access.rule is not None:  # it came while a request was on its way; the next try goes the other way
+        raise StoreUnavailableError(f"s3://{access.bucket}: the way to it has changed this moment")
     client: dict[str, Any] = {
         "allow_http": access.endpoint.startswith("http:"),
         "connect_timeout": timedelta(seconds=min(10.0, access.timeout_s)),

@@ -16,6 +16,7 @@ An upload's metadata are those it was begun with. Where a store keeps no folder 
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -33,13 +34,12 @@ from datacache.store import s3_multipart as multipart
 from datacache.store.base import ObjectInfo
 from datacache.store.bodies import Body
 from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
-from datacache.store.errors import unexpected
-from datacache.store.obstore_get import addressable, usable_here
+from datacache.store.errors import expect_etag, unexpected
 from datacache.store.obstore_put import Putter
 from datacache.store.s3 import S3Store, WithAccess, make_driver
 from datacache.store.s3_access import S3Access
 from datacache.store.s3_copy import COPY_LIMIT_BYTES, copy_in_parts, copy_whole
-from datacache.store.s3_list import list_documents, parse_listing
+from datacache.store.s3_list import is_truncated, list_documents, parse_listing
 from datacache.store.s3_metadata import for_obstore, from_headers, to_headers, to_words
 from datacache.store.s3_traits import find_traits
 
@@ -55,6 +55,7 @@ class S3Bucket(S3Store):
     whole_bytes = multipart.WHOLE_BYTES
     part_bytes = multipart.PART_BYTES
     max_parts = multipart.MAX_PARTS
+    lists_in_pages = True
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class S3Bucket(S3Store):
         if folder in folders:
             return found, True
         last = max((_bytes(name) for name in (*folders, *(info.key for info in objects))), default=b"")
-        if last > _bytes(folder) or b"<IsTruncated>true" not in document:
+        if last > _bytes(folder) or not is_truncated(document):
             return found, False
         query = {"list-type": "2", "encoding-type": "url", "prefix": folder, "max-keys": "1"}
         return found, bool(parse_listing(fetch(query), self.url)[0])
@@ -106,6 +107,7 @@ class S3Bucket(S3Store):
     def look(self, key: str) -> LiveObject:
         """See `Bucket`."""
         info, headers = self._requests.get().look(key)
+        expect_etag(info.etag, f"{self.url}/{key}")
         return LiveObject(info, from_headers(headers))
 
     def write(
@@ -193,7 +195,8 @@ class S3Bucket(S3Store):
     def remove(self, key: str, *, expect: str | None) -> None:
         """See `Bucket`."""
         if expect == "":
-            self._expect(key, expect)
+            if not self._is_gone(key):
+                raise unexpected(f"{self.url}/{key}", expect)
             return
         if key.endswith("/") and not self._traits.get().markers:
             return  # there is none, and a server over a file system would take it for its folder
@@ -204,13 +207,8 @@ class S3Bucket(S3Store):
         try:
             self._checked("remove", key, expect, remove)
         except ObjectChangedError:
-            try:
-                self.look(key)
-            except ObjectNotFoundError as exc:
-                if exc.url == self.url:  # the bucket is not there, which says nothing of the object
-                    raise
-                return
-            raise
+            if not self._is_gone(key):
+                raise
 
     def close(self) -> None:
         """See `ObjectStore`."""
@@ -219,12 +217,14 @@ class S3Bucket(S3Store):
 
     def _put(self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], replaces: str | None) -> ObjectInfo:
         url = f"{self.url}/{key}"
-        if addressable(key) and for_obstore(metadata) and usable_here():
+        if for_obstore(metadata) and self._by_obstore(key):
             words = to_words(metadata, url)
             etag, version = self._putter.get().call(lambda putter: putter.put(key, data, words, replaces=replaces))
-            if etag:
+            # obstore does not say whether a document came back: what has the ETag of other bytes may be a web page. A
+            # store whose ETags are no MD5s (SSE-KMS) is asked once more for each object.
+            if version or etag == hashlib.md5(data, usedforsecurity=False).hexdigest():
                 return ObjectInfo(key, len(data), _now_ns(), etag, version)
-            return self._requests.get().head(key)
+            return self._requests.get().find_stored(key, data, to_headers(metadata, url))
         condition = {} if replaces is None else {"If-Match": replaces} if replaces else {"If-None-Match": "*"}
         return self._requests.get().put(key, data, {**to_headers(metadata, url), **condition})
 
@@ -251,9 +251,18 @@ class S3Bucket(S3Store):
             raise unexpected(f"{self.url}/{key}", expect)
 
     def _etag(self, key: str) -> str:
-        if addressable(key) and usable_here():
+        if self._by_obstore(key):
             return self._putter.get().call(lambda putter: putter.etag(key))
         return self._requests.get().etag(key)
+
+    def _is_gone(self, key: str) -> bool:
+        try:
+            self.look(key)
+        except ObjectNotFoundError as exc:
+            if exc.url == self.url:  # the bucket is not there, which says nothing of the object
+                raise
+            return True
+        return False
 
     def _expect_storable(self, key: str) -> None:
         if key.endswith("/") and not self._traits.get().markers:

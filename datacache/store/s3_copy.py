@@ -129,14 +129,15 @@ def _copy_part(requests: S3Requests, source: ObjectRef, part: _Range) -> Part:
         _, body = requests.call("PUT", part.key, (200,), query=query, headers=headers)
     except ObjectNotFoundError as exc:  # the source is there, but Ceph 16 does not decode its key here
         raise _NotCopiedError from exc
-    etag = answered_etag(body, f"{source.store}/{part.key}", source.store)
-    if not etag:  # rclone's server takes the request for a part without bytes
+    # rclone's server takes the request for a part without bytes, and has nothing to say.
+    etag = answered_etag(body, f"{source.store}/{part.key}", source.store) if body else ""
+    if not etag:
         raise _NotCopiedError
     return Part(part.number, part.stop - part.start, etag)
 
 
 def _carry_part(requests: S3Requests, source: ObjectRef, part: _Range) -> Part:
-    data = requests.get(source, part.start, part.stop)
+    data, _ = requests.get(source, part.start, part.stop)
     return put_part(requests, part.key, part.upload, part.number, data)
 
 

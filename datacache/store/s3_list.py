@@ -16,14 +16,43 @@ from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree as ET
 
 from datacache.core.errors import StoreError
+from datacache.store.answers import expect_plain_xml
 from datacache.store.base import ObjectInfo
 from datacache.store.errors import plain_etag
 
 FetchPage = Callable[[dict[str, str]], bytes]
 """Send the query of one ListObjectsV2 request; the XML document of the answer."""
 
-_REPEATED = re.compile(rb"<(Prefix|StartAfter|Marker)>[^<]*&#[^<]*</\1>")
-_TOKEN = re.compile(rb"<NextContinuationToken>([^<]+)</NextContinuationToken>")
+_REPEATED = re.compile(rb"<(Prefix|StartAfter|Marker)>([^<]*+)</\1>")
+_LATEST_S = 2**63 // 10**9
+"""The latest time that nanoseconds can say: the year 2262."""
+_TOKEN = re.compile(rb"<(?:[\w.-]+:)?NextContinuationToken>([^<]+)<")
+_TRUNCATED = re.compile(rb"<(?:[\w.-]+:)?IsTruncated>\s*true\b")
+MAX_EMPTY_PAGES = 1_000
+"""In a row. Stores give some where they pass over what was deleted."""
+
+
+class Paging:
+    """The pages of one listing: one that has no end is a `StoreError`."""
+
+    def __init__(self, store_url: str) -> None:
+        self._url = store_url
+        self._seen: set[int] = set()  # hashes: tokens are long, and a hundred million keys have a hundred thousand
+        self._empty = 0
+
+    def follow(self, marker: str) -> None:
+        """Note where the next page begins."""
+        if not marker:
+            raise StoreError(f"the listing of {self._url} says there is more, and not what", url=self._url)
+        if hash(marker) in self._seen:
+            raise StoreError(f"the listing of {self._url} goes round in a circle", url=self._url)
+        self._seen.add(hash(marker))
+
+    def count(self, entries: int) -> None:
+        """Note how much is in a page that another one follows."""
+        self._empty = 0 if entries else self._empty + 1
+        if self._empty > MAX_EMPTY_PAGES:
+            raise StoreError(f"the listing of {self._url} has only empty pages, and no end", url=self._url)
 
 
 def list_pages(fetch: FetchPage, prefix: str, start_after: str, store_url: str) -> Iterator[list[ObjectInfo]]:
@@ -40,6 +69,7 @@ def list_documents(
     query = {"list-type": "2", "encoding-type": "url"} | query
     if start_after:
         query["start-after"] = start_after
+    paging = Paging(store_url)
     ahead = ThreadPoolExecutor(1, thread_name_prefix="list")
     try:
         document = fetch(query)
@@ -48,20 +78,30 @@ def list_documents(
             token = _TOKEN.search(document)
             following = None
             if token is not None:
-                query = query | {"continuation-token": html.unescape(token[1].decode())}
+                query = query | {"continuation-token": html.unescape(token[1].decode("utf-8", "replace"))}
+                paging.follow(query["continuation-token"])
                 following = ahead.submit(fetch, query)
-            yield parse_listing(document, store_url)
+            objects, folders = parse_listing(document, store_url)
+            if following is None and is_truncated(document):
+                raise StoreError(f"the listing of {store_url} breaks off: it does not say what follows", url=store_url)
+            yield objects, folders
             if following is None:
                 return
+            paging.count(len(objects) + len(folders))
             document = following.result()
     finally:
         ahead.shutdown(wait=True, cancel_futures=True)
 
 
+def is_truncated(document: bytes) -> bool:
+    """Tell whether an answer says that there is more than is in it."""
+    return _TRUNCATED.search(document) is not None
+
+
 def parse_listing(document: bytes, store_url: str) -> tuple[list[ObjectInfo], list[str]]:
     """The objects and the common prefixes of a ListObjectsV2 answer. `StoreError` if it is something else."""
     try:
-        root = _parsed(document)
+        root = _parsed(document, store_url)
     except ET.ParseError as exc:
         raise StoreError(f"the listing of {store_url} is not valid XML", url=store_url) from exc
     space, found, name = root.tag.rpartition("}")
@@ -72,6 +112,13 @@ def parse_listing(document: bytes, store_url: str) -> tuple[list[ObjectInfo], li
             url=store_url,
             hint="Check AWS_ENDPOINT_URL: it must be the S3 endpoint, not a console or a website.",
         )
+    try:
+        return _objects(root, space), _folders(root, space)
+    except (KeyError, ValueError) as exc:
+        raise StoreError(f"the listing of {store_url} has an entry without a key or size", url=store_url) from exc
+
+
+def _objects(root: ET.Element, space: str) -> list[ObjectInfo]:
     encoded = root.findtext(f"{space}EncodingType") == "url"
     key_tag, size_tag, etag_tag, time_tag = (f"{space}{t}" for t in ("Key", "Size", "ETag", "LastModified"))
     page = []
@@ -81,24 +128,33 @@ def parse_listing(document: bytes, store_url: str) -> tuple[list[ObjectInfo], li
         key = fields[key_tag] or ""
         if encoded and ("%" in key or "+" in key):
             key = _decoded(key)
+        size_bytes = int(fields[size_tag] or 0)
+        if size_bytes >> 63:
+            raise ValueError("a size that no object has")
         page.append(
             ObjectInfo(
                 key,
-                int(fields[size_tag] or 0),
+                size_bytes,
                 _nanoseconds(fields.get(time_tag) or "", seconds),
                 plain_etag(fields.get(etag_tag)),
             )
         )
+    return page
+
+
+def _folders(root: ET.Element, space: str) -> list[str]:
+    encoded = root.findtext(f"{space}EncodingType") == "url"
     folders = [text or "" for text in (e.findtext(f"{space}Prefix") for e in root.iterfind(f"{space}CommonPrefixes"))]
-    return page, [_decoded(f) if encoded and ("%" in f or "+" in f) else f for f in folders]
+    return [_decoded(f) if encoded and ("%" in f or "+" in f) else f for f in folders]
 
 
-def _parsed(document: bytes) -> ET.Element:
+def _parsed(document: bytes, store_url: str) -> ET.Element:
+    expect_plain_xml(document, store_url)
     try:
         return ET.fromstring(document)  # noqa: S314 - expat bounds entity expansion by itself since 2.4
     except ET.ParseError:
         # Ceph repeats the prefix as it was asked for; a control character in it is no XML. Keys are encoded.
-        shorter = _REPEATED.sub(b"", document)
+        shorter = _REPEATED.sub(lambda found: b"" if b"&#" in found[2] else found[0], document)
         if shorter == document:
             raise
         return ET.fromstring(shorter)  # noqa: S314
@@ -123,6 +179,8 @@ def _nanoseconds(text: str, seconds: dict[str, int]) -> int:
         try:
             known = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
         except ValueError:
+            return 0
+        if not 0 <= known < _LATEST_S:
             return 0
         seconds[whole] = known
     return known * 10**9 + (int(fraction[:9].ljust(9, "0")) if fraction.isdecimal() else 0)

@@ -14,11 +14,13 @@ from urllib.parse import unquote_plus
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape, unescape
 
-from datacache.core.errors import ObjectNotFoundError, StoreError
+from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
+from datacache.store.answers import expect_plain_xml
 from datacache.store.bodies import Body
 from datacache.store.bucket import Part, Upload
-from datacache.store.errors import error_code, from_status, plain_etag
-from datacache.store.s3_requests import S3Requests
+from datacache.store.errors import error_code, expect_empty, expect_etag, from_status, plain_etag
+from datacache.store.s3_list import Paging
+from datacache.store.s3_requests import LENGTH, S3Requests
 
 WHOLE_BYTES = 8 * 2**20
 """Objects up to this size are put in one request."""
@@ -26,6 +28,8 @@ PART_BYTES = 16 * 2**20
 """A part is a request and, at the store, a round of records beside its bytes; as obstore and others cut by default."""
 MAX_PARTS = 10_000
 _STATUS = {"PreconditionFailed": 412, "NoSuchKey": 404, "NoSuchUpload": 404, "AccessDenied": 403}
+_WHOLE = re.compile(rb"(?:</(?:[\w.-]+:)?\w+Result\s*>|<(?:[\w.-]+:)?\w+Result\b[^>]*/>)\s*\Z")
+_ETAG = re.compile(rb"<(?:[\w.-]+:)?ETag>([^<]*)<")
 _UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
 
 
@@ -41,23 +45,32 @@ def begin(requests: S3Requests, store_url: str, key: str, headers: Mapping[str, 
 def put_part(requests: S3Requests, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
     """Store one part. What lies in memory is sent from there."""
     query = {"partNumber": str(number), "uploadId": upload}
-    headers, _ = requests.call("PUT", key, (200,), query=query, body=data)
-    return Part(number, len(data), plain_etag(headers.get("ETag")))
+    headers, answer = requests.call("PUT", key, (200,), query=query, body=data)
+    expect_empty(answer, requests.url_of(key))
+    return Part(number, len(data), expect_etag(headers.get("ETag"), requests.url_of(key)))
 
 
 def list_parts(requests: S3Requests, store_url: str, key: str, upload: str) -> list[Part]:
     """The parts that are there, by number."""
     found: dict[int, Part] = {}
+    paging = Paging(store_url)
     query = {"uploadId": upload, "max-parts": "1000"}
     while True:
         _, body = requests.call("GET", key, (200,), query=query)
         root, space = _document(body, store_url, "ListPartsResult")
-        for item in root.iterfind(f"{space}Part"):
-            number, size = (int(item.findtext(space + tag) or 0) for tag in ("PartNumber", "Size"))
-            found[number] = Part(number, size, plain_etag(item.findtext(f"{space}ETag")))
+        items, before = root.findall(f"{space}Part"), max(found, default=0)
+        for item in items:
+            number, size = (item.findtext(space + tag) or "0" for tag in ("PartNumber", "Size"))
+            if not (LENGTH.fullmatch(number) and LENGTH.fullmatch(size)):
+                raise StoreError(f"{store_url}: the endpoint does not answer as S3 does", url=store_url)
+            if int(number) <= before:  # rclone's server counts anew on each page: what it has more is sent again
+                return [found[number] for number in sorted(found)]
+            found[int(number)] = Part(int(number), int(size), plain_etag(item.findtext(f"{space}ETag")))
         marker = root.findtext(f"{space}NextPartNumberMarker") or ""
-        if root.findtext(f"{space}IsTruncated") != "true" or marker == query.get("part-number-marker", ""):
+        if root.findtext(f"{space}IsTruncated") != "true":
             return [found[number] for number in sorted(found)]
+        paging.follow(marker)
+        paging.count(len(items))
         query["part-number-marker"] = marker
 
 
@@ -83,7 +96,8 @@ def complete(
 def abort(requests: S3Requests, key: str, upload: str) -> None:
     """Throw an upload away; one that is not there is fine, a missing bucket is not."""
     try:
-        requests.call("DELETE", key, (200, 204), query={"uploadId": upload})
+        _, answer = requests.call("DELETE", key, (200, 204), query={"uploadId": upload})
+        expect_empty(answer, requests.url_of(key))
     except ObjectNotFoundError as exc:
         if not exc.url.endswith(f"/{key}"):
             raise
@@ -92,7 +106,7 @@ def abort(requests: S3Requests, key: str, upload: str) -> None:
 def list_uploads(requests: S3Requests, store_url: str, prefix: str) -> Iterator[Upload]:
     """All unfinished uploads of keys with a prefix."""
     query = {"uploads": "", "prefix": prefix}
-    encoded = False
+    encoded, paging = False, Paging(store_url)
     while True:
         _, body = requests.call("GET", "", (200, 404), query=query)
         if not body or b"<Error>" in body or b"<Error " in body:
@@ -108,7 +122,8 @@ def list_uploads(requests: S3Requests, store_url: str, prefix: str) -> Iterator[
             # A key with a control character is no XML. Not asked for at first: Ceph encodes then and does not say so.
             encoded, query["encoding-type"] = True, "url"
             continue
-        for item in root.iterfind(f"{space}Upload"):
+        items = root.findall(f"{space}Upload")
+        for item in items:
             key, upload, began = (item.findtext(space + tag) or "" for tag in ("Key", "UploadId", "Initiated"))
             key = unquote_plus(key, errors="surrogateescape") if encoded else key
             if key.startswith(prefix):
@@ -116,18 +131,25 @@ def list_uploads(requests: S3Requests, store_url: str, prefix: str) -> Iterator[
         following = root.findtext(f"{space}NextKeyMarker") or ""
         following = unquote_plus(following, errors="surrogateescape") if encoded else following
         place = {"key-marker": following, "upload-id-marker": root.findtext(f"{space}NextUploadIdMarker") or ""}
-        if root.findtext(f"{space}IsTruncated") != "true" or query | place == query:
+        if root.findtext(f"{space}IsTruncated") != "true":
             return
+        paging.follow(place["key-marker"] and repr(place))
+        paging.count(len(items))
         query |= place
 
 
 def answered_etag(body: bytes, url: str, store_url: str) -> str:
-    """The ETag in the document of a completed upload or a copy, '' for none. Raises the error of an answer that had to
-    begin with 200 before the work was done."""
+    """Return the ETag in the document of a completed upload or a copy, '' for none.
+
+    Servers begin the answer with 200 and blanks before the work is done. So raise the error that the document says, and
+    `StoreUnavailableError` where it breaks off: only its end says that the work was done.
+    """
     if b"<Error>" in body or b"<Error " in body:
         code = error_code(body.decode("utf-8", "replace"))
         raise from_status(_STATUS.get(code, 400 if code else 503), code, url, store=store_url)
-    found = re.search(rb"<ETag>([^<]*)</ETag>", body)
+    if _WHOLE.search(body) is None:
+        raise StoreUnavailableError(f"{url}: the store does not say whether it was done", url=url)
+    found = _ETAG.search(body)
     if found is None:
         return ""
     return plain_etag(unescape(found[1].decode("utf-8", "replace"), {"&quot;": '"', "&#34;": '"'}).strip())
@@ -139,6 +161,7 @@ def quoted(etag: str) -> str:
 
 
 def _document(body: bytes, store_url: str, name: str) -> tuple[ET.Element, str]:
+    expect_plain_xml(body, store_url)
     try:
         root = ET.fromstring(body)  # noqa: S314 - expat bounds entity expansion by itself since 2.4
     except ET.ParseError as exc:

@@ -13,7 +13,13 @@ import secrets
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from datacache.core.errors import DatacacheError, StoreAccessError, StoreError, StoreUnavailableError
+from datacache.core.errors import (
+    DatacacheError,
+    StoreAccessError,
+    StoreError,
+    StoreUnavailableError,
+    StoreUnreachableError,
+)
 from datacache.store.bucket import PROBE_BYTES, PROBE_PREFIX
 from datacache.store.s3_multipart import answered_etag, quoted
 from datacache.store.s3_requests import S3Requests, quoted_key
@@ -63,6 +69,8 @@ class _Probe:
         key = self._key + slash
         try:
             info = self._requests.put(key, data, headers)
+        except StoreUnreachableError:
+            raise
         except StoreUnavailableError:  # it may be there nevertheless
             self._made.append((key, ""))
             raise
@@ -102,7 +110,8 @@ class _Probe:
             try:
                 self._requests.delete(key, version=version)
             except DatacacheError as exc:
-                _log.warning("%s/%s is left behind: %s", self._store_url, key, exc)
+                is_there = "is" if version or self._etag else "may be"
+                _log.warning("%s/%s %s left behind: %s", self._store_url, key, is_there, exc)
 
     def _refused(self, headers: Mapping[str, str]) -> bool:
         try:

@@ -19,6 +19,7 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 
 import pytest
@@ -26,7 +27,7 @@ import pytest
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.refs import resolve
-from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError, TagExistsError
+from datacache.core.errors import CatalogError, CorruptManifestError, SnapshotNotFoundError, TagExistsError
 from datacache.manifest.model import BlobId, SnapshotRecord
 from datacache.testing.collect import CollectConformance
 from datacache.testing.documents import DocumentsConformance
@@ -326,6 +327,56 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
         assert dataset.tags == {}
 
     # --- removal --------------------------------------------------------------------------------------------
+
+    def test_a_tag_is_removed_only_while_it_names_the_snapshot(self, catalog: Catalog) -> None:
+        catalog.commit(a_record(number=1), tags=["v1"])
+        assert not catalog.remove_tag("mask", "v1", id=a_record(number=2).id)
+        assert catalog.remove_tag("mask", "v1", id=a_record(number=1).id)
+
+    def test_a_snapshot_with_other_tags_than_expected_is_not_removed(self, catalog: Catalog) -> None:
+        record = a_record()
+        catalog.commit(record, tags=["v1", "v2"])
+        for expected in ([], ["v1"], ["v3"]):
+            with pytest.raises(TagExistsError, match="mask@v2"):
+                catalog.remove_snapshot("mask", record.id, only_tags=expected)
+        assert catalog.snapshot("mask", record.id) == record
+        assert catalog.remove_snapshot("mask", record.id, only_tags=["v1", "v2", "v3"])
+        assert catalog.dataset("mask") is None
+
+    def test_a_commit_is_checked_against_the_latest_snapshot(self, catalog: Catalog) -> None:
+        seen: list[SnapshotRecord] = []
+
+        def refuse(latest: SnapshotRecord) -> None:
+            seen.append(latest)
+            raise CatalogError("no")
+
+        catalog.commit(a_record(number=1), tags=["v1"], check=refuse)
+        catalog.commit(a_record(number=2))
+        with pytest.raises(CatalogError, match="no"):
+            catalog.commit(a_record(number=3), tags=["v1"], move_tags=True, check=refuse)
+        assert seen == [a_record(number=2)]
+        assert [record.files for record in catalog.snapshots("mask")] == [1, 2]
+        dataset = catalog.dataset("mask")
+        assert dataset is not None
+        assert (dataset.latest, dataset.tags) == (a_record(number=2).id, {"v1": a_record(number=1).id})
+
+    def test_of_two_first_commits_at_once_the_second_is_checked(
+        self, catalog: Catalog, open_again: Callable[[], Catalog]
+    ) -> None:
+        def refuse(_latest: SnapshotRecord) -> None:
+            raise CatalogError("no")
+
+        def commit(number: int) -> bool:
+            with contextlib.closing(open_again()) as own:
+                try:
+                    own.commit(a_record(number=number), check=refuse)
+                except CatalogError:
+                    return False
+                return True
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(commit, range(8))) == 1
+        assert len(catalog.snapshots("mask")) == 1
 
     def test_removing_the_latest_falls_back_to_the_newest_left(self, catalog: Catalog) -> None:
         records = [a_record(number=number) for number in (1, 2, 3)]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import pytest
 
+from datacache.catalog import leases
 from datacache.catalog.base import Catalog, Collected
 from datacache.catalog.commit import commit_manifest, known_blobs
 from datacache.catalog.mark import Live, blobs_of, reachable
@@ -90,6 +91,20 @@ def collect(
 ) -> Collected:
     """A collection at a later time."""
     return catalog.collect(reachable(catalog.get_blobs), grace_s=grace_s, dry_run=dry_run, now_s=time.time() + later_s)
+
+
+def set_clock_ahead(catalog: Catalog, patch: pytest.MonkeyPatch, ahead_s: float) -> None:
+    """Have the catalog's own clock, which goes by no step of the node's, be ahead from now on."""
+    if catalog.url.startswith("mongodb"):
+        from datacache.catalog.mongo_client import MongoDatabase
+
+        server = MongoDatabase.now_s
+        patch.setattr(MongoDatabase, "now_s", lambda self: server(self) + ahead_s)
+    else:
+        from datacache.catalog.sqlite import SqliteCatalog
+
+        node = SqliteCatalog.now_s
+        patch.setattr(SqliteCatalog, "now_s", lambda self: node(self) + ahead_s)
 
 
 def blobs_needed(catalog: Catalog, record: SnapshotRecord) -> frozenset[BlobId]:
@@ -182,12 +197,103 @@ class CollectConformance:
     ) -> None:
         again, once = (codec.blob_id(b"again"), b"x"), (codec.blob_id(b"once"), b"y")
         catalog.put_blobs([again, once])
-        clock = time.time
         with monkeypatch.context() as patch:
-            patch.setattr(time, "time", lambda: clock() + 10 * HOUR_S)
+            set_clock_ahead(catalog, patch, 10 * HOUR_S)
             catalog.put_blobs([again])
         assert collect(catalog, later_s=10 * HOUR_S + 60).blobs == 1
         assert set(open_again().get_blobs([again[0], once[0]])) == {again[0]}
+
+    def test_the_grace_period_counts_from_the_removal(self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+        record = a_snapshot(catalog, "mask", range(50), label=b"old")
+        with monkeypatch.context() as patch:
+            set_clock_ahead(catalog, patch, 100 * HOUR_S)
+            catalog.remove_snapshot("mask", record.id)
+        held = len(blobs_needed(catalog, record))
+        found = collect(catalog, later_s=100.5 * HOUR_S)
+        assert (found.blobs, found.young) == (0, held)
+        read_all(catalog, record)
+        assert collect(catalog, later_s=102 * HOUR_S).blobs == held
+
+    def test_a_snapshot_removed_in_one_data_set_stays_in_another(self, catalog: Catalog) -> None:
+        kept = a_snapshot(catalog, "kept", range(50))
+        catalog.remove_snapshot("mask", a_snapshot(catalog, "mask", range(50)).id)
+        found = collect(catalog)
+        assert (found.blobs, found.young) == (0, 0)
+        read_all(catalog, kept)
+
+    def test_what_is_mounted_stays_until_the_lease_ends(self, catalog: Catalog) -> None:
+        record = a_snapshot(catalog, "mask", range(50), label=b"mounted")
+        leases.write_mounts(catalog, "home", "node-1", [(record.id, "/mnt/mask"), (record.id, "/mnt/again")])
+        assert leases.mounted_at(catalog, record.id) == ["node-1:/mnt/again", "node-1:/mnt/mask"]
+        catalog.remove_snapshot("mask", record.id)
+        assert collect(catalog, dry_run=True).blobs == 0
+        assert collect(catalog).blobs == 0
+        read_all(catalog, record)
+        assert collect(catalog, later_s=leases.MOUNT_LEASE_S + HOUR_S).blobs > 1
+
+    def test_what_is_unmounted_goes(self, catalog: Catalog) -> None:
+        record = a_snapshot(catalog, "mask", range(50))
+        leases.write_mounts(catalog, "home", "node-1", [(record.id, "/mnt/mask")])
+        leases.write_mounts(catalog, "other", "node-2", [(record.id, "/mnt/mask")])
+        catalog.remove_snapshot("mask", record.id)
+        for holder in ("home", "other"):
+            assert collect(catalog).blobs == 0
+            leases.write_mounts(catalog, holder, "node", [])
+        assert leases.mounted_at(catalog, record.id) == []
+        assert collect(catalog).blobs > 1
+
+    def test_a_mount_that_comes_while_a_collection_marks_is_seen(self, catalog: Catalog) -> None:
+        record = a_snapshot(catalog, "mask", range(50))
+        a_snapshot(catalog, "mask", range(60))
+        catalog.remove_snapshot("mask", record.id)
+        live = interrupted(
+            reachable(catalog.get_blobs),
+            lambda: leases.write_mounts(catalog, "home", "node-1", [(record.id, "/mnt/mask")]),
+        )
+        catalog.collect(live, grace_s=HOUR_S, now_s=time.time() + 3 * HOUR_S)
+        read_all(catalog, record)
+
+    def test_leases_that_ended_and_old_removals_are_forgotten(self, catalog: Catalog) -> None:
+        record = a_snapshot(catalog, "mask", range(5))
+        catalog.remove_snapshot("mask", record.id)
+        leases.write_mounts(catalog, "home", "node-1", [(record.id, "/mnt/mask")])
+        now_s = catalog.now_s()
+        leases.forget_ended(catalog, now_s=now_s, cutoff_s=now_s - HOUR_S)
+        assert catalog.documents(leases.MOUNTS)
+        assert catalog.documents(leases.REMOVED)
+        later_s = now_s + leases.MOUNT_LEASE_S + 1
+        leases.forget_ended(catalog, now_s=later_s, cutoff_s=later_s - HOUR_S)
+        assert catalog.documents(leases.MOUNTS) == catalog.documents(leases.REMOVED) == []
+
+    @pytest.mark.parametrize("number", ["9" * 400, "-1e308", "1e400", "NaN", "[" * 100_000, '"soon"'])
+    def test_documents_that_make_no_sense_end_no_collection(self, catalog: Catalog, number: str) -> None:
+        record = a_snapshot(catalog, "mask", range(5))
+        for kind, name in ((leases.MOUNTS, "until_s"), (leases.CREATIONS, "since_s"), (leases.REMOVED, "at_s")):
+            text = '{"snapshots": {}, "host": "h", "until_s": 1, "%s": %s}' % (name, number)  # noqa: UP031
+            catalog.set_document(kind, "f" * 32, text, old=None)
+        now_s = catalog.now_s()
+        assert leases.held_now(catalog, now_s=now_s, cutoff_s=now_s) == set()
+        assert leases.mounted_at(catalog, record.id) == []
+        assert leases.oldest_creation_age_s(catalog, now_s) == 0
+        leases.forget_ended(catalog, now_s=now_s, cutoff_s=now_s)
+        for kind in (leases.MOUNTS, leases.CREATIONS, leases.REMOVED):
+            assert catalog.documents(kind) == []
+
+    def test_the_catalogs_clock_is_about_right(self, catalog: Catalog) -> None:
+        before_s = time.time()
+        assert before_s - 5 < catalog.now_s() < time.time() + 5
+
+    def test_a_creation_under_way_is_noted_until_it_ends(self, catalog: Catalog) -> None:
+        creation = leases.Creation(catalog)
+        creation.begin()
+        now_s = catalog.now_s()
+        assert leases.REUSE_S - 5 < leases.oldest_creation_age_s(catalog, now_s) < leases.REUSE_S + 60
+        assert creation.undisturbed()
+        leases.note_sweep(catalog)
+        assert not creation.undisturbed()
+        assert leases.oldest_creation_age_s(catalog, now_s + leases.CREATION_S + 60) == 0
+        creation.end()
+        assert leases.oldest_creation_age_s(catalog, now_s) == 0
 
     def test_an_empty_catalog_has_nothing_to_collect(self, catalog: Catalog) -> None:
         assert collect(catalog) == Collected(blobs=0, size_bytes=0, young=0, derived=0, documents=0)

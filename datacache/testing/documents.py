@@ -40,6 +40,10 @@ class DocumentsConformance:
     ) -> None:
         assert not catalog.remove_document("access", "mask")
         catalog.set_document("access", "mask", "one", old=None)
+        assert not catalog.remove_document("access", "mask", old="another")
+        assert catalog.remove_document("access", "mask", old="one")
+        assert not catalog.remove_document("access", "mask", old="one")
+        catalog.set_document("access", "mask", "one", old=None)
         assert catalog.remove_document("access", "mask")
         assert not catalog.remove_document("access", "mask")
         assert open_again().document("access", "mask") is None

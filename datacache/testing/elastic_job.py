@@ -7,6 +7,7 @@ taken. From the lines it can be told exactly whether what task queues promise wa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -75,7 +76,8 @@ def run_job(
             assert now < deadline, "the job does not come to its end"
             for pid in [pid for pid, until in stopped.items() if until < now]:
                 del stopped[pid]
-                os.kill(pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # it was ending when it was stopped
+                    os.kill(pid, signal.SIGCONT)
             if killed >= kills and paused >= stops:
                 continue
             at = chance.randrange(workers)

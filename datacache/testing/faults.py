@@ -57,6 +57,9 @@ class Fault:
     code: str = "InternalError"
     change: Callable[[Answer], None] | None = None
     """Change the server's answer in place. Content-Length follows the body unless it is set here."""
+    flip_one_in: int = 0
+    """Flip a bit in the body of one in so many answers, wherever the number of the answer puts it; but of two answers
+    for one path that follow each other in one at most, so that who asks again gets the right bytes. 1: in each."""
     lose_answer: bool = False
     """The server has done the request, but the connection is reset instead of its answer."""
     wrong_length: int = 0
@@ -84,11 +87,21 @@ class FaultProxy:
         """Their headers, names in lower case."""
         self._once: deque[Fault] = deque()
         self._always: list[Fault] = []
-        self._lock = threading.Lock()  # guards the two above
+        self._lock = threading.Lock()  # guards what is around it
+        self.flipped = 0
+        """The number of bodies that had a bit flipped."""
+        self._bodies = 0
+        self._right = 0  # of the bodies, since the last flip
+        self._flipped_paths: set[str] = set()  # whose last body had a bit flipped
         self._port = 0
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self.accept()
+
+    def pass_on_to(self, endpoint: str) -> None:
+        """Send what comes from now on to another server."""
+        parts = urlsplit(endpoint)
+        self._target = (parts.hostname or "127.0.0.1", parts.port or 80)
 
     @property
     def url(self) -> str:
@@ -150,6 +163,23 @@ class FaultProxy:
                     self._once.remove(fault)
                     return fault
             return next((f for f in self._always if f.only(method, path)), Fault())
+
+    def flip(self, answer: Answer, path: str, one_in: int) -> None:
+        """Flip a bit of the body, if it is this one's turn."""
+        with self._lock:
+            self._bodies += 1
+            number = self._bodies
+            if not answer.body or self._right + 1 < one_in or (one_in > 1 and path in self._flipped_paths):
+                self._right += 1
+                self._flipped_paths.discard(path)
+                return
+            self.flipped += 1
+            self._right = 0
+            self._flipped_paths.add(path)
+        body = bytearray(answer.body)
+        at = number * 2_654_435_761 % (8 * len(body))
+        body[at // 8] ^= 1 << at % 8
+        answer.body = bytes(body)
 
     def forward(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
         """The server's answer to a request."""
@@ -244,6 +274,8 @@ class _Handler(BaseHTTPRequestHandler):
             fault.change(answer)
             if self.command != "HEAD":
                 length = str(len(answer.body))
+        if fault.flip_one_in and self.command == "GET":
+            cast(_Server, self.server).proxy.flip(answer, self.path, fault.flip_one_in)
         if fault.wrong_length:
             length = str(max(0, int(length) + fault.wrong_length))
         answer.set_header("Transfer-Encoding", None)

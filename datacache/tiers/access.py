@@ -8,12 +8,15 @@ knows less, reading goes on.
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
 import struct
 import time
 from pathlib import Path
+
+from datacache.tiers.memory import is_private
 
 log = logging.getLogger(__name__)
 _SLOTS = 1 << 13
@@ -46,6 +49,8 @@ class AccessTable:
 
 
 def _map(path: Path) -> mmap.mmap:
+    if not is_private(path.parent):
+        raise PermissionError(errno.EACCES, "not in a folder of this user alone", str(path))
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(fd).st_size != FILE_BYTES:

@@ -80,7 +80,7 @@ class Region:
         self.dataset = dataset
         self.capacity = capacity
         self.end = layout.REGION_HEADER_BYTES
-        self._tail = _region_header(dataset)  # what the last, partly filled disk block holds
+        self._head = _region_header(dataset)  # until it is written
         self._fd, self._bounce = _create(folder / container_name(container), bounce, os.O_EXCL)
         os.ftruncate(self._fd, capacity)
 
@@ -90,8 +90,11 @@ class Region:
 
     def append(self, records: Sequence[tuple[BlockId, bytes | memoryview, bytes]]) -> list[Location]:
         """Write records (block, data, checksums) behind the last. `OSError` leaves the region as it was. There must be
-        room for them."""
-        buffers: list[bytes | memoryview] = [self._tail]
+        room for them.
+
+        A direct write takes whole disk blocks, and what comes next begins at another one: what readers have mapped is
+        never written again, which would take the page from under them."""
+        buffers: list[bytes | memoryview] = [self._head]
         locations, at = [], self.end
         for block, data, sums in records:
             header = layout.record_header(block, len(data), sums)
@@ -99,13 +102,13 @@ class Region:
             padding = -len(data) % layout.RECORD_ALIGN
             buffers += (header, data, _PADDING[:padding])
             at += len(header) + len(data) + padding
-        start = self.end - len(self._tail)
+        start = self.end - len(self._head)
         if self._bounce is not None:
             self._bounce.write(self._fd, buffers, start)
+            at = aligned(at, layout.DISK_BLOCK)
         else:
             _write_buffers(self._fd, buffers, start)
-        self._tail = _last_bytes(buffers, at % layout.DISK_BLOCK)
-        self.end = at
+        self._head, self.end = b"", at
         return locations
 
     def seal(self) -> None:
@@ -137,7 +140,10 @@ def scan_region(path: Path) -> Iterator[tuple[BlockId, Location]]:
                 return
             magic, block, length, sums_bytes = layout.RECORD.unpack_from(head)
             if magic != layout.RECORD_MAGIC or sums_bytes != 8 * layout.granules(length):
-                return
+                if at % layout.DISK_BLOCK == 0:
+                    return
+                at = aligned(at, layout.DISK_BLOCK)  # the next write began at another disk block
+                continue
             sums = head[layout.RECORD.size : layout.RECORD.size + sums_bytes]
             offset = at + aligned(layout.RECORD.size + sums_bytes)
             if offset + length > size or len(sums) != sums_bytes:
@@ -209,14 +215,3 @@ def _write_whole(fd: int, data: memoryview, offset: int) -> None:
         if not written:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         offset, data = offset + written, data[written:]
-
-
-def _last_bytes(buffers: Sequence[bytes | memoryview], count: int) -> bytes:
-    """The last `count` bytes of buffers that lie one behind the other."""
-    tail = b""
-    for buffer in reversed(buffers):
-        if len(tail) >= count:
-            break
-        missing = count - len(tail)
-        tail = bytes(memoryview(buffer)[max(0, len(buffer) - missing) :]) + tail
-    return tail

@@ -1,9 +1,12 @@
 """The LMDB index of a node: for each tier, block → location; and the tiers' containers and pins.
 
 The daemon opens it for writing, everybody else read-only; a lookup takes about a microsecond and asks no other process.
+The index lies in memory (`memory`), with a copy on disk: LMDB reads through a mapping, and a page that a failing disk
+does not give would kill who reads it.
+
 LMDB wants an environment opened once a process and never used across `fork()`, so environments are shared through a
 registry here and a child opens its own. Commits are not fsynced: they survive the death of any process, and after
-a power loss the index is checked and, if need be, made again from the regions (`recovery`).
+a power loss the index is made again from the copy, or from the regions (`recovery`).
 """
 
 from __future__ import annotations
@@ -11,17 +14,21 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import lmdb
 
 from datacache.core.errors import CacheError
-from datacache.core.objects import BlockId
+from datacache.core.objects import BlockId, ObjectId
 
 MAP_BYTES = 64 * 2**30  # address space only; the file is as large as what is in it
 TIER_NAMES = ("ram", "ssd")
+UNCHECKED = b"unchecked-"
+"""The beginning of each `unchecked_key`. Earlier versions take all keys with a slash for containers."""
 _MAX_READERS = 4096
+_LOCK_BYTES = 64 * (_MAX_READERS + 64)
+"""The size of LMDB's lock file: a line of the cache for each reader, and its head."""
 _registry: dict[tuple[int, str], Index] = {}
 _registry_lock = threading.Lock()
 
@@ -33,6 +40,8 @@ class Index:
         self.folder = folder
         self.writable = writable
         try:
+            if writable:
+                _allocate(folder / "lock.mdb", _LOCK_BYTES)
             self.env = lmdb.open(
                 str(folder),
                 map_size=MAP_BYTES,
@@ -82,7 +91,7 @@ class Index:
         needed = self._needed_bytes()
         if os.fstat(self._fd).st_size < needed:
             with contextlib.suppress(OSError):
-                os.truncate(self.folder / "data.mdb", needed)
+                _allocate(self.folder / "data.mdb", needed)
 
     def find(self, block: BlockId) -> list[tuple[int, bytes]]:
         """The numbers of the tiers that have a block, fastest first, with its index value in each."""
@@ -94,6 +103,20 @@ class Index:
         if ram is None:
             return [(1, ssd)] if ssd is not None else []
         return [(0, ram), (1, ssd)] if ssd is not None else [(0, ram)]
+
+    def missing(self, blocks: Sequence[BlockId], tiers: Sequence[int]) -> list[int]:
+        """Return the places of those that none of some tiers has: one look for all."""
+        gone = list(range(len(blocks)))
+        with self.env.begin() as txn:
+            for number in tiers:
+                db = self.blocks[TIER_NAMES[number]]
+                gone = [at for at in gone if txn.get(blocks[at], db=db) is None]
+        return gone
+
+    def any_unchecked(self) -> bool:
+        """Tell whether `meta` has an `unchecked_key`."""
+        with self.env.begin(db=self.meta) as txn, txn.cursor() as cursor:
+            return bool(cursor.set_range(UNCHECKED)) and bytes(cursor.key()).startswith(UNCHECKED)
 
     def whole(self) -> bool:
         """Whether the file is at least as long as it was: reading a torn one through a mapping would be fatal."""
@@ -122,6 +145,21 @@ class Index:
         """Close the environment; nobody may be using it."""
         os.close(self._fd)
         self.env.close()
+
+
+def unchecked_key(object_id: ObjectId, tier: str) -> bytes:
+    """Return the key in `meta` under which a large object's ref is kept for as long as its file in a tier has blocks
+    that came after all of it was last checked, or never was. It is written with each block."""
+    return UNCHECKED + f"{object_id.hex()}-{tier}".encode()
+
+
+def _allocate(path: Path, size_bytes: int) -> None:
+    """Make a file this long, without holes: on a full tmpfs, to touch a hole of a mapped file is fatal."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    finally:
+        os.close(fd)
 
 
 def open_index(folder: Path, *, writable: bool = False) -> Index:

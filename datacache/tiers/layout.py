@@ -1,20 +1,24 @@
-"""Where things lie on disk and how index values and region records are packed. No I/O but building paths.
+"""Places of things on disk and in memory, and how index values and region records are packed: paths, no I/O.
 
 <home>/cache/FORMAT            version of this layout
-<home>/cache/index.<n>/        LMDB: block → location per tier, containers; n grows when it is made again
 <home>/cache/pins.json         pinned refs → data sets
 <home>/cache/BOOT              the boot (of the machine) in which the index was last opened for writing
-<home>/cache/access.bin        last read of each container (float64 seconds, by container id modulo the slots)
+<home>/cache/CLEAN             which index was closed cleanly, and its copy
+<home>/cache/index.saved       a copy of the index as it was closed, for after a restart of the machine
+<home>/cache/memory            a link to the folder in memory, where it is not at its usual place
 <home>/cache/ssd/r-<id>        a region: records of header, payload
 <home>/cache/ssd/o-<id>        an object file: sparse, block n at n × BLOCK_BYTES
-<ram_dir>/datacache-<uid>-<hash of home>/…   the same for the RAM tier
+<ram_dir>/datacache-<uid>-<hash of home>/     the folder in memory (`memory`):
+    index.<n>/                 LMDB: block → location per tier, containers; n grows when it is made again
+    access.bin                 last read of each container (float64 seconds, by container id modulo the slots)
+    counters/, lookahead/      what readers count, and published orders
+    r-<id>, o-<id>             the RAM tier
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,9 +124,9 @@ def cache_dir(home: Path) -> Path:
     return home / "cache"
 
 
-def index_dir(home: Path) -> Path:
-    """The folder of the newest LMDB index (the first one's if there is none yet)."""
-    return cache_dir(home) / f"index.{max(index_generations(home), default=0)}"
+def index_dir(memory: Path) -> Path:
+    """The folder of the newest LMDB index in a home's folder in memory (the first one's if there is none yet)."""
+    return memory / f"index.{max(index_generations(memory), default=0)}"
 
 
 def pins_file(home: Path) -> Path:
@@ -130,10 +134,15 @@ def pins_file(home: Path) -> Path:
     return cache_dir(home) / "pins.json"
 
 
-def index_generations(home: Path) -> list[int]:
+def saved_index(home: Path) -> Path:
+    """The copy of the index on disk."""
+    return cache_dir(home) / "index.saved"
+
+
+def index_generations(folder: Path) -> list[int]:
     """The numbers of the indexes that are there. More than one only while a rebuilt one replaces another."""
     try:
-        names = os.listdir(cache_dir(home))
+        names = os.listdir(folder)
     except FileNotFoundError:
         return []
     return [int(n.removeprefix("index.")) for n in names if n.startswith("index.") and n[6:].isdigit()]
@@ -142,9 +151,3 @@ def index_generations(home: Path) -> list[int]:
 def ssd_dir(home: Path) -> Path:
     """The folder of the SSD tier's containers."""
     return cache_dir(home) / "ssd"
-
-
-def ram_tier_dir(home: Path, ram_dir: Path) -> Path:
-    """The RAM tier's folder on a tmpfs: one for each home and user."""
-    digest = blake2b(os.fsencode(home.resolve()), digest_size=8).hexdigest()
-    return ram_dir / f"datacache-{os.getuid()}-{digest}"

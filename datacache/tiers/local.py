@@ -2,55 +2,59 @@
 
 Used by every reading process (a training script, a DataLoader worker, a mount worker, the daemon). Safe from several
 threads; after `fork()` a child opens the index anew and keeps the mappings, which are read-only. A broken container or
-index is a miss, never an error and never other bytes: whoever reads then asks the daemon, which repairs it.
+index is a miss, never an error and never other bytes: whoever reads then asks the daemon, which repairs it. A disk that
+fails is a miss, too: no page is touched that it has not given (`core.mapped`); it is not asked each time (`health`).
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
 import resource
+from collections.abc import Callable, Sequence
 from os import SEEK_END, lseek
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import lmdb
 from xxhash import xxh3_64_intdigest
 
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import CacheError
-from datacache.core.objects import BlockId
+from datacache.core.mapped import MappedFile, reclaim
+from datacache.core.objects import GRANULE_BYTES, BlockId
 from datacache.tiers import layout
 from datacache.tiers.access import AccessTable
+from datacache.tiers.health import health_of
 from datacache.tiers.index import Index, open_index
 from datacache.tiers.layout import container_name, intact, unpack_location
+from datacache.tiers.memory import is_private, memory_dir
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+P = ParamSpec("P")
 _MAX_MAPS = 512
 _MAX_SPOTS = 200_000
 _SWEEP_EVERY_S = 1.0
 _TOUCH_EVERY_S = 0.1
+_MAX_FAILED = 10_000
+_DISK_ERRORS = frozenset({errno.EIO, errno.EUCLEAN, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO, errno.ESHUTDOWN})
+"""Errors of opening a file that speak of its disk; the others are about the file."""
 
 
-class _Mapped:
+class _Mapped(MappedFile):
     """A container's file, open and mapped."""
 
-    __slots__ = ("container", "fd", "map", "name", "touched_s", "view")
+    __slots__ = ("container", "name", "touched_s")
 
     def __init__(self, folder: Path, container: int) -> None:
         self.container = container
         self.name = str(folder / container_name(container))
-        self.fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
-        self.map = mmap.mmap(self.fd, os.fstat(self.fd).st_size, prot=mmap.PROT_READ)
-        self.view = memoryview(self.map)
         self.touched_s = 0.0
-
-    def __del__(self) -> None:
-        # The mapping goes when the last view of it goes; the descriptor can go now.
-        if hasattr(self, "fd"):
-            os.close(self.fd)
+        super().__init__(self.name)
 
 
 class Spot(NamedTuple):
@@ -74,7 +78,8 @@ class LocalTier:
     def __init__(self, number: int, folder: Path) -> None:
         self._number = number
         self._folder = folder
-        self._maps: dict[int, _Mapped] = {}
+        self.health = health_of(folder)
+        self._maps: dict[int, _Mapped] = {}  # iterated over as a copy: other threads open containers meanwhile
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_maps = max(16, min(_MAX_MAPS, limit // 8))
 
@@ -85,6 +90,8 @@ class LocalTier:
             mapped = self._maps.get(container) or self._open(container)
         except (OSError, ValueError) as exc:
             log.debug("a block in %s is not there: %s", self._folder, exc)
+            if isinstance(exc, OSError) and exc.errno in _DISK_ERRORS:
+                self.health.failed(exc)
             return None
         digest = int.from_bytes(sums, "little") if len(sums) == 8 else -1
         return Spot(mapped, offset, offset + length, digest, sums, self._number)
@@ -95,16 +102,17 @@ class LocalTier:
 
     def close_some(self) -> bool:
         """Close containers that were evicted, so that their disk space comes free, and more where many are open."""
-        gone = [c for c, mapped in list(self._maps.items()) if os.fstat(mapped.fd).st_nlink == 0]
+        gone = [c for c, mapped in self._maps.copy().items() if os.fstat(mapped.fd).st_nlink == 0]
         if self.full():
-            gone += list(self._maps)[: self._max_maps // 4]
+            gone += list(self._maps.copy())[: self._max_maps // 4]
         for container in gone:
             self._maps.pop(container, None)
         return bool(gone)
 
     def unmap_pages(self) -> None:
         """Keep the mappings, but none of their pages (madvise(2), MADV_DONTNEED on a file's mapping)."""
-        for mapped in list(self._maps.values()):
+        for mapped in self._maps.copy().values():
+            mapped.forget()
             mapped.map.madvise(mmap.MADV_DONTNEED)
 
     def forget(self, container: int) -> None:
@@ -123,27 +131,26 @@ class LocalBlocks:
     """
 
     def __init__(self, home: Path, ram_dir: Path) -> None:
-        self._home = home
+        self._home, self._ram_dir = home, ram_dir
         self._index: PerProcess[list[Index]] = PerProcess(list)  # at most one: empty until there is an index
         self._spots: dict[BlockId, Spot] = {}
         self._sweep_at_s = 0.0
-        self._access = AccessTable(layout.cache_dir(home) / "access.bin")
-        self.tiers = (
-            LocalTier(0, layout.ram_tier_dir(home, ram_dir)),
-            LocalTier(1, layout.ssd_dir(home)),
-        )
+        self._failed: set[BlockId] = set()
+        self._use_memory(memory_dir(home, ram_dir))
 
     def copy(self, block: BlockId) -> tuple[bytes, int] | None:
         """All bytes of a block, verified, and the number of the tier that had them; None for a miss."""
         spot = self._spots.get(block)
         if spot is not None and spot.digest >= 0:
             mapped, start, end, digest, _, tier = spot
+            now_s = monotonic()
+            if now_s >= reclaim.look_at_s:
+                reclaim.look(now_s)
             # Touching a mapping behind the end of its file is fatal (SIGBUS), so its size is looked at every time;
             # lseek says it at a third of fstat's price.
-            if lseek(mapped.fd, 0, SEEK_END) >= end:
+            if mapped.calm == reclaim.calm and start in mapped.known and lseek(mapped.fd, 0, SEEK_END) >= end:
                 data = mapped.map[start:end]
                 if xxh3_64_intdigest(data) == digest:
-                    now_s = monotonic()
                     if now_s > mapped.touched_s:
                         self._touch(mapped, now_s)
                     return data, tier
@@ -156,7 +163,7 @@ class LocalBlocks:
         spot = self._spots.get(block)
         if spot is not None:
             mapped, start, end, digest, sums, tier = spot
-            if end - start == len(out) and lseek(mapped.fd, 0, SEEK_END) >= end:  # as in `copy`
+            if end - start == len(out) and self._readable(spot, start, end):
                 out[:] = mapped.view[start:end]
                 if xxh3_64_intdigest(out) == digest if digest >= 0 else intact(out, sums, 0, len(out)):
                     now_s = monotonic()
@@ -177,14 +184,14 @@ class LocalBlocks:
         container's disk space."""
         spot = self._spots.get(block)
         if spot is not None:
-            view = self._verified(spot, start, stop)
+            view = self._verified(block, spot, start, stop)
             if view is not None:
                 return view, spot.tier
             self._spots.pop(block, None)
         for number, value in self._values(block):
             spot = self.tiers[number].spot(value)
             if spot is not None:
-                view = self._verified(spot, start, stop)
+                view = self._verified(block, spot, start, stop)
                 if view is not None:
                     self._remember(block, spot)
                     return view, number
@@ -197,7 +204,7 @@ class LocalBlocks:
         if spot is None:
             return self.view(block, start, stop)
         mapped, first, end, _, _, tier = spot
-        if lseek(mapped.fd, 0, SEEK_END) < end or first + stop > end:
+        if first + stop > end or not self._readable(spot, first + start, first + stop):
             return self.view(block, start, stop)
         now_s = monotonic()
         if now_s > mapped.touched_s:
@@ -205,8 +212,26 @@ class LocalBlocks:
         return mapped.view[first + start : first + stop], tier
 
     def has(self, block: BlockId) -> bool:
-        """Whether a tier has a block by the index, bytes unseen."""
+        """Tell whether a tier whose disk works has a block by the index, bytes unseen."""
         return bool(self._values(block))
+
+    def missing(self, blocks: Sequence[BlockId]) -> list[int]:
+        """Return the places of those that `has` says no of: one look for all."""
+        tiers = [number for number, tier in reversed(list(enumerate(self.tiers))) if not tier.health.away()]
+        gone = self._ask(Index.missing, blocks, tiers)
+        return list(range(len(blocks))) if gone is None else gone
+
+    def any_unchecked(self) -> bool:
+        """Tell whether something is here of a large object that nobody has checked as a whole."""
+        return bool(self._ask(Index.any_unchecked))
+
+    def failed(self, block: BlockId) -> bool:
+        """Tell whether a disk failed to give a block since this was asked last."""
+        try:
+            self._failed.remove(block)
+        except KeyError:
+            return False
+        return True
 
     def present(self, block: BlockId) -> bool:
         """Whether a tier has a block by the index and its container is there and long enough, bytes unread."""
@@ -247,22 +272,49 @@ class LocalBlocks:
         if held and not held[0].current():
             held.clear()
 
-    def _verified(self, spot: Spot, start: int, stop: int | None) -> memoryview | None:
+    def _verified(self, block: BlockId, spot: Spot, start: int, stop: int | None) -> memoryview | None:
         mapped, first, end, digest, sums, _ = spot
-        if lseek(mapped.fd, 0, SEEK_END) < end:  # as in `copy`
-            log.warning("%s is truncated", mapped.name)
-            self._forget(spot)
+        stop = end - first if stop is None else stop
+        if digest >= 0:
+            needed, until = first, end
+        else:  # whole granules, each of which has a checksum
+            needed = first + start // GRANULE_BYTES * GRANULE_BYTES
+            until = min(first + -(-stop // GRANULE_BYTES) * GRANULE_BYTES, end)
+        if not self._readable(spot, needed, until, block):
             return None
-        block = mapped.view[first:end]
-        stop = len(block) if stop is None else stop
-        sound = xxh3_64_intdigest(block) == digest if digest >= 0 else intact(block, sums, start, stop)
-        if not sound or stop > len(block):
+        view = mapped.view[first:end]
+        sound = xxh3_64_intdigest(view) == digest if digest >= 0 else intact(view, sums, start, stop)
+        if not sound or stop > len(view):
+            mapped.forget()  # what repairs it may write it in its place
             log.warning("a block in %s at %d does not have its checksum", mapped.name, first)
             return None
         now_s = monotonic()
         if now_s > mapped.touched_s:
             self._touch(mapped, now_s)
-        return block[start:stop]
+        return view[start:stop]
+
+    def _readable(self, spot: Spot, start: int, stop: int, block: BlockId | None = None) -> bool:
+        """Tell whether bytes `start:stop` of a container may be touched; `block` is noted as failed if its disk is."""
+        mapped, first, end, *_, number = spot
+        if lseek(mapped.fd, 0, SEEK_END) < end:  # as in `copy`
+            log.warning("%s is truncated", mapped.name)
+            self._forget(spot)
+            return False
+        if mapped.has(first, start, stop):
+            return True
+        health = self.tiers[number].health
+        if not health.turn():
+            return False
+        try:
+            mapped.need(first, end, start, stop)
+        except OSError as exc:
+            if exc.errno != errno.EFAULT:
+                health.failed(exc)
+                if block is not None and len(self._failed) < _MAX_FAILED:
+                    self._failed.add(block)
+            return False
+        health.worked()
+        return True
 
     def _touch(self, mapped: _Mapped, now_s: float) -> None:
         """Note a container's use, a few times a second at most, and now and then let go of what was evicted."""
@@ -280,25 +332,45 @@ class LocalBlocks:
 
     def _forget(self, spot: Spot) -> None:
         self.tiers[spot.tier].forget(spot.mapped.container)
-        for block, other in list(self._spots.items()):
+        for block, other in self._spots.copy().items():
             if other.mapped is spot.mapped:
                 self._spots.pop(block, None)
 
     def _values(self, block: BlockId) -> list[tuple[int, bytes]]:
-        """The index values of a block, by tier."""
+        """The index values of a block in tiers whose disk works, by tier."""
+        found = self._ask(Index.find, block) or []
+        ram, ssd = self.tiers
+        if ssd.health.away() or ram.health.away():
+            return [(number, value) for number, value in found if not self.tiers[number].health.away()]
+        return found
+
+    def _ask(self, question: Callable[Concatenate[Index, P], T], *about: P.args, **named: P.kwargs) -> T | None:
+        """Ask the index; None where there is no sound one."""
         held = self._index.get()
         try:
             if not held:
-                held.append(open_index(layout.index_dir(self._home)))
+                held.append(self._open_index())
             index = held[0]
-            if not index.whole():
-                log.warning("the index %s is truncated", index.folder)
-                held.clear()
-                return []
-            return index.find(block)
+            if index.whole():
+                return question(index, *about, **named)
+            log.warning("the index %s is truncated", index.folder)
+            held.clear()
         except CacheError as exc:  # before the daemon's first start there is none
             log.debug("%s", exc)
         except (lmdb.Error, OSError, IndexError) as exc:
             log.warning("the index of %s cannot be read: %s", self._home, exc)
             held.clear()
-        return []
+        return None
+
+    def _open_index(self) -> Index:
+        folder = memory_dir(self._home, self._ram_dir)
+        if folder != self._memory:
+            self._use_memory(folder)
+        if not is_private(folder):
+            raise CacheError(f"{folder} is not there, or not a folder of this user alone")
+        return open_index(layout.index_dir(folder))
+
+    def _use_memory(self, folder: Path) -> None:
+        self._memory = folder
+        self._access = AccessTable(folder / "access.bin")
+        self.tiers = (LocalTier(0, folder), LocalTier(1, layout.ssd_dir(self._home)))

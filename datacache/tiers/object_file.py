@@ -16,15 +16,16 @@ from datacache.core.objects import BLOCK_BYTES, ObjectId, block_count, block_id,
 from datacache.tiers import layout
 from datacache.tiers.index import open_index
 from datacache.tiers.layout import OBJECT_FILE, Location, container_name, intact, unpack_location
+from datacache.tiers.memory import memory_dir
 
 log = logging.getLogger(__name__)
 _SSD = 1
 
 
-def open_object_file(home: Path, obj: ObjectId, size_bytes: int) -> int | None:
+def open_object_file(home: Path, ram_dir: Path, obj: ObjectId, size_bytes: int) -> int | None:
     """A descriptor, the caller's, of a file that has exactly this object's bytes: all of its blocks are in it, and
     every byte was read and has its checksum. None if there is none."""
-    blocks = _blocks(home, obj, size_bytes)
+    blocks = _blocks(home, ram_dir, obj, size_bytes)
     if blocks is None:
         return None
     path = layout.ssd_dir(home) / container_name(blocks[0].container)
@@ -42,13 +43,13 @@ def open_object_file(home: Path, obj: ObjectId, size_bytes: int) -> int | None:
     return None
 
 
-def _blocks(home: Path, obj: ObjectId, size_bytes: int) -> list[Location] | None:
+def _blocks(home: Path, ram_dir: Path, obj: ObjectId, size_bytes: int) -> list[Location] | None:
     """Where the object's blocks are, if all are in one object file."""
     if size_bytes <= BLOCK_BYTES:
         return None
     found = []
     try:
-        index = open_index(layout.index_dir(home))
+        index = open_index(layout.index_dir(memory_dir(home, ram_dir)))
         if not index.whole():
             return None
         for number in range(block_count(size_bytes)):

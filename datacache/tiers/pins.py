@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
+
+from datacache.core.disk import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +23,5 @@ def read(path: Path) -> dict[str, str]:
 
 
 def write(path: Path, pins: dict[str, str]) -> None:
-    """Replace the file as a whole. `OSError` leaves it as it was."""
-    fresh = path.with_suffix(".new")
-    with fresh.open("w") as file:
-        json.dump(pins, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    """Replace the file as a whole, durably. `OSError` leaves it as it was."""
+    replace_file(path, json.dumps(pins).encode())

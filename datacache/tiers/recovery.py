@@ -1,38 +1,40 @@
 """Open a node's cache for writing: check rather than trust, and repair what can be repaired.
 
-An index that was not closed cleanly is walked by a child process first (a torn LMDB file can be fatal to whoever reads
-it); if the child fails or dies, or the machine itself went down meanwhile (commits are not fsynced), the index is made
-again from the regions' own records. Only the daemon, holding its lock, may call this, and before it has threads (it
-forks).
+An index that was not closed cleanly is walked by another process first (`walk`: a torn LMDB file can be fatal to its
+reader). One that is gone (it lies in memory) comes back from its copy, if it was closed cleanly. Where neither will
+do, it is made again from the regions' own records. Only the daemon, holding its lock, may call this.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import functools
 import json
 import logging
 import os
 import shutil
-import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import lmdb
 
+from datacache.core.boot import boot_id
 from datacache.core.errors import CacheError
 from datacache.settings import Settings
 from datacache.tiers import containers, layout, pins
-from datacache.tiers.access import FILE_BYTES, AccessTable
+from datacache.tiers.access import AccessTable
 from datacache.tiers.index import TIER_NAMES, Index, forget_index, open_index
+from datacache.tiers.memory import make_memory_dir
+from datacache.tiers.shares import Shares
 from datacache.tiers.tier import Container, Pins, Tier
 from datacache.tiers.writer import TierWriter
 
 log = logging.getLogger(__name__)
 _CLEAN = "CLEAN"
 _BOOT = "BOOT"
+_DATA = "data.mdb"
 _BOUNCE_BYTES = 8 * 2**20
 _INDEX_SLACK = 256 * 1024  # what the index may grow by between two looks at its size
 
@@ -42,22 +44,16 @@ def open_tiers(settings: Settings) -> Iterator[TierWriter]:
     """The writer of a home's tiers. `CacheError` if the folder cannot be used or is of a newer version."""
     home = settings.home
     folder = layout.cache_dir(home)
-    folders = {"ram": layout.ram_tier_dir(home, settings.ram_dir), "ssd": layout.ssd_dir(home)}
-    if not settings.ram_dir.is_dir():
-        raise CacheError(
-            f"the folder for the RAM tier, {settings.ram_dir}, does not exist",
-            hint="Set DATACACHE_RAM_DIR to a tmpfs, such as /dev/shm.",
-        )
     try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        memory = make_memory_dir(home, settings.ram_dir)
+        folders = {"ram": memory, "ssd": layout.ssd_dir(home)}
+        folders["ssd"].mkdir(mode=0o700, exist_ok=True)
         for path in (folder, *folders.values()):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "permission denied", str(path))
-        _check_private(folders["ram"])
         if _check_format(folder):
-            # The home is new: what lies in its RAM folder is of another that had its path.
-            for path in folders["ram"].iterdir():
-                path.unlink()
+            _clear(memory)  # the home is new: what lies here is of another that had its path
         index, clean = _sound_index(home, folders)
         try:
             writer = _writer(settings, index, folders, check=not clean)
@@ -74,16 +70,17 @@ def open_tiers(settings: Settings) -> Iterator[TierWriter]:
         writer.close()
         try:
             index.env.sync(True)
+            _save(index, layout.saved_index(home))
             forget_index(index.folder)
-            (folder / _CLEAN).write_text(_stamp(index.folder))
+            (folder / _CLEAN).write_text(_stamp(index.folder / _DATA) + "\n" + _stamp(layout.saved_index(home)))
         except (lmdb.Error, OSError) as exc:  # the next start looks more closely
             log.warning("the index %s was not closed cleanly: %s", index.folder, exc)
             forget_index(index.folder)
 
 
 def _writer(settings: Settings, index: Index, folders: dict[str, Path], *, check: bool) -> TierWriter:
-    access = AccessTable(layout.cache_dir(settings.home) / "access.bin")
-    overhead = {"ram": lambda: 0, "ssd": lambda: index.size_bytes() + FILE_BYTES + _INDEX_SLACK}
+    access = AccessTable(folders["ram"] / "access.bin")
+    overhead = {"ram": lambda: 0, "ssd": lambda: index.size_bytes() + _INDEX_SLACK}  # its copy
     budgets = {"ram": settings.ram_bytes, "ssd": settings.ssd_bytes}
     tiers = [
         Tier(
@@ -98,12 +95,16 @@ def _writer(settings: Settings, index: Index, folders: dict[str, Path], *, check
             overhead=overhead[name],
             bounce=containers.Bounce(_BOUNCE_BYTES) if name == "ssd" else None,
             check=check,
+            shares=Shares(settings.shares),
         )
         for name in TIER_NAMES
     ]
     for tier in tiers:
         tier.make_room(0)  # the set size may be smaller than last time
         _shrink(tier)
+        tier.shrunk_bytes = tier.evicted_bytes
+        if tier.shrunk_bytes:
+            log.warning("evicted %d bytes of %s: it may take %d only", tier.shrunk_bytes, tier.name, tier.budget_bytes)
     return TierWriter(index, tiers, layout.pins_file(settings.home))
 
 
@@ -116,14 +117,13 @@ def _shrink(tier: Tier) -> None:
         tier.evict([id])
 
 
-def _check_private(folder: Path) -> None:
-    """The RAM tier's folder is at a place anybody can guess, where anybody may have made it first."""
-    status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise CacheError(
-            f"the RAM tier's folder {folder} is not a folder of this user alone",
-            hint=f"Remove {folder}, or set DATACACHE_RAM_DIR to another folder.",
-        )
+def _clear(memory: Path) -> None:
+    """Remove containers and indexes. What processes have mapped stays: they may be this home's already."""
+    for number in layout.index_generations(memory):
+        shutil.rmtree(memory / f"index.{number}", ignore_errors=True)
+    for path in memory.iterdir():
+        if layout.container_of(path.name) is not None:
+            path.unlink()
 
 
 def _check_format(folder: Path) -> bool:
@@ -144,18 +144,25 @@ def _check_format(folder: Path) -> bool:
     return True
 
 
-def _stamp(index: Path) -> str:
-    status = os.stat(index / "data.mdb")
-    return f"{index.name} {status.st_size} {status.st_mtime_ns}"
+def _stamp(file: Path) -> str:
+    status = os.stat(file)
+    return f"{file.parent.name} {status.st_size} {status.st_mtime_ns}"
 
 
-@functools.cache
-def _boot_id() -> str:
-    """Which boot of the machine this is; empty if nobody says."""
+def _save(index: Index, saved: Path) -> None:
+    """Put a copy of the index into the place of the last one."""
+    beside = saved.with_name(f"{saved.name}.new")
+    beside.mkdir(mode=0o700, exist_ok=True)
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+        index.env.copy(str(beside), compact=False)
+        fd = os.open(beside / _DATA, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        (beside / _DATA).replace(saved)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _machine_went_down(marker: Path) -> bool:
@@ -163,32 +170,42 @@ def _machine_went_down(marker: Path) -> bool:
     before = ""
     with contextlib.suppress(OSError):
         before = marker.read_text()
-    if before != _boot_id():
+    if before != boot_id():
         try:
-            marker.write_text(_boot_id())
+            marker.write_text(boot_id())
         except OSError:  # a full disk: not known is better than wrong
             with contextlib.suppress(OSError):
                 marker.unlink(missing_ok=True)
-    return bool(before and _boot_id()) and before != _boot_id()
+    return bool(before and boot_id()) and before != boot_id()
 
 
 def _sound_index(home: Path, folders: dict[str, Path]) -> tuple[Index, bool]:
     """The index, and whether it was closed cleanly."""
-    closed_cleanly, went_down = False, _machine_went_down(layout.cache_dir(home) / _BOOT)
-    folder, clean = layout.index_dir(home), layout.cache_dir(home) / _CLEAN
-    if (folder / "data.mdb").exists():
-        with contextlib.suppress(OSError):
-            closed_cleanly = clean.read_text() == _stamp(folder)
-        clean.unlink(missing_ok=True)
+    cache, memory = layout.cache_dir(home), folders["ram"]
+    went_down = _machine_went_down(cache / _BOOT)
+    folder, clean, saved = layout.index_dir(memory), cache / _CLEAN, layout.saved_index(home)
+    closed: list[str] = []
+    with contextlib.suppress(OSError):
+        closed = clean.read_text().splitlines()
+    clean.unlink(missing_ok=True)
+    closed_cleanly = False
+    if (folder / _DATA).exists():
+        closed_cleanly = closed[:1] == [_stamp(folder / _DATA)]
         if not closed_cleanly and (went_down or not _walks(folder, folders)):
             folder = _rebuild(home, folders)
+    elif saved.exists() and closed[1:] == [_stamp(saved)]:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        shutil.copyfile(saved, folder / _DATA)
+        closed_cleanly = True
     elif _any_container(folders):
         folder = _rebuild(home, folders)
     folder.mkdir(mode=0o700, exist_ok=True)
-    for number in layout.index_generations(home):
-        old = layout.cache_dir(home) / f"index.{number}"
+    for number in layout.index_generations(memory):
+        old = memory / f"index.{number}"
         if old != folder:
             shutil.rmtree(old, ignore_errors=True)
+    for number in layout.index_generations(cache):  # of a version that had it on disk
+        shutil.rmtree(cache / f"index.{number}", ignore_errors=True)
     return open_index(folder, writable=True), closed_cleanly
 
 
@@ -197,37 +214,37 @@ def _any_container(folders: dict[str, Path]) -> bool:
 
 
 def _walks(folder: Path, folders: dict[str, Path]) -> bool:
-    """Whether a child process can read the whole index without an error, without dying of it, and finds a container
-    in it if there are any."""
-    pid = os.fork()
-    if pid == 0:
-        faulthandler.disable()  # dying is one of the answers
-        code, known = 1, 0
-        try:
-            index = Index(folder, writable=True)
-            with index.env.begin() as txn:
-                for tier in TIER_NAMES:
-                    with txn.cursor(db=index.blocks[tier]) as cursor:
-                        for _, value in cursor:
-                            layout.unpack_location(value)
-                with txn.cursor(db=index.meta) as cursor:
-                    for key, value in cursor:
-                        if b"/" in key:
-                            Container(**json.loads(value))
-                            known += 1
-            code = 0 if known or not _any_container(folders) else 1
-        except BaseException as exc:  # noqa: BLE001 - whatever it is, the index is not sound
-            log.warning("the index %s is broken: %s", folder, exc)
-        finally:
-            os._exit(code)
-    return os.waitpid(pid, 0)[1] == 0
+    """Tell whether another process can read the whole index without an error, without dying of it, and finds a
+    container in it if there are any. Not a fork: this process may have threads.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "datacache.tiers.walk",
+        str(folder),
+        *(["--some"] if _any_container(folders) else []),
+    ]
+    package_root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
+    found = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        cwd="/",
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    if found.returncode:
+        log.warning("the index %s is broken: %s", folder, found.stderr.strip()[-500:] or f"exit {found.returncode}")
+    return found.returncode == 0
 
 
 def _rebuild(home: Path, folders: dict[str, Path]) -> Path:
     """A new index from the records in the regions. Object files are dropped: their checksums were in the old index.
     So is a region that cannot be read."""
-    cache = layout.cache_dir(home)
-    fresh = cache / "index.new"
+    memory = folders["ram"]
+    fresh = memory / "index.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
     index, blocks, highest = Index(fresh, writable=True), 0, 0
@@ -235,10 +252,11 @@ def _rebuild(home: Path, folders: dict[str, Path]) -> Path:
     for tier, folder in folders.items():
         for path in sorted(folder.iterdir()):
             id = layout.container_of(path.name)
-            if id is not None:
-                highest = max(highest, id & ~layout.OBJECT_FILE)
+            if id is None:
+                continue
+            highest = max(highest, id & ~layout.OBJECT_FILE)
             try:
-                found = _reindex(index, tier, id, path, pinned) if id is not None else None
+                found = _reindex(index, tier, id, path, pinned)
             except OSError as exc:
                 log.warning("%s cannot be read and is dropped: %s", path, exc.strerror)
                 found = None
@@ -251,7 +269,7 @@ def _rebuild(home: Path, folders: dict[str, Path]) -> Path:
         txn.put(b"next-container", (highest + 1).to_bytes(4, "big"), db=index.meta)
     index.env.sync(True)
     index.close()
-    target = cache / f"index.{max(layout.index_generations(home), default=-1) + 1}"
+    target = memory / f"index.{max(layout.index_generations(memory), default=-1) + 1}"
     fresh.rename(target)
     log.warning("made the index again from the regions: %d blocks", blocks)
     return target

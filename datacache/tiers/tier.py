@@ -18,15 +18,18 @@ from typing import Any, NamedTuple
 
 import lmdb
 
-from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId
+from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef
 from datacache.tiers import containers, eviction, layout
 from datacache.tiers.access import AccessTable
 from datacache.tiers.containers import Bounce, Region
-from datacache.tiers.index import Index
+from datacache.tiers.health import health_of
+from datacache.tiers.index import Index, unchecked_key
 from datacache.tiers.layout import DISK_BLOCK, OBJECT_FILE, Location, aligned, container_name
+from datacache.tiers.shares import Held, Shares, may_evict, to_take_back
 
 log = logging.getLogger(__name__)
 _SUSPENDED_S = 30.0
+_RESERVED_S = 60.0
 _NEXT_ID = b"next-container"
 _MAX_FILLING = 32
 Pins = Mapping[str, str]
@@ -60,6 +63,8 @@ class Block:
     lane: int = 0
     """Which of its data set's open regions it goes into. Above 0: a published order reads it next, and blocks of one
     lane are read at about the same time after that."""
+    unchecked: ObjectRef | None = None
+    """The object, if it is a large one that is to be checked as a whole (`index.unchecked_key`)."""
 
     @property
     def in_object_file(self) -> bool:
@@ -111,12 +116,20 @@ class Tier:
         overhead: Callable[[], int] = lambda: 0,
         bounce: Bounce | None = None,
         check: bool = False,
+        shares: Shares | None = None,
     ) -> None:
         """`check`: the index was not closed cleanly, so look for entries whose container it does not have."""
         self.name, self.folder, self.budget_bytes = name, folder, budget_bytes
+        self.shrunk_bytes = 0
+        """The bytes that were evicted at the start, because the budget was lowered."""
         self._policy, self._ttl_s = policy, ttl_s
         self._index, self._access, self._overhead = index, access, overhead
         self._db = index.blocks[name]
+        self._shares = shares or Shares()
+        self._used_by: dict[str, int] = {}
+        """Bytes of containers by group of data sets (`Shares.group`)."""
+        self._reserved_until = 0.0
+        """Until when groups above their share leave some room alone, because one below its own needs it."""
         self._bounce = bounce
         self._filling: dict[tuple[str, int], Region] = {}  # by data set and lane
         self.outlook: Outlook | None = None
@@ -128,7 +141,8 @@ class Tier:
         self._added: list[int] = []  # by the transaction under way
         self._wrote: list[BlockId] = []  # into object files, by the transaction under way
         self._suspended_until = 0.0
-        self.problem = ""
+        self._problem = ""
+        self.health = health_of(folder)
         self.evicted_bytes = 0
         self.containers: dict[int, Container] = {}
         self._load(check=check)
@@ -138,22 +152,57 @@ class Tier:
         """What it takes now, metadata counted."""
         return self._container_bytes + self._overhead()
 
+    @property
+    def problem(self) -> str:
+        """Why it gives or takes nothing at present; empty if it does."""
+        return self.health.problem or self._problem or self._too_small()
+
+    def _too_small(self) -> str:
+        """Why nothing can ever be kept within the set size; '' if something can."""
+        overhead = self._overhead()
+        if not self.budget_bytes or overhead < self.budget_bytes:
+            return ""
+        return (
+            f"its limit of {self.budget_bytes:,} bytes is below the {overhead:,} that its index alone takes, so it "
+            "keeps nothing. Half of what is free on the disk when a home is first used is the limit, unless "
+            f"DATACACHE_{self.name.upper()}_BYTES says another"
+        )
+
     def has(self, txn: lmdb.Transaction, block: BlockId) -> bool:
         """Whether the index has a block here."""
         return txn.get(block, db=self._db) is not None
 
-    def make_room(self, need_bytes: int, *, planned: bool = False) -> bool:
-        """Evict what the policy lets go until `need_bytes` fit (`planned`: for what a published order reads next). Its
-        own transaction; files go after the commit."""
+    def make_room(self, need_bytes: int, *, planned: bool = False, group: str | None = None) -> bool:
+        """Evict what the policy lets go until `need_bytes` fit (`planned`: for what a published order reads next;
+        `group`: for whom, by `Shares.group`). Its own transaction; files go after the commit."""
         excess = self.used_bytes + need_bytes - self.budget_bytes
         if excess <= 0:
             return True
         if need_bytes > self.budget_bytes:
             return False
         policy = "keep" if self._policy == "clairvoyant" and self.outlook is None else self._policy
-        chosen = eviction.victims(policy, self._states(), excess, now_s=time.time(), ttl_s=self._ttl_s, planned=planned)
+        states = self._states()
+        if self._shares and group is not None:
+            entitled = self._entitled()
+            if self._used_by.get(group, 0) < entitled.get(group, 0):
+                self._reserved_until = time.monotonic() + _RESERVED_S
+                held = [Held(state, self._group_of(state.id)) for state in states]
+                excess += self._reserve_bytes() if need_bytes else 0
+                self.evict(to_take_back(held, excess, self._used_by, entitled, group))
+                return self.used_bytes + need_bytes <= self.budget_bytes
+            used = self._used_by
+            states = [state for state in states if may_evict(group, self._group_of(state.id), used, entitled)]
+        chosen = eviction.victims(policy, states, excess, now_s=time.time(), ttl_s=self._ttl_s, planned=planned)
         self.evict(chosen)
         return self.used_bytes + need_bytes <= self.budget_bytes
+
+    def group(self, dataset: str) -> str:
+        """The group of data sets that shares are counted by."""
+        return self._shares.group(dataset)
+
+    def has_share(self, group: str) -> bool:
+        """Tell whether a group has what it is entitled to, or more."""
+        return self._used_by.get(group, 0) >= self._shares.entitled_bytes(group, self.budget_bytes)
 
     def evict_expired(self) -> None:
         """Drop what policy `ttl` no longer wants."""
@@ -209,6 +258,8 @@ class Tier:
             value = txn.get(block.id, db=self._db)
             if source is not None and (value is None or layout.unpack_location(value).container != source):
                 continue
+            if self.health.away():
+                continue
             if source is None and value is not None:
                 kept[at] = True
             elif self._suspended_until > time.monotonic():
@@ -222,7 +273,9 @@ class Tier:
                     self._write_run(txn, region, run, kept)
                     run, run_bytes = [], 0
                     region = self._region_for(txn, block, pins)
-                if region is not None and self.used_bytes + run_bytes + size + DISK_BLOCK <= self.budget_bytes:
+                if region is not None and self.used_bytes + run_bytes + size + DISK_BLOCK <= self._limit_bytes(
+                    block.dataset
+                ):
                     run.append((at, block, sums))
                     run_bytes += size
         self._write_run(txn, region, run, kept)
@@ -284,6 +337,31 @@ class Tier:
             for id, c in self.containers.items()
         ]
 
+    def _group_of(self, container: int) -> str:
+        return self._shares.group(self.containers[container].dataset)
+
+    def _entitled(self) -> dict[str, int]:
+        groups = {self._group_of(id) for id in self.containers} | set(self._shares.groups())
+        return {group: self._shares.entitled_bytes(group, self.budget_bytes) for group in groups}
+
+    def _reserve_bytes(self) -> int:
+        return min(containers.open_region_size(self.budget_bytes), self.budget_bytes // 8)
+
+    def _limit_bytes(self, dataset: str) -> int:
+        """Return what this tier may have in use when something of a data set has been added."""
+        if not self._shares or time.monotonic() > self._reserved_until:
+            return self.budget_bytes
+        group = self._shares.group(dataset)
+        if self._used_by.get(group, 0) < self._shares.entitled_bytes(group, self.budget_bytes):
+            return self.budget_bytes
+        return self.budget_bytes - self._reserve_bytes()
+
+    def _count(self, container: int, size_bytes: int) -> None:
+        self._container_bytes += size_bytes
+        if self._shares:
+            group = self._group_of(container)
+            self._used_by[group] = self._used_by.get(group, 0) + size_bytes
+
     def _write_run(
         self, txn: lmdb.Transaction, region: Region | None, run: list[tuple[int, Block, bytes]], kept: list[bool]
     ) -> None:
@@ -305,7 +383,7 @@ class Tier:
     def _put_into_object_file(self, txn: lmdb.Transaction, block: Block, sums: bytes, pins: Pins) -> bool:
         # A block that was there before has its room already.
         size = 0 if block.id in self._unindexed else aligned(len(block.data), DISK_BLOCK)
-        if size and self.used_bytes + size > self.budget_bytes:
+        if size and self.used_bytes + size > self._limit_bytes(block.dataset):
             return False
         container = self._object_files.get(block.object_id)
         try:
@@ -321,6 +399,9 @@ class Tier:
             return False
         location = Location(container, offset, len(block.data), sums)
         txn.put(block.id, layout.pack_location(location), db=self._db)
+        if block.unchecked is not None:  # each time: it may have been checked before this block was lost
+            key = unchecked_key(block.object_id, self.name)
+            txn.put(key, json.dumps(block.unchecked).encode(), db=self._index.meta)
         self._unindexed.discard(block.id)
         self._wrote.append(block.id)
         self._grow(container, size)
@@ -328,9 +409,9 @@ class Tier:
 
     def _grow(self, container: int, size_bytes: int) -> None:
         self.containers[container].disk_bytes += size_bytes
-        self._container_bytes += size_bytes
+        self._count(container, size_bytes)
         self._access.touch(container)
-        self.problem = ""
+        self._problem = ""
 
     def _region_for(self, txn: lmdb.Transaction, block: Block, pins: Pins) -> Region | None:
         """The region to append a block to, a new one if need be; None if there is no room for one."""
@@ -341,7 +422,7 @@ class Tier:
             self._seal(region)
         elif len(self._filling) >= _MAX_FILLING:
             self._seal(next(iter(self._filling.values())))
-        room = self.budget_bytes - self.used_bytes
+        room = self._limit_bytes(block.dataset) - self.used_bytes
         need = layout.REGION_HEADER_BYTES + block.disk_bytes()
         # The last region of a budget is as large as what is left.
         wanted = aligned(max(containers.open_region_size(self.budget_bytes), need), DISK_BLOCK)
@@ -382,9 +463,9 @@ class Tier:
             self._suspend(exc)
 
     def _suspend(self, exc: OSError) -> None:
-        self.problem = f"{exc.strerror or exc} ({self.folder})"
+        self._problem = f"{exc.strerror or exc} ({self.folder})"
         self._suspended_until = time.monotonic() + _SUSPENDED_S
-        log.warning("the %s tier takes nothing for %.0f s: %s", self.name, _SUSPENDED_S, self.problem)
+        log.warning("the %s tier takes nothing for %.0f s: %s", self.name, _SUSPENDED_S, self._problem)
 
     def _take_back(self) -> None:
         """A transaction failed: what the index does not know of must not be written into again."""
@@ -396,8 +477,8 @@ class Tier:
 
     def _remove(self, id: int) -> int:
         """Forget a container and remove its file. Returns the bytes that came free."""
+        self._count(id, -self.containers[id].disk_bytes)
         gone = self.containers.pop(id)
-        self._container_bytes -= gone.disk_bytes
         if gone.object_id:
             object_id = ObjectId(bytes.fromhex(gone.object_id))
             self._object_files.pop(object_id, None)
@@ -429,6 +510,7 @@ class Tier:
                 found = cursor.set_range(prefix)
                 while found and cursor.key()[:16] == prefix:
                     found = cursor.delete()
+            txn.delete(unchecked_key(ObjectId(prefix), self.name), db=self._index.meta)
         else:
             self._seal_container(id)
             path = self.folder / container_name(id)
@@ -450,15 +532,15 @@ class Tier:
                 id = int(cursor.key()[len(prefix) :], 16)
                 self.containers[id] = Container(**json.loads(cursor.value()))
                 found = cursor.next()
-        lost = []
+        lost: dict[int, Container] = {}
         for id, container in self.containers.items():
             try:
                 status = os.stat(self.folder / container_name(id))
             except FileNotFoundError:
-                lost.append(id)
+                lost[id] = container
                 continue
             container.disk_bytes = status.st_blocks * 512
-            self._container_bytes += container.disk_bytes
+            self._count(id, container.disk_bytes)
             self._access.at_least(id, status.st_mtime)
             if container.object_id:
                 self._object_files[ObjectId(bytes.fromhex(container.object_id))] = id
@@ -473,11 +555,14 @@ class Tier:
             if path.name not in known and layout.container_of(path.name) is not None:
                 path.unlink()
 
-    def _forget_strays(self, lost: Iterable[int]) -> None:
+    def _forget_strays(self, lost: Mapping[int, Container]) -> None:
         """Delete the index entries of containers that are not there."""
         with self._index.write() as txn:
-            for id in lost:
+            for id, container in lost.items():
                 txn.delete(_meta_key(self.name, id), db=self._index.meta)
+                if container.object_id:
+                    object_id = ObjectId(bytes.fromhex(container.object_id))
+                    txn.delete(unchecked_key(object_id, self.name), db=self._index.meta)
             with txn.cursor(db=self._db) as cursor:
                 cursor.first()
                 while value := cursor.value():

@@ -8,6 +8,7 @@ is committed; `stored` is then called (in the writer thread) with whether any ti
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import queue
 import threading
@@ -15,13 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import lmdb
 
-from datacache.core.objects import BlockId
+from datacache.core.objects import BlockId, ObjectId, ObjectRef
 from datacache.tiers import layout, pins
-from datacache.tiers.index import Index
+from datacache.tiers.index import UNCHECKED, Index, unchecked_key
 from datacache.tiers.tier import Block, Tier
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class TierWriter:
             for ref in {ref for container in tier.containers.values() for ref in container.pinned_by} - set(self._pins):
                 tier.unpin(ref)
         self._queue: queue.SimpleQueue[tuple[Block, Stored] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._working_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="tier-writer", daemon=True)
         self._thread.start()
 
@@ -64,18 +66,12 @@ class TierWriter:
         self._queue.put(run)
         return future
 
-    def pin(self, ref: str, dataset: str, blocks: Iterable[BlockId]) -> None:
-        """Keep what is here of a snapshot, and what will come for its data set. Call through `call`, with blocks that
-        are collected already: nothing is written meanwhile."""
-        wanted: list[set[int]] = [set() for _ in self.tiers]
-        with self._index.env.begin() as txn:
-            for block in blocks:
-                for tier, found in zip(self.tiers, wanted, strict=True):
-                    value = txn.get(block, db=self._index.blocks[tier.name])
-                    if value is not None:
-                        found.add(layout.unpack_location(value).container)
-        for tier, found in zip(self.tiers, wanted, strict=True):
-            tier.pin(ref, found)
+    def pin(self, ref: str, dataset: str, objects: Sequence[ObjectId]) -> None:
+        """Keep what is here of a snapshot's objects, and what will come for its data set. Call through `call`, with ids
+        that are collected already: nothing is written meanwhile."""
+        for tier in self.tiers:
+            with self._index.env.begin(db=self._index.blocks[tier.name]) as txn, txn.cursor() as cursor:
+                tier.pin(ref, {container for id in objects for container in _containers_of(cursor, id)})
             tier.seal(dataset)  # what will come must not go into a region that is not pinned
         self._save_pins({**self._pins, ref: dataset})
 
@@ -97,6 +93,42 @@ class TierWriter:
             for tier in self.tiers:
                 tier.drop(txn, block)
 
+    def drop_object(self, blocks: Sequence[BlockId]) -> None:
+        """Forget all blocks of a large object everywhere, and its files, so that readers let go of them. Call through
+        `call`."""
+        with self._index.env.begin() as txn:
+            found = [
+                {
+                    layout.unpack_location(value).container
+                    for block in blocks
+                    if (value := txn.get(block, db=self._index.blocks[tier.name])) is not None
+                }
+                for tier in self.tiers
+            ]
+        for block in blocks:
+            self.drop(block)
+        for tier, containers in zip(self.tiers, found, strict=True):
+            tier.evict([id for id in containers if id & layout.OBJECT_FILE and id in tier.containers])
+
+    def unchecked(self) -> Iterator[list[ObjectRef]]:
+        """Yield the large objects of which blocks are here and that nobody has checked as a whole since, also those
+        that a killed daemon left: some thousand at a time, once for each tier. From any thread."""
+        for some in self._entries(self._index.meta, UNCHECKED):
+            yield [ObjectRef(*json.loads(value)) for key, value in some if key.startswith(UNCHECKED)]
+
+    def is_unchecked(self, id: ObjectId) -> bool:
+        """Tell whether `unchecked` has an object. From any thread."""
+        keys = [unchecked_key(id, tier.name) for tier in self.tiers]
+        with self._index.env.begin(db=self._index.meta) as txn:
+            return any(txn.get(key) is not None for key in keys)
+
+    def mark_checked(self, id: ObjectId) -> None:
+        """Remember that all of a large object was checked. What comes of it later makes it unchecked again, even a
+        block that was here. Call through `call`."""
+        with self._index.write() as txn:
+            for tier in self.tiers:
+                txn.delete(unchecked_key(id, tier.name), db=self._index.meta)
+
     def evict(self, dataset: str | None) -> int:
         """Drop a data set's containers, or all, but what is pinned; the bytes that came free. Call through `call`."""
         freed = 0
@@ -114,21 +146,14 @@ class TierWriter:
         with self._index.env.begin() as txn:
             return int(txn.stat(self._index.blocks[tier])["entries"])
 
-    def missing(self, blocks: Sequence[BlockId]) -> list[int]:
-        """The places of those that no tier has by the index: one look for all of them. From any thread."""
-        first, *others = (self._index.blocks[tier.name] for tier in reversed(self.tiers))
-        with self._index.env.begin() as txn:
-            gone = [at for at, block in enumerate(blocks) if txn.get(block, db=first) is None]
-            for db in others:
-                gone = [at for at in gone if txn.get(blocks[at], db=db) is None]
-        return gone
-
     def entries(self, tier: str) -> Iterator[list[tuple[bytes, bytes]]]:
         """The index of a tier, some thousand blocks and their values at a time: each some is of one moment, all of them
         are not. From any thread."""
-        start = b""
+        return self._entries(self._index.blocks[tier], b"")
+
+    def _entries(self, db: Any, start: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
         while True:
-            with self._index.env.begin(db=self._index.blocks[tier]) as txn, txn.cursor() as cursor:
+            with self._index.env.begin(db=db) as txn, txn.cursor() as cursor:
                 some = list(itertools.islice(cursor.iternext(), _ENTRIES)) if cursor.set_range(start) else []
             if not some:
                 return
@@ -139,6 +164,11 @@ class TierWriter:
         """See `Tier.move`; None for blocks whose region has gone already. Call through `call`."""
         pinned = self._pins
         self._guarded(lambda: tier.put(blocks, pinned) if source is None else tier.move(source, blocks, pinned))
+
+    def working_s(self) -> float:
+        """Return how long the thread has been at what it does now; 0 while it has nothing to do. From any thread."""
+        since = self._working_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def close(self) -> None:
         """Write what is queued, seal the regions, end the thread."""
@@ -154,6 +184,7 @@ class TierWriter:
                 item = self._queue.get(timeout=max(0.0, expire_at_s - time.monotonic()))
             except queue.Empty:
                 item = _nothing
+            self._working_since = time.monotonic()
             if time.monotonic() >= expire_at_s:
                 for tier in self.tiers:
                     self._guarded(tier.evict_expired)
@@ -173,6 +204,7 @@ class TierWriter:
                 return
             if callable(item):
                 item()
+            self._working_since = None
 
     def _store(self, batch: list[tuple[Block, Stored]]) -> None:
         blocks = [(block, layout.checksums(block.data)) for block, _ in batch]
@@ -187,8 +219,15 @@ class TierWriter:
 
     def _put(self, tier: Tier, blocks: Sequence[tuple[Block, bytes]]) -> list[bool]:
         try:
-            need = sum(block.disk_bytes() for block, _ in blocks)
-            tier.make_room(need, planned=any(block.lane for block, _ in blocks))
+            planned = any(block.lane for block, _ in blocks)
+            needs: dict[str, int] = {}
+            for block, _ in blocks:
+                group = tier.group(block.dataset)
+                needs[group] = needs.get(group, 0) + block.disk_bytes()
+            total = 0
+            for group in sorted(needs, key=tier.has_share):  # what one makes room for is not the next one's
+                total += needs[group]
+                tier.make_room(total, planned=planned, group=group)
             return tier.put(blocks, self._pins)
         except (lmdb.Error, OSError) as exc:
             log.warning("the cache index cannot be written: %s", exc)
@@ -203,6 +242,14 @@ class TierWriter:
             action()
         except (lmdb.Error, OSError) as exc:
             log.warning("the cache index: %s", exc)
+
+
+def _containers_of(cursor: lmdb.Cursor, id: ObjectId) -> Iterator[int]:
+    """Yield the containers of an object's blocks: those that are here, whatever the number that it says it has."""
+    more = cursor.set_range(id)
+    while more and bytes(cursor.key()).startswith(id):
+        yield layout.unpack_location(cursor.value()).container
+        more = cursor.next()
 
 
 def _nothing() -> None:

@@ -185,10 +185,3 @@ def _write_over(path: Path, data: bytes) -> None:
 def write_json(path: Path, table: dict[str, Any]) -> None:
     """Durable and as a whole: after a crash the old one is there, or the new one."""
     replace_file(path, json.dumps(table, indent=1).encode())
-
-
-def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

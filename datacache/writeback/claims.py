@@ -184,8 +184,25 @@ class Claims:
             self._end(claim)
             self._engine.changed.notify_all()
 
-    def conflict(self, claim: Claim, theirs: ObjectInfo | None, reason: str) -> Conflict:
-        """Somebody else's object stays under the claimed key; what we have goes on under the conflict's name."""
+    def lose(self, claim: Claim, reason: str) -> Conflict | None:
+        """The object that a claimed key was to be copied from is gone, and its bytes are not here: the key is given up,
+        and told as lost. None where the key has other content by now."""
+        pending, losses = claim.pending, self._engine.losses
+        # Noted first: a kill must not leave neither the file nor the note.
+        number = losses.add(pending.key, pending.size_bytes, reason)
+        losses.save()
+        with self._engine.lock:
+            now = self._engine.overlay.get(pending.key)
+            if now is not None and now.content == pending.content:
+                return self.conflict(claim, None, reason, is_loss=True)
+        losses.drop(number)
+        losses.save()
+        self.abandon(claim)
+        return None
+
+    def conflict(self, claim: Claim, theirs: ObjectInfo | None, reason: str, *, is_loss: bool = False) -> Conflict:
+        """Somebody else's object stays under the claimed key; what we have goes on under the conflict's name. A loss is
+        told as such, and not as a conflict."""
         with self._engine.lock:
             self._end(claim)
             key = claim.pending.key
@@ -210,12 +227,11 @@ class Claims:
             else:
                 self._engine.record(drop=[key])
             found = Conflict(key, kept_as, time.time(), reason)
-            self._engine.conflicts.append(found)
-            self._engine.conflict_count = number = self._engine.conflict_count + 1
             if self._engine.watcher is not None:
                 self._engine.watcher.moved(key, kept_as, theirs)
             self._engine.changed.notify_all()
-        self._conflict_log.append(number, found)
+        if not is_loss:
+            self._conflict_log.append(found)
         _log.warning("%s: %s; %s", key, reason, f"ours is kept as {kept_as}" if kept_as else "ours is given up")
         return found
 

@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 from datacache.store.bucket import LiveObject
 
+CONFLICT_MARK = ".conflict-"
+_SUFFIX = re.compile(rf"(?<=[^/]){re.escape(CONFLICT_MARK)}\d{{8}}T\d{{6}}Z-[A-Za-z0-9.-]+(?=/?\Z)")
 _NAME_BYTES = 255  # the longest name that a directory shows
 _KEY_BYTES = 1024  # the longest key that S3 has
 _READABLE_BYTES = 16  # of a name, at least, or it goes where there is more room
@@ -42,16 +44,22 @@ def standing(found: LiveObject | None, *, base: str, version: int, ours: int | N
     return Standing.EARLIER if ours is not None and ours < version else Standing.THEIRS
 
 
+def is_conflict_copy(key: str) -> bool:
+    """Tell by its name whether a key is a conflict's copy."""
+    return _SUFFIX.search(key) is not None
+
+
 def conflict_key(key: str, at: float, host: str, taken: Callable[[str], bool], *, prefix: str = "") -> str:
     """The key that our version of `key` goes on under; in the bucket it stands behind `prefix`. `at` in seconds since
     the epoch. The name is shortened where it would be longer than a name or a key can be, and numbered where `taken`
-    says that there is one already. Where the folder leaves no room for a name, it goes into the next one above."""
-    folder, _, name = key.rstrip("/").rpartition("/")
+    says that there is one already. A conflict copy's own copy is named as another one of the original. Where the folder
+    leaves no room for a name, it goes into the next one above."""
+    folder, _, name = _SUFFIX.sub("", key.rstrip("/")).rpartition("/")
     when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
     where = re.sub(r"[^A-Za-z0-9.-]+", "-", host)[:_HOST_BYTES] or "unknown"
     number = 1
     while True:
-        suffix = f".conflict-{when}-{where}" + (f"-{number}" if number > 1 else "") + "/" * key.endswith("/")
+        suffix = f"{CONFLICT_MARK}{when}-{where}" + (f"-{number}" if number > 1 else "") + "/" * key.endswith("/")
         while True:
             above = f"{folder}/" if folder else ""
             room = min(_NAME_BYTES, _KEY_BYTES - len(_bytes(prefix + above))) - len(suffix)

@@ -11,6 +11,7 @@ is made under it.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
@@ -27,13 +28,16 @@ from datacache.core.errors import DatacacheError, StagingError, StagingFullError
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
 from datacache.writeback.claims import Claims
-from datacache.writeback.conflict_log import ConflictLog
+from datacache.writeback.conflict_log import CONFLICTS, ConflictLog
+from datacache.writeback.conflicts import CONFLICT_MARK
 from datacache.writeback.fetching import Fetching
 from datacache.writeback.files import StagedFiles
 from datacache.writeback.journal import Change, Journal
-from datacache.writeback.model import WRITER, Attributes, Conflict, Content, Logged, Pending, Staged, Stored
+from datacache.writeback.losses import LOSSES, LossLog
+from datacache.writeback.model import WRITER, Attributes, Content, Logged, Pending, Staged, Stored
 from datacache.writeback.overlay import Overlay
 from datacache.writeback.records import (
+    KEPT,
     PENDING,
     UPLOAD,
     UploadState,
@@ -48,7 +52,6 @@ _log = logging.getLogger("datacache.writeback")
 _COMMIT_EVERY_S = 0.2
 """How long a change that nobody waits for stays in memory."""
 _RECORD_BYTES = 64 * 1024
-_KEPT_CONFLICTS = 100
 
 
 class Watcher(Protocol):
@@ -89,9 +92,8 @@ class WriteBack:
         """Notified when something was finished, given up for now, or became pending."""
         self.overlay = Overlay()
         self.usage = self.overlay.usage
-        self.conflict_log = ConflictLog(area.folder / "conflicts.jsonl")
-        self.conflicts: deque[Conflict] = deque(self.conflict_log.last, maxlen=_KEPT_CONFLICTS)
-        self.conflict_count = self.conflict_log.count
+        self.conflict_log = ConflictLog(area.folder / CONFLICTS)
+        self.losses = LossLog(area.folder / LOSSES, check=area.check)
         self.claims = Claims(self)
         self.fetching = Fetching(self)
         self.watcher: Watcher | None = None
@@ -170,6 +172,9 @@ class WriteBack:
             # What is not ready is not recorded: a deletion that it follows stays in the journal, or a crash would bring
             # the old object back.
             changes += [self._change_of(pending, blobs) for pending in pendings if pending.ready]
+            if self._local_folders:
+                keys = (*drop, *(pending.key for pending in pendings))
+                changes += [Change(KEPT + key, None) for key in keys if key in self._local_folders]
             if changes:
                 self._ticket = self._journal.append(changes)  # from here on nothing may fail
                 self._wake.set()
@@ -192,6 +197,7 @@ class WriteBack:
     def gone(self, key: str, *, base: str) -> tuple[list[Pending], list[str]]:
         """What `record` is to be given for the deletion of a key: what becomes pending, and what is dropped. `base` as
         for `change`."""
+        self._settle_conflict(key)
         old = self.overlay.get(key)
         if old is None:
             if not base:
@@ -200,7 +206,32 @@ class WriteBack:
             return [Pending(key, None, None, base, version, self._now(), after=version - 1)], []
         if not old.base and not old.touched:
             return [], [key]
-        return [replace(old, attributes=None, content=None, version=self.next_version(), ready=True)], []
+        sent = self._sum_of_sent(old)
+        return [replace(old, attributes=None, content=None, version=self.next_version(), ready=True, sent=sent)], []
+
+    def _settle_conflict(self, key: str) -> None:
+        """Tell no more of a conflict whose copy is deleted or renamed: somebody has seen to it."""
+        if CONFLICT_MARK in key:
+            self._later(partial(self.conflict_log.settle, key))
+
+    def _sum_of_sent(self, pending: Pending) -> str:
+        """Return the MD5 of the bytes that a try may have brought to the bucket in one request; '' for none."""
+        if not pending.touched or pending.upload_bytes > self.bucket.whole_bytes:
+            return pending.sent
+        try:
+            if isinstance(pending.content, Logged):
+                data = self.blob(pending.key)
+            elif isinstance(pending.content, Staged):
+                fd = self.files.open(pending.content.file)
+                try:
+                    data = os.pread(fd, pending.content.size_bytes, 0)
+                finally:
+                    os.close(fd)
+            else:
+                return pending.sent
+        except (KeyError, OSError, StagingError):
+            return pending.sent  # then the object is taken for somebody's, and kept
+        return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
     def blob(self, key: str) -> bytes:
         """The bytes of a key whose content is `Logged`."""
@@ -226,6 +257,8 @@ class WriteBack:
             self.files.set_journal_bytes(self._journal.size_bytes)
             with self.lock:
                 self._durable = max(self._durable, wanted)
+            if self.losses.settled(self._durable):
+                self.losses.save()
         with self.lock:
             due = []
             while self._after and self._after[0][0] <= self._durable:
@@ -279,8 +312,10 @@ class WriteBack:
             self._wake.set()
 
     def keep_here(self, key: str) -> None:
-        """The store cannot keep a folder: nothing is left to be done for it. Under the lock."""
+        """Note that the store cannot keep a folder: nothing is left to be done for it, now or later. Under the lock."""
         self._local_folders.add(key)
+        self._ticket = self._journal.append([Change(KEPT + key, b"")])
+        self._wake.set()
 
     def is_kept_here(self, key: str) -> bool:
         """Whether it is such a folder. Under the lock."""
@@ -342,8 +377,12 @@ class WriteBack:
         try:
             self.commit()
         finally:
-            self._journal.close()
-            self.area.close(discard=discard and self.area.is_new and not len(self.overlay))
+            self.losses.save()
+            self.conflict_log.shorten()
+            try:
+                self._journal.close()
+            finally:
+                self.area.close(discard=discard and self.area.is_new and not len(self.overlay))
 
     # --- within ----------------------------------------------------------------------------------------------------
 
@@ -369,6 +408,9 @@ class WriteBack:
         files: set[int] = set()
         written: list[tuple[Pending, Staged]] = []
         for key, header, blob_bytes in self._journal.records():
+            if key.startswith(KEPT):
+                self._local_folders.add(key.removeprefix(KEPT))
+                continue
             if key.startswith(UPLOAD):
                 of = key.removeprefix(UPLOAD)
                 self._uploads[of] = decode_upload(of, header)

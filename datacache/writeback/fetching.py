@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 
 from datacache.core.disk import write_all
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError, StagingFullError
-from datacache.core.objects import ObjectRef
+from datacache.core.objects import BLOCK_BYTES, ObjectRef
 from datacache.writeback.area_files import FULL
 from datacache.writeback.claims import Claim
 from datacache.writeback.model import Pending, Staged, Stored
 
 if TYPE_CHECKING:
     from datacache.writeback.engine import WriteBack
-
-_COPY_BYTES = 4 * 2**20
+    from datacache.writeback.live import Blocks
 
 
 class Fetching:
@@ -30,41 +29,60 @@ class Fetching:
 
     def __init__(self, engine: WriteBack) -> None:
         self._engine = engine
+        self.blocks: Blocks | None = None
+        """The node's read cache."""
 
     def fetch(self, claim: Claim) -> bool:
         """Bring content that lies under another key of the bucket here, and end the claim: false where the key changed
         meanwhile. Errors of the store end it, too."""
-        pending = claim.pending
-        number = -1
+        content = claim.pending.content
         try:
-            if not isinstance(pending.content, Stored):
-                return False
-            number = self.bring(pending.content)
-            with self._engine.lock:
-                now = self._engine.overlay.get(pending.key)
-                if now is None or now.content != pending.content:
-                    return False
-                content = Staged(number, pending.content.size_bytes)
-                self._engine.record([replace(now, content=content, version=self._engine.next_version())])
-                number = -1
-            return True
+            return isinstance(content, Stored) and self._stage(claim, content, self.bring(content))
         finally:
             self._engine.claims.abandon(claim)
-            if number >= 0:
-                self._engine.files.remove(number)
 
-    def fetch_clean(self, claim: Claim) -> bool:
-        """The same for content whose object is gone, where a copy of it is here: whether there is one. If there is not
-        the claim stays as it is."""
+    def fetch_kept(self, claim: Claim) -> bool:
+        """Do the same for content whose object is gone, where its bytes are still on this node: whether they are. If
+        they are not the claim stays as it is."""
         content = claim.pending.content
         if not isinstance(content, Stored) or content.key == claim.pending.key:
             return False
-        if self._engine.files.clean(self._engine.prefix + content.key, content.etag) is None:
+        number = self._bring_kept(content)
+        if number is None:
             return False
-        # Where the copy was dropped meanwhile the next try finds none.
-        with contextlib.suppress(ObjectChangedError, ObjectNotFoundError):
-            self.fetch(claim)
+        try:
+            self._stage(claim, content, number)
+        finally:
+            self._engine.claims.abandon(claim)
         return True
+
+    def _stage(self, claim: Claim, content: Stored, number: int) -> bool:
+        """Give a claimed key a staged file in place of its content: false, and the file goes, where the key changed
+        meanwhile."""
+        with self._engine.lock:
+            now = self._engine.overlay.get(claim.pending.key)
+            if now is not None and now.content == content:
+                staged = Staged(number, content.size_bytes)
+                self._engine.record([replace(now, content=staged, version=self._engine.next_version())])
+                return True
+        self._engine.files.remove(number)
+        return False
+
+    def _bring_kept(self, stored: Stored) -> int | None:
+        """A staged file with the bytes that a clean copy or the node's cache has of an object; None for neither."""
+        full = self._engine.prefix + stored.key
+        # Where the copy was dropped meanwhile, or the cache has not all of it, the store is asked, which has it not.
+        with contextlib.suppress(ObjectChangedError, ObjectNotFoundError):
+            if self._engine.files.clean(full, stored.etag) is not None:
+                return self.bring(stored)
+        with contextlib.suppress(ObjectChangedError, ObjectNotFoundError):
+            if self.blocks is not None:
+                read = self.blocks.read
+                ref = ObjectRef(self._engine.bucket.url, full, stored.size_bytes, stored.etag)
+                return self.copied(
+                    lambda start, stop: bytes(read(ref, start // BLOCK_BYTES, 0, stop - start)), stored.size_bytes
+                )
+        return None
 
     def bring(self, stored: Stored) -> int:
         """A new staged file, durable, with the bytes of an object of the bucket: its number."""
@@ -109,8 +127,8 @@ class Fetching:
         try:
             fd = self._engine.files.open(number)
             try:
-                for start in range(0, size_bytes, _COPY_BYTES):
-                    stop = min(start + _COPY_BYTES, size_bytes)
+                for start in range(0, size_bytes, BLOCK_BYTES):
+                    stop = min(start + BLOCK_BYTES, size_bytes)
                     data = read(start, stop)
                     if len(data) != stop - start:
                         self._engine.files.remove(number)

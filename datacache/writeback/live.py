@@ -44,12 +44,15 @@ class LiveBucket:
         staging_wait_s: float,
     ) -> None:
         self.engine, self.uploader, self.blocks, self.quota = engine, uploader, blocks, quota
+        engine.fetching.blocks = blocks
         self.url = url
         self.ttl_s = ttl_s
         self.upload_every_s = upload_every_s
         self.staging_wait_s = staging_wait_s
         self.hidden: Callable[[], list[str]] = list
         """Keys that who shows the bucket as a directory has to leave out. Under the engine's lock."""
+        self.problem: Callable[[], tuple[str, float]] = lambda: ("", 0.0)
+        """Why the store does not answer who shows it, and for how many seconds. Under the engine's lock."""
 
     def status(self) -> dict[str, Any]:
         """What is pending, how the uploads go, and how much room there is: values that fit into JSON."""
@@ -63,10 +66,15 @@ class LiveBucket:
         found = {"url": self.url, "ack": self.engine.ack, **self.uploader.status(), "staging": staging}
         with self.engine.lock:
             hidden = self.hidden()
+            problem, away_s = self.problem()
+        if problem and not found["store_problem"]:
+            found |= {"store_problem": problem, "store_away_s": away_s}
+        found["losses"] = [loss._asdict() for loss in self.engine.losses.all()]
         return found | {"quota": self.quota.status(), "hidden_names": len(hidden), "hidden": hidden[:_SHOWN]}
 
     def flush(self, timeout_s: float | None = None, progress: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Return when all that was acknowledged before the call is in the bucket. `UploadError` if it cannot be."""
+        self.engine.losses.save()
         self.engine.commit()
         self.uploader.flush(timeout_s, progress)
 

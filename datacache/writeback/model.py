@@ -129,6 +129,9 @@ class Pending:
     """Whether a write may have reached the bucket that `base` does not tell."""
     after: int = 0
     """Versions of the key up to this one cannot be what such a write left: `base` tells of them, or they are older."""
+    sent: str = ""
+    """MD5 of the bytes that such a write may have left, where the key is to be deleted now: a store may forget the
+    metadata that say whose object it is."""
 
     @property
     def size_bytes(self) -> int:

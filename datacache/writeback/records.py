@@ -1,7 +1,8 @@
 """How a `Pending` and an unfinished upload are written into the journal.
 
 Used by the engine only. A header is a short JSON text; a key's bytes, where they lie in the journal at all, are the
-record's blob. Records of keys and of uploads share the journal: see `PENDING`.
+record's blob. Records of keys and of uploads share the journal: see `PENDING`. `KEPT` marks the folders that the store
+cannot keep: nothing is left to be done for them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from datacache.core.errors import StagingError
 from datacache.writeback.model import Attributes, Content, Logged, Pending, Staged, Stored, logged
 
-PENDING, UPLOAD = "", "\0u"
+PENDING, UPLOAD, KEPT = "", "\0u", "\0k"
 """What the journal's keys begin with. No key of a bucket has a zero byte; those of `Pending` are the same strings in
 the journal and in the overlay."""
 
@@ -40,19 +41,22 @@ def encode_pending(pending: Pending) -> bytes:
     elif pending.content is not None:
         content = ["b", *pending.content]
     fields = [pending.attributes, content, pending.base, pending.version, round(pending.since, 3), pending.after]
+    if pending.sent:
+        fields.append(pending.sent)
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode_pending(key: str, header: bytes, blob_bytes: int) -> Pending:
     """The `Pending` of a record. It is `touched`: whether an earlier process tried to upload it is not known."""
     try:
-        attributes, content, base, version, since, after = json.loads(header)
+        attributes, content, base, version, since, after, *more = json.loads(header)
         found: Content | None = None
         if content is not None:
             kind, *fields = content
             found = logged(blob_bytes) if kind == "l" else Staged(*fields) if kind == "s" else Stored(*fields)
         kept = Attributes(*attributes) if attributes is not None else None
-        return Pending(key, kept, found, str(base), int(version), float(since), touched=True, after=int(after))
+        sent = str(more[0]) if more else ""
+        return Pending(key, kept, found, str(base), int(version), float(since), True, True, int(after), sent)
     except (ValueError, TypeError) as exc:
         raise StagingError(
             f"the journal's record of {key!r} makes no sense", hint="It was written by another version of datacache."

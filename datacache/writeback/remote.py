@@ -11,11 +11,13 @@ whether the store is away.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from datacache.core.errors import StoreError, StoreUnavailableError
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
 from datacache.writeback.model import Attributes
@@ -78,6 +80,11 @@ class RemoteView:
 
     # --- asking, under the lock --------------------------------------------------------------------------------------
 
+    @property
+    def is_away(self) -> bool:
+        """Tell whether the store did not answer when it was last asked."""
+        return self._requests.is_away()
+
     def entry(self, folder: str, name: str) -> tuple[RemoteFile | None, bool]:
         """The object of this name in a folder, and whether there is a folder of this name."""
         away = self._requests.is_away()
@@ -92,10 +99,11 @@ class RemoteView:
             if self._made_here(folder):
                 return None, False
             raise self._requests.unavailable(key)
+        older = listed is not None or probe is not None or self._made_here(folder)
         if self._known.probed.get(folder, 0) < _probes_before_list(listed):
-            raise Needs(lambda: self._asking.probe(folder, name))
+            raise self._needs(lambda: self._asking.probe(folder, name), older=older)
         self._known.probed.pop(folder, None)  # one lists it, and others go on asking for names meanwhile
-        raise Needs(lambda: self._asking.list_folder(folder))
+        raise self._needs(lambda: self._asking.list_folder(folder), older=older)
 
     def folder(self, folder: str) -> RemoteFolder:
         """All that lies right in a folder, with attributes unless those of very many are not known."""
@@ -106,10 +114,11 @@ class RemoteView:
                 if self._made_here(folder):
                     return RemoteFolder()
                 raise self._requests.unavailable(folder)
-            raise Needs(lambda: self._asking.list_folder(folder))
+            older = listed is not None or self._made_here(folder)
+            raise self._needs(lambda: self._asking.list_folder(folder), older=older)
         unknown = [name for name, file in listed.files.items() if file.attributes is None]
         if unknown and len(unknown) <= _LOOK_AHEAD and not away:
-            raise Needs(lambda: self._asking.look_at(folder + name for name in unknown))
+            raise Needs(lambda: self._look_ahead(folder + name for name in unknown))
         return listed
 
     def attributes(self, key: str, file: RemoteFile) -> Attributes:
@@ -125,7 +134,15 @@ class RemoteView:
         at = self._known.checked.get(key)
         if (at is not None and at + _CHECKED_S > _now()) or self._requests.is_away():
             return
-        raise Needs(lambda: self._asking.check(key))
+        raise self._needs(lambda: self._asking.check(key), older=True)
+
+    def problem(self) -> tuple[str, float]:
+        """See `Requests.problem`."""
+        return self._requests.problem()
+
+    def unavailable(self, key: str) -> StoreError:
+        """Return the error for what is not known of a key while the store is away."""
+        return self._requests.unavailable(key)
 
     def plain_attributes(self, file: RemoteFile) -> Attributes:
         """A file's attributes as far as they are known."""
@@ -138,7 +155,7 @@ class RemoteView:
             return known[1]
         if self._requests.is_away():
             return known[1] if known is not None else self._folder_default
-        raise Needs(lambda: self._asking.look_at_folder(folder))
+        raise self._needs(lambda: self._asking.look_at_folder(folder), older=True)
 
     def plain_folder_attributes(self, folder: str) -> Attributes:
         """The same as far as they are known."""
@@ -181,15 +198,33 @@ class RemoteView:
         self._known.applied(key, file, attributes)
         return file
 
+    def made(self, folder: str) -> None:
+        """See `Known.made`."""
+        self._known.made(folder)
+
     def expire(self, folder: str) -> None:
         """Have a folder listed anew before it is used again."""
         self._known.expire(folder)
 
     # --- asking the store, without the lock --------------------------------------------------------------------------
 
+    def look_around(self) -> None:
+        """List the root if it is small, so that its names are known if the store goes away before anybody looks. Waits
+        for a few seconds at most, and tells no errors: who uses the mount gets them."""
+        with contextlib.suppress(StoreError):
+            self._requests.patiently(self._asking.list_root)
+
     def below(self, folder: str, take: Callable[[dict[str, RemoteFile]], None]) -> None:
         """See `Asking.below`."""
         self._asking.below(folder, take)
+
+    def _look_ahead(self, keys: Iterable[str]) -> None:
+        with contextlib.suppress(StoreUnavailableError):  # the store is away from now on, and the names are known
+            self._asking.look_at(keys)
+
+    def _needs(self, load: Callable[[], object], *, older: bool) -> Needs:
+        """Return what has to be asked. `older`: something older will do, and nobody waits for a store that hangs."""
+        return Needs(lambda: self._requests.patiently(load)) if older else Needs(load)
 
     def _is_fresh(self, read_at: float) -> bool:
         return read_at + self._ttl_s > _now()

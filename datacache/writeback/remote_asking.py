@@ -10,7 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreError, StoreUnavailableError
+from datacache.core.errors import (
+    DatacacheError,
+    ObjectNotFoundError,
+    StoreAccessError,
+    StoreError,
+    StoreUnavailableError,
+)
 from datacache.core.threads import gather
 from datacache.store.bucket import Bucket, FolderPage, is_probe
 from datacache.store.retry import Backoff, retry
@@ -22,6 +28,8 @@ _log = logging.getLogger("datacache.writeback")
 _RETRY_S = 1.0
 """How long a request that fails is tried again: who asks waits for it."""
 _LONGEST_NAME = 255
+_SMALL = 1000
+"""Names of a folder from which on stores answer in pages."""
 
 
 class Asking:
@@ -49,6 +57,8 @@ class Asking:
             found: dict[str, RemoteFile] = {}
             for page in self._bucket.list(self._prefix + folder):
                 for info in page:
+                    if not info.key.startswith(self._prefix + folder):
+                        continue  # a store that lists too much: nothing of it may move with the folder
                     key = info.key[len(self._prefix) :]
                     if key != folder and all(_usable_name(name) for name in key.rstrip("/").split("/")):
                         found[key] = listed_file(info)
@@ -73,24 +83,42 @@ class Asking:
     def list_folder(self, folder: str) -> None:
         """List a folder."""
         with self._requests.request(self._known.folders.get(folder) is not None) as since:
-            found = RemoteFolder()
-            for page in self._pages(folder):
-                for info in page.objects:
-                    name = info.key[len(self._prefix) + len(folder) :]
-                    if not name:
-                        found.marker = True
-                    elif _usable_name(name):
-                        found.files[name] = listed_file(info)
-                    elif not is_probe(name):
-                        found.hidden.append(folder + name)
-                for key in page.folders:
-                    name = key[len(self._prefix) + len(folder) :]
-                    if _usable_name(name.rstrip("/")):
-                        found.folders[name] = None
-                    else:
-                        found.hidden.append(folder + name)
-            with self._lock:
-                self._known.put(folder, found, self._requests.changes(since))
+            self._take(folder, self._pages(folder), since)
+
+    def _only_page(self, folder: str) -> list[FolderPage] | None:
+        """Ask for what lies in a folder; None if it is more than one page."""
+        pages = self._bucket.list_folder(self._prefix + folder)
+        try:
+            first = next(pages, None)
+        except StoreAccessError:  # single names may be open to us
+            return None
+        if first is None:
+            return []
+        is_small = len(first.objects) + len(first.folders) < _SMALL
+        return [first] if is_small and next(pages, None) is None else None
+
+    def _take(self, folder: str, pages: Iterable[FolderPage], since: int) -> None:
+        """Put a folder's pages into what is known."""
+        found = RemoteFolder()
+        prefix = self._prefix + folder
+        for page in pages:
+            self._requests.heard()
+            for info in page.objects:
+                name = _name_below(prefix, info.key)
+                if not name:
+                    found.marker = True
+                elif _usable_name(name):
+                    found.files[name] = listed_file(info)
+                elif not is_probe(name):
+                    found.hidden.append(folder + name)
+            for key in page.folders:
+                name = _name_below(prefix, key)
+                if name.endswith("/") and _usable_name(name[:-1]):
+                    found.folders[name] = None
+                else:
+                    found.hidden.append(folder + name)
+        with self._lock:
+            self._known.put(folder, found, self._requests.changes(since))
 
     def _pages(self, folder: str) -> Iterator[FolderPage]:
         """A folder's pages. A listing that breaks goes on behind the last of what it gave."""
@@ -106,9 +134,12 @@ class Asking:
                 time.sleep(backoff.wait_s(exc))
 
     def probe(self, folder: str, name: str) -> None:
-        """Ask for one name of a folder."""
+        """Ask for one name of a folder. The first time all of a small folder is listed: who works in it can go on when
+        the store does not answer any more."""
         key = folder + name
         with self._requests.request(key in self._known.probes) as since:
+            if self._list_small(folder, since):
+                return
             info, is_folder = retry(lambda: self._bucket.find(self._prefix + key), _RETRY_S)
             with self._lock:
                 file = None if info is None else listed_file(info)
@@ -118,6 +149,20 @@ class Asking:
                     elif changed.startswith(f"{key}/") and now is not None:
                         is_folder = True
                 self._known.put_probe(folder, name, file, is_folder=is_folder)
+
+    def list_root(self) -> None:
+        """List the root if it is small."""
+        with self._requests.request() as since:
+            self._list_small("", since)
+
+    def _list_small(self, folder: str, since: int) -> bool:
+        """List a folder that nobody looked into before, if it is small: whether that was done."""
+        if not self._bucket.lists_in_pages or folder in self._known.folders or not self._known.is_new(folder):
+            return False
+        only_page = retry(lambda: self._only_page(folder), _RETRY_S)
+        if only_page is not None:
+            self._take(folder, only_page, since)
+        return only_page is not None
 
     def check(self, key: str) -> None:
         """Ask for an object anew."""
@@ -183,9 +228,14 @@ class Asking:
         return file.attributes or self._file_default._replace(mtime_ns=file.mtime_ns)
 
 
+def _name_below(prefix: str, key: str) -> str:
+    """Return what a listed key is called in its folder; no usable name for one that does not belong there."""
+    return key[len(prefix) :] if key.startswith(prefix) else f"/{key}"
+
+
 def _usable_name(name: str) -> bool:
     """Whether a directory can have such a name, and it is none of ours."""
-    odd = name in ("", ".", "..") or "\0" in name or is_probe(name)
+    odd = name in ("", ".", "..") or "\0" in name or "/" in name or is_probe(name)
     return not odd and len(_encoded(name)) <= _LONGEST_NAME
 
 

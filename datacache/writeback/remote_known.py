@@ -18,7 +18,7 @@ from datacache.writeback.overlay import name_of, parent_of
 
 _log = logging.getLogger("datacache.writeback")
 _MAX_NAMES = 300_000
-"""Names of listed folders that are remembered."""
+"""Names of listed folders that are remembered, with the folders' own."""
 _KEPT_NAMES = 10_000
 _MAX_PROBES = 20_000
 _HIDDEN = 1000
@@ -78,6 +78,7 @@ class Known:
         self.checked: dict[str, float] = {}
         self.markers: dict[str, tuple[float, Attributes]] = {}
         """Attributes of folders, and when they were asked for."""
+        self._looked_into: set[str] = set()
         self._names = 0
         self._news = False
 
@@ -85,6 +86,14 @@ class Known:
         """An object as its folder lists it."""
         listed = self.folders.get(parent_of(key))
         return listed.files.get(name_of(key)) if listed is not None else None
+
+    def is_new(self, folder: str) -> bool:
+        """Tell whether nobody has looked into a folder before, and note that somebody has."""
+        is_new = folder not in self._looked_into
+        if len(self._looked_into) >= _MAX_PROBES:
+            self._looked_into.clear()
+        self._looked_into.add(folder)
+        return is_new
 
     def hidden(self) -> list[str]:
         """Keys that cannot be shown, of the folders that are remembered."""
@@ -115,7 +124,7 @@ class Known:
             found.files = {name: file_of(values) for name, values in files.items()}
             found.read_at = -math.inf
         self.folders.update(recalled)
-        self._names += sum(map(len, recalled.values()))
+        self._names += sum(map(len, recalled.values())) + len(recalled)
         for key, file, attributes in changes:
             self.applied(key, file, attributes)
 
@@ -140,7 +149,7 @@ class Known:
     def apply(self, key: str, file: RemoteFile | None) -> None:
         """An object is another one now, or gone."""
         folder, name = parent_of(key), name_of(key)
-        self.probes.pop(key.rstrip("/"), None)
+        self._found(key, file)
         listed = self.folders.get(folder)
         if listed is not None:
             before = len(listed)
@@ -161,14 +170,35 @@ class Known:
             above = self.folders.get(parent_of(folder))
             if above is not None:
                 above.folders[name_of(folder)] = None
-            self.probes.pop(folder.rstrip("/"), None)
+            self._found(folder, file)
             folder = parent_of(folder)
+
+    def _found(self, key: str, file: RemoteFile | None) -> None:
+        """Something was brought under a name: what this node did itself is known also where nobody lists the folder, or
+        in an outage there would be errors for it. What a deletion leaves under a name has to be asked for."""
+        path = key.rstrip("/")
+        probe = self.probes.pop(path, None)
+        if file is None or parent_of(path) in self.folders:
+            return
+        if path != key:
+            self._put_probe(path, probe.file if probe is not None else None, is_folder=True)
+        else:
+            self._put_probe(path, file, is_folder=False)
+
+    def made(self, folder: str) -> None:
+        """Note that this node makes a folder where there is none: the bucket has nothing in it."""
+        if folder not in self.folders:
+            self.folders[folder] = RemoteFolder()
+            self.folders[folder].read_at = -math.inf  # others may put something there at once
+            self._names += 1
+            self._forget_oldest()
+            self._news = True
 
     def put(self, folder: str, found: RemoteFolder, changes: Iterable[Changed]) -> None:
         """A folder was listed; meanwhile this node has changed these."""
         old = self.folders.pop(folder, None)
         if old is not None:
-            self._names -= len(old)
+            self._names -= len(old) + 1
             for name, file in found.files.items():
                 known = old.files.get(name)
                 if known is not None and known.etag == file.etag and known.attributes is not None:
@@ -181,23 +211,29 @@ class Known:
             )
         found.read_at = _now()  # from its end on, or a listing that takes longer than it is used for is never of use
         self.folders[folder] = found
-        self._names += len(found)
+        self._names += len(found) + 1
         self._news = True
         self.probed.pop(folder, None)
         for key, now in changes:
             if key.startswith(folder):
                 self.apply(key, now)
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
         while self._names > _MAX_NAMES and len(self.folders) > 1:
             _, forgotten = self.folders.popitem(last=False)
-            self._names -= len(forgotten)
+            self._names -= len(forgotten) + 1
 
     def put_probe(self, folder: str, name: str, file: RemoteFile | None, *, is_folder: bool) -> None:
         """A name was asked for."""
+        self._put_probe(folder + name, file, is_folder=is_folder)
+        self.probed[folder] = self.probed.get(folder, 0) + 1
+
+    def _put_probe(self, path: str, file: RemoteFile | None, *, is_folder: bool) -> None:
         if len(self.probes) >= _MAX_PROBES:
             self.probes.clear()
             self.probed.clear()
-        self.probes[folder + name] = Probe(_now(), file, is_folder)
-        self.probed[folder] = self.probed.get(folder, 0) + 1
+        self.probes[path] = Probe(_now(), file, is_folder)
 
     def put_checked(self, key: str) -> None:
         """An object was asked for just now."""
@@ -210,9 +246,13 @@ class Known:
         listed, probe = self.folders.get(parent_of(key)), self.probes.get(key)
         known = listed.files.get(name_of(key)) if listed is not None else None
         if found is None:
-            if known is not None:
-                self.expire(parent_of(key))
-            self.probes.pop(key, None)
+            # A store whose index is stale lists the name each time: it is left out for as long as this listing is used.
+            # Attributes that are known are those of an object that this node has put there meanwhile.
+            if listed is not None and known is not None and known.attributes is None:
+                del listed.files[name_of(key)]
+                self._names -= 1
+            if probe is not None and probe.file is not None and probe.file.attributes is None:
+                self.probes[key] = probe._replace(file=None)
             return
         if listed is not None and known is not None and (known.attributes is None or known.etag == found[0].etag):
             listed.files[name_of(key)] = found[0]

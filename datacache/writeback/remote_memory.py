@@ -23,8 +23,8 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from datacache.core.boot import boot_id
 from datacache.core.disk import replace_file
-from datacache.writeback.area_files import boot_id
 from datacache.writeback.model import Attributes
 from datacache.writeback.remote import RemoteView
 from datacache.writeback.remote_known import Change, RemoteFile, file_of

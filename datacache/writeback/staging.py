@@ -32,6 +32,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from datacache.core.boot import boot_id
 from datacache.core.errors import StagingBusyError, StagingError
 from datacache.store.urls import split_url
 from datacache.writeback.area_files import (
@@ -40,7 +41,6 @@ from datacache.writeback.area_files import (
     FORMAT_VERSION,
     OWNER,
     Owner,
-    boot_id,
     damaged,
     keep_private,
     make_folder,
@@ -50,7 +50,9 @@ from datacache.writeback.area_files import (
     write_json,
     write_owner,
 )
+from datacache.writeback.conflict_log import CONFLICTS
 from datacache.writeback.journal_segments import BALLAST
+from datacache.writeback.losses import LOSSES
 
 _LOCK, _JOURNAL, _DATA = "lock", "journal", "data"
 _CHECK_EVERY_S = 1.0
@@ -114,8 +116,13 @@ class StagingArea:
             make_folder(root)
             folder = root / _folder_of(root, url, endpoint)
             make_folder(folder)
-            keep_private(folder)
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                keep_private(folder)
+                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # if it is empty: nobody else is making the area
+                raise
         try:
             _take_lock(lock, folder)
             area_id, is_new = _read_or_make_area(folder, url, endpoint)
@@ -124,7 +131,9 @@ class StagingArea:
                 make_folder(folder / _JOURNAL)
                 make_folder(folder / _DATA)
                 write_owner(folder, owner, ballast=folder / _JOURNAL / BALLAST)
-        except BaseException:
+        except BaseException as exc:
+            if not isinstance(exc, StagingBusyError):
+                _remove_unmade(folder)
             os.close(lock)
             raise
         return cls(folder, url, area_id, owner, lock, is_new=is_new)
@@ -187,6 +196,19 @@ class StagingArea:
         self.close()
 
 
+def _remove_unmade(folder: Path) -> None:
+    """Remove what there is of an area that could not be made, on a full disk say: it would be taken for a damaged one.
+    Whatever has something in it stays."""
+    if not os.path.lexists(folder / AREA):
+        with contextlib.suppress(OSError):
+            (folder / f"{AREA}.new").unlink(missing_ok=True)
+            for name in (_JOURNAL, _DATA):
+                with contextlib.suppress(FileNotFoundError):
+                    (folder / name).rmdir()
+            (folder / _LOCK).unlink(missing_ok=True)
+            folder.rmdir()
+
+
 def areas(root: Path) -> list[AreaInfo]:
     """All areas under `root`, by name; changes nothing. A root that is not there has none; `StagingError` if it cannot
     be looked into."""
@@ -197,6 +219,27 @@ def areas(root: Path) -> list[AreaInfo]:
     except OSError as exc:
         raise StagingError(f"the staging folder {root} cannot be looked into: {exc.strerror}", hint=ELSEWHERE) from exc
     return [_look(folder) for folder in folders]
+
+
+def discard_clean(folder: Path) -> bool:
+    """Delete an area of which its last owner said at its end that everything is uploaded, and nobody has it. Whether it
+    is deleted. An area with conflicts or losses stays, for people to see them."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        told = [folder / name for name in (CONFLICTS, LOSSES)]
+        if (folder / OWNER).exists() or any(path.exists() and path.stat().st_size for path in told):
+            return False
+        shutil.rmtree(folder)
+        return True
+    finally:
+        os.close(lock)
 
 
 def _look(folder: Path) -> AreaInfo:

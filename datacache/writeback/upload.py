@@ -10,19 +10,30 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from datacache.core.errors import DatacacheError, NoMarkersError, ObjectChangedError, ObjectNotFoundError, StoreError
+from datacache.core.errors import (
+    DatacacheError,
+    NoMarkersError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import LiveObject
+from datacache.store.errors import expect_listing
 from datacache.writeback.claims import Claim
-from datacache.writeback.conflicts import Standing, standing
+from datacache.writeback.conflicts import Standing, is_conflict_copy, standing
 from datacache.writeback.model import WRITER, Conflict, Pending, Stored
 from datacache.writeback.upload_ways import Copied, InOneRequest, InParts, Progress, Sending, Way
 
 _ROUNDS = 5
 """Tries to write a key that somebody else writes at the same time."""
 _CHANGED = "somebody else changed it in the bucket since"
-_CHANGED_BEFORE_DELETE = "it was deleted here, but somebody else changed it in the bucket since"
-_SOURCE_CHANGED = "somebody else changed or deleted the object that it was made of"
+_CHANGED_BEFORE_DELETE = (
+    "it was deleted or renamed here, but somebody else changed it in the bucket since: theirs stays"
+)
+_COPY_NAME_TAKEN = "somebody else's object has the name of this conflict copy"
+_COPY_NAME_HINT = "It is tried again. If that object is there to stay, rename or delete one of the two."
 
 
 class Outcome(NamedTuple):
@@ -126,13 +137,24 @@ class Uploads:
             way.replaces(found.info)
             return found.info.etag
         if found is not None and how is Standing.THEIRS:
-            return Outcome(conflict=self.engine.claims.conflict(claim, found.info, _CHANGED))
+            is_new_copy = not claim.pending.base and is_conflict_copy(claim.pending.key)
+            if is_new_copy and WRITER not in found.metadata:
+                # Only mounts give such names, so it is rather a store that shows something, such as a web page, under
+                # every key: a copy of the copy would be the next of thousands.
+                url = self.engine.prefix + claim.pending.key
+                raise StoreError(f"{url}: {_COPY_NAME_TAKEN}", url=url, hint=_COPY_NAME_HINT)
+            return self._conflict(claim, found.info, _CHANGED)
         if how is Standing.FREE and expect:
             return ""  # deleted by somebody: nothing of theirs is lost by writing it again
-        if way.source_changed():
-            if self.engine.fetching.fetch_clean(claim):
+        gone = way.source_gone()
+        if gone:
+            if self.engine.fetching.fetch_kept(claim):
                 return Outcome(torn=True)  # and is sent from here now
-            return Outcome(conflict=self.engine.claims.conflict(claim, None, _SOURCE_CHANGED))
+            content = claim.pending.content
+            if isinstance(content, Stored) and content.key == claim.pending.key:
+                return Outcome(conflict=self.engine.claims.conflict(claim, None, gone))
+            lost = self.engine.claims.lose(claim, gone)
+            return Outcome(conflict=lost, torn=lost is None)
         return expect
 
     def _way(self, claim: Claim, progress: Progress) -> Way:
@@ -157,6 +179,14 @@ class Uploads:
         ours = self.engine.is_ours(found.metadata, pending) if found is not None else None
         return found, standing(found, base=expect or "", version=pending.version, ours=ours)
 
+    def _conflict(self, claim: Claim, found: ObjectInfo, why: str) -> Outcome:
+        """End the claim as one: if the object is listed as well, as no web page in the store's place is."""
+        with expect_listing():
+            listed = self.bucket.find(found.key)[0]
+        if listed is None:
+            raise StoreUnavailableError(f"{found.key}: the store shows an object and does not list it", url=found.key)
+        return Outcome(conflict=self.engine.claims.conflict(claim, found, why))
+
     def _finish(self, claim: Claim, info: ObjectInfo | None) -> Outcome:
         self.engine.claims.finish(claim, info)
         return Outcome(claim.pending.version, is_gone=info is None)
@@ -175,7 +205,9 @@ class Uploads:
                 found, how = self._look(full, pending, expect)
                 if found is None:
                     return self._finish(claim, None)
+                if how is Standing.THEIRS and WRITER not in found.metadata and found.info.etag == pending.sent:
+                    how = Standing.EARLIER  # our bytes, and the store has forgotten that they are ours
                 if how is Standing.THEIRS:
-                    return Outcome(conflict=self.engine.claims.conflict(claim, found.info, _CHANGED_BEFORE_DELETE))
+                    return self._conflict(claim, found.info, _CHANGED_BEFORE_DELETE)
                 expect = found.info.etag
         raise StoreError(f"{full}: it changes again and again while it is to be deleted", url=full)

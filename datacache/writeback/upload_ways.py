@@ -26,6 +26,8 @@ from datacache.writeback.records import UploadState
 from datacache.writeback.upload_parts import PartsUpload, part_size
 
 _log = logging.getLogger("datacache.writeback")
+_GONE = "somebody else changed or deleted it in the bucket since"
+_RENAMED = "it was renamed from {key}, which somebody else {what} before the rename had reached the bucket"
 
 
 @dataclass
@@ -41,17 +43,15 @@ class Sending:
     stopped: Callable[[], bool]
 
     def forget_unfinished(self, key: str) -> None:
-        """Take back an upload in parts that was recorded for a key and that nobody will go on with. What the store
-        refuses to take back is left to it."""
+        """Take back the upload in parts that was recorded for a key and that nobody will go on with, by its id: another
+        writer may be sending the same key. What the store refuses to take back is left to it."""
         state = self.engine.upload_state(key)
         if state is None:
             return
-        bucket, full = self.engine.bucket, self.engine.prefix + key
+        full = self.engine.prefix + key
         try:
-            # Without an id the process ended between beginning the upload and writing down which it is.
-            ids = [state.id] if state.id else [found.id for found in bucket.list_uploads(full) if found.key == full]
-            for id in ids:
-                bucket.abort_upload(full, id)
+            if state.id:  # older versions recorded uploads without one
+                self.engine.bucket.abort_upload(full, state.id)
         except StoreUnavailableError:
             raise
         except StoreError as exc:
@@ -91,9 +91,9 @@ class Way(Protocol):
         """Whether an object that nobody says he wrote has exactly these bytes: replacing it takes nothing away."""
         ...
 
-    def source_changed(self) -> bool:
-        """What is under the key is as expected, and still it did not work: whether that is because what is sent is not
-        to be had any more."""
+    def source_gone(self) -> str:
+        """Say why what is to be sent is not to be had any more; '' where it is. Asked when a request failed although
+        what is under the key is as expected."""
         ...
 
     def end(self, *, keep: bool) -> None:
@@ -142,8 +142,8 @@ class InOneRequest:
     def replaces(self, found: ObjectInfo) -> None:
         pass
 
-    def source_changed(self) -> bool:
-        return False
+    def source_gone(self) -> str:
+        return ""
 
     def end(self, *, keep: bool) -> None:
         pass
@@ -169,24 +169,24 @@ class Copied:
     def is_same(self, found: ObjectInfo) -> bool:
         return False
 
-    def source_changed(self) -> bool:
+    def source_gone(self) -> str:
         if self._in_place:
-            return True
+            return _GONE
+        key = self._source.key[len(self._engine.prefix) :]
         try:
             found = self._engine.bucket.look(self._source.key)
         except ObjectNotFoundError:
-            return True
+            return _RENAMED.format(key=key, what="deleted")
         if found.info.etag == self._source.etag:
-            return False
+            return ""
         # While a copy of it is pending we write a key only to change its attributes, so the bytes are the same.
-        key = self._source.key[len(self._engine.prefix) :]
         other, now = self._engine.get(key), self._engine.get(self._pending.key)
         known = now is not None and now.content == Stored(key, found.info.size_bytes, found.info.etag)
         ours = other is not None and self._engine.is_ours(found.metadata, other) is not None
         if not (known or ours) or found.info.size_bytes != self._source.size_bytes:
-            return True
+            return f"{_RENAMED.format(key=key, what='changed')}; the newer bytes stay as {key}"
         self._source = self._source._replace(etag=found.info.etag)
-        return False
+        return ""
 
     def end(self, *, keep: bool) -> None:
         pass
@@ -228,10 +228,11 @@ class InParts:
         try:
             if self._state is None:
                 part_bytes = part_size(reader.size_bytes, sending.engine.bucket)
-                state = UploadState(pending.version, "", part_bytes, *self._stamp())
-                sending.engine.save_upload(pending.key, state)
-                found = sending.engine.bucket.begin_upload(self._full, self._metadata)
-                self._state = state._replace(id=found)
+                stamp = self._stamp()
+                # A kill between these two leaves an upload without parts, which `leftovers` finds when it is old. To
+                # write down before that one is begun would not say which of a key's uploads is ours.
+                begun = sending.engine.bucket.begin_upload(self._full, self._metadata)
+                self._state = UploadState(pending.version, begun, part_bytes, *stamp)
                 sending.engine.save_upload(pending.key, self._state)
             parts = PartsUpload(
                 sending.engine.bucket, self._full, self._state.id, part_bytes=self._state.part_bytes, reader=reader,
@@ -287,8 +288,8 @@ class InParts:
     def is_same(self, found: ObjectInfo) -> bool:
         return False
 
-    def source_changed(self) -> bool:
-        return False
+    def source_gone(self) -> str:
+        return ""
 
     def end(self, *, keep: bool) -> None:
         sending, key = self._sending, self._claim.pending.key

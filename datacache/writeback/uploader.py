@@ -42,6 +42,7 @@ from datacache.writeback.upload_ways import Sending
 _log = logging.getLogger("datacache.writeback")
 BODY_BYTES = 32 * 2**20
 """Of the bodies of whole objects, in memory, of all uploads together."""
+_TOLD_CONFLICTS = 100
 _HURRY = 0.8
 _WATCH_EVERY_S = 0.5
 _RECONNECT_EVERY_S = 30.0
@@ -201,9 +202,9 @@ class Uploader:
         found["dirty_files"] = len(pendings)
         found["dirty_bytes"] = sum(pending.upload_bytes for pending in pendings)
         found["oldest_dirty_s"] = max(0.0, time.time() - min((p.since for p in pendings), default=time.time()))
-        with self._engine.lock:
-            found["conflicts"] = [conflict._asdict() for conflict in self._engine.conflicts]
-            found["conflict_count"] = self._engine.conflict_count
+        conflicts = self._engine.conflict_log
+        found["conflicts"] = [conflict._asdict() for conflict in conflicts.unsettled()[-_TOLD_CONFLICTS:]]
+        found["conflict_count"] = conflicts.count
         return found
 
     # --- threads -----------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """`dsctl bench loader`: how fast a training would get its samples on this machine, and what holds that up.
 
-With `--json`: `{"dataset", "samples", "batch_size", "decode", "size", "processors", "rows": [{"workers",
-"samples_per_s", "bytes_per_s", "cpu_s_per_sample", "miss_share", "bottleneck", "text", …}], "choice": {"num_workers",
-"text"}}`.
+With `--json`: `{"dataset", "samples", "batch_size", "decode", "size": [height, width] | null, "processors", "rows":
+[{"workers", "samples_per_s", "bytes_per_s", "cpu_s_per_sample", "miss_share", "bottleneck", "text", …}], "choice":
+{"num_workers", "text"}}`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def bench() -> None:
 @click.argument("dataset")
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples in a batch.")
 @click.option("--decode", type=click.Choice(["rgb", "bytes"]), default="rgb", show_default=True, help="Pixels, or not.")
-@click.option("--size", metavar="HxW", help="Resize images to this height and width.")
+@click.option("--size", metavar="WxH", help="Resize images to this width and height.")
 @click.option("--packed", is_flag=True, help="With --decode bytes: a batch is one tensor.")
 @click.option("--target", type=click.Choice(_TARGETS), default="auto", show_default=True, help="What is learned.")
 @click.option("--workers", metavar="LIST", help="Numbers to try, as 0,1,4 (default: 0, 1, 2, 4, … processors).")
@@ -88,7 +88,7 @@ def loader(app: App, /, *, dataset: str, workers: str | None, seconds: float, **
         app.out.line(text)
 
 
-_HOW_TO_GET = "pip install 'datacache[torch]'"
+_HOW_TO_GET = "pip install 'dsctl[torch]'"
 
 
 def _open(app: App, where: str, size: tuple[int, int] | None, how: dict[str, Any]) -> Any:
@@ -174,7 +174,7 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
     if text is None:
         return None
-    height, _, width = text.lower().partition("x")
-    if not (height.isdecimal() and width.isdecimal()):
-        raise UsageError(f"--size {text}: not a height and a width", hint="For example --size 224x224")
+    width, _, height = text.lower().partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise UsageError(f"--size {text}: not a width and a height", hint="Write WIDTHxHEIGHT, such as --size 640x480.")
     return int(height), int(width)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from datacache.core.counting import count
 from dataset_cli.app import App, SnapshotRef, json_option, pass_app
-from dataset_cli.output import format_bytes
+from dataset_cli.output import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from dataset_cli.output import Output
@@ -48,10 +49,21 @@ def print_cache(out: Output, state: dict[str, Any]) -> None:
             out.line(f"  warming {job['ref']}: {done} of {total}")
     for plan in state["plans"]:
         done = f"{plan['position']:,} of {plan['items']:,} samples"
-        out.line(f"  order of {plan['dataset']}: {done}, {plan['fetched']:,} blocks fetched ahead ({plan['state']})")
+        out.line(
+            f"  order of {plan['dataset']}: {done}, {count(plan['fetched'], 'block')} fetched ahead ({plan['state']})"
+        )
+    warn_of_silent_stores(out, state.get("silent_stores", []))  # a daemon from before says nothing of them
     for tier in state["tiers"]:
         if tier["problem"]:
             out.warning(f"tier {tier['name']}: {tier['problem']}")
+
+
+def warn_of_silent_stores(out: Output, silent_stores: list[dict[str, Any]]) -> bool:
+    """Say which stores do not answer the daemon: whether there are any."""
+    for store in silent_stores:
+        silent = format_seconds(store["silent_s"])
+        out.warning(f"{store['url']} has not answered the daemon for {silent}: {store['problem']}")
+    return bool(silent_stores)
 
 
 @cache.command()
@@ -94,11 +106,21 @@ def unpin(app: App, ref: str) -> None:
 
 @cache.command()
 @click.argument("ref", type=SnapshotRef(), required=False)
+@click.option("--all", "everything", is_flag=True, help="All that is not pinned, without a question.")
 @json_option
 @pass_app
-def evict(app: App, ref: str | None) -> None:
+def evict(app: App, ref: str | None, everything: bool) -> None:
     """Drop what this node has of a dataset, or of all that is not pinned."""
-    from datacache import api
+    import sys
 
+    from datacache import api
+    from datacache.core.errors import UsageError
+
+    if ref and everything:
+        raise UsageError("name a dataset, or say --all: not both")
+    if not ref and not everything:
+        if app.out.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError("which dataset is to go?", hint="Name it, or drop all that is not pinned with --all.")
+        click.confirm("Drop everything that is not pinned from this node's cache?", abort=True, err=True)
     answer = api.connect(app.settings).evict(ref)
     app.out.result(answer, f"freed {format_bytes(answer['freed_bytes'])}")

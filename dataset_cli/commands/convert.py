@@ -45,7 +45,9 @@ _SHOWN = 20
     "--voc-origin", type=click.IntRange(0, 1), default=0, show_default=True, help="1: VOC pixels count from 1."
 )
 @click.option("--trust-sizes", is_flag=True, help="Take images' sizes from the annotations: no image is opened.")
-@click.option("--resize", metavar="WxH", help="Scale images to this size.")
+@click.option("--decode", is_flag=True, help="Decode every image: finds JPEGs cut in their middle; some ms an image.")
+@click.option("--reencode-broken", is_flag=True, help="Store JPEGs with bytes behind their end anew, without these.")
+@click.option("--resize", metavar="WxH", help="Scale images to this width x height.")
 @click.option("--letterbox", is_flag=True, help="With --resize: keep the aspect and pad with grey.")
 @click.option("--crop", metavar="X,Y,W,H", help="Cut this part out; or center:WxH.")
 @click.option("--rotate", metavar="DEG", type=float, help="Turn counter-clockwise by any angle.")
@@ -57,6 +59,7 @@ _SHOWN = 20
 @click.option("--objects", metavar="URL", help="Where images that operations make go (default: DATACACHE_OBJECTS).")
 @click.option("--tag", "tags", multiple=True, help="Tag it; may be given several times.")
 @click.option("--move-tags", is_flag=True, help="Move tags that name another snapshot.")
+@click.option("--replace", is_flag=True, help="Make it the next version, even of something else.")
 @click.option("--message", "-m", default="", help="A line on why it was made.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the whole report here, as JSON.")
 @click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor).")

@@ -9,7 +9,8 @@ import logging
 import click
 
 from dataset_cli.app import App, json_option, pass_app
-from dataset_cli.output import format_seconds
+from dataset_cli.output import format_bytes, format_seconds
+from dataset_cli.variables import differences
 
 
 @click.group()
@@ -33,6 +34,12 @@ def start(app: App, foreground: bool) -> None:
 
     before = api.running_daemon(app.settings)
     health = (before or api.connect(app.settings)).health()
+    for each in differences(app.settings, health) if before else []:
+        app.out.warning(f"{each.message}. {each.hint}")
+    for tier, lost in health["shrunk"].items() if not before else []:
+        app.out.warning(
+            f"the limit of {tier} is lower than what was cached: {format_bytes(lost)} went, read longest ago"
+        )
     app.out.result(
         health | {"started": before is None},
         f"the daemon {'was running already' if before else 'is running'} (pid {health['pid']})",
@@ -59,11 +66,16 @@ def stop(app: App) -> None:
 @json_option
 @pass_app
 def status(app: App) -> None:
-    """Show whether it runs. Exit code 1 if it does not."""
+    """Show whether it runs and answers. Exit code 1 if it does not. It takes a few seconds at most."""
     from datacache import api
-    from datacache.core.errors import DaemonUnavailableError
+    from datacache.core.errors import DaemonSilentError, DaemonUnavailableError
 
-    client = api.running_daemon(app.settings)
+    try:
+        client = api.running_daemon(app.settings)
+    except DaemonSilentError:
+        if app.out.json:
+            app.out.result({"running": True, "answers": False})
+        raise
     if client is None:
         if app.out.json:
             app.out.result({"running": False})

@@ -1,8 +1,9 @@
 """`dsctl dataset`: the data sets there are, and who may have them.
 
 With `--json`, `list` prints an array of `{"name", "snapshots", "latest", "latest_created_at", "tags", "access"}` and
-`access` prints `{"name", "access"}`; an access is `{"everybody", "allowed", "denied", "listed"}`: who of Kubernetes'
-namespaces may have the data set (with `everybody` all but `denied`), and whether it has a list of its own.
+`access` prints `{"name", "access"}`; an access is `{"everybody", "allowed", "denied", "listed", "inherited_from"}`: who
+of Kubernetes' namespaces may have the data set (with `everybody` all but `denied`), whether it has a list of its own,
+and the data sets that it has that from.
 """
 
 from __future__ import annotations
@@ -18,7 +19,23 @@ if TYPE_CHECKING:
     from datacache.catalog.access import Access
 
 
-@click.group()
+class _Group(click.Group):
+    """A group that knows what people look for in it."""
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; a `click.UsageError` for a removal says how a data set is removed."""
+        if args[0] in ("rm", "remove", "delete"):
+            name = next((word for word in args[1:] if not word.startswith("-")), "NAME")
+            context.fail(
+                "there is no command for that: a data set goes with its last snapshot. See them: "
+                f"dsctl snapshot list {name}. Remove each: dsctl snapshot rm {name}@ID --all-tags"
+            )
+        return super().resolve_command(context, args)
+
+
+@click.group(cls=_Group)
 def dataset() -> None:
     """See the data sets there are, and say who may have them."""
 
@@ -83,7 +100,8 @@ def access(app: App, *, name: str, allow: tuple[str, ...], deny: tuple[str, ...]
 
     The first --allow makes a list: from then on the data set is open to those on it only. --deny takes namespaces off
     the list; from a data set that is open to all, it shuts out just these. A data set without a list goes by
-    DATACACHE_ACCESS. Pods that have it mounted keep it. Whoever can read the catalog without Kubernetes is not asked.
+    DATACACHE_ACCESS. What is made of a data set (convert, query, shard, …) inherits its list. Pods that have it mounted
+    keep it. Whoever can read the catalog without Kubernetes is not asked.
 
     \b
     dsctl dataset access mask --allow team-a --allow team-b    open to these two
@@ -121,6 +139,8 @@ def access(app: App, *, name: str, allow: tuple[str, ...], deny: tuple[str, ...]
             if not found.listed and catalog.dataset(name) is None:
                 resolve(catalog, name)  # raises, saying what there is
     text = f"{name} is open to {found}"
+    if not found.chosen:
+        text += f" (inherited from {', '.join(found.made_of)}, of which it is made)"
     if not found.listed:
         text += f" (it has no list of its own; DATACACHE_ACCESS is {default})"
     app.out.result({"name": name, "access": _as_json(found)}, text)
@@ -132,4 +152,5 @@ def _as_json(access: Access) -> dict[str, Any]:
         "allowed": list(access.allowed),
         "denied": list(access.denied),
         "listed": access.listed,
+        "inherited_from": [] if access.chosen else list(access.made_of),
     }

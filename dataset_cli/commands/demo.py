@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from datacache.core.counting import count
 from dataset_cli import demo_training
 from dataset_cli.app import App, json_option, pass_app
 from dataset_cli.commands.snapshot import as_json
@@ -80,7 +81,7 @@ def demo(app: App, directory: Path | None, keep: bool, count: int, train_s: floa
     """
     from datacache import api
     from datacache.core.errors import MountError
-    from datacache.tiers.layout import ram_tier_dir
+    from datacache.tiers.memory import memory_dir
 
     with ExitStack() as cleanup:
         folder = _folder(directory, keep, cleanup)
@@ -92,7 +93,7 @@ def demo(app: App, directory: Path | None, keep: bool, count: int, train_s: floa
         size = format_bytes(record.total_bytes)
         app.out.line(f"snapshot  {_NAME}@{_TAG} is {record.ref}: {record.files:,} files, {size}")
         if not keep:
-            cleanup.callback(shutil.rmtree, ram_tier_dir(settings.home, settings.ram_dir), ignore_errors=True)
+            cleanup.callback(shutil.rmtree, memory_dir(settings.home, settings.ram_dir), ignore_errors=True)
         cleanup.callback(_stop_daemon, settings)
         paths = _paths(record.ref, settings)
         try:
@@ -104,9 +105,8 @@ def demo(app: App, directory: Path | None, keep: bool, count: int, train_s: floa
             read, mounted = snapshot.read, False
         epochs = [_epoch(app, number, paths, read, bucket) for number in (1, 2)]
         app.out.line(f"compared  every byte of {len(paths):,} files with the bucket: equal")
-        cache = api.connect(settings).cache_status()
-        for tier in cache["tiers"]:
-            app.out.line(f"tier      {tier['name']}: {format_bytes(tier['used_bytes'])} in {tier['blocks']:,} blocks")
+        tiers = api.connect(settings).cache_status()["tiers"]
+        _print_tiers(app, tiers)
         converted = _convert(app, record.ref, settings)
         picture = _draw_preview(app, record.ref, _free_name(pictures, "preview"), settings)
         training = None
@@ -124,7 +124,7 @@ def demo(app: App, directory: Path | None, keep: bool, count: int, train_s: floa
             "snapshot": shown,
             "mounted": mounted,
             "epochs": [epoch._asdict() for epoch in epochs],
-            "tiers": cache["tiers"],
+            "tiers": tiers,
             "compared_files": len(paths),
             "converted": as_yolo,
             "preview": str(picture) if picture else None,
@@ -202,7 +202,7 @@ def _mounted(app: App, ref: str, mountpoint: Path, settings: Settings) -> Iterat
     try:
         info = mount_snapshot(ref, mountpoint, settings=settings)
         try:
-            app.out.line(f"mount     {mountpoint}, served by {len(info.workers)} worker(s)")
+            app.out.line(f"mount     {mountpoint}, served by {count(len(info.workers), 'worker')}")
             yield lambda path: (mountpoint / path).read_bytes()
         finally:
             try:
@@ -212,6 +212,12 @@ def _mounted(app: App, ref: str, mountpoint: Path, settings: Settings) -> Iterat
     finally:
         with suppress(OSError):
             mountpoint.rmdir()
+
+
+def _print_tiers(app: App, tiers: list[dict[str, Any]]) -> None:
+    for tier in tiers:
+        used = f"{format_bytes(tier['used_bytes'])} in {count(tier['blocks'], 'block')}"
+        app.out.line(f"tier      {tier['name']}: {used}")
 
 
 def _epoch(app: App, number: int, paths: list[str], read: Callable[[str], bytes], bucket: Path) -> Epoch:

@@ -7,8 +7,10 @@ home and one in the staging folder, which it removes.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from datacache.core.counting import count
 from dataset_cli.app import App, json_option, pass_app
 from dataset_cli.output import format_bytes, printable
+from dataset_cli.variables import differences
 
 if TYPE_CHECKING:
     from datacache.catalog.base import Catalog
@@ -70,12 +74,23 @@ def _checks(app: App) -> Iterator[Check]:
     yield _open_files()
     settings = app.settings
     yield from variables(os.environ)
+    yield from config(settings)
     yield home(settings)
     yield ram(settings)
     yield _pyfuse3()
     yield staging(settings)
     yield from _catalog_and_stores(app)
-    yield _daemon(settings)
+    yield from _daemon(settings)
+    yield from _lost_mounts(settings)
+
+
+def _lost_mounts(settings: Settings) -> Iterator[Check]:
+    from fuse_mount import is_lost, list_mounts
+
+    for info in list_mounts(settings):
+        if is_lost(info, settings):
+            hint = f"Mount it again: dsctl mount {info.ref} {shlex.quote(str(info.mountpoint))}"
+            yield Check("mount", "fail", f"{info.mountpoint}: its processes have died, nobody serves it", hint)
 
 
 def _fuse_device() -> Check:
@@ -143,6 +158,31 @@ def variables(names: Iterable[str]) -> Iterator[Check]:
         yield Check("variables", "warn", f"{name} is set, and is no setting", f"Did you mean {meant}?")
 
 
+def config(settings: Settings) -> Iterator[Check]:
+    """Tell whether others can read the secrets in the configuration file."""
+    if settings.config is None:
+        return
+    try:
+        mode = settings.config.stat().st_mode
+        text = settings.config.read_text(encoding="utf-8")
+    except OSError as exc:
+        yield Check("config", "fail", f"{settings.config} cannot be read: {exc.strerror}")
+        return
+    secret = any(store.secret_access_key or store.session_token for store in settings.stores)
+    secret = secret or re.search(r"://[^/\s\"']*:[^/\s\"']*@", text) is not None  # the catalog's password
+    if secret and mode & 0o077:
+        who = "everybody" if mode & 0o007 else "its group"
+        yield Check(
+            "config",
+            "fail",
+            f"{settings.config} has a secret in it, and {who} on this machine can read or change it (mode "
+            f"{mode & 0o777:04o})",
+            f"chmod 600 {settings.config}, and renew the secret if others may have read it.",
+        )
+    else:
+        yield Check("config", "ok", str(settings.config))
+
+
 def home(settings: Settings) -> Check:
     """Whether the home can be written and its disk holds the SSD tier."""
     folder = settings.home
@@ -154,7 +194,7 @@ def home(settings: Settings) -> Check:
             os.fsync(probe.fileno())
     except OSError as exc:
         hint = "Set DATACACHE_HOME to a folder on a local disk you can write to."
-        return Check("home", "fail", f"{folder} cannot be written: {exc.strerror}", hint)
+        return Check("home", "fail", f"{folder} cannot be written: {exc.strerror}", _way_out(exc, folder, hint))
     used = _size_of(folder / "cache" / "ssd")
     free = shutil.disk_usage(folder).free
     room = f"{folder}: {format_bytes(free)} free"
@@ -166,6 +206,11 @@ def home(settings: Settings) -> Check:
             "The disk is full before the cache is: free some, or lower DATACACHE_SSD_BYTES.",
         )
     return Check("home", "ok", f"{room}, {format_bytes(settings.ssd_bytes)} for the cache")
+
+
+def _way_out(exc: OSError, folder: Path, hint: str) -> str:
+    full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"Make room: df -h {shlex.quote(str(folder))}" if full else hint
 
 
 def ram(settings: Settings) -> Check:
@@ -215,7 +260,8 @@ def staging(settings: Settings) -> Check:
             os.fsync(probe.fileno())
             fcntl.flock(probe.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:
-        return Check("staging", "fail", f"{folder} cannot be written, synced and locked: {exc.strerror}", hint)
+        problem = f"{folder} cannot be written, synced and locked: {exc.strerror}"
+        return Check("staging", "fail", problem, _way_out(exc, folder, hint))
     room = f"{folder}: {format_bytes(shutil.disk_usage(folder).free)} free"
     if _kind_of(folder) in ("tmpfs", "ramfs"):
         return Check("staging", "warn", f"{room}, in memory: what waits there is lost when the node goes down", hint)
@@ -236,7 +282,7 @@ def _catalog_and_stores(app: App) -> Iterator[Check]:
     try:
         with app.catalog() as catalog:
             found = catalog.datasets()
-            yield Check("catalog", "ok", f"{catalog.url}: {len(found)} dataset(s)")
+            yield Check("catalog", "ok", f"{catalog.url}: {count(len(found), 'dataset')}")
             origins |= dict.fromkeys(_latest_origins(catalog, [d.name for d in found[:50]]))
     except DatacacheError as exc:
         yield Check("catalog", "fail", exc.message, exc.hint)
@@ -279,20 +325,25 @@ def _store(settings: Settings, url: str, seen: set[str]) -> Check | None:
     return Check("store", "ok", f"{url} can be listed" if page else f"{url} can be listed; it is empty")
 
 
-def _daemon(settings: Settings) -> Check:
+def _daemon(settings: Settings) -> Iterator[Check]:
     from datacache import api
     from datacache.core.errors import DatacacheError
 
     try:
         client = api.running_daemon(settings)
         if client is None:
-            return Check("daemon", "ok", "not running; it starts when it is needed")
+            yield Check("daemon", "ok", "not running; it starts when it is needed")
+            return
         health = client.health()
     except DatacacheError as exc:
-        return Check("daemon", "fail", exc.message, exc.hint)
+        yield Check("daemon", "fail", exc.message, exc.hint)
+        return
     if health["problems"]:
-        return Check("daemon", "warn", "; ".join(health["problems"]), "See: dsctl cache status")
-    return Check("daemon", "ok", f"running (pid {health['pid']})")
+        yield Check("daemon", "warn", "; ".join(health["problems"]), "See: dsctl cache status")
+    else:
+        yield Check("daemon", "ok", f"running (pid {health['pid']})")
+    for each in differences(settings, health):
+        yield Check("settings", "warn", each.message, each.hint)
 
 
 def _size_of(folder: Path) -> int:

@@ -1,8 +1,10 @@
 """`dsctl flush`: wait until what was written to read-write mounts is in the bucket.
 
-With `--json` it prints `[{"url", "mountpoint", "staging", "uploaded_files", "uploaded_bytes", "error", "hint"}]`, one
-for each mount or staging area; the mount point is null where there is no mount. Exit code 1 if anything could not be
-uploaded.
+With `--json` it prints `[{"url", "mountpoint", "staging", "uploaded_files", "uploaded_bytes", "losses": [{"key",
+"size_bytes", "at", "reason"}], "forgotten", "conflicts": [{"key", "kept_as", "at", "reason"}], "error", "hint"}]`, one
+for each mount or staging area; the mount point is null where there is no mount, `forgotten` says that `--forget-lost`
+has dropped those losses, and `conflicts` has those whose copies nobody has deleted or renamed. Exit code 1 if
+anything could not be uploaded, or was lost and nobody has said `--forget-lost` since.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import click
 
 from datacache.core.errors import DatacacheError, MountError, UploadError, UsageError
 from dataset_cli.app import App, json_option, pass_app
-from dataset_cli.output import format_bytes
+from dataset_cli.output import NEXT_LINE, format_bytes
 
 if TYPE_CHECKING:
     from dataset_cli.output import Progress
@@ -33,12 +35,15 @@ _GOES_ON = "The upload goes on, and what failed is tried again."
     help="Where to look for what mounts have left behind (default: DATACACHE_STAGING, or staging/ in the home).",
 )
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait at most (default: until it is done).")
+@click.option("--forget-lost", is_flag=True, help="Tell what was lost once more, and then no longer.")
 @json_option
 @pass_app
-def flush(app: App, directory: Path | None, staging: Path | None, timeout: float | None) -> None:
+def flush(app: App, directory: Path | None, staging: Path | None, timeout: float | None, forget_lost: bool) -> None:
     """Wait until everything written so far is in the bucket.
 
     Without DIR: of all read-write mounts, and then of the staging areas that mounts have left behind.
+
+    Fails as long as a program's bytes were lost, as those of a full disk are, and nobody has said --forget-lost.
     """
     from fuse_mount import list_bucket_mounts
     from fuse_mount.bucket_areas import left_areas
@@ -47,29 +52,37 @@ def flush(app: App, directory: Path | None, staging: Path | None, timeout: float
         if staging is not None:
             raise UsageError("give a mount or a staging folder, not both")
         info = _mount_of(directory, list_bucket_mounts(app.settings))
-        done = follow_flush(app, info, timeout, still=_GOES_ON)
-        app.out.result([done], f"everything written to {info.mountpoint} is in {info.url}")
+        done, told = _flush_mount(app, info, timeout, forget_lost)
+        app.out.result([done], told)
+        lost = _lost(done)
+        if lost:
+            raise lost
         return
     settings = app.settings if staging is None else replace(app.settings, staging=staging.absolute())
-    results, errors = [], []
+    results: list[dict[str, Any]] = []
+    errors: list[DatacacheError] = []
     for info in list_bucket_mounts(app.settings) if staging is None else []:
         try:
-            results.append(follow_flush(app, info, timeout, still=_GOES_ON))
-            app.out.line(f"everything written to {info.mountpoint} is in {info.url}")
+            done, told = _flush_mount(app, info, timeout, forget_lost)
+            results.append(done)
+            app.out.line(told)
         except DatacacheError as exc:
             results.append(_result(info.url, str(info.mountpoint), info.staging, error=exc))
             errors.append(exc)
     for area in left_areas(settings):
         try:
-            results.append(_flush_left(app, area, settings, timeout))
+            done, told = _flush_left(app, area, settings, timeout, forget_lost)
+            results.append(done)
+            app.out.line(told)
         except DatacacheError as exc:
             results.append(_result(area.url, None, str(area.folder), error=exc))
             errors.append(exc)
+    errors += [lost for lost in map(_lost, results) if lost is not None]
     app.out.result(results, "" if results else "nothing is waiting to be uploaded")
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        raise UploadError("\n       ".join(exc.message for exc in errors), hint=errors[0].hint)
+        raise UploadError(NEXT_LINE.join(exc.message for exc in errors), hint=errors[0].hint)
 
 
 def follow_flush(app: App, info: BucketInfo, timeout_s: float | None, *, still: str) -> dict[str, Any]:
@@ -93,18 +106,52 @@ def follow_flush(app: App, info: BucketInfo, timeout_s: float | None, *, still: 
     return _result(info.url, str(info.mountpoint), info.staging, before=before, after=bucket_status(info))
 
 
-def _flush_left(app: App, area: LeftArea, settings: Any, timeout_s: float | None) -> dict[str, Any]:
+def _flush_mount(app: App, info: BucketInfo, timeout_s: float | None, forget: bool) -> tuple[dict[str, Any], str]:
+    """Flush a mount: the result, and what to say of it."""
+    from fuse_mount import forget_lost
+
+    done = follow_flush(app, info, timeout_s, still=_GOES_ON)
+    if forget and done["losses"]:
+        done |= {"losses": forget_lost(info), "forgotten": True}  # what has come since is among them
+    return done, _told(done, f"written to {info.mountpoint} is in {info.url}")
+
+
+def _flush_left(
+    app: App, area: LeftArea, settings: Any, timeout_s: float | None, forget: bool
+) -> tuple[dict[str, Any], str]:
+    """Flush what a mount has left behind: the result, and what to say of it."""
     from fuse_mount.bucket_areas import flush_area
 
     if area.problem:
         raise MountError(f"the staging area {area.folder} cannot be used: {area.problem}")
     with app.out.progress(f"uploading to {area.url}") as bar:
-        status = flush_area(area, settings, timeout_s=timeout_s, progress=_Shown(bar))
+        status = flush_area(area, settings, timeout_s=timeout_s, progress=_Shown(bar), forget_lost=forget)
+    done = _result(area.url, None, str(area.folder), after=status)
     if status is None:
-        app.out.line(f"{area.folder} was taken over by a mount meanwhile, which uploads it")
-    else:
-        app.out.line(f"everything that was staged in {area.folder} is in {area.url}")
-    return _result(area.url, None, str(area.folder), after=status)
+        return done, f"{area.folder} was taken over by a mount meanwhile, which uploads it"
+    done["forgotten"] = forget and bool(done["losses"])
+    return done, _told(done, f"that was staged in {area.folder} is in {area.url}")
+
+
+def _told(done: dict[str, Any], is_there: str) -> str:
+    """Return what to say of what was flushed: all of it is there, or all but what was lost."""
+    from dataset_cli.commands.writes import conflict_lines
+    from fuse_mount.bucket_areas import lost_lines
+
+    forgotten = [f"forgotten: {line}" for line in lost_lines(done["losses"])] if done["forgotten"] else []
+    everything = "everything else" if done["losses"] else "everything"
+    return "\n".join([*forgotten, f"{everything} {is_there}", *conflict_lines(done["conflicts"])])
+
+
+def _lost(done: dict[str, Any]) -> UploadError | None:
+    """Return what to fail with for what was lost; None where nothing was, or somebody has seen it."""
+    from dataset_cli.commands.writes import FORGET_LOST
+    from fuse_mount.bucket_areas import lost_lines
+
+    if done["forgotten"] or not done["losses"]:
+        return None
+    hint = FORGET_LOST.format(where=done["mountpoint"] or "").rstrip()
+    return UploadError(NEXT_LINE.join(lost_lines(done["losses"])), hint=hint)
 
 
 class _Shown:
@@ -155,6 +202,9 @@ def _result(
         "staging": staging,
         "uploaded_files": more("uploaded_files"),
         "uploaded_bytes": more("uploaded_bytes"),
+        "losses": after.get("losses", []) if after else [],
+        "forgotten": False,
+        "conflicts": after["conflicts"] if after else [],
         "error": error.message if error else None,
         "hint": error.hint if error else "",
     }

@@ -36,16 +36,22 @@ class Duration(click.ParamType[float]):
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--grace", type=Duration(), default="24h", show_default=True, help="Keep what is younger than this.")
+@click.option(
+    "--grace",
+    type=Duration(),
+    default="24h",
+    show_default=True,
+    help="Keep what was needed, or stored, a shorter time ago.",
+)
 @json_option
 @pass_app
 def gc(app: App, *, dry_run: bool, grace: float) -> int:
     """Remove what no snapshot needs any more.
 
     That is parts of manifests, labels and annotations in the catalog, and the objects that datacache has stored itself
-    (pinned copies, images that conversions made). What lies in your buckets is never touched. Snapshots may be created
-    at the same time, as long as none takes longer than the grace period: leave it well above 3h unless you know that
-    nobody is creating one.
+    (copies, images that conversions made). What lies in your buckets is never touched. Snapshots may be created
+    at the same time: what was stored for one that is not finished stays. So does a removed snapshot that is mounted
+    somewhere, until it is unmounted, or its node was not heard of for a week.
     """
     from datacache import api
 
@@ -71,6 +77,7 @@ def _as_json(report: GarbageReport) -> dict[str, Any]:
         "young_objects": sum(storage.young for storage in storages),
         "derived": catalog.derived,
         "documents": catalog.documents,
+        "mounted": list(report.mounted),
         "storages": [
             {
                 "url": storage.url,
@@ -94,7 +101,10 @@ def _show(app: App, report: GarbageReport) -> None:
             removed = f"{_count(storage.objects, 'object')}, {format_bytes(storage.size_bytes)}"
             app.out.line(f"{printable(storage.url)}: {done} {removed}; {storage.kept:,} in use")
     if young := value["young_blobs"] + value["young_objects"]:
-        app.out.line(f"{young:,} more that nothing needs are younger than {format_seconds(report.grace_s)} and stay")
+        grace = format_seconds(report.grace_s)
+        app.out.line(f"{young:,} more stay for now: needed or stored less than {grace} ago, or mounted")
+    if report.mounted:
+        app.out.line(f"removed, and mounted still: {', '.join(map(printable, report.mounted))}")
 
 
 def _count(number: int, thing: str) -> str:

@@ -41,6 +41,18 @@ _OPTIONS = (
         "--object-timeout", type=click.FloatRange(min=1), help="With --from-jsonl: seconds for one (default: 300)."
     ),
     click.option(
+        "--allow-local",
+        multiple=True,
+        metavar="DIR",
+        help="With --from-jsonl: the list may name files of this folder, too; several times.",
+    ),
+    click.option(
+        "--allow-network",
+        multiple=True,
+        metavar="HOST|CIDR",
+        help="With --from-jsonl: it may lead to this private host or network; several times.",
+    ),
+    click.option(
         "--unpack-limit",
         "limits",
         multiple=True,
@@ -48,7 +60,7 @@ _OPTIONS = (
         help="With --from-export: members, total, member (bytes) or ratio; may be given several times.",
     ),
 )
-_JSONL_ONLY = ("concurrency", "skip_failed", "report", "max_object", "object_timeout")
+_JSONL_ONLY = ("concurrency", "skip_failed", "report", "max_object", "object_timeout", "allow_local", "allow_network")
 _EXPORT_ONLY = ("images", "limits")
 
 
@@ -68,7 +80,7 @@ def import_options(command: _F) -> _F:
 
 
 def import_snapshot(
-    app: App, name: str, *, url: str | None, pin: bool, objects: str, imports: dict[str, Any], options: dict[str, Any]
+    app: App, name: str, *, url: str | None, copy: bool, objects: str, imports: dict[str, Any], options: dict[str, Any]
 ) -> Imported | None:
     """Do the import that is asked for; None where it is none. `imports` are the options of `import_options`, `options`
     those that every snapshot has."""
@@ -79,22 +91,23 @@ def import_snapshot(
         wrong = [option for option in names if imports[option]] if given is None else []
         if wrong:
             raise click.UsageError(f"--{wrong[0].replace('_', '-').replace('limits', 'unpack-limit')} is for {needs}")
-    if export is not None and pin:
-        raise click.UsageError("--pin is for --from and --from-jsonl; what an export holds is copied anyway")
+    if export is not None and copy:
+        raise click.UsageError("--copy is for --from and --from-jsonl; what an export holds is copied anyway")
     if lines is not None:
-        return _from_jsonl(app, name, lines, pin=pin, objects=objects, imports=imports, options=options)
+        return _from_jsonl(app, name, lines, copy=copy, objects=objects, imports=imports, options=options)
     if export is not None:
         return _from_export(app, name, export, objects=objects, imports=imports, options=options)
     return None
 
 
 def _from_jsonl(
-    app: App, name: str, file: str, *, pin: bool, objects: str, imports: dict[str, Any], options: dict[str, Any]
+    app: App, name: str, file: str, *, copy: bool, objects: str, imports: dict[str, Any], options: dict[str, Any]
 ) -> Imported:
     from datacache import api
     from datacache.core.errors import ImportFailedError
 
     chosen: dict[str, Any] = {"skip_failed": imports["skip_failed"], "concurrency": imports["concurrency"] or 0}
+    chosen |= {name: imports[name] for name in ("allow_local", "allow_network")}
     if imports["max_object"]:
         chosen["max_object_bytes"] = _size("--max-object", imports["max_object"])
     if imports["object_timeout"]:
@@ -108,7 +121,7 @@ def _from_jsonl(
                     name,
                     file,
                     settings=app.settings,
-                    pin=pin,
+                    copy=copy,
                     objects=objects,
                     progress=lambda progress: bar.update(_describe(progress), progress.done, progress.total),
                     on_failure=failures.add,

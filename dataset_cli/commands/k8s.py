@@ -47,7 +47,8 @@ def _checked_size(_context: click.Context, _parameter: click.Parameter, value: s
 )
 @click.option("--pin", is_flag=True, help="Never evict its data while it is on a node.")
 @click.option("--subpath", default="", help="Only this folder of it.")
-@click.option("--pinned-id", is_flag=True, help="Name the snapshot by its id, which no tag can move.")
+@click.option("--by-id", is_flag=True, help="Name the snapshot by its id, which no tag can move.")
+@click.option("--pinned-id", is_flag=True, hidden=True)  # its former name
 @click.option("--size", callback=_checked_size, help=f"Of a bucket: the quota (default: {_QUOTA}).")
 @click.option("--with-pod", is_flag=True, help="Print a pod that lists it, too.")
 @json_option
@@ -63,6 +64,7 @@ def pvc(
     warm: str | None,
     pin: bool,
     subpath: str,
+    by_id: bool,
     pinned_id: bool,
     size: str | None,
     with_pod: bool,
@@ -76,16 +78,17 @@ def pvc(
     import yaml
 
     subpath = _checked_subpath(subpath)
+    by_id |= pinned_id
     if "://" in what:
-        if warm or pin or pinned_id:
-            raise click.UsageError("--warm, --pin and --pinned-id are for snapshots: a bucket's content changes")
+        if warm or pin or by_id:
+            raise click.UsageError("--warm, --pin and --by-id are for snapshots: a bucket's content changes")
         url = _bucket(what)
         annotations, size = {"bucket": url}, size or _QUOTA
         default, access, class_ = url.partition("://")[2], "ReadWriteMany", _BUCKET_CLASS
     else:
         if size:
             raise click.UsageError("--size is for buckets: a snapshot has the size that it has")
-        ref, total_bytes = _snapshot(app, what, pinned_id=pinned_id)
+        ref, total_bytes = _snapshot(app, what, by_id=by_id)
         annotations = {"dataset": ref} | ({"warm": warm} if warm else {}) | ({"pin": "true"} if pin else {})
         default, access, class_ = what, "ReadOnlyMany", _DATASET_CLASS
         size = f"{max(1, -(-total_bytes // _MIB))}Mi"
@@ -130,14 +133,14 @@ def forget(app: App, /, *, handle: str) -> None:
     app.out.result({"handle": handle, "known": known}, f"{handle}: {words}")
 
 
-def _snapshot(app: App, text: str, *, pinned_id: bool) -> tuple[str, int]:
+def _snapshot(app: App, text: str, *, by_id: bool) -> tuple[str, int]:
     """The reference to write down, and the snapshot's size."""
     from datacache.catalog.refs import parse_ref, resolve
 
     ref = parse_ref(text)
     with app.catalog() as catalog:
         record = resolve(catalog, ref)
-    return (f"{record.dataset}@{record.id}" if pinned_id else str(ref)), record.total_bytes
+    return (f"{record.dataset}@{record.id}" if by_id else str(ref)), record.total_bytes
 
 
 def _bucket(text: str) -> str:
@@ -168,7 +171,13 @@ def _pod(metadata: dict[str, str], *, read_only: bool) -> dict[str, Any]:
         "metadata": metadata,
         "spec": {
             "restartPolicy": "Never",
-            "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000},
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 1000,
+                "runAsGroup": 1000,
+                "fsGroup": 1000,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
             "containers": [
                 {
                     "name": "list",

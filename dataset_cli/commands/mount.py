@@ -2,20 +2,21 @@
 
 With `--json`, `mount` prints `{"mountpoint", "ref", "files", "bytes", "pid", "workers", "log"}`, or with `--rw`
 `{"mountpoint", "url", "ack", "staging", "pid", "supervisor", "restarts", "notes", "log"}`; `umount` prints
-`{"mountpoint", "unmounted"}` and, of a read-write mount, `"left": {"files", "bytes", "url", "staging"}`.
+`{"mountpoint", "unmounted"}` and, of a read-write mount, `"left": {"files", "bytes", "url", "staging"}`; of several
+mounts, or with `--all`, a list of these, each with `"error"` and `"hint"`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from datacache.core.errors import MountError, UploadError, UsageError
+from datacache.core.errors import DatacacheError, MountError, UploadError, UsageError
 from dataset_cli.app import App, SnapshotRef, json_option, pass_app
 from dataset_cli.commands.flush import follow_flush
-from dataset_cli.output import format_bytes
+from dataset_cli.output import NEXT_LINE, format_bytes
 
 if TYPE_CHECKING:
     from fuse_mount import BucketInfo, MountInfo
@@ -34,6 +35,7 @@ def as_json(info: MountInfo) -> dict[str, Any]:
         "pid": info.pid,
         "workers": list(info.workers),
         "log": str(info.log),
+        "errors": [failure.to_dict() for failure in info.failures],
     }
 
 
@@ -226,7 +228,8 @@ def _check_ref(text: str, directory: Path) -> None:
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directories", metavar="DIR...", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--all", "everything", is_flag=True, help="All mounts of this home.")
 @click.option("--lazy", is_flag=True, help="Take it away at once and let those who use it finish.")
 @click.option(
     "--wait/--no-wait",
@@ -236,51 +239,105 @@ def _check_ref(text: str, directory: Path) -> None:
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait for the uploads; it stays mounted then.")
 @json_option
 @pass_app
-def umount(app: App, directory: Path, lazy: bool, wait: bool | None, timeout: float | None) -> None:
+def umount(
+    app: App,
+    /,
+    *,
+    directories: tuple[Path, ...],
+    everything: bool,
+    lazy: bool,
+    wait: bool | None,
+    timeout: float | None,
+) -> None:
     """Unmount what `dsctl mount` mounted.
 
     A read-write mount is flushed first. What --no-wait or --lazy leave behind is uploaded by the next mount, or by
-    `dsctl flush`.
+    `dsctl flush`. Of several mounts each is tried, whatever becomes of the others.
     """
+    from fuse_mount import list_bucket_mounts, list_mounts
+    from fuse_mount.session import resolved
+
+    if everything == bool(directories):
+        raise UsageError("say which mounts: give their directories, or --all for all of this home")
+    if (lazy or wait is False) and (timeout is not None or wait):
+        raise UsageError("--lazy and --no-wait wait for nothing", hint="Leave --wait and --timeout out.")
+    if everything:
+        snapshots = [info.mountpoint for info in list_mounts(app.settings)]
+        directories = (*snapshots, *(info.mountpoint for info in list_bucket_mounts(app.settings)))
+    how = _How(lazy, wait, timeout, strict=not everything)
+    if len(directories) == 1 and not everything:
+        app.out.result(*_unmount(app, directories[0], how))
+        return
+    results: list[dict[str, Any]] = []
+    errors: list[DatacacheError] = []
+    for directory in directories:
+        try:
+            found, text = _unmount(app, directory, how)
+            results.append(found | {"error": None, "hint": ""})
+            app.out.line(text)
+        except DatacacheError as exc:
+            failed = {"mountpoint": resolved(directory), "unmounted": False, "error": exc.message, "hint": exc.hint}
+            results.append(failed)
+            errors.append(exc)
+    app.out.result(results, "" if results else "nothing is mounted")
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise MountError(NEXT_LINE.join(exc.message for exc in errors), hint=errors[0].hint)
+
+
+class _How(NamedTuple):
+    """The options of an unmount."""
+
+    lazy: bool
+    wait: bool | None
+    timeout_s: float | None
+    strict: bool
+    """True if what is said of read-write mounts is refused for others."""
+
+
+def _unmount(app: App, directory: Path, how: _How) -> tuple[dict[str, Any], str]:
+    """Unmount one: what to print as JSON, and in words."""
     from fuse_mount import bucket_mount_at, unmount
+    from fuse_mount.session import resolved
 
     info = bucket_mount_at(directory, app.settings)
     if info is not None:
-        if (lazy or wait is False) and (timeout is not None or wait):
-            raise UsageError("--lazy and --no-wait wait for nothing", hint="Leave --wait and --timeout out.")
-        _unmount_bucket(app, info, wait=not lazy and wait is not False, lazy=lazy, timeout_s=timeout)
-        return
-    if wait is not None or timeout is not None:
+        wait = not how.lazy and how.wait is not False
+        return _unmount_bucket(app, info, wait=wait, lazy=how.lazy, timeout_s=how.timeout_s)
+    if how.strict and (how.wait is not None or how.timeout_s is not None):
         raise UsageError(
             f"--wait, --no-wait and --timeout are for read-write mounts, and none of this home is at {directory}",
             hint="dsctl status lists the mounts.",
         )
-    if not unmount(directory, lazy=lazy, settings=app.settings):
+    if not unmount(directory, lazy=how.lazy, settings=app.settings):
         raise MountError(f"nothing is mounted at {directory}", hint="dsctl status lists the mounts.")
-    app.out.result({"mountpoint": str(directory), "unmounted": True}, f"{directory} is unmounted")
+    target = resolved(directory)
+    return {"mountpoint": target, "unmounted": True}, f"{target} is unmounted"
 
 
-def _unmount_bucket(app: App, info: BucketInfo, *, wait: bool, lazy: bool, timeout_s: float | None) -> None:
+def _unmount_bucket(
+    app: App, info: BucketInfo, *, wait: bool, lazy: bool, timeout_s: float | None
+) -> tuple[dict[str, Any], str]:
     from fuse_mount import bucket_status, stop_server, take_away_dead
-    from fuse_mount.bucket_areas import counted
+    from fuse_mount.bucket_areas import counted, lost_lines
 
     try:
         bucket_status(info)
     except MountError:
         take_away_dead(info)
-        app.out.result(
-            {"mountpoint": str(info.mountpoint), "unmounted": True, "left": None},
-            f"{info.mountpoint} is unmounted. Nothing had served it: {_way_on(info, 'what may be left')}",
-        )
-        return
+        text = f"{info.mountpoint} is unmounted. Nothing had served it: {_way_on(info, 'what may be left')}"
+        return {"mountpoint": str(info.mountpoint), "unmounted": True, "left": None}, text
     if wait:
-        follow_flush(
+        done = follow_flush(
             app,
             info,
             timeout_s,
             still=f"{info.mountpoint} stays mounted. To unmount it all the same: "
             f"dsctl umount --no-wait {info.mountpoint}",
         )
+        for line in lost_lines(done["losses"]):
+            app.out.warning(line)
     left = stop_server(info, flush_s=_LAST_FLUSH_S if wait else 0.0, lazy=lazy)
     amount = counted(left["files"], left["bytes"])
     if left["files"] and wait:
@@ -290,7 +347,7 @@ def _unmount_bucket(app: App, info: BucketInfo, *, wait: bool, lazy: bool, timeo
     text = f"{info.mountpoint} is unmounted"
     if left["files"]:
         text += f". Not uploaded yet: {amount}; {_way_on(info, 'it')}"
-    app.out.result({"mountpoint": str(info.mountpoint), "unmounted": True, "left": left}, text)
+    return {"mountpoint": str(info.mountpoint), "unmounted": True, "left": left}, text
 
 
 def _way_on(info: BucketInfo, what: str) -> str:

@@ -39,6 +39,7 @@ _ALIGNED = 1_000
 @click.option("--as", "name", type=DatasetName(), help="Make a snapshot of these images and their annotations.")
 @click.option("--tag", "tags", multiple=True, help="With --as: tag it; may be given several times.")
 @click.option("--move-tags", is_flag=True, help="With --as: move tags that name another snapshot.")
+@click.option("--replace", is_flag=True, help="With --as: Make it the next version, even of something else.")
 @click.option("--message", "-m", default="", help="With --as: a line on why it was made.")
 @reading_options
 @json_option
@@ -59,6 +60,7 @@ def query(
     name: str | None,
     tags: tuple[str, ...],
     move_tags: bool,
+    replace: bool,
     message: str,
     **how: Any,
 ) -> None:
@@ -81,10 +83,12 @@ def query(
     if name is not None:
         if only_count or only_paths or limit is not None:
             raise UsageError("--as makes a snapshot, and prints no images", hint="Leave out --count, --paths, --limit.")
-        _subset(app, ref, name, wanted, how, tags=tags, move_tags=move_tags, message=message)
+        _subset(app, ref, name, wanted, how, tags=tags, move_tags=move_tags, replace=replace, message=message)
         return
-    if tags or move_tags or message:
-        raise UsageError("--tag, --move-tags and --message are for a new snapshot", hint="Name it with --as.")
+    if tags or move_tags or replace or message:
+        raise UsageError(
+            "--tag, --move-tags, --replace and --message are for a new snapshot", hint="Name it with --as."
+        )
     with open_annotations(app, ref, **how) as (snapshot, table):
         result: dict[str, Any] = {"ref": snapshot.record.ref, "images": table.images}
         if only_count:
@@ -135,6 +139,7 @@ def _subset(
     *,
     tags: tuple[str, ...],
     move_tags: bool,
+    replace: bool,
     message: str,
 ) -> None:
     from datacache import api
@@ -150,6 +155,7 @@ def _subset(
         parameters=wanted.as_json(),
         tags=tags,
         move_tags=move_tags,
+        replace=replace,
         message=message,
         settings=app.settings,
         **how,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from datacache.core.counting import count
 from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
 from dataset_cli.commands.snapshot import as_json
 from dataset_cli.output import format_bytes, printable
@@ -40,6 +41,7 @@ _SHOWN = 20
 @click.option("--as", "name", type=DatasetName(), help="Make a snapshot of the shards, so that they are cached.")
 @click.option("--tag", "tags", multiple=True, help="With --as: tag it; may be given several times.")
 @click.option("--move-tags", is_flag=True, help="With --as: move tags that name another snapshot.")
+@click.option("--replace", is_flag=True, help="With --as: Make it the next version, even of something else.")
 @click.option("--message", "-m", default="", help="With --as: a line on why it was made.")
 @click.option("--overwrite", is_flag=True, help="Write all shards anew, whatever is at the URL.")
 @click.option(
@@ -190,7 +192,7 @@ def _check(app: App, url: str) -> int:
     app.out.result(value)
     if problems:
         app.out.lines(_described(problems))
-        app.out.line(f"{printable(url)} is not whole: {len(problems):,} problem(s)")
+        app.out.line(f"{printable(url)} is not whole: {count(len(problems), 'problem')}")
         app.out.line(
             f"Make it again: dsctl shard {found.source} --to {printable(url)} --overwrite, with the options that are "
             "in its shards.json"

@@ -1,8 +1,9 @@
 """`dsctl snapshot`: make, list, show, compare, check, tag and remove snapshots.
 
 With `--json` a snapshot is `{"name", "id", "ref", "files", "bytes", "tags", "created_at", "origin",
-"message", "parent", "lineage", "warnings"}`, its lineage `{"command", "parameters", "inputs"}` or null; `list`
-prints an array of them, `show --files` adds `"entries"`.
+"message", "parent", "lineage", "warnings", "held"}`, its lineage `{"command", "parameters", "inputs"}` or null, held
+`{"copied", "versioned", "referenced"}`, numbers of files, or null; `list` prints an array of them, `show --files` adds
+`"entries"`, and `create --from` `"links_left_out"` and `"entries_passed_over"`, both numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from datacache.core.counting import count
 from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
 from dataset_cli.commands.diff import diff
 from dataset_cli.commands.gc import gc
@@ -22,7 +24,9 @@ from dataset_cli.commands.verify import verify
 from dataset_cli.output import format_bytes, format_time, printable
 
 if TYPE_CHECKING:
-    from datacache.manifest.model import DatasetRecord, SnapshotRecord
+    from datacache.catalog.base import Catalog
+    from datacache.catalog.remove import Removal
+    from datacache.manifest.model import DatasetRecord, Held, SnapshotRecord
 
 
 @click.group()
@@ -35,8 +39,9 @@ snapshot.add_command(gc)
 snapshot.add_command(verify)
 
 
-def as_json(record: SnapshotRecord, dataset: DatasetRecord | None) -> dict[str, Any]:
-    """The JSON shape of a snapshot."""
+def as_json(record: SnapshotRecord, dataset: DatasetRecord | None, held: Held | None = None) -> dict[str, Any]:
+    """The JSON shape of a snapshot. `held` is for a record that does not say it."""
+    held = record.held or held
     return {
         "name": record.dataset,
         "id": record.id,
@@ -50,6 +55,7 @@ def as_json(record: SnapshotRecord, dataset: DatasetRecord | None) -> dict[str, 
         "parent": record.parent,
         "lineage": record.lineage._asdict() if record.lineage else None,
         "warnings": list(record.warnings),
+        "held": held._asdict() if held else None,
     }
 
 
@@ -82,10 +88,14 @@ def _short(input: str) -> str:
 @click.option("--from", "url", metavar="URL", help="s3://bucket/prefix, a folder, any fsspec URL.")
 @click.option("--tag", "tags", multiple=True, help="Tag it; may be given several times.")
 @click.option("--move-tags", is_flag=True, help="Move tags that name another snapshot.")
+@click.option("--replace", is_flag=True, help="Make it the next version, even of something else.")
 @click.option("--message", "-m", default="", help="A line on why it was made.")
-@click.option("--pin", is_flag=True, help="Copy all objects, so that the snapshot outlives the bucket.")
+@click.option("--copy", is_flag=True, help="Copy all objects, so that the snapshot outlives the bucket.")
+@click.option("--pin", is_flag=True, hidden=True)  # its former name
 @click.option("--objects", metavar="URL", help="Where copies go (default: DATACACHE_OBJECTS).")
-@click.option("--check-copies", is_flag=True, help="With --pin: ask for each copy that earlier snapshots have, too.")
+@click.option("--check-copies", is_flag=True, help="With --copy: ask for each copy that earlier snapshots have, too.")
+@click.option("--follow-links", is_flag=True, help="Of a folder: take along what links out of it lead to.")
+@click.option("--attributes", is_flag=True, help="Keep permissions and buckets' links; asks for each object.")
 @import_options
 @json_option
 @pass_app
@@ -97,45 +107,67 @@ def create(
     url: str | None,
     tags: tuple[str, ...],
     move_tags: bool,
+    replace: bool,
     message: str,
+    copy: bool,
     pin: bool,
     objects: str | None,
     check_copies: bool,
+    follow_links: bool,
+    attributes: bool,
     **imports: Any,
 ) -> None:
     """Give a name and a version to all that lies under URL, to what JSON lines name, or to an annotation tool's export.
 
-    Of stores nothing is copied, unless --pin asks for it. The same input gives the same snapshot again.
+    Of stores nothing is copied, unless --copy asks for it. The same input gives the same snapshot again.
     """
-    if check_copies and url is None:
-        raise click.UsageError("--check-copies is for --from")
-    options: dict[str, Any] = {"tags": tags, "move_tags": move_tags, "message": message}
-    imported = import_snapshot(app, name, url=url, pin=pin, objects=objects or "", imports=imports, options=options)
+    copy |= pin
+    of_a_url = {"--check-copies": check_copies, "--follow-links": follow_links, "--attributes": attributes}
+    for option, given in of_a_url.items():
+        if given and url is None:
+            raise click.UsageError(f"{option} is for --from")
+    options: dict[str, Any] = {"tags": tags, "move_tags": move_tags, "replace": replace, "message": message}
+    imported = import_snapshot(app, name, url=url, copy=copy, objects=objects or "", imports=imports, options=options)
     if imported is not None:
         _print_created(app, imported.record, {"import": imported.value}, imported.notes)
         return
     assert url is not None
-    record = _create_from(app, name, url, pin=pin, objects=objects or "", check_copies=check_copies, options=options)
-    _print_created(app, record, {}, [])
+    from datacache.store.local_walk import Links
+
+    before, links = _unchecked(), Links()
+    options |= {"follow_links": follow_links, "attributes": attributes, "links": links}
+    record = _create_from(app, name, url, copy=copy, objects=objects or "", check_copies=check_copies, options=options)
+    unchecked = _unchecked() - before
+    unknown = f"{count(unchecked, 'object')} could not be checked: the store has no checksum"
+    notes = [unknown] if unchecked else []
+    value = {"links_left_out": links.left_out, "entries_passed_over": links.passed_over}
+    _print_created(app, record, value | ({"unchecked": unchecked} if copy else {}), notes)
+
+
+def _unchecked() -> int:
+    """Return how many objects this process has read that their store has no checksum of."""
+    from datacache.store.checksums import TALLY
+
+    return TALLY.counts()[0].get("none", 0)
 
 
 def _create_from(
-    app: App, name: str, url: str, *, pin: bool, objects: str, check_copies: bool, options: dict[str, Any]
+    app: App, name: str, url: str, *, copy: bool, objects: str, check_copies: bool, options: dict[str, Any]
 ) -> SnapshotRecord:
     from datacache import api
 
-    if not pin and (objects or check_copies):
-        raise click.UsageError("--objects and --check-copies are for --pin")
-    with app.out.progress(f"{'copying' if pin else 'listing'} {url}") as bar:
+    if not copy and (objects or check_copies):
+        raise click.UsageError("--objects and --check-copies are for --copy")
+    with app.out.progress(f"{'copying' if copy else 'listing'} {url}") as bar:
         return api.create_snapshot(
             name,
             url,
             settings=app.settings,
-            pin=pin,
+            copy=copy,
             objects=objects,
             check_copies=check_copies,
             progress=lambda files, size: bar.update(
-                f"{'copied ' if pin else ''}{files:,} objects, {format_bytes(size)}"
+                f"{'copied ' if copy else ''}{files:,} objects, {format_bytes(size)}"
             ),
             **options,
         )
@@ -157,7 +189,12 @@ def _print_created(app: App, record: SnapshotRecord, value: dict[str, Any], note
 @json_option
 @pass_app
 def list_(app: App, name: str | None) -> None:
-    """List the snapshots of a dataset, or of all."""
+    """List the snapshots of a dataset, or of all.
+
+    HELD says whether the bytes stay: 'copied' by datacache, as 'bucket versions', or 'not held', so that a change in
+    the bucket breaks the snapshot (make it with --copy to keep it).
+    """
+    from datacache.catalog.held import in_words
     from datacache.catalog.refs import resolve
 
     with app.catalog() as catalog:
@@ -168,27 +205,51 @@ def list_(app: App, name: str | None) -> None:
             if found is None:
                 resolve(catalog, name)  # raises, saying what there is
             datasets = [found] if found else []
-        rows = [(dataset, record) for dataset in datasets for record in catalog.snapshots(dataset.name)]
-    app.out.result([as_json(record, dataset) for dataset, record in rows])
+        rows = [
+            (dataset, record, _held(record, catalog))
+            for dataset in datasets
+            for record in catalog.snapshots(dataset.name)
+        ]
+    app.out.result([as_json(record, dataset, held) for dataset, record, held in rows])
     if not rows:
         app.out.line("There are no snapshots yet. Make one: dsctl snapshot create NAME --from URL")
         return
     app.out.table(
-        ["REF", "TAGS", "FILES", "SIZE", "CREATED (UTC)", "ORIGIN", "MESSAGE"],
+        ["REF", "TAGS", "FILES", "SIZE", "HELD", "CREATED (UTC)", "ORIGIN", "MESSAGE"],
         [
             [
                 record.ref,
                 ", ".join(_tags(record, dataset) + (["latest"] if dataset.latest == record.id else [])),
                 f"{record.files:,}",
                 format_bytes(record.total_bytes),
+                in_words(held) if held else "?",
                 format_time(record.created_at),
                 _made_from(record),
                 record.message,
             ]
-            for dataset, record in rows
+            for dataset, record, held in rows
         ],
         right=(2, 3),
     )
+
+
+def _in_words(held: Held | None) -> str:
+    from datacache.catalog.held import in_words
+
+    if held is None:
+        return ""
+    return in_words(held) + (" (a change in the bucket breaks it; --copy copies)" if held.referenced else "")
+
+
+def _held(record: SnapshotRecord, catalog: Catalog) -> Held | None:
+    """Return how a snapshot's files are held; None where it cannot be read, which is no reason not to list it."""
+    from datacache.catalog.held import held_of
+    from datacache.core.errors import CorruptManifestError
+
+    try:
+        return held_of(record, catalog.get_blobs)
+    except CorruptManifestError:
+        return None
 
 
 @snapshot.command()
@@ -205,7 +266,8 @@ def show(app: App, ref: str, with_files: bool, with_stats: bool) -> None:
     with app.catalog() as catalog:
         record = resolve(catalog, ref)
         dataset = catalog.dataset(record.dataset)
-    value = as_json(record, dataset)
+        held = _held(record, catalog)
+    value = as_json(record, dataset, held)
     if with_files and app.out.json:
         value["entries"] = list(_entries(app, record))
     if with_stats and app.out.json:
@@ -219,6 +281,7 @@ def show(app: App, ref: str, with_files: bool, with_stats: bool) -> None:
         "tags": ", ".join(tags),
         "files": f"{record.files:,}",
         "size": f"{format_bytes(record.total_bytes)} ({record.total_bytes:,} bytes)",
+        "held": _in_words(held),
         "created": f"{format_time(record.created_at)} UTC",
         "origin": record.origin,
         "made by": _made_by(record),
@@ -294,23 +357,50 @@ def untag(app: App, name: str, tag: str | None) -> None:
 
 @snapshot.command()
 @click.argument("ref", type=SnapshotRef())
+@click.option("--all-tags", is_flag=True, help="Remove the snapshot with all tags that name it.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @json_option
 @pass_app
-def rm(app: App, ref: str, yes: bool) -> None:
-    """Forget a snapshot and the tags that name it. The objects in the bucket are not touched."""
-    from datacache.catalog.refs import resolve
+def rm(app: App, ref: str, all_tags: bool, yes: bool) -> None:
+    """Remove a tag, and with the last one the snapshot. The objects in the bucket are not touched.
+
+    By its id or as NAME@latest, a snapshot is removed that has no tags, or with --all-tags one with all of them. What
+    is mounted stays readable until it is unmounted.
+    """
+    from datacache.catalog.remove import plan_removal, remove
     from datacache.core.errors import UsageError
 
-    if "@" not in ref:
-        raise UsageError(f"which snapshot of {ref}?", hint=f"Write {ref}@latest, or see: dsctl snapshot list {ref}")
     with app.catalog() as catalog:
-        record = resolve(catalog, ref)
-        value = as_json(record, catalog.dataset(record.dataset))
+        planned = plan_removal(catalog, ref, all_tags=all_tags)
+        value = as_json(planned.record, catalog.dataset(planned.record.dataset))
         if not yes:
             if not sys.stdin.isatty():
-                raise UsageError("removing a snapshot must be confirmed", hint="Add --yes.")
-            tags = f" and its tags {', '.join(value['tags'])}" if value["tags"] else ""
-            click.confirm(f"Forget {record.ref} ({record.files:,} files){tags}?", abort=True, err=True)
-        catalog.remove_snapshot(record.dataset, record.id)
-    app.out.result(value, f"removed {record.ref}")
+                raise UsageError(f"this must be confirmed: {_removal(planned, 'remove')}", hint="Add --yes.")
+            click.confirm(f"{_removal(planned, 'Remove')}?", abort=True, err=True)
+        if not remove(catalog, planned):
+            raise UsageError(f"the tags of {planned.record.ref} were changed meanwhile", hint="Look, and try again.")
+    value |= {
+        "removed_tags": list(planned.tags),
+        "removed_snapshot": planned.of_snapshot,
+        "kept_tags": list(planned.kept_tags),
+        "latest": planned.latest or None,
+        "mounted_at": list(planned.mounted_at),
+    }
+    app.out.result(value, _removal(planned, "removed"))
+    if planned.mounted_at and not app.out.json:
+        places = ", ".join(map(printable, planned.mounted_at))
+        app.out.line(f"It is mounted at {places}, and can be read there until it is unmounted.")
+
+
+def _removal(planned: Removal, verb: str) -> str:
+    """Return what goes and what stays, in words."""
+    record = planned.record
+    tags = [f"{record.dataset}@{tag}" for tag in planned.tags]
+    named = f"the tag{'s' if len(tags) > 1 else ''} {', '.join(tags)}"
+    if not planned.of_snapshot:
+        kept = ", ".join(f"{record.dataset}@{tag}" for tag in planned.kept_tags)
+        return f"{verb} {named}; the snapshot {record.ref} stays, as {kept}"
+    text = f"{verb} the snapshot {record.ref} ({record.files:,} files)" + (f" with {named}" if tags else "")
+    if not planned.latest:
+        return f"{text}, the last one of {record.dataset}"
+    return f"{text}; {record.dataset}@latest is {record.dataset}@{planned.latest[:12]}"

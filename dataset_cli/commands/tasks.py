@@ -200,7 +200,7 @@ def _confirm(queue: TaskQueue, yes: bool, question: str) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("this must be confirmed", hint="Add --yes.")
+        raise UsageError(f"this must be confirmed: {question}", hint="Add --yes.")
     workers = f" {held:,} tasks are being done." if held else ""
     click.confirm(f"{question}{workers}", abort=True, err=True)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from datacache.core.counting import count
 from datacache.core.errors import DatacacheError
 from dataset_cli.commands.mount import rw_as_json
 from dataset_cli.output import format_bytes, format_seconds
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 10
 """Failures and conflicts for people; `--json` has up to a hundred."""
+FORGET_LOST = "Write it again, if you still have it; then: dsctl flush --forget-lost {where}"
 
 
 def read_write_state(info: BucketInfo) -> dict[str, Any]:
@@ -39,8 +42,9 @@ def left_state(settings: Settings) -> list[dict[str, Any]]:
     try:
         found = left_areas(settings)
     except DatacacheError as exc:
-        return [{"folder": str(settings.staging_root), "url": "", "files": None, "bytes": None, "problem": exc.message}]
-    return [area._asdict() | {"folder": str(area.folder)} for area in found]
+        unknown: dict[str, Any] = {"files": None, "bytes": None, "problem": exc.message, "losses": []}
+        return [{"folder": str(settings.staging_root), "url": ""} | unknown]
+    return [area._asdict() | {"folder": str(area.folder), "losses": list(area.losses)} for area in found]
 
 
 def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
@@ -80,8 +84,40 @@ def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
     if live["hidden_names"]:
         hidden = f"{live['hidden_names']:,} keys of the bucket"
         yield f"         {hidden} cannot be files, and are not shown, such as {live['hidden'][0]}"
+    losses = live.get("losses", [])  # a server of before does not say
+    yield from _listed(losses, len(losses), _loss)
+    if losses:
+        yield f"         → {FORGET_LOST.format(where=state['mountpoint'])}"
     yield from _listed(live["failures"], live["failed_files"], _failure)
-    yield from _listed(live["conflicts"], live["conflict_count"], _conflict)
+    yield from (f"         {line}" for line in conflict_lines(live["conflicts"]))
+    yield from error_lines(live["errors"])
+
+
+def conflict_lines(conflicts: list[dict[str, Any]]) -> Iterator[str]:
+    """Conflicts that nobody has seen to, for people."""
+    for conflict in conflicts[-_SHOWN:]:
+        kept = f"; ours is {conflict['kept_as']}" if conflict["kept_as"] else ""
+        yield f"conflict {conflict['key']}: {conflict['reason']}{kept}"
+    if len(conflicts) > _SHOWN:
+        yield f"… and {len(conflicts) - _SHOWN:,} more (--json has up to a hundred)"
+    if any(conflict["kept_as"] for conflict in conflicts):
+        yield "→ Keep what you want under the name, and delete or rename the other."
+
+
+def error_lines(errors: list[dict[str, Any]]) -> Iterator[str]:
+    """The last errors that a mount gave to who read or wrote, for people: of those with one way out, the newest."""
+    alike = Counter((error["errno"], error["hint"] or error["reason"]) for error in errors[:_SHOWN])
+    for error in errors[:_SHOWN]:
+        others = alike.pop((error["errno"], error["hint"] or error["reason"]), 0) - 1
+        if others < 0:
+            continue
+        often = "once" if error["count"] == 1 else f"{error['count']} times"
+        ago = format_seconds(max(time.time() - error["at"], 0))
+        yield f"         error    {error['path']}: {error['reason']} ({error['errno']}, {often}, {ago} ago)"
+        if others:
+            yield f"         and {count(others, 'other file')} with such an error"
+        if error["hint"]:
+            yield f"         → {error['hint']}"
 
 
 def left_lines(area: dict[str, Any]) -> Iterator[str]:
@@ -92,9 +128,19 @@ def left_lines(area: dict[str, Any]) -> Iterator[str]:
     if area["problem"]:
         yield f"         {area['problem']}"
         return
+    yield from _listed(area["losses"], len(area["losses"]), _loss)
+    if area["files"] == 0:
+        yield "         → When you have seen to it: dsctl flush --forget-lost"
+        return
     amount = "some files" if area["files"] is None else counted(area["files"], area["bytes"] or 0)
     doubt = "may wait" if area["files"] is None else "wait"
     yield f"         {amount} {doubt} here, and no mount uploads them: dsctl flush"
+
+
+def _loss(loss: dict[str, Any]) -> Iterator[str]:
+    from fuse_mount.bucket_areas import lost_lines
+
+    yield from (f"lost     {line}" for line in lost_lines([loss]))
 
 
 def _failure(failure: dict[str, Any]) -> Iterator[str]:
@@ -103,11 +149,6 @@ def _failure(failure: dict[str, Any]) -> Iterator[str]:
     yield f"failed   {failure['key']}: {failure['reason']} (tried {tries}, again in {again})"
     if failure["hint"]:
         yield f"         → {failure['hint']}"
-
-
-def _conflict(conflict: dict[str, Any]) -> Iterator[str]:
-    kept = f"; ours is {conflict['kept_as']}" if conflict["kept_as"] else ""
-    yield f"conflict {conflict['key']}: {conflict['reason']}{kept}"
 
 
 def _listed(found: list[dict[str, Any]], count: int, lines: Callable[[dict[str, Any]], Iterator[str]]) -> Iterator[str]:

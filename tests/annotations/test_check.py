@@ -42,7 +42,7 @@ def box(*sides: float, label: str = "cat") -> Box:
 
 def test_what_is_right_comes_out_as_it_went_in() -> None:
     edge = Box("whole", 0.0, 0.0, 640.0, 480.0)
-    assert outcome(INSIDE, edge, INSIDE) == ((INSIDE, edge, INSIDE), [])
+    assert outcome(INSIDE, edge) == ((INSIDE, edge), [])
     assert checked(INSIDE)[0] == Annotation(PATH, 640, 480, (INSIDE,), (), FILE)
     assert outcome() == ((), [])
 
@@ -101,6 +101,13 @@ def test_a_box_that_is_not_finite_is_left_out(side: int, value: float) -> None:
     sides[side - 1] = value
     assert outcome(box(*sides), INSIDE) == ((INSIDE,), [("box-not-finite", "skipped", 7)])
     assert str(value) in checked(box(*sides))[1][0].message
+
+
+def test_a_box_that_is_there_several_times_is_kept_and_noted_once() -> None:
+    cat, dog = box(1, 2, 3, 4), box(1, 2, 3, 4, label="dog")
+    boxes, problems = outcome(cat, dog, cat._replace(line=5), dog)
+    assert len(boxes) == 4
+    assert problems == [("box-repeated", "noted", 5)]
 
 
 def test_one_box_may_be_mended_twice() -> None:
@@ -333,4 +340,6 @@ def test_every_box_comes_out_inside_the_image_or_is_in_a_problem(
     assert sorted(kept + left_out) == [box.line for box in boxes]
     # What came out is right, so a second check has nothing to say.
     again = Draft(FILE, "", annotation.width, annotation.height, annotation.boxes)
-    assert check(again, None, PATH) == (annotation, [])
+    same, more = check(again, None, PATH)
+    assert same == annotation
+    assert {problem.code for problem in more} <= {"box-repeated"}

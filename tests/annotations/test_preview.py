@@ -10,7 +10,7 @@ from PIL import Image
 from datacache.annotations import fonts
 from datacache.annotations.colours import BASE, colours_of, ink_on, mix
 from datacache.annotations.compare import compare
-from datacache.annotations.draw import BEFORE, DARK, draw_boxes
+from datacache.annotations.draw import BEFORE, DARK, _Tags, draw_boxes
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.preview import BROKEN, PAPER, TILE, Picture, preview
 from datacache.annotations.thumbnail import thumbnail
@@ -97,6 +97,23 @@ def test_boxes_of_before_are_thin_and_grey_and_below_those_of_today():
     assert tile.getpixel((100, 140)) == COLOURS["bare"]
     gone = at_tile(preview([Picture("a.jpg", photo(), None, before)], tile=(400, 300)))
     assert gone.getpixel((100, 140)) == BEFORE
+
+
+def test_a_box_that_was_relabelled_or_is_gone_shows_its_old_label():
+    shown: list[str] = []
+
+    def drawn(new: tuple[Box, ...], old: tuple[Box, ...]) -> list[str]:
+        shown.clear()
+        draw_boxes(Image.new("RGB", (400, 400)), note(400, 400, *new), note(400, 400, *old), colours_of(["a", "b"]), 14)
+        return sorted(shown)
+
+    add = _Tags.add_beside
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Tags, "add_beside", lambda self, label, *rest: (shown.append(label), add(self, label, *rest)))
+        here, there = Box("a", 10, 10, 50, 50), Box("a", 60, 60, 90, 90)
+        assert drawn((here._replace(label="b"),), (here,)) == ["a → b"]
+        assert drawn((here,), (here, there)) == ["a", "a"]
+        assert drawn((here,), (here,)) == ["a"]
 
 
 def test_the_smaller_box_is_drawn_above_the_larger():

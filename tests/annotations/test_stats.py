@@ -131,4 +131,4 @@ def test_without_matplotlib_a_plot_is_an_error_that_says_what_to_install():
         "except UsageError as exc: print(exc, exc.hint)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "plots need matplotlib Install it: pip install 'datacache[plot]'\n"
+    assert done.stdout == "plots need matplotlib Install it: pip install 'dsctl[plot]'\n"

@@ -236,6 +236,35 @@ def test_part_boxes_are_not_the_objects_box() -> None:
     assert [code for code, *_ in found(document(an_object(part)))] == ["part-ignored", "box-missing"]
 
 
+@pytest.mark.parametrize("wrapper", ["objects", "Objects"])
+def test_objects_in_a_wrapper_are_read_and_it_is_said(wrapper: str) -> None:
+    text = document(f"<{wrapper}>{an_object()}{an_object()}</{wrapper}>{an_object()}")
+    assert parsed(text)[0].boxes == (CAT, CAT, CAT)
+    assert ("objects-wrapped", "repaired", 1) in found(text)
+
+
+def test_elements_with_capitals_are_read_and_it_is_said() -> None:
+    upper = BNDBOX.replace("bndbox", "BndBox").replace("xmin", "XMin")
+    text = f"<Annotation>{SIZE}<Object><Name>cat</Name>{upper}<Colour>red</Colour></Object></Annotation>"
+    assert parsed(text)[0].boxes == (CAT._replace(attributes=(("Colour", "red"),)),)
+    assert {(code, action) for code, action, _ in found(text)} == {("tag-case", "repaired")}
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (document(f"<frame>{an_object()}</frame>"), "frame"),
+        (document(f"<objects><objects>{an_object()}</objects></objects>"), "objects"),
+        (document(an_object(BNDBOX + an_object())).replace("</annotation>", "</annotation>"), "object"),
+        (document(an_object(f"{BNDBOX}<part>{an_object()}</part>")), "object/part"),
+    ],
+)
+def test_an_object_that_lies_elsewhere_is_left_out_with_a_line_that_says_where(text: str, place: str) -> None:
+    _, problems = parsed(text)
+    assert [(p.code, p.action) for p in problems if p.action == "skipped"] == [("object-misplaced", "skipped")]
+    assert f"<{place}>" in next(p.message for p in problems if p.action == "skipped")
+
+
 def test_polygons_are_passed_over_and_noted_once() -> None:
     pair = "<attribute><name>a</name><value>b</value></attribute>"
     polygon = f"<polygon><x1>1</x1><y1>1</y1><name>dog</name>{pair}</polygon>"
@@ -311,6 +340,28 @@ def test_undeclared_gbk_is_read_and_reported(declaration: str) -> None:
     assert found(data) == [("encoding", "repaired", 0)]
 
 
+@pytest.mark.parametrize(
+    ("label", "codec", "name"),
+    [
+        ("Fußgänger", "latin-1", "Windows-1252"),
+        ("Größe", "cp1252", "Windows-1252"),
+        ("ÜBERGRÖSSE", "latin-1", "Windows-1252"),
+        ("vélo électrique", "latin-1", "Windows-1252"),
+        ("café", "latin-1", "Windows-1252"),
+        ("пешеход", "cp1251", "Windows-1251"),
+        ("без маски", "cp1251", "Windows-1251"),
+        ("安全帽 helmet", "gbk", "GB18030"),
+        ("人", "gb2312", "GB18030"),
+    ],
+)
+def test_undeclared_code_pages_are_told_by_their_script_and_named(label: str, codec: str, name: str) -> None:
+    data = MASK.replace("口罩", label).encode(codec)
+    draft, (problem,) = parsed(data)
+    assert draft.boxes[0].label == label
+    assert (problem.code, problem.action) == ("encoding", "repaired")
+    assert problem.message.endswith(f"it is read as {name}")
+
+
 @pytest.mark.parametrize("declared", ["utf-16", "ascii", "x-unheard-of", "rot13", "zlib", "unicode_escape", "idna"])
 def test_utf8_that_declares_something_else_is_read_and_reported(declared: str) -> None:
     data = f'<?xml version="1.0" encoding="{declared}"?>{MASK}'.encode()
@@ -324,7 +375,11 @@ def test_utf8_that_declares_something_else_is_read_and_reported(declared: str) -
         MASK.replace("口罩", "口罩口罩").encode().replace("罩".encode(), "罩".encode()[:2], 1),
         MASK.encode().replace("罩".encode(), b"\xe7\xbd\xc0"),
         MASK.replace("口罩", "没有口罩").encode().replace("没".encode(), b"\xc0\xb2\xa1"),
-        MASK.replace("口罩", "café").encode("latin-1"),
+        MASK.replace("口罩", "żółty").encode("cp1250"),
+        MASK.replace("口罩", "マスク").encode("shift_jis"),
+        MASK.replace("口罩", "口罩").encode("big5"),
+        MASK.replace("口罩", "Füße").encode("cp437"),
+        MASK.replace("口罩", "A口B").encode("gbk"),
         b"\xef\xbb\xbf" + MASK.encode("gbk"),
         MASK.encode("utf-16")[:-1],
     ],
@@ -405,7 +460,7 @@ def test_an_empty_file_is_said_to_be_empty() -> None:
     assert "empty" in refused(b"").message
 
 
-@pytest.mark.parametrize("root", ["annotations", "html", "Annotation"])
+@pytest.mark.parametrize("root", ["annotations", "html", "Annotations"])
 def test_other_documents_are_refused(root: str) -> None:
     error = refused(f"<!-- x -->\n<{root}><object/></{root}>")
     assert (error.code, error.line) == ("not-voc", 2)
@@ -558,7 +613,8 @@ def reads_or_refuses(data: bytes) -> None:
         return
     # Every object is a box or a line of the report.
     text, _ = decode(data, FILE)
-    objects = [child for child in ET.fromstring(text) if child.tag.rpartition("}")[2].rpartition(":")[2] == "object"]
+    _, *elements = ET.fromstring(text).iter()
+    objects = [each for each in elements if each.tag.rpartition("}")[2].rpartition(":")[2].lower() == "object"]
     assert len(draft.boxes) + sum(problem.action == "skipped" for problem in problems) == len(objects)
 
 
@@ -585,6 +641,9 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 tags = st.sampled_from(
     [
         "object",
+        "Object",
+        "objects",
+        "frame",
         "name",
         "bndbox",
         "xmin",

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from datacache.catalog.access import Access, access_of, check_access, open_to, set_access
+from datacache.catalog.commit import commit_manifest
 from datacache.catalog.sqlite import SqliteCatalog
-from datacache.core.errors import AccessDeniedError, CatalogError, SnapshotNotFoundError, UsageError
+from datacache.core.errors import AccessDeniedError, CatalogError, OtherKindError, SnapshotNotFoundError, UsageError
+from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.model import Entry, Lineage, Source
 from datacache.testing.catalog import a_record, run_together
 
 
@@ -107,11 +110,28 @@ def test_what_is_no_namespace_is_refused(catalog: SqliteCatalog, name: str) -> N
         check_access(catalog, "mask", name, default="all")
 
 
-def test_a_list_that_cannot_be_understood_opens_nothing(catalog: SqliteCatalog) -> None:
-    for text in ("", "{}", "[]", '{"version": 2, "everybody": true, "allowed": [], "denied": []}'):
-        catalog.set_document("access", "mask", text, old=catalog.document("access", "mask"))
-        with pytest.raises(CatalogError, match="cannot be understood"):
-            check_access(catalog, "mask", "team-a", default="all")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "[" * 100_000,
+        '{"version": 2, "everybody": true, "allowed": [], "denied": []}',
+        '{"version": 1, "everybody": "false", "allowed": [], "denied": []}',
+        '{"version": 1, "everybody": [0], "allowed": [], "denied": []}',
+        '{"version": 1, "everybody": true, "allowed": [], "denied": "team-a"}',
+        '{"version": 1, "everybody": true, "allowed": [], "denied": {"names": ["team-a"]}}',
+        '{"version": 1, "everybody": true, "allowed": [], "denied": ["Team-a "]}',
+        '{"version": 1, "everybody": false, "everybody": true, "allowed": [], "denied": []}',
+        '{"version": 1, "everybody": false, "allowed": "team-a", "denied": []}',
+        '{"version": 1, "everybody": true, "allowed": [], "denied": [], "made_of": "a", "within_default": 0}',
+    ],
+)
+def test_a_list_that_cannot_be_understood_opens_nothing(catalog: SqliteCatalog, text: str) -> None:
+    catalog.set_document("access", "mask", text, old=None)
+    with pytest.raises(CatalogError, match="cannot be understood"):
+        check_access(catalog, "mask", "team-a", default="all")
 
 
 def test_processes_that_change_a_list_at_once_lose_nothing(catalog: SqliteCatalog) -> None:
@@ -122,3 +142,85 @@ def test_processes_that_change_a_list_at_once_lose_nothing(catalog: SqliteCatalo
 
     run_together(4, work)
     assert len(access_of(catalog, "mask", default="all").allowed) == 40
+
+
+# --- what is made of a data set ---------------------------------------------------------------------------------------
+
+
+def made(catalog: SqliteCatalog, name: str, *inputs: str, content: int = 0, replace: bool = True) -> None:
+    """Commit a snapshot of `name` that is made of snapshots of these data sets."""
+    builder = ManifestBuilder([Source("s3://faces", "")], catalog.put_blobs)
+    builder.add(Entry(b"file", 10 + content, 0, f"{content:032x}"))
+    lineage = Lineage("convert", {}, tuple(f"{each}@{'0' * 32}" for each in inputs))
+    commit_manifest(catalog, builder, name=name, origin="", lineage=lineage, replace=replace)
+
+
+def test_what_is_made_of_a_closed_data_set_is_open_to_no_others_and_that_is_said(
+    catalog: SqliteCatalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_access(catalog, "mask", everybody=False, allow=["lab"])
+    made(catalog, "yolo", "mask")
+    for default in ("all", "none"):
+        assert allowed(catalog, "lab", dataset="yolo", default=default)
+        assert not allowed(catalog, "guests", dataset="yolo", default=default)
+    (said,) = caplog.messages
+    assert said == "yolo is made of mask, so it is open to lab, as that is; see: dsctl dataset access yolo"
+    made(catalog, "shards", "yolo")  # and so on
+    assert not allowed(catalog, "guests", dataset="shards", default="all")
+    made(catalog, "free", "nothing")
+    assert not access_of(catalog, "free", default="all").listed
+    set_access(catalog, "mask", everybody=True, deny=["guests"])
+    made(catalog, "later", "mask")
+    assert access_of(catalog, "later", default="none").denied == ("guests",)
+
+
+def test_what_is_made_of_several_is_open_to_whom_all_are(catalog: SqliteCatalog) -> None:
+    for name in ("face", "hand", "plain"):
+        catalog.commit(a_record(name))
+    set_access(catalog, "mask", everybody=False, allow=["lab", "team"])
+    set_access(catalog, "face", everybody=False, allow=["lab", "guests"])
+    set_access(catalog, "hand", everybody=True, deny=["lab"])
+    made(catalog, "a", "mask", "face")
+    assert access_of(catalog, "a", default="all").allowed == ("lab",)
+    made(catalog, "b", "mask", "hand")
+    assert access_of(catalog, "b", default="all").allowed == ("team",)
+    made(catalog, "c", "mask", "face", "hand")
+    assert str(access_of(catalog, "c", default="all")) == "no namespace"
+    made(catalog, "d", "mask", "plain")  # of which one goes by the setting
+    assert allowed(catalog, "lab", dataset="d", default="all")
+    assert not allowed(catalog, "lab", dataset="d", default="none")
+    assert not allowed(catalog, "guests", dataset="d", default="all")
+
+
+def test_a_name_that_was_open_closes_when_something_closed_goes_into_it(catalog: SqliteCatalog) -> None:
+    catalog.commit(a_record("face"))
+    made(catalog, "mixed", "face")
+    set_access(catalog, "mask", everybody=False, allow=["lab"])
+    made(catalog, "mixed", "mask", content=1)
+    assert allowed(catalog, "lab", dataset="mixed", default="all")
+    assert not allowed(catalog, "lab", dataset="mixed", default="none")  # it went by the setting before
+    assert not allowed(catalog, "guests", dataset="mixed", default="all")
+
+
+def test_a_list_that_was_chosen_stands_until_something_else_goes_into_it(catalog: SqliteCatalog) -> None:
+    catalog.commit(a_record("face"))
+    set_access(catalog, "mask", everybody=False, allow=["lab"])
+    set_access(catalog, "face", everybody=False, allow=["team"])
+    made(catalog, "yolo", "mask")
+    set_access(catalog, "yolo", everybody=True)
+    made(catalog, "yolo", "mask", content=1)
+    assert allowed(catalog, "guests", dataset="yolo")
+    made(catalog, "yolo", "mask", "face", content=2)
+    assert not allowed(catalog, "guests", dataset="yolo")
+    made(catalog, "inherits", "mask")
+    set_access(catalog, "mask", everybody=False, allow=["others"])  # closed more: what was not chosen follows
+    made(catalog, "inherits", "mask", content=1)
+    assert not allowed(catalog, "lab", dataset="inherits", default="all")
+
+
+def test_a_commit_that_is_refused_changes_no_list(catalog: SqliteCatalog) -> None:
+    set_access(catalog, "mask", everybody=False, allow=["lab"])
+    made(catalog, "open")
+    with pytest.raises(OtherKindError):
+        made(catalog, "open", "mask", content=1, replace=False)
+    assert not access_of(catalog, "open", default="all").listed

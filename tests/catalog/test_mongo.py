@@ -80,6 +80,28 @@ def test_without_a_timeout_in_the_url_five_seconds_are_the_bound() -> None:
     catalog.close()
 
 
+def test_an_outage_is_waited_for_once_and_its_end_is_noticed(tmp_path: Path) -> None:
+    with Mongod(tmp_path / "own") as server:
+        catalog = MongoCatalog(server.database_url())
+        catalog.commit(a_record())
+        server.stop()
+        begun = time.monotonic()
+        for _ in range(6):
+            with pytest.raises(CatalogUnavailableError, match="does not answer"):
+                catalog.dataset("mask")
+        assert time.monotonic() - begun < 4 * 5  # six waits of five seconds
+        server.start()
+        end = time.monotonic() + 60
+        while True:
+            try:
+                assert catalog.dataset("mask") is not None
+                break
+            except CatalogUnavailableError:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        catalog.close()
+
+
 @pytest.mark.parametrize(
     "url",
     [

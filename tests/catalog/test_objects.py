@@ -90,7 +90,8 @@ def test_processes_write_the_same_objects_at_once_forked_with_a_writer_in_use(
         for child in children:
             child.join(60)
     assert [child.exitcode for child in children] == [0, 0, 0]
-    assert len(listed(place, settings)) == 20
+    # By key: after several PUTs of one key at once rclone's server may list that key twice, with one file on its disk.
+    assert sorted(contents(place, settings).values()) == sorted(b"%d" % number * 1000 for number in range(20))
 
 
 def test_a_pickled_writer_writes_to_the_same_place(place: str, catalog: Catalog, settings: Settings) -> None:
@@ -115,8 +116,9 @@ def test_what_is_there_is_not_sent_again(
             with closing(ObjectWriter(catalog, settings, url=f"s3://{bucket}")) as writer:
                 for data in (b"one", b"two", b"one"):
                     writer.put(data)
-        assert sum(request.startswith("PUT ") for request in proxy.requests) == 2
-        assert sum(request.startswith("HEAD ") for request in proxy.requests) == 4
+        requests = [request for request in proxy.requests if "/clock-" not in request]
+        assert sum(request.startswith("PUT ") for request in requests) == 2
+        assert sum(request.startswith("HEAD ") for request in requests) == 4
 
 
 def test_an_old_object_is_written_again_so_that_its_age_does_not_end_it(

@@ -109,7 +109,14 @@ def test_a_failure_says_what_there_is_instead(catalog: SqliteCatalog) -> None:
     with pytest.raises(SnapshotNotFoundError, match="no dataset 'msk'") as caught:
         resolve(catalog, "msk@v1")
     assert "mask" in caught.value.hint
+    assert caught.value.hint.startswith("Did you mean mask?")
     assert caught.value.ref == "msk@v1"
+    with pytest.raises(SnapshotNotFoundError) as caught:
+        resolve(catalog, "mask@aaaaa")
+    assert "at least 6 of its digits" in caught.value.hint
+    with pytest.raises(SnapshotNotFoundError) as caught:
+        resolve(catalog, "mask@v1.")
+    assert "mask@v1?" in caught.value.hint
     with pytest.raises(SnapshotNotFoundError, match="v2") as caught:
         resolve(catalog, "mask@v2")
     assert "v1" in caught.value.hint

@@ -16,6 +16,7 @@ from datacache.catalog.sqlite import SqliteCatalog
 from datacache.core.errors import CatalogError, CatalogUnavailableError
 from datacache.manifest.model import BlobId
 from datacache.testing.catalog import CatalogConformance, a_blob, a_record, run_together
+from tests import leftovers
 
 
 class TestSqliteCatalog(CatalogConformance):
@@ -41,6 +42,30 @@ def test_the_file_is_its_owners_only(catalog: SqliteCatalog) -> None:
     assert catalog.path in files
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert catalog.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+def test_what_root_makes_in_anothers_folder_is_that_users(tmp_path: Path) -> None:
+    def as_nobody(path: Path) -> subprocess.CompletedProcess[str]:
+        code = (
+            "import os, sys\n"
+            "from pathlib import Path\n"
+            "from datacache.catalog.sqlite import SqliteCatalog\n"
+            "SqliteCatalog(Path(sys.argv[2])).datasets()  # imports all there is to import, which others may not\n"
+            "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "print(SqliteCatalog(Path(sys.argv[1])).datasets())\n"
+        )
+        command = [sys.executable, "-c", code, path, tmp_path / "other.db"]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    leftovers.let_others_through(tmp_path)
+    (tmp_path / "home").mkdir()
+    os.chown(tmp_path / "home", 65534, 65534)
+    SqliteCatalog(tmp_path / "home" / "catalog.db").datasets()
+    assert as_nobody(tmp_path / "home" / "catalog.db").stdout == "[]\n"
+    os.chown(tmp_path / "home" / "catalog.db", 0, 0)
+    said = as_nobody(tmp_path / "home" / "catalog.db").stderr
+    assert "it belongs to another user (id 0)" in said
 
 
 def test_processes_that_create_the_file_together_all_succeed(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_where_the_whole_folder_is_gone_every_file_is_missing(tmp_path: Path, se
         folder.mkdir()
         for n in range(count):
             (folder / f"{n}").write_bytes(b"x")
-        record = create_snapshot("faces", str(folder), settings=settings)
+        record = create_snapshot(f"faces{count}", str(folder), settings=settings)
         folder.rename(tmp_path / f"gone{count}")
         problems = list(verify_snapshot(record.ref, settings=settings))
         assert [problem.kind for problem in problems] == ["missing"] * count

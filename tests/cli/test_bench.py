@@ -22,14 +22,16 @@ def faces(home, tmp_path) -> str:
 
 
 def test_the_table_of_a_snapshot_names_the_best_number_of_workers(dsctl, faces):
-    done = dsctl("bench", "loader", faces, "--size", "64x64", "--workers", "0,1", *QUICK)
+    done = dsctl("bench", "loader", faces, "--size", "96x64", "--workers", "0,1", *QUICK)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].startswith("faces@latest  24 samples, batches of 8")
     assert lines[1].split()[:2] == ["WORKERS", "SAMPLES/S"]
     assert [line.split()[0] for line in lines[2:4]] == ["0", "1"]
     assert lines[-1].startswith("Best: num_workers=")
-    assert done.err == ""
+    found = dsctl("bench", "loader", faces, "--size", "96x64", "--workers", "0", *QUICK, "--json").json
+    assert found["size"] == [64, 96]  # height and width, as `SnapshotDataset(size=…)` takes them
+    assert all(line.startswith("opening faces@latest: ") for line in done.err.splitlines())  # how far, when it is slow
 
 
 def test_shards_are_measured_in_their_folder_and_as_a_snapshot(dsctl, faces, tmp_path):
@@ -50,7 +52,8 @@ def test_shards_are_measured_in_their_folder_and_as_a_snapshot(dsctl, faces, tmp
     ("arguments", "message"),
     [
         (["faces@v1", "--workers", "two"], "--workers two"),
-        (["faces@v1", "--size", "224"], "--size 224"),
+        (["faces@v1", "--size", "224"], "--size 224: not a width and a height"),
+        (["faces@v1", "--size", "0x224"], "Write WIDTHxHEIGHT, such as --size 640x480."),
         (["./nothing-here", "--workers", "0"], "nothing-here"),
     ],
 )
@@ -66,4 +69,4 @@ def test_without_pytorch_it_is_said_how_to_get_it(dsctl, tmp_path):
     root = Path(__file__).resolve().parents[2]
     done = dsctl("bench", "loader", "faces@v1", "--json", PYTHONPATH=f"{tmp_path}:{root}")
     assert done.code == 2
-    assert done.error["hint"] == "pip install 'datacache[torch]'"
+    assert done.error["hint"] == "pip install 'dsctl[torch]'"

@@ -42,6 +42,36 @@ def test_it_prints_the_snapshot_the_counts_and_every_problem_with_its_place(face
     assert "convert faces@" in shown
 
 
+def test_a_conversion_takes_no_other_data_sets_name_unless_asked_to(faces: Path, dsctl: Dsctl, tmp_path: Path) -> None:
+    before = dsctl("snapshot", "list", "--json").json
+    shards = tmp_path / "shards"
+    for command in (
+        ("convert", "faces@v1", "--to", "yolo", "--split", "none"),
+        ("query", "faces@v1", "--where", "objects >= 1"),
+        ("shard", "faces@v1", "--to", str(shards)),
+    ):
+        refused = dsctl(*command, "--as", "faces", "--json")
+        assert (refused.code, refused.error["type"]) == (1, "OtherKindError"), refused.err
+        assert "faces is made by 'create --from file://" in refused.error["message"]
+    assert dsctl("snapshot", "list", "--json").json == before
+    assert not shards.exists()
+    made = dsctl("convert", "faces@v1", "--to", "yolo", "--as", "faces", "--split", "none", "--replace", "--json")
+    assert made.json["snapshot"]["parent"] == before[0]["id"]
+
+
+def test_the_next_version_of_the_same_source_needs_nothing_and_another_layout_does(faces: Path, dsctl: Dsctl) -> None:
+    words = ("--as", "c", "--split", "none", "--json")
+    first = dsctl("convert", "faces@v1", "--to", "coco", *words).json["snapshot"]
+    (faces / "Annotations" / "000003.xml").unlink()
+    assert dsctl("snapshot", "create", "faces", "--from", faces).code == 0
+    second = dsctl("convert", "faces", "--to", "coco", "--resize", "64x48", *words)
+    assert second.code == 0, second.err
+    assert second.json["snapshot"]["parent"] == first["id"]
+    refused = dsctl("convert", "faces", "--to", "yolo", *words)
+    assert refused.error["type"] == "OtherKindError"
+    assert "convert faces --to coco" in refused.error["message"]
+
+
 def test_json_has_snapshot_and_report_and_the_report_can_be_a_file(faces: Path, dsctl: Dsctl, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     done = dsctl("convert", "faces@v1", "--to", "coco", "--as", "c", "--split", "none", "--json", "--report", report)
@@ -56,7 +86,7 @@ def test_json_has_snapshot_and_report_and_the_report_can_be_a_file(faces: Path, 
 def test_strict_fails_lists_and_makes_nothing(faces: Path, dsctl: Dsctl) -> None:
     done = dsctl("convert", "faces@v1", "--to", "yolo", "--as", "y", "--strict", "--split", "none")
     assert done.code == 1
-    assert "2 problem(s)" in done.err
+    assert "2 problems" in done.err
     assert "hint:" in done.err
     assert "Annotations/000001.xml:" in done.out
     assert dsctl("snapshot", "list", "y").code == 1
@@ -115,3 +145,32 @@ def test_a_home_with_converted_snapshots_is_healthy(faces: Path, dsctl: Dsctl) -
     assert dsctl("convert", "faces", "--to", "yolo", "--as", "y", "--tag", "v1", "--split", "none").code == 0
     stores = [check for check in dsctl("doctor", "--json").json["checks"] if check["name"] == "store"]
     assert all(check["state"] != "fail" for check in stores), stores
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("yolo", ("convert", "faces", "--to", "yolo", "--as", "yolo")),
+        ("small", ("convert", "faces", "--to", "voc", "--resize", "40x30", "--as", "small")),
+        ("some", ("query", "faces", "--as", "some")),
+        ("shards", ("shard", "faces", "--to", "SHARDS", "--format", "webdataset", "--as", "shards")),
+        ("joined", ("snapshot", "create", "joined", "--from-export", "EXPORT", "--images", "faces")),
+    ],
+)
+def test_whatever_is_made_of_a_closed_data_set_is_as_closed(
+    name: str, command: tuple[str, ...], faces: Path, dsctl: Dsctl, tmp_path: Path
+) -> None:
+    assert dsctl("dataset", "access", "faces", "--none", "--allow", "lab").code == 0
+    places = {"SHARDS": tmp_path / "shards", "EXPORT": faces}
+    done = dsctl(*(places.get(word, word) for word in command))
+    assert done.code == 0, done.err
+    assert f"{name} is made of faces, so it is open to lab" in done.err
+    access = dsctl("dataset", "access", name, "--json").json["access"]
+    assert access == {
+        "everybody": False,
+        "allowed": ["lab"],
+        "denied": [],
+        "listed": True,
+        "inherited_from": ["faces"],
+    }
+    assert "inherited from faces" in dsctl("dataset", "access", name).out

@@ -23,7 +23,7 @@ def test_the_list_says_what_there_is_and_who_may_have_it(dsctl: Dsctl, mask: str
         "snapshots": 1,
         "latest": mask,
         "tags": {"v1": mask},
-        "access": {"everybody": False, "allowed": ["team-a"], "denied": [], "listed": True},
+        "access": {"everybody": False, "allowed": ["team-a"], "denied": [], "listed": True, "inherited_from": []},
     }
     header, line = dsctl("dataset", "list").out.splitlines()
     assert header.split()[:3] == ["NAME", "SNAPSHOTS", "LATEST"]
@@ -46,7 +46,7 @@ def test_access_is_shown_and_changed(dsctl: Dsctl, mask: str) -> None:
     value = dsctl("dataset", "access", "mask", "--all", "--deny", "guests", "--json").json
     assert value == {
         "name": "mask",
-        "access": {"everybody": True, "allowed": [], "denied": ["guests"], "listed": True},
+        "access": {"everybody": True, "allowed": [], "denied": ["guests"], "listed": True, "inherited_from": []},
     }
     assert dsctl("dataset", "access", "mask", "--none").out == "mask is open to no namespace\n"
 
@@ -70,3 +70,21 @@ def test_options_that_cannot_be_meant_are_refused(dsctl: Dsctl, options: tuple[s
 def test_names_are_completed(dsctl: Dsctl, mask: str) -> None:
     completed = dsctl(_DSCTL_COMPLETE="bash_complete", COMP_WORDS="dsctl dataset access m", COMP_CWORD="3")
     assert "mask" in completed.out
+
+
+def test_who_wants_to_remove_a_data_set_is_told_how(dsctl: Dsctl) -> None:
+    done = dsctl("dataset", "rm", "mask", "--yes")
+    assert done.code == 2
+    assert "dsctl snapshot list mask. Remove each: dsctl snapshot rm mask@ID --all-tags" in done.err
+
+
+def test_status_counts_data_sets_in_words_and_says_that_the_daemon_starts_by_itself(dsctl: Dsctl, mask: str) -> None:
+    said = dsctl("status").out
+    assert ": 1 dataset\n" in said
+    assert "daemon   not running; it starts when it is needed\n" in said
+
+
+def test_a_mistyped_url_for_a_name_that_is_there_is_asked_about(dsctl: Dsctl, mask: str, tmp_path: Path) -> None:
+    done = dsctl("snapshot", "create", "mask", "--from", tmp_path / "mistyped")
+    assert done.code == 1
+    assert "Is it what you meant, and no mistyped URL?" in done.err

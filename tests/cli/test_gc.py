@@ -8,9 +8,9 @@ from tests.cli.conftest import Dsctl
 
 
 def a_removed_snapshot(dsctl: Dsctl, bucket: Path) -> None:
-    ref = dsctl("snapshot", "create", "mask", "--from", bucket, "--pin", "--json").json["ref"]
+    ref = dsctl("snapshot", "create", "mask", "--from", bucket, "--copy", "--json").json["ref"]
     (bucket / "images" / "1.jpg").write_bytes(b"changed")
-    assert dsctl("snapshot", "create", "mask", "--from", bucket, "--pin").code == 0
+    assert dsctl("snapshot", "create", "mask", "--from", bucket, "--copy").code == 0
     assert dsctl("snapshot", "rm", ref, "--yes").code == 0
 
 
@@ -31,6 +31,7 @@ def test_what_no_snapshot_needs_goes_when_it_is_old_enough_and_a_dry_run_says_so
         "young_objects": 1,
         "derived": 0,
         "documents": 0,
+        "mounted": [],
         "storages": [],
     }
     said = dsctl("snapshot", "gc", "--grace", "0", "--dry-run", "--json").json
@@ -46,7 +47,7 @@ def test_for_people_it_is_a_line_for_each_place(dsctl: Dsctl, bucket: Path) -> N
     lines = dsctl("snapshot", "gc").out.splitlines()
     assert lines[0] == "catalog: removed 0 blobs, 0 B"
     assert lines[1].endswith(": removed 0 objects, 0 B; 3 in use")
-    assert lines[2] == "3 more that nothing needs are younger than 1 d and stay"
+    assert lines[2] == "3 more stay for now: needed or stored less than 1 d ago, or mounted"
     assert (
         dsctl("snapshot", "gc", "--dry-run", "--grace", "0s")
         .out.splitlines()[1]

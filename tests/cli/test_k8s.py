@@ -49,9 +49,7 @@ def test_a_pvc_of_a_snapshot_names_it_and_asks_for_its_size(dsctl: Dsctl, snapsh
 
 def test_every_option_is_in_what_is_printed_and_a_pod_comes_along(dsctl: Dsctl, snapshot: str) -> None:
     options = ("--name", "data", "--namespace", "vision", "--storage-class", "fast", "--warm", "wait", "--pin")
-    done = dsctl(
-        "k8s", "pvc", "faces/mask@latest", *options, "--subpath", "images/", "--pinned-id", "--with-pod", "--json"
-    )
+    done = dsctl("k8s", "pvc", "faces/mask@latest", *options, "--subpath", "images/", "--by-id", "--with-pod", "--json")
     assert done.code == 0, done.err
     claim, pod = done.json["items"]
     printed(yaml.safe_dump_all([claim, pod]))
@@ -64,6 +62,15 @@ def test_every_option_is_in_what_is_printed_and_a_pod_comes_along(dsctl: Dsctl, 
     }
     assert claim["spec"]["storageClassName"] == "fast"
     assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "data"
+
+
+def test_a_snapshot_is_named_by_its_id_under_the_options_former_name_too(dsctl: Dsctl, snapshot: str) -> None:
+    printed_now, printed_before = (
+        dsctl("k8s", "pvc", "faces/mask@latest", option) for option in ("--by-id", "--pinned-id")
+    )
+    assert f"faces/mask@{snapshot}" in printed_now.out
+    assert printed_before.out == printed_now.out
+    assert "--pinned-id" not in dsctl("k8s", "pvc", "--help").out
 
 
 def test_a_pvc_of_a_bucket_can_be_written_to_and_has_a_quota(dsctl: Dsctl) -> None:

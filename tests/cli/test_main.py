@@ -85,6 +85,17 @@ def test_every_error_of_ours_has_an_exit_code() -> None:
     assert all(any(issubclass(kind, known) for known, _code in EXIT_CODES) for kind in kinds)
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("unmount", "dsctl umount"), ("ls", "dsctl snapshot list"), ("version", "dsctl --version"), ("statsu", "stats")],
+)
+def test_a_command_of_another_name_is_told_what_it_is_here(dsctl: Dsctl, typed: str, meant: str) -> None:
+    done = dsctl(typed, "x")
+    assert done.code == 2
+    assert f"there is no command '{typed}'; did you mean: " in done.err
+    assert meant in done.err
+
+
 def test_a_wrong_setting_is_wrong_usage(dsctl: Dsctl) -> None:
     result = dsctl("snapshot", "list", DATACACHE_SSD_BYTES="lots")
     assert result.code == 2

@@ -4,8 +4,15 @@ kernel.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from PIL import Image
@@ -14,12 +21,40 @@ from datacache.settings import Settings
 from datacache.testing.faces import draw_faces
 from dataset_cli.commands import doctor
 from tests.cli.conftest import ROOT, Dsctl
+from tests.servers import RcloneS3
 
 
 @pytest.fixture
 def ref(dsctl: Dsctl, bucket: Path) -> str:
     assert dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v1").code == 0
     return "mask@v1"
+
+
+def test_status_tells_the_last_errors_of_a_mount_and_what_to_do(
+    dsctl: Dsctl, ref: str, bucket: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mnt"
+    folder.mkdir()
+    assert dsctl("mount", ref, folder).code == 0
+    (bucket / "images" / "1.jpg").write_bytes(b"somebody wrote something else")
+    with pytest.raises(OSError, match="Stale file handle"):
+        (folder / "images" / "1.jpg").read_bytes()
+
+    def told() -> list[dict[str, Any]]:
+        return cast("list[dict[str, Any]]", dsctl("status", "--json").json["mounts"][0]["errors"])
+
+    deadline = time.monotonic() + 60
+    while not told():  # the state is written soon, not at once
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    [error] = told()
+    assert (error["path"], error["errno"]) == ("images/1.jpg", "ESTALE")
+    assert "ObjectChangedError" in error["reason"]
+    assert error["hint"]
+    assert abs(error["at"] - time.time()) < 3600
+    said = dsctl("status").out
+    assert "error    images/1.jpg: ObjectChangedError" in said
+    assert f"→ {error['hint']}" in said
 
 
 def test_a_mount_shows_the_bucket_until_it_is_unmounted(dsctl: Dsctl, ref: str, bucket: Path, tmp_path: Path) -> None:
@@ -30,7 +65,7 @@ def test_a_mount_shows_the_bucket_until_it_is_unmounted(dsctl: Dsctl, ref: str, 
     folder.mkdir()
     mounted = dsctl("mount", ref, folder, "--umask", "077", "--uid", "1234", "--workers", "1", "--json")
     assert mounted.code == 0, mounted.err
-    assert set(mounted.json) == {"mountpoint", "ref", "files", "bytes", "pid", "workers", "log"}
+    assert set(mounted.json) == {"mountpoint", "ref", "files", "bytes", "pid", "workers", "log", "errors"}
     assert mounted.json["files"] == 3
     file = folder / "images" / "1.jpg"
     assert file.read_bytes() == (bucket / "images" / "1.jpg").read_bytes()
@@ -44,6 +79,39 @@ def test_a_mount_shows_the_bucket_until_it_is_unmounted(dsctl: Dsctl, ref: str, 
     again = dsctl("umount", folder)
     assert again.code == 1
     assert "nothing is mounted" in again.err
+    both = dsctl("umount", folder, folder.parent)
+    assert both.err.startswith(f"error: nothing is mounted at {folder}\n       nothing is mounted at {folder.parent}\n")
+
+
+def test_several_mounts_are_unmounted_at_once_and_none_of_another_home(
+    dsctl: Dsctl, ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name for name in ("a", "b", "c", "d")]
+    for folder in folders:
+        folder.mkdir()
+        assert dsctl("mount", ref, folder, "--workers", "1").code == 0
+    first, second, *rest = folders
+    other = tmp_path / "other home"
+    refused = dsctl("umount", first, "--json", DATACACHE_HOME=str(other))
+    assert refused.code == 1
+    assert os.environ["DATACACHE_HOME"] in refused.error["message"]
+    assert refused.error["hint"] == f"DATACACHE_HOME={os.environ['DATACACHE_HOME']} dsctl umount {first}"
+    assert dsctl("umount", "--all", DATACACHE_HOME=str(other)).out == "nothing is mounted\n"
+    assert dsctl("umount").code == 2
+    assert dsctl("umount", first, "--all").code == 2
+    monkeypatch.chdir(tmp_path)
+    one = dsctl("umount", "a", "--json").json
+    assert one == {"mountpoint": str(first), "unmounted": True}
+    several = dsctl("umount", "a", "b", "--json")
+    assert several.code == 1
+    assert [(each["mountpoint"], each["unmounted"]) for each in several.json] == [
+        (str(first), False),
+        (str(second), True),
+    ]
+    everything = dsctl("umount", "--all", "--timeout", "30")
+    assert everything.code == 0, everything.err
+    assert sorted(everything.out.splitlines()) == [f"{folder} is unmounted" for folder in rest]
+    assert dsctl("status", "--json").json["mounts"] == []
 
 
 def test_warm_waits_until_every_byte_is_here(dsctl: Dsctl, ref: str) -> None:
@@ -59,10 +127,14 @@ def test_warm_waits_until_every_byte_is_here(dsctl: Dsctl, ref: str) -> None:
 
 
 def test_warm_fails_when_the_objects_are_gone(dsctl: Dsctl, ref: str, bucket: Path) -> None:
-    (bucket / "labels.txt").unlink()
+    gone = [path for path in sorted(bucket.rglob("*")) if path.is_file()][:3]
+    for path in gone:
+        path.unlink()
     result = dsctl("warm", ref)
     assert result.code == 1
     assert "not warm" in result.err
+    assert ", and 2 more errors (" in result.err
+    assert "dsctl snapshot verify NAME names all such files" in result.err
 
 
 def test_the_cache_is_shown_pinned_and_evicted(dsctl: Dsctl, ref: str) -> None:
@@ -81,6 +153,11 @@ def test_the_cache_is_shown_pinned_and_evicted(dsctl: Dsctl, ref: str) -> None:
     assert unknown.error["hint"] == "This node has something of: mask."
     assert dsctl("cache", "evict", "mask", "--json").json["freed_bytes"] > 0
     assert dsctl("cache", "evict", "mask", "--json").json["freed_bytes"] == 0
+    nothing = dsctl("cache", "evict")
+    assert nothing.code == 2
+    assert "--all" in nothing.err
+    assert dsctl("cache", "evict", "mask", "--all").code == 2
+    assert dsctl("cache", "evict", "--all").code == 0
 
 
 def test_the_daemon_is_started_shown_and_stopped(dsctl: Dsctl) -> None:
@@ -106,7 +183,7 @@ def test_status_starts_nothing_and_shows_a_catalog_that_is_away(dsctl: Dsctl) ->
     assert state["daemon"] is None
     assert state["catalog"]["datasets"] == 0
     away = dsctl("status", DATACACHE_CATALOG="mongodb://127.0.0.1:9/x?serverSelectionTimeoutMS=200")
-    assert away.code == 0
+    assert away.code == 1
     assert "does not answer" in away.out
 
 
@@ -148,6 +225,23 @@ def test_doctor_says_what_is_wrong_and_what_to_do(dsctl: Dsctl, ref: str, bucket
         "memory": "warn",
     }
     assert all(check["hint"] for check in checks.values() if check["state"] != "ok")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a tmpfs")
+def test_doctor_says_to_make_room_on_a_full_disk(settings: Settings, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    (full / "staging").mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", full], check=True)
+    try:
+        (full / "staging").mkdir()
+        with contextlib.suppress(OSError), open(full / "all", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        there = replace(settings, home=full, staging=full / "staging")
+        assert doctor.home(there).hint == f"Make room: df -h {full}"
+        assert doctor.staging(there).hint == f"Make room: df -h {full / 'staging'}"
+    finally:
+        subprocess.run(["umount", full], check=True)
 
 
 def test_doctor_finds_variables_that_are_likely_misspelt_and_leaves_those_of_kubernetes_alone() -> None:
@@ -223,7 +317,7 @@ def test_a_demo_says_why_it_trains_nothing(dsctl: Dsctl, tmp_path: Path) -> None
     assert "training  left out: with so few images" in few.out, few.err
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     without = dsctl("demo", "--count", "20", "--dir", tmp_path / "2", PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert "training  left out: it needs PyTorch (pip install 'datacache[torch]')" in without.out, without.err
+    assert "training  left out: it needs PyTorch (pip install 'dsctl[torch]')" in without.out, without.err
     assert [path.name for path in (tmp_path / "2").iterdir()] == ["preview.png"]
 
 
@@ -254,3 +348,165 @@ def test_the_drawn_faces_are_the_same_for_the_same_seed_and_well_formed(tmp_path
     splits = {path.stem: path.read_text().split() for path in (one.folder / "ImageSets" / "Main").iterdir()}
     assert sorted(splits["train"] + splits["val"]) == splits["trainval"]
     assert sorted(splits["trainval"] + splits["test"]) == [f"{number:06}" for number in range(1, 13)]
+
+
+@pytest.mark.parametrize(
+    "text", ['catalog = "mongodb://me:hush@127.0.0.1:9/x"', "[stores.lab]\nurl = 's3://x'\nsecret_access_key = 'hush'"]
+)
+def test_doctor_reports_secrets_that_others_can_read(dsctl: Dsctl, home: Path, text: str) -> None:
+    file = home / "config.toml"
+    file.write_text(text)
+    variables = {"DATACACHE_CATALOG": f"sqlite:///{home}/catalog.db"}
+    for mode, state in ((0o644, "fail"), (0o640, "fail"), (0o600, "ok")):
+        file.chmod(mode)
+        result = dsctl("doctor", "--json", **variables)
+        (check,) = [check for check in result.json["checks"] if check["name"] == "config"]
+        assert check["state"] == state
+        assert (state == "ok") == ("chmod 600" not in check["hint"])
+        assert "hush" not in result.out + result.err
+    file.write_text("ssd_bytes = '1GB'")
+    file.chmod(0o644)  # of no interest to others
+    (check,) = [check for check in dsctl("doctor", "--json").json["checks"] if check["name"] == "config"]
+    assert check["state"] == "ok"
+
+
+def test_nothing_under_the_home_can_be_read_by_others(dsctl: Dsctl, ref: str, home: Path, tmp_path: Path) -> None:
+    """The home itself may be a folder that was made before, for all to enter."""
+    (home / "log").mkdir(exist_ok=True)
+    (home / "log" / "daemon.log").touch(mode=0o644)  # of an earlier version
+    (tmp_path / "mnt").mkdir()
+    assert dsctl("mount", ref, tmp_path / "mnt").code == 0
+    open_to_others = [
+        path.relative_to(home)
+        for folder in ("mounts", "log")
+        for path in (home / folder).iterdir()
+        if path.lstat().st_mode & 0o077
+    ]
+    assert open_to_others == []
+    assert dsctl("umount", tmp_path / "mnt").code == 0
+
+
+def test_settings_that_are_not_the_daemons_are_named_by_doctor_and_status(dsctl: Dsctl) -> None:
+    assert dsctl("daemon", "start").code == 0
+    assert dsctl("status", "--json").json["differing"] == []
+    other = {"DATACACHE_SSD_BYTES": "99MB", "DATACACHE_EVICTION": "lru"}
+    checks = [check for check in dsctl("doctor", "--json", **other).json["checks"] if check["name"] == "settings"]
+    assert [check["state"] for check in checks] == ["warn", "warn"]
+    assert "DATACACHE_SSD_BYTES is 99000000 here, and the daemon runs with 536870912" in checks[0]["message"]
+    assert "dsctl daemon stop" in checks[0]["hint"]
+    assert "DATACACHE_EVICTION is lru here, and the daemon runs with keep" in checks[1]["message"]
+    said = dsctl("status", "--json", **other)
+    assert said.json["differing"][1] == {"name": "DATACACHE_EVICTION", "daemon": "keep", "shell": "lru"}
+    assert "DATACACHE_EVICTION" in dsctl("status", **other).err
+    assert "DATACACHE_EVICTION" in dsctl("daemon", "start", **other).err
+
+
+def test_no_password_of_the_catalog_is_in_what_is_compared(settings: Settings) -> None:
+    with_password = replace(settings, catalog="mongodb://me:secret-4f@db/faces")
+    assert with_password.of_the_daemon()["DATACACHE_CATALOG"] == "mongodb://db/faces"
+    assert "secret-4f" not in str(with_password.of_the_daemon())
+
+
+def test_a_lower_limit_evicts_down_to_it_and_the_start_says_what_went(dsctl: Dsctl, tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for number in range(24):
+            (folder / f"{number}.bin").write_bytes(bytes([number]) * 500_000)
+        assert dsctl("snapshot", "create", name, "--from", folder).code == 0
+        assert dsctl("warm", name).code == 0
+    assert dsctl("daemon", "stop").code == 0
+    started = dsctl("daemon", "start", DATACACHE_SSD_BYTES="20MB")
+    assert "the limit of ssd is lower than what was cached" in started.err
+    kept = {each["name"]: each["ssd_bytes"] for each in dsctl("cache", "status", "--json").json["datasets"]}
+    assert kept["new"] >= 12_000_000
+
+
+@pytest.mark.parametrize("command", ["status", "warm"])
+def test_a_variable_that_is_misspelt_is_named_by_every_command(dsctl: Dsctl, ref: str, command: str) -> None:
+    words = ["warm", ref] if command == "warm" else [command]
+    done = dsctl(*words, DATACACHE_SSDBYTES="1GB", DATACACHE_PORT="tcp://10.0.0.1:80")
+    assert done.code == 0
+    assert (
+        done.err.count("warning: DATACACHE_SSDBYTES is set, and is no setting; did you mean DATACACHE_SSD_BYTES?") == 1
+    )
+    assert "DATACACHE_PORT" not in done.err
+
+
+def test_a_key_of_the_file_that_is_misspelt_is_an_error_that_says_what_was_meant(dsctl: Dsctl, home: Path) -> None:
+    (home / "config.toml").write_text('ssdbytes = "1GB"\n')
+    wrong = dsctl("status", "--json")
+    assert (wrong.code, wrong.error["type"]) == (2, "SettingsError")
+    assert "Did you mean ssd_bytes?" in wrong.error["hint"]
+
+
+@pytest.fixture
+def many(dsctl: Dsctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a data set `many` whose store is away by then, and is asked again for a while."""
+    monkeypatch.setenv("DATACACHE_STORE_TIMEOUT_S", "20")
+    with RcloneS3(tmp_path / "s3") as server:
+        for name, value in server.env().items():
+            monkeypatch.setenv(name, value)
+        (server.make_bucket("many") / "1.bin").write_bytes(b"1" * 1000)
+        assert dsctl("snapshot", "create", "many", "--from", "s3://many").code == 0
+
+
+@pytest.mark.usefixtures("many")
+def test_a_warm_up_that_is_interrupted_goes_on_is_listed_and_cancelled(dsctl: Dsctl) -> None:
+    assert dsctl("jobs").out == "no jobs\n"
+    command = [sys.executable, "-m", "dataset_cli", "warm", "many"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as following:
+        deadline = time.monotonic() + 120
+        while not (found := dsctl("jobs", "--json").json["jobs"]):
+            assert time.monotonic() < deadline
+        [job] = found
+        following.send_signal(signal.SIGINT)
+        said = following.communicate(timeout=60)[1]
+    assert following.returncode == 130
+    assert f"dsctl jobs cancel {job['id']}" in said
+    for command in (("jobs",), ("status",), ("cache", "status")):
+        while "s3://many has not answered the daemon for" not in (seen := dsctl(*command)).err:
+            assert time.monotonic() < deadline, command
+        assert "refuses connections" in seen.err
+    assert job["id"] in dsctl("jobs").out
+    assert dsctl("jobs", "cancel", job["id"], "--json").json["cancelled"] is True
+    while dsctl("jobs", "--json").json["jobs"][0]["state"] != "cancelled":
+        assert time.monotonic() < deadline
+    assert dsctl("jobs", "cancel", job["id"]).out == f"{job['ref']} has ended already: cancelled\n"
+    unknown = dsctl("jobs", "cancel", "nosuch", "--json")
+    assert (unknown.code, unknown.error["type"]) == (1, "SnapshotNotFoundError")
+
+
+def test_jobs_say_why_one_failed(dsctl: Dsctl, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "1.jpg").write_bytes(b"1")
+    assert dsctl("snapshot", "create", "photos", "--from", folder).code == 0
+    (folder / "1.jpg").unlink()
+    assert dsctl("warm", "photos").code == 1
+    said = dsctl("jobs").out
+    assert "failed" in said
+    assert f"    {folder}/1.jpg" in said.replace("file://", "")
+
+
+@pytest.mark.usefixtures("many")
+def test_a_warm_up_is_waited_for_while_its_daemon_is_stopped(dsctl: Dsctl) -> None:
+    command = [sys.executable, "-m", "dataset_cli", "warm", "many"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as following:
+        deadline = time.monotonic() + 60
+        while not (found := dsctl("jobs", "--json").json["jobs"]):
+            assert time.monotonic() < deadline
+        pid = dsctl("status", "--json").json["daemon"]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert following.stderr is not None
+            warning = next(line for line in following.stderr if "the warm-up is waited for" in line)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        while dsctl("jobs", "cancel", found[0]["id"]).code != 0:  # it counts as silent for a moment
+            assert time.monotonic() < deadline
+        said = following.communicate(timeout=60)[1]
+    assert "has not answered for" in warning
+    assert "is not warm: it was cancelled" in said, "it was waited for until then"

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
+import sys
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from datacache.testing.faults import FaultProxy
+from datacache.testing.faults import Fault, FaultProxy
+from dataset_cli.commands.writes import error_lines
 from tests import leftovers
 from tests.cli.conftest import Dsctl
 from tests.servers import RcloneS3
@@ -80,9 +87,167 @@ def test_status_and_metrics_show_a_mount(dsctl: Dsctl, url: str, folder: Path) -
     assert f"rw mount {folder}  {url}/" in text
     assert "everything is uploaded" in text
     metrics = dsctl("status", "--metrics").out
-    labels = f'{{mountpoint="{folder}",url="{url}/"}}'
-    assert f"datacache_write_dirty_files{labels} 0\n" in metrics
-    assert f"datacache_write_uploaded_bytes_total{labels} 10000\n" in metrics
+    labels = rf'\{{mount="[0-9a-f]{{12}}",mountpoint="{folder}",url="{url}/"\}}'
+    assert re.search(rf"^datacache_write_dirty_files{labels} 0$", metrics, re.MULTILINE)
+    assert re.search(rf"^datacache_write_uploaded_bytes_total{labels} 10000$", metrics, re.MULTILINE)
+
+
+def test_status_tells_the_last_errors_of_a_read_write_mount(
+    dsctl: Dsctl, store: FaultProxy, url: str, place: Path, folder: Path
+) -> None:
+    (place / "run").mkdir(exist_ok=True)
+    (place / "run" / "b.bin").write_bytes(b"x" * 10_000)
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    assert os.listdir(folder) == ["b.bin"]
+    store.always(Fault(status=403, code="AccessDenied", only=lambda _method, path: "b.bin" in path))
+    with pytest.raises(OSError, match="Permission denied"):
+        (folder / "b.bin").read_bytes()
+    (shown,) = dsctl("status", "--json").json["read_write"]
+    error = shown["live"]["errors"][0]
+    assert "b.bin" in error["path"]
+    assert error["errno"] == "EACCES"
+    assert error["hint"]
+    assert f"error    {error['path']}: {error['reason']}" in dsctl("status").out
+
+
+@pytest.mark.parametrize("seen_to", ["deleted", "renamed"])
+def test_an_append_to_what_somebody_else_changed_meanwhile_goes_on_beside_it_until_somebody_sees_to_it(
+    dsctl: Dsctl, url: str, place: Path, folder: Path, seen_to: str
+) -> None:
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    (folder / "e.log").write_bytes(b"first\n")
+    assert dsctl("flush", folder).code == 0
+    fd = os.open(folder / "e.log", os.O_WRONLY | os.O_APPEND)
+    (place / "run" / "e.log").write_bytes(b"foreign\n")
+    assert os.write(fd, b"mine\n") == 5
+    os.close(fd)
+    assert dsctl("flush", folder).code == 0
+    found = {path.name: path.read_bytes() for path in (place / "run").iterdir()}
+    (kept,) = [name for name in found if name.startswith("e.log.conflict-")]
+    assert found == {"e.log": b"foreign\n", kept: b"first\nmine\n"}
+    assert sorted(os.listdir(folder)) == ["e.log", kept]
+    (shown,) = dsctl("status", "--json").json["read_write"]
+    assert (shown["live"]["errors"], shown["live"]["losses"]) == ([], [])
+    for command in (("status",), ("flush", folder)):
+        assert f"ours is {kept}" in dsctl(*command).out
+    assert [conflict["kept_as"] for conflict in dsctl("flush", folder, "--json").json[0]["conflicts"]] == [kept]
+    if seen_to == "deleted":
+        (folder / kept).unlink()
+    else:
+        (folder / kept).rename(folder / "e.log")
+    for command in (("flush", folder), ("status",)):
+        assert "conflict" not in dsctl(*command).out
+    assert (place / "run" / "e.log").read_bytes() == (b"foreign\n" if seen_to == "deleted" else b"first\nmine\n")
+
+
+def _lose_4096_bytes(dsctl: Dsctl, url: str, place: Path, folder: Path) -> None:
+    """Mount `folder`, and write to its `weights` what cannot be kept, as somebody else replaces it meanwhile."""
+    (place / "run").mkdir(exist_ok=True)
+    (place / "run" / "weights").write_bytes(b"x" * 500_000)
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    fd = os.open(folder / "weights", os.O_RDWR)
+    (place / "run" / "weights").write_bytes(b"foreign")
+    assert os.pwrite(fd, b"y" * 4096, 8192) == 4096
+    with pytest.raises(OSError, match="Input/output error"):
+        os.close(fd)
+
+
+def test_what_is_lost_is_told_by_status_and_flush_until_somebody_has_seen_it(
+    dsctl: Dsctl, url: str, place: Path, folder: Path
+) -> None:
+    _lose_4096_bytes(dsctl, url, place, folder)
+    (shown,) = dsctl("status", "--json").json["read_write"]
+    (loss,) = shown["live"]["losses"]
+    assert (loss["key"], loss["size_bytes"]) == ("weights", 4096)
+    (error,) = shown["live"]["errors"]
+    assert (error["path"], error["errno"]) == ("write weights", "EIO")
+    assert "snapshot" not in error["hint"]
+    told = "up to 4,096 bytes written to weights were lost at "
+    assert f"lost     {told}" in dsctl("status").out
+    flushed = dsctl("flush", folder)
+    assert flushed.code == 1
+    assert told in flushed.err
+    assert f"dsctl flush --forget-lost {folder}" in flushed.err
+    assert f"everything else written to {folder} is in " in flushed.out
+    assert dsctl("flush").code == 1
+    unmounted = dsctl("umount", folder)
+    assert unmounted.code == 0
+    assert told in unmounted.err
+    assert told in dsctl("status").out
+    assert dsctl("flush").code == 1
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    forgotten = dsctl("flush", "--forget-lost", folder)
+    assert forgotten.code == 0
+    name, else_ = forgotten.out.splitlines()
+    assert name.startswith(f"forgotten: {told}")
+    assert else_ == f"everything else written to {folder} is in {url}/"
+    assert dsctl("flush", "--forget-lost", folder).out == f"everything written to {folder} is in {url}/\n"
+    assert dsctl("flush", folder).code == 0
+    assert "lost     " not in dsctl("status").out
+
+
+def test_what_is_forgotten_of_a_mount_that_was_ended_is_named(
+    dsctl: Dsctl, url: str, place: Path, folder: Path
+) -> None:
+    _lose_4096_bytes(dsctl, url, place, folder)
+    assert dsctl("umount", folder).code == 0
+    (shown,) = dsctl("flush", "--json").json
+    assert (shown["forgotten"], len(shown["losses"])) == (False, 1)
+    forgotten = dsctl("flush", "--forget-lost")
+    assert forgotten.code == 0
+    assert "forgotten: up to 4,096 bytes written to weights were lost at " in forgotten.out
+    assert "everything else that was staged in " in forgotten.out
+    assert dsctl("flush").out == "nothing is waiting to be uploaded\n"
+
+
+def test_a_change_of_an_open_file_that_was_replaced_is_told_by_status_as_its_program_was(
+    dsctl: Dsctl, url: str, place: Path, folder: Path
+) -> None:
+    (place / "run").mkdir(exist_ok=True)
+    (place / "run" / "weights").write_bytes(b"x" * 500_000)
+    assert dsctl("mount", "--rw", "--ttl", "0.5", url, folder).code == 0
+    fd = os.open(folder / "weights", os.O_RDWR)
+    (place / "run" / "weights").write_bytes(b"foreign")
+
+    pause = threading.Event()
+    for _ in range(600):
+        if (folder / "weights").stat().st_size == 7:
+            break
+        pause.wait(0.05)
+    try:
+        with pytest.raises(OSError, match="Stale file handle"):
+            os.ftruncate(fd, 10)
+    finally:
+        os.close(fd)
+    (shown,) = dsctl("status", "--json").json["read_write"]
+    assert [(error["path"], error["errno"]) for error in shown["live"]["errors"]] == [("setattr weights", "ESTALE")]
+
+
+def test_a_mount_of_another_home_is_not_unmounted_from_here(
+    dsctl: Dsctl, url: str, folder: Path, tmp_path: Path
+) -> None:
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    refused = dsctl("umount", folder, DATACACHE_HOME=str(tmp_path / "other"))
+    assert refused.code == 1
+    assert f"DATACACHE_HOME={os.environ['DATACACHE_HOME']} dsctl umount {folder}" in refused.err
+    assert os.path.ismount(folder)
+    assert dsctl("umount", "--all").out == f"{folder} is unmounted\n"
+
+
+def test_status_tells_no_error_that_the_kernel_kept_from_the_program(
+    dsctl: Dsctl, url: str, place: Path, folder: Path
+) -> None:
+    (place / "run").mkdir(exist_ok=True)
+    (place / "run" / "train.log").write_bytes(b"1\n")
+    assert dsctl("mount", "--rw", url, folder, "--ttl", "60").code == 0
+    assert (folder / "train.log").read_bytes() == b"1\n"
+    (place / "run" / "train.log").write_bytes(b"other\n")
+    with open(folder / "train.log", "ab") as file:
+        file.write(b"mine\n")
+    assert dsctl("flush", folder).code == 0
+    assert (place / "run" / "train.log").read_bytes() == b"other\nmine\n"
+    (shown,) = dsctl("status", "--json").json["read_write"]
+    assert shown["live"]["errors"] == []
 
 
 def test_what_cannot_be_uploaded_is_said_with_its_reason_and_kept(
@@ -122,6 +287,45 @@ def test_what_cannot_be_uploaded_is_said_with_its_reason_and_kept(
     assert (result["uploaded_files"], result["uploaded_bytes"]) == (1, 10_000)
     assert (place / "run" / "a.pt").read_bytes() == b"x" * 10_000
     assert dsctl("status", "--json").json["staged"] == []
+
+
+@pytest.mark.parametrize("command", ["flush", "umount"])
+def test_a_wait_without_a_terminal_says_now_and_then_what_it_waits_for(
+    dsctl: Dsctl, store: FaultProxy, url: str, folder: Path, command: str
+) -> None:
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    (folder / "a.pt").write_bytes(b"x" * 10_000)
+    store.refuse()
+    # In a process of its own, with another interval: the default would make the test last as long.
+    program = "from dataset_cli import main, output; output.EVERY_S = 0.5; main.main()"
+    arguments = [sys.executable, "-c", program, command, "--timeout", "4", str(folder)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    waits = [line for line in done.stderr.splitlines() if line.startswith(f"uploading to {url}/: 1 file, 10.0 KB left")]
+    assert 2 <= len(waits) <= 9, done.stderr
+    assert "the store does not answer" in waits[-1]
+    assert json.loads(dsctl("status", "--json").out)["read_write"][0]["mounted"]
+    store.accept()
+    assert dsctl("umount", folder).code == 0
+
+
+def test_a_folder_that_the_store_cannot_keep_is_kept_here_and_waits_for_nothing(
+    dsctl: Dsctl, url: str, place: Path, folder: Path
+) -> None:
+    """rclone's server has no objects whose keys end in a slash."""
+    mounted = dsctl("mount", "--rw", url, folder)
+    (folder / "empty").mkdir()
+    (folder / "gone").mkdir()
+    for _ in range(2):
+        assert "written earlier" not in mounted.out, mounted.out
+        assert dsctl("flush", folder).code == 0
+        assert dsctl("umount", folder).code == 0
+        mounted = dsctl("mount", "--rw", url, folder)
+    assert sorted(os.listdir(folder)) == ["empty", "gone"]
+    (folder / "gone").rmdir()
+    assert dsctl("umount", folder).code == 0
+    assert "written earlier" not in dsctl("mount", "--rw", url, folder).out
+    assert os.listdir(folder) == ["empty"]
 
 
 def test_a_mount_says_what_was_written_earlier(
@@ -181,7 +385,7 @@ def test_without_pyfuse3_it_is_said_what_to_install(dsctl: Dsctl, url: str, fold
     said = dsctl("mount", "--rw", url, folder, "--json", PYTHONPATH=paths)
     assert said.code == 1
     assert "pyfuse3" in said.error["message"]
-    assert "datacache[rw]" in said.error["hint"]
+    assert "dsctl[rw]" in said.error["hint"]
     assert "libfuse3-dev" in said.error["hint"]
     checks = {check["name"]: check for check in dsctl("doctor", "--json", PYTHONPATH=paths).json["checks"]}
     assert checks["pyfuse3"]["state"] == "warn"
@@ -225,3 +429,18 @@ def test_what_is_left_is_uploaded_to_the_endpoint_it_was_written_for(
     done = dsctl("flush", "--json")
     assert done.code == 0, done.err
     assert (place / "run" / "a.pt").read_bytes() == b"x" * 10_000
+
+
+def test_errors_with_one_way_out_are_told_as_one() -> None:
+    at = time.time()
+    away = [
+        {"path": f"{n}.jpg", "reason": f"s3://b/{n}.jpg is away", "hint": "Wait.", "errno": "EIO"} for n in range(3)
+    ]
+    other = [{"path": "x", "reason": "it is full", "hint": "", "errno": "ENOSPC"}]
+    said = list(error_lines([error | {"count": 1, "at": at} for error in (away[0], *other, *away[1:])]))
+    assert [line.split("(")[0].strip() for line in said] == [
+        "error    0.jpg: s3://b/0.jpg is away",
+        "and 2 other files with such an error",
+        "→ Wait.",
+        "error    x: it is full",
+    ]

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from datacache import api
+from datacache.core.errors import SnapshotNotFoundError, TagExistsError
+from datacache.settings import Settings
 from tests.cli.conftest import Dsctl
 
 KEYS = {
@@ -20,6 +27,7 @@ KEYS = {
     "parent",
     "lineage",
     "warnings",
+    "held",
 }
 
 
@@ -40,6 +48,7 @@ def test_a_snapshot_is_created_listed_shown_tagged_and_removed(dsctl: Dsctl, buc
     )
     assert made.code == 0, made.err
     first = made.json
+    assert (first.pop("links_left_out"), first.pop("entries_passed_over")) == (0, 0)
     assert set(first) == KEYS
     assert first["name"] == "mask"
     assert first["ref"] == f"mask@{first['id'][:12]}"
@@ -50,6 +59,7 @@ def test_a_snapshot_is_created_listed_shown_tagged_and_removed(dsctl: Dsctl, buc
 
     (bucket / "images" / "3.jpg").write_bytes(b"three")
     second = dsctl("snapshot", "create", "mask", "--from", bucket, "--json").json
+    del second["links_left_out"], second["entries_passed_over"]
     assert second["parent"] == first["id"]
     assert dsctl("snapshot", "list", "--json").json == [first, second]
     assert dsctl("snapshot", "list", "mask", "--json").json == [first, second]
@@ -115,7 +125,98 @@ def test_removing_asks_first_and_names_no_version_by_itself(dsctl: Dsctl, bucket
     silent = dsctl("snapshot", "rm", "mask@latest")
     assert silent.code == 2
     assert "--yes" in silent.err
+    assert "this must be confirmed: remove the snapshot mask@" in silent.err
     assert len(dsctl("snapshot", "list", "--json").json) == 1
+
+
+def test_removing_by_a_tag_removes_the_tag_and_the_snapshot_with_its_last(dsctl: Dsctl, bucket: Path) -> None:
+    made = dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v1", "--tag", "v2", "--json").json
+    first = dsctl("snapshot", "rm", "mask@v1", "--yes")
+    assert (first.code, first.out) == (0, f"removed the tag mask@v1; the snapshot {made['ref']} stays, as mask@v2\n")
+    assert dsctl("snapshot", "show", "mask@v2", "--json").json["tags"] == ["v2"]
+    assert dsctl("snapshot", "rm", "mask@v1", "--yes").code == 1
+
+    last = dsctl("snapshot", "rm", "mask@v2", "--yes", "--json").json
+    assert (last["removed_tags"], last["removed_snapshot"], last["kept_tags"], last["latest"]) == (
+        ["v2"],
+        True,
+        [],
+        None,
+    )
+    assert dsctl("snapshot", "list", "--json").json == []
+
+
+def test_a_snapshot_with_tags_is_removed_by_its_id_only_with_all_of_them(dsctl: Dsctl, bucket: Path) -> None:
+    other = dsctl("snapshot", "create", "mask", "--from", bucket, "--json").json
+    (bucket / "new").write_bytes(b"new")
+    made = dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v1", "--tag", "v2", "--json").json
+    for ref in (made["ref"], f"mask@{made['id']}", "mask@latest"):
+        refused = dsctl("snapshot", "rm", ref, "--yes")
+        assert refused.code == 1
+        assert "mask@v1, mask@v2; nothing was removed" in refused.err
+        assert "--all-tags" in refused.err
+    assert len(dsctl("snapshot", "list", "--json").json) == 2
+    removed = dsctl("snapshot", "rm", "mask@v1", "--all-tags", "--yes")
+    assert removed.out == (
+        f"removed the snapshot {made['ref']} (4 files) with the tags mask@v1, mask@v2; mask@latest is {other['ref']}\n"
+    )
+    assert [each["ref"] for each in dsctl("snapshot", "list", "--json").json] == [other["ref"]]
+    assert dsctl("snapshot", "rm", "mask@latest", "--yes").out.endswith(", the last one of mask\n")
+
+
+def test_python_removes_as_the_command_does(dsctl: Dsctl, bucket: Path, settings: Settings) -> None:
+    api.create_snapshot("mask", str(bucket), tags=["v1", "v2"], settings=settings)
+    with pytest.raises(TagExistsError, match="mask@v1, mask@v2"):
+        api.remove_snapshot("mask@latest", settings=settings)
+    first = api.remove_snapshot("mask@v1", settings=settings)
+    assert (first.tags, first.kept_tags, first.of_snapshot) == (("v1",), ("v2",), False)
+    assert api.remove_snapshot("mask@v2", settings=settings).of_snapshot
+    with pytest.raises(SnapshotNotFoundError):
+        api.remove_snapshot("mask@v2", settings=settings)
+
+
+def test_what_a_data_set_is_changes_only_when_asked_to(dsctl: Dsctl, bucket: Path, tmp_path: Path) -> None:
+    made = dsctl("snapshot", "create", "mask", "--from", bucket, "--json").json
+    (bucket / "new").write_bytes(b"new")
+    assert dsctl("snapshot", "create", "mask", "--from", f"{bucket}/").code == 0  # the next version
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "1").write_bytes(b"1")
+    refused = dsctl("snapshot", "create", "mask", "--from", elsewhere, "--json")
+    assert refused.code == 1
+    assert refused.error["type"] == "OtherKindError"
+    assert f"create --from file://{elsewhere}/" in refused.error["message"]
+    assert "--replace" in refused.error["hint"]
+    assert len(dsctl("snapshot", "list", "--json").json) == 2
+    assert dsctl("snapshot", "create", "mask", "--from", elsewhere, "--replace").code == 0
+    back = dsctl("snapshot", "create", "mask", "--from", bucket)
+    assert back.code == 1
+    assert made["ref"] in dsctl("snapshot", "list").out
+
+
+def test_list_and_show_say_whether_the_bytes_are_held(dsctl: Dsctl, bucket: Path) -> None:
+    assert dsctl("snapshot", "create", "mask", "--from", bucket).code == 0
+    assert dsctl("snapshot", "create", "kept", "--from", bucket, "--copy").code == 0
+    kept, mask = dsctl("snapshot", "list", "--json").json
+    assert mask["held"] == {"copied": 0, "versioned": 0, "referenced": 3}
+    assert kept["held"] == {"copied": 3, "versioned": 0, "referenced": 0}
+    lines = dsctl("snapshot", "list").out.splitlines()
+    assert " HELD " in lines[0]
+    assert " copied " in lines[1]
+    assert " not held " in lines[2]
+    assert (
+        "held:     not held (a change in the bucket breaks it; --copy copies)" in dsctl("snapshot", "show", "mask").out
+    )
+    assert "held:     copied\n" in dsctl("snapshot", "show", "kept").out
+
+
+def test_a_record_of_an_older_version_is_looked_up(dsctl: Dsctl, bucket: Path, settings: Settings) -> None:
+    for pin in (False, True):
+        record = api.create_snapshot(f"mask{pin}", str(bucket), pin=pin, settings=settings)
+        with closing(api.open_catalog(settings)) as catalog:
+            catalog.commit(replace(record, dataset=f"old{pin}", held=None))
+        new, old = (dsctl("snapshot", "show", f"{name}{pin}", "--json").json["held"] for name in ("mask", "old"))
+        assert new == old
 
 
 def test_nothing_under_a_url_is_a_failure(dsctl: Dsctl, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`dsctl snapshot diff`, `verify`, `create --pin`, and where a snapshot comes from."""
+"""`dsctl snapshot diff`, `verify`, `create --copy`, and where a snapshot comes from."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -18,9 +19,22 @@ from datacache.catalog.commit import commit_manifest
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
 from datacache.settings import load_settings
+from datacache.testing.faults import Fault, FaultProxy
 from dataset_cli.completion import _BASH
 from tests.cli.conftest import ROOT, Dsctl
-from tests.servers import free_port
+from tests.servers import RcloneS3, free_port
+
+PATIENCE_S = 60
+
+
+def at_endpoint(endpoint: str) -> dict[str, str]:
+    """Variables of somebody whose store is at `endpoint` and may take its time."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "DATACACHE_STORE_TIMEOUT_S": str(PATIENCE_S),
+    }
 
 
 @pytest.fixture
@@ -122,7 +136,10 @@ def test_a_whole_snapshot_verifies_and_exit_code_1_says_that_one_is_not(
 ) -> None:
     fine = dsctl("snapshot", "verify", "mask", "--read")
     assert (fine.code, fine.err) == (0, "")
-    assert fine.out == f"{two[1]} is whole: 4 files, 810 B; every byte was read\n"
+    assert fine.out == (
+        f"{two[1]} is whole: 4 files, 810 B; every byte was read\n"
+        "4 of 4 files could not be checked: the store has no checksum of the whole object\n"
+    )
     broken = dsctl("snapshot", "verify", "mask@v1")
     assert broken.code == 1
     lines = broken.out.splitlines()
@@ -142,8 +159,8 @@ def test_a_whole_snapshot_verifies_and_exit_code_1_says_that_one_is_not(
     assert dsctl("snapshot", "verify", "nothing").code == 1
 
 
-def test_a_pinned_snapshot_outlives_its_folder(dsctl: Dsctl, two: list[str], bucket: Path, home: Path) -> None:
-    made = dsctl("snapshot", "create", "mask", "--from", bucket, "--pin", "--json")
+def test_a_copied_snapshot_outlives_its_folder(dsctl: Dsctl, two: list[str], bucket: Path, home: Path) -> None:
+    made = dsctl("snapshot", "create", "mask", "--from", bucket, "--copy", "--json")
     assert made.code == 0, made.err
     assert made.json["lineage"]["parameters"]["copied_to"].startswith(f"file://{home}/objects/")
     assert dsctl("snapshot", "diff", "mask@v2", "mask").out.splitlines()[1] == "no difference: 4 files in both"
@@ -160,11 +177,11 @@ def test_a_pinned_snapshot_outlives_its_folder(dsctl: Dsctl, two: list[str], buc
 
 def test_copies_go_where_they_are_sent(dsctl: Dsctl, bucket: Path, tmp_path: Path) -> None:
     place = tmp_path / "copies"
-    assert dsctl("snapshot", "create", "mask", "--from", bucket, "--pin", "--objects", place).code == 0
+    assert dsctl("snapshot", "create", "mask", "--from", bucket, "--copy", "--objects", place).code == 0
     assert len([path for path in place.rglob("*-*") if path.is_file()]) == 3
     assert dsctl("snapshot", "create", "mask", "--from", bucket, "--objects", place).code == 2
     shared = {"DATACACHE_CATALOG": f"mongodb://127.0.0.1:{free_port()}/x"}
-    unset = dsctl("snapshot", "create", "mask", "--from", bucket, "--pin", "--json", **shared)
+    unset = dsctl("snapshot", "create", "mask", "--from", bucket, "--copy", "--json", **shared)
     assert (unset.code, unset.error["type"]) == (2, "SettingsError")
     assert "DATACACHE_OBJECTS" in unset.error["hint"]
 
@@ -205,17 +222,61 @@ def test_a_tag_is_removed_by_either_way_of_writing_it(dsctl: Dsctl, two: list[st
 
 
 def test_a_store_that_does_not_answer_is_told_about_while_it_is_asked_again(home: Path) -> None:
-    variables = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "DATACACHE_STORE_TIMEOUT_S": "60",
-    }
     command = [sys.executable, "-m", "dataset_cli", "snapshot", "create", "mask", "--from", "s3://bucket/x"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | variables, cwd=ROOT) as process:
-        assert process.stderr is not None
-        warning = process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
-    assert warning.startswith("warning: s3://bucket: ")
-    assert "refuses connections; it is asked again for 5" in warning
+    with FaultProxy(f"http://127.0.0.1:{free_port()}") as proxy:
+        proxy.always(Fault(status=503))
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=os.environ | at_endpoint(proxy.url), cwd=ROOT
+        ) as process:
+            assert process.stderr is not None
+            warning = process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+    assert warning.startswith("warning: s3://bucket")
+    assert "the store cannot answer now (HTTP 503, InternalError); it is asked again for 5" in warning
+
+
+@pytest.mark.parametrize("kind", ["refused", "unknown"])
+def test_an_endpoint_that_nobody_answers_at_is_named_soon_with_its_setting(dsctl: Dsctl, kind: str) -> None:
+    endpoint = {"refused": f"http://127.0.0.1:{free_port()}", "unknown": "http://no-such-host.invalid:9000"}[kind]
+    begun = time.monotonic()
+    result = dsctl("snapshot", "create", "mask", "--from", "s3://bucket/x", "--json", **at_endpoint(endpoint))
+    assert time.monotonic() - begun < PATIENCE_S / 2
+    assert (result.code, result.error["type"]) == (1, "StoreUnreachableError")
+    assert f"{endpoint} " in result.error["message"]
+    assert "AWS_ENDPOINT_URL" in result.error["hint"]
+
+
+def test_a_read_from_an_endpoint_that_nobody_answers_at_ends_soon(
+    dsctl: Dsctl, rclone_s3: RcloneS3, tmp_path: Path
+) -> None:
+    (rclone_s3.make_bucket("away-early") / "a.txt").write_bytes(b"a")
+    keys = {"AWS_ACCESS_KEY_ID": rclone_s3.access_key, "AWS_SECRET_ACCESS_KEY": rclone_s3.secret_key}
+    made = dsctl("snapshot", "create", "mask", "--from", "s3://away-early", **at_endpoint(rclone_s3.endpoint) | keys)
+    assert made.code == 0, made.err
+    mistyped = f"http://127.0.0.1:{free_port()}"
+    begun = time.monotonic()
+    read = dsctl("export", "mask", tmp_path / "out", "--json", **at_endpoint(mistyped) | keys)
+    warm = dsctl("warm", "mask", **at_endpoint(mistyped) | keys)
+    assert time.monotonic() - begun < PATIENCE_S / 2
+    assert read.code != 0
+    assert warm.code != 0
+    assert f"{mistyped} refuses connections" in read.err
+    assert f"{mistyped} refuses connections" in warm.err
+
+
+def test_copying_is_called_copy_and_its_former_name_still_copies(dsctl: Dsctl, bucket: Path) -> None:
+    described = dsctl("snapshot", "create", "--help").out
+    assert "--copy" in described
+    assert "--pin" not in described
+    made = [
+        dsctl("snapshot", "create", name, "--from", bucket, option, "--json").json
+        for name, option in (("one", "--copy"), ("two", "--pin"))
+    ]
+    assert [record["unchecked"] for record in made] == [0, 0]
+    listing = dsctl("snapshot", "list").out
+    assert listing.count("copied") == 2
+    assert "not held" not in listing
+    spoilt = dsctl("snapshot", "create", "three", "--from", bucket, "--objects", bucket)
+    assert spoilt.code == 2
+    assert "for --copy" in spoilt.err

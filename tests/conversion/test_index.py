@@ -140,6 +140,37 @@ def test_large_images_are_known_by_their_ends(tmp_path: Path, make: Make, table:
     assert [problem.code for problem in rows["b.png"].problems] == ["image-truncated"]
 
 
+def test_decoding_finds_a_jpeg_that_was_cut_and_given_an_end(
+    faces: Path, make: Make, table: Callable[..., Table]
+) -> None:
+    image = faces / "JPEGImages" / "000001.jpg"
+    data = image.read_bytes()
+    image.unlink()
+    image.write_bytes(data[: len(data) // 2] + b"\xff\xd9")
+    (faces / "JPEGImages" / "000002.jpg").write_bytes(data + b"more")
+    ref = make(faces)
+    assert table(ref).row("JPEGImages/000001.jpg").annotation is not None  # type: ignore[union-attr]
+    decoded = table(ref, decode=True)
+    row = decoded.row("JPEGImages/000001.jpg")
+    assert row is not None
+    assert row.annotation is None
+    assert [(p.code, p.action) for p in row.problems] == [("image-truncated", "skipped")]
+    assert decoded.images - 1 == sum(row.annotation is not None for row in decoded.rows())
+    with pytest.raises(UsageError, match="decoded or not opened"):
+        table(ref, decode=True, trust_sizes=True)
+
+
+def test_files_that_systems_leave_behind_are_counted_in_a_line(
+    faces: Path, make: Make, table: Callable[..., Table]
+) -> None:
+    for name in ("JPEGImages/._000001.jpg", "Annotations/._000001.xml", "__MACOSX/x/a.xml"):
+        (faces / name).parent.mkdir(parents=True, exist_ok=True)
+        (faces / name).write_bytes(b"\0\5\x16\7")
+    (problem,) = table(make(faces)).problems()
+    assert (problem.code, problem.action, problem.file) == ("not-data", "noted", "Annotations/._000001.xml")
+    assert problem.message.startswith("3 files are passed over")
+
+
 def test_a_format_that_is_not_there_is_refused(drawn: Path, make: Make, table: Callable[..., Table]) -> None:
     with pytest.raises(UsageError, match="coco"):
         table(make(drawn), format="coco")

@@ -144,7 +144,7 @@ def test_an_empty_split_is_noted_and_names_no_folder_that_is_not_there(
 ) -> None:
     ref = labelled("a.jpg", "b.jpg")
     for to in FORMATS:
-        done = convert(ref, to=to, split="train=0.9999,val=0.00005,test=0.00005", strict=True)
+        done = convert(ref, to=to, name=to, split="train=0.9999,val=0.00005,test=0.00005", strict=True)
         assert [problem[:3] for problem in done.report.problems] == [("split-empty", "noted", "")] * 2
     done = convert(ref, split="train=0.9999,val=0.00005,test=0.00005")
     content = yaml.safe_load(files(done.record.ref)["data.yaml"])

@@ -5,8 +5,17 @@ from __future__ import annotations
 import array
 import errno
 import os
+import subprocess
+import sys
+import time
+
+import pytest
 
 from datacache.core import counters
+
+
+def no_more(folder):
+    """The folder is there."""
 
 
 def test_on_a_full_disk_counters_are_private_and_nothing_is_folded(tmp_path, monkeypatch):
@@ -16,7 +25,7 @@ def test_on_a_full_disk_counters_are_private_and_nothing_is_folded(tmp_path, mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    mine = counters.Counters(tmp_path)
+    mine = counters.Counters(tmp_path, no_more)
     mine.miss(10)
     counters.fold(tmp_path)
     assert (tmp_path / "999999999").exists()
@@ -24,13 +33,14 @@ def test_on_a_full_disk_counters_are_private_and_nothing_is_folded(tmp_path, mon
 
 
 def test_a_counters_file_has_no_holes(tmp_path):
-    counters.Counters(tmp_path).miss(10)
-    assert (tmp_path / str(os.getpid())).stat().st_blocks > 0
+    counters.Counters(tmp_path, no_more).miss(10)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_blocks > 0
     assert counters.totals(tmp_path)["misses"] == 1
 
 
 def test_steps_of_trainings_are_counted_behind_the_reads(tmp_path):
-    mine = counters.Counters(tmp_path)
+    mine = counters.Counters(tmp_path, no_more)
     mine.step(64, 1000, 5, 7)
     mine.step(32, 500, 1, 2)
     sums = counters.totals(tmp_path)
@@ -48,3 +58,37 @@ def test_files_of_processes_that_knew_fewer_counters_are_added_up_and_folded(tmp
     assert before == counters.totals(tmp_path)
     assert before["misses"] == 2 * 5
     assert [path.name for path in tmp_path.iterdir()] == ["past"]
+
+
+COUNT = """
+import sys, time
+from pathlib import Path
+from datacache.core import counters
+counters.Counters(Path(sys.argv[1]), lambda folder: None).miss(10)
+print("counted", flush=True)
+time.sleep(60)
+"""
+
+
+def test_files_of_processes_in_other_pid_namespaces_are_told_apart_and_folded_when_they_end(tmp_path):
+    wrapped = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*wrapped, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not make PID namespaces")
+    command = [*wrapped, sys.executable, "-c", COUNT, tmp_path]  # in both of them it is process 1
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "counted\n"
+        assert counters.totals(tmp_path)["misses"] == 2
+        counters.fold(tmp_path)
+        assert len(list(tmp_path.iterdir())) == 2
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    deadline = time.monotonic() + 30
+    while [path.name for path in tmp_path.iterdir()] != ["past"] and time.monotonic() < deadline:
+        counters.fold(tmp_path)  # the namespace ends a moment after its process
+    assert [path.name for path in tmp_path.iterdir()] == ["past"]
+    assert counters.totals(tmp_path)["misses"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,10 @@ def test_sizes_are_read_with_and_without_units(text, size):
         ("DATACACHE_STAGING_WAIT_S", "-1"),
         ("DATACACHE_STAGING_WAIT_S", "nan"),
         ("DATACACHE_UPLOADS", "0"),
+        ("DATACACHE_TTL_S", "nan"),
+        ("DATACACHE_TTL_S", "inf"),
+        ("DATACACHE_STORE_TIMEOUT_S", "nan"),
+        ("DATACACHE_STORE_TIMEOUT_S", "-inf"),
         ("DATACACHE_PREFETCH", "perhaps"),
         ("DATACACHE_CONFIG", "/nowhere/at/all.toml"),
     ],
@@ -52,7 +57,21 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(t
 
 
 @pytest.mark.parametrize(
-    "text", ["ssd_bytes = ", "sdd_bytes = 1", "[stores.x]\nendpoint_url = 'x'", "[stores.x]\nurl='s3://x'\nkey='k'"]
+    "text",
+    [
+        "ssd_bytes = ",
+        "sdd_bytes = 1",
+        "[stores.x]\nendpoint_url = 'x'",
+        "[stores.x]\nurl='s3://x'\nkey='k'",
+        "[stores.x]\nurl='s3://x'\nanonymous='false'",
+        "[stores.x]\nurl='s3://x'\nregion=1",
+        "concurrency = true",
+        "concurrency = 3.7",
+        "ttl_s = nan",
+        "store_timeout_s = inf",
+        "staging_wait_s = true",
+        "ssd_bytes = true",
+    ],
 )
 def test_a_wrong_file_is_an_error_that_names_it(tmp_path, text):
     (tmp_path / "config.toml").write_text(text)
@@ -71,6 +90,13 @@ def test_a_stores_secret_is_not_shown(tmp_path):
     assert "hush" not in repr(settings)
 
 
+def test_the_catalogs_password_is_not_shown(tmp_path):
+    settings = load(tmp_path, DATACACHE_CATALOG="mongodb://me:hush@db.example/x")
+    assert settings.catalog == "mongodb://me:hush@db.example/x"
+    assert "hush" not in f"{settings!r} {settings} {replace(settings, access='none')!r}"
+
+
+# Those that compare settings name the size of the tier on disk: by default it follows what others leave free.
 def test_a_child_process_gets_the_same_settings(tmp_path):
     settings = load(tmp_path, DATACACHE_SSD_BYTES="123", DATACACHE_PREFETCH="no", DATACACHE_STAGING="/stage")
     assert load_settings(settings.environment()) == settings
@@ -79,6 +105,7 @@ def test_a_child_process_gets_the_same_settings(tmp_path):
 def test_a_child_process_stages_as_its_parent_does(tmp_path):
     settings = load(
         tmp_path,
+        DATACACHE_SSD_BYTES="123",
         DATACACHE_STAGING="/stage",
         DATACACHE_STAGING_BYTES="20GB",
         DATACACHE_STAGING_WAIT_S="0",
@@ -94,7 +121,7 @@ def test_staging_areas_lie_in_the_home_unless_a_folder_is_named(tmp_path):
 
 
 def test_a_child_process_in_another_folder_gets_the_same_file(tmp_path, monkeypatch):
-    (tmp_path / "here.toml").write_text(f"home = '{tmp_path}/big'\n[stores.lab]\nurl='s3://faces'\n")
+    (tmp_path / "here.toml").write_text(f"home = '{tmp_path}/big'\nssd_bytes = 123\n[stores.lab]\nurl='s3://faces'\n")
     monkeypatch.chdir(tmp_path)
     settings = load_settings({"DATACACHE_CONFIG": "here.toml"})
     assert settings.config == tmp_path / "here.toml"
@@ -106,7 +133,7 @@ def test_a_child_process_in_another_folder_gets_the_same_file(tmp_path, monkeypa
 def test_a_home_that_the_file_in_the_usual_home_names_keeps_that_file(tmp_path):
     usual = tmp_path / "datacache"
     usual.mkdir()
-    (usual / "config.toml").write_text(f"home = '{tmp_path}/big'\n[stores.lab]\nurl='s3://faces'\n")
+    (usual / "config.toml").write_text(f"home = '{tmp_path}/big'\nssd_bytes = 123\n[stores.lab]\nurl='s3://faces'\n")
     settings = load_settings({"XDG_DATA_HOME": str(tmp_path)})
     assert settings.home == tmp_path / "big"
     assert load_settings(settings.environment()) == settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 from collections.abc import Iterator
@@ -81,3 +82,29 @@ def test_a_listener_that_cannot_be_put_in_its_place_leaves_nothing(tmp_path: Pat
     with pytest.raises(OSError, match="directory"):
         unix_sockets.listen(tmp_path / "s", backlog=1)
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_lines_come_whole_with_their_descriptors_until_the_other_side_ends(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    lines = unix_sockets.Lines(ours, most_bytes=100, most_fds=4)
+    with theirs, (tmp_path / "file").open("wb") as file:
+        assert lines.receive() == []
+        theirs.sendall(b"one\ntw")
+        assert lines.receive() == [b"one"]
+        socket.send_fds(theirs, [b"o\nthree\n"], [file.fileno()])
+        assert lines.receive() == [b"two", b"three"]
+        [fd] = lines.fds
+        assert os.path.sameopenfile(fd, file.fileno())
+    assert lines.receive() is None
+    lines.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_a_line_without_an_end_is_not_gathered_for_ever() -> None:
+    ours, theirs = socket.socketpair()
+    lines = unix_sockets.Lines(ours, most_bytes=100, most_fds=4)
+    with theirs:
+        theirs.sendall(b"x" * 101)
+        assert lines.receive() is None
+    lines.close()

@@ -18,6 +18,12 @@ from tests.servers import Mongod, RcloneS3
 StartDriver = Callable[..., Driver]
 
 
+@pytest.fixture(autouse=True)
+def _servers_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Secrets name the servers of the tests."""
+    monkeypatch.setenv("DATACACHE_ALLOW_NETWORK", "127.0.0.0/8")
+
+
 @pytest.fixture
 def start_driver(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDriver]:
     """Start drivers of `home` with these options, each on a socket of its own; they end with the test."""

@@ -71,7 +71,8 @@ class Driver:
         folder.mkdir(parents=True, exist_ok=True)
         self.socket = folder / "csi.sock"
         self.options = [f"--endpoint=unix://{self.socket}", "--node-id=node-1", *options]
-        self.variables = dict(variables or {})
+        # By itself a driver reads no files of its machine, which most tests make their data sets of.
+        self.variables = {"DATACACHE_SOURCES": "* file:///"} | dict(variables or {})
         self.log: list[str] = []
         self._logged = threading.Condition()
         self.process: subprocess.Popen[str]

@@ -119,7 +119,7 @@ def make_masks(folder: Path, settings: Settings | None = None) -> dict[str, str]
             (folder / tag / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / tag / name).write_text(f"{tag} {name}")
         (folder / tag / "VERSION").write_text(tag)
-        ids[tag] = create_snapshot("mask", str(folder / tag), tags=[tag], settings=settings).id
+        ids[tag] = create_snapshot("mask", str(folder / tag), tags=[tag], replace=True, settings=settings).id
     return ids
 
 

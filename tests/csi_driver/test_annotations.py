@@ -41,7 +41,7 @@ def context(driver: Driver, parameters: dict[str, str], capabilities: Any = READ
 
 
 def test_annotations_go_before_parameters() -> None:
-    spec, own = read_request({"dataset": "mask", "warm": "true"}, {"datacache.io/warm": "wait", "other/warm": "x"})
+    spec, own, _ = read_request({"dataset": "mask", "warm": "true"}, {"datacache.io/warm": "wait", "other/warm": "x"})
     assert (spec.dataset, spec.warm, own) == ("mask@latest", "wait", False)
 
 
@@ -49,25 +49,25 @@ def test_annotations_go_before_parameters() -> None:
 def test_an_annotation_takes_the_place_of_what_the_class_names_and_says_about_it(given: str) -> None:
     value = {"dataset": "mask@v1", "bucket": "s3://lab/out"}[given]
     for parameters in ({"dataset": "face", "warm": "wait", "subpath": "a"}, {"bucket": "s3://all", "subpath": "a"}):
-        spec, own = read_request(parameters, {f"datacache.io/{given}": value})
+        spec, own, _ = read_request(parameters, {f"datacache.io/{given}": value})
         assert (spec.dataset or spec.bucket).rstrip("/") == value
         assert (spec.subpath, own) == ("", given == "bucket")
 
 
 def test_a_subpath_stays_inside_the_one_of_the_class() -> None:
-    spec, own = read_request({"bucket": "s3://all", "subpath": "open/"}, {"datacache.io/subpath": "mine"})
+    spec, own, _ = read_request({"bucket": "s3://all", "subpath": "open/"}, {"datacache.io/subpath": "mine"})
     assert (spec.subpath, own) == ("open/mine", False)
     with pytest.raises(RequestError, match="subpath"):
         read_request({"bucket": "s3://all", "subpath": "open"}, {"datacache.io/subpath": "../closed"})
 
 
 def test_a_class_puts_the_claim_into_its_bucket() -> None:
-    spec, own = read_request({"bucket": "s3://all/${pvc.namespace}/${pvc.name}"}, {}, namespace="lab", name="out")
+    spec, own, _ = read_request({"bucket": "s3://all/${pvc.namespace}/${pvc.name}"}, {}, namespace="lab", name="out")
     assert (spec.bucket, own) == ("s3://all/lab/out/", False)
 
 
 def test_places_in_an_annotation_are_not_filled_in() -> None:
-    spec, _ = read_request({}, {"datacache.io/bucket": "s3://all/${pvc.namespace}"}, namespace="lab", name="out")
+    spec, *_ = read_request({}, {"datacache.io/bucket": "s3://all/${pvc.namespace}"}, namespace="lab", name="out")
     assert spec.bucket == "s3://all/${pvc.namespace}/"
 
 

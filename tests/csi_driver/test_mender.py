@@ -8,7 +8,8 @@ import random
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from csi_driver.wire import csi_pb2 as csi
 from datacache.settings import Settings
 from datacache.store.credentials import CredentialFiles
 from tests import leftovers
+from tests.csi_driver.api_server import ApiServer
 from tests.csi_driver.conftest import StartDriver
 from tests.csi_driver.kubelet import Kubelet, mounted_below, needs_root
 from tests.fuse_mount.bucket_mount import _kill
@@ -141,6 +143,45 @@ def _context(service: NodeService, volume: str) -> dict[str, str]:
     record = service.records.get(volume)
     assert record is not None
     return record.context
+
+
+def test_each_pod_of_a_lost_mount_gets_an_event_also_if_the_api_is_away_at_first(
+    masks: dict[str, str],
+    start_driver: StartDriver,
+    shared: Path,
+    settings: Settings,
+    cluster: ApiServer,
+    kubeconfig: Path,
+) -> None:
+    cluster.fail, cluster.failing = 503, "events"
+    kubelet = Kubelet(start_driver("--mode=node", f"--kubeconfig={kubeconfig}").client, shared)
+    context = {"dataset": f"mask@{masks['v1']}"}
+    kubelet.stage("v", context)
+    for number in (1, 2):
+        pod = {"namespace": "lab", "name": f"train-{number}", "uid": f"uid-{number}"}
+        whose = {f"csi.storage.k8s.io/pod.{name}": value for name, value in pod.items()}
+        kubelet.publish("v", context | whose, f"pod-{number}")
+    kill_mounts(settings)
+    cluster.wait_for("events")
+    cluster.fail = 0
+    wait_until(lambda: len(cluster.events) == 2)
+    for event in cluster.events.values():
+        assert (event["type"], event["reason"], event["involvedObject"]["kind"]) == (
+            "Warning",
+            "VolumeMountedAnew",
+            "Pod",
+        )
+        assert "HostToContainer" in event["message"]
+    told = {(each["involvedObject"]["name"], each["involvedObject"]["uid"]) for each in cluster.events.values()}
+    assert told == {("train-1", "uid-1"), ("train-2", "uid-2")}
+    kubelet.hide("v", "pod-1", "pod-2")
+
+
+def wait_until(ready: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not ready():
+        assert time.monotonic() < deadline, "it does not come to that"
+        time.sleep(0.05)
 
 
 def test_calls_on_a_dead_mount_repair_it(masks: dict[str, str], kubelet: Kubelet, settings: Settings) -> None:

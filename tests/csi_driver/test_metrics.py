@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from csi_driver import server as driver_server
 from csi_driver.metrics import COUNTS, Counts, MetricsServer, NodeMetrics, serve_metrics
 from csi_driver.records import NodeVolume, Records, SharedMount
+from csi_driver.wire import csi_pb2 as csi
 from datacache import connect, create_snapshot, open_snapshot
 from datacache.settings import Settings
 from fuse_mount import list_bucket_mounts, mount_bucket, unmount
+from fuse_mount.bucket_metrics import mount_id
 from tests.csi_driver.kubelet import needs_root
 
 
@@ -53,6 +59,28 @@ def test_a_node_shows_the_daemons_metrics_and_its_own(server: MetricsServer, tmp
     assert "datacache_misses_total 1\n" in text
     named = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
     assert len(named) == len(set(named)), "Prometheus refuses a name that is described twice"
+
+
+@needs_root
+def test_the_port_tells_mounts_apart_and_not_what_they_are(
+    server: MetricsServer, settings: Settings, tmp_path: Path
+) -> None:
+    for number in range(2):
+        for name in (f"team-{number}", f"mnt-{number}"):
+            (tmp_path / name).mkdir()
+        mount_bucket((tmp_path / f"team-{number}").as_uri(), tmp_path / f"mnt-{number}", settings=settings)
+    text = ask(server, "/metrics")[1]
+    ids = re.findall(r'^datacache_write_dirty_bytes\{mount="([0-9a-f]{12})"\} 0$', text, re.MULTILINE)
+    assert len(set(ids)) == 2
+    # A scrape later, and in another process, they are the same; whoever owns the home is told which is which.
+    assert set(re.findall(r'mount="([0-9a-f]+)"', ask(server, "/metrics")[1])) == set(ids)
+    infos = list_bucket_mounts(settings)
+    assert {mount_id(settings.home, info) for info in infos} == set(ids)
+    assert (settings.home / "mounts" / "metrics.key").stat().st_mode & 0o777 == 0o600
+    for secret in ("team-", "mnt-", str(tmp_path), str(settings.home), "file:"):
+        assert secret not in text
+    for info in infos:
+        unmount(info.mountpoint, settings=settings)
 
 
 @needs_root
@@ -104,6 +132,48 @@ def test_a_controller_shows_no_node() -> None:
         assert "daemon_up" not in ask(server, "/metrics")[1]
     finally:
         server.close()
+
+
+def test_it_listens_on_the_address_that_it_is_told_and_on_no_other() -> None:
+    server = serve_metrics(0, None)
+    try:
+        assert ask(server, "/healthz")[0] == 200
+        with pytest.raises(ConnectionRefusedError):
+            ask(server, "/healthz", address="127.0.0.2")
+    finally:
+        server.close()
+    server = serve_metrics(0, None, address="*")
+    try:
+        assert [ask(server, "/healthz", address=each)[0] for each in ("127.0.0.1", "127.0.0.2")] == [200, 200]
+    finally:
+        server.close()
+    with pytest.raises(OSError, match="address"):
+        serve_metrics(0, None, address="192.0.2.1")
+
+
+def test_health_notices_a_driver_whose_threads_all_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_server, "PROBE_S", 0.5)
+    going_on = threading.Event()
+
+    class Hanging:
+        def Probe(self, _request: Any, _context: Any) -> csi.ProbeResponse:  # noqa: N802
+            going_on.wait(60)
+            return csi.ProbeResponse()
+
+    place = tmp_path / "csi.sock"
+    assert "UNAVAILABLE" in driver_server.probe(place)
+    served = driver_server.Server(place, csi.DESCRIPTOR, {"Identity": Hanging()})
+    served.start()
+    health = serve_metrics(0, None, problem=lambda: driver_server.probe(place))
+    try:
+        code, words = ask(health, "/healthz")
+        assert (code, "DEADLINE_EXCEEDED" in words) == (503, True)
+        going_on.set()
+        assert ask(health, "/healthz") == (200, "ok\n")
+    finally:
+        going_on.set()
+        health.close()
+        served.close()
 
 
 def test_nothing_else_is_answered(server: MetricsServer) -> None:

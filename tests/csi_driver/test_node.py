@@ -181,15 +181,137 @@ def test_the_group_of_a_pod_can_write_to_a_bucket(bucket: Path, kubelet: Kubelet
     assert "fsGroup" in words
 
 
-def test_a_bucket_prefix_is_mounted_in_one_way_on_a_node(bucket: Path, kubelet: Kubelet) -> None:
+def test_a_volume_that_is_unstaged_leaves_no_staging_area(bucket: Path, kubelet: Kubelet, settings: Settings) -> None:
+    target = kubelet.show("w", {"bucket": f"s3://{bucket.name}/out"})
+    (target / "a").write_text("x")
+    assert len(list((settings.home / "staging").iterdir())) == 1
+    kubelet.hide("w")
+    assert (bucket / "out" / "a").read_text() == "x"
+    assert list((settings.home / "staging").iterdir()) == []
+
+
+def test_without_a_group_a_bucket_is_roots_and_others_may_read(bucket: Path, kubelet: Kubelet) -> None:
+    target = kubelet.show("w", {"bucket": f"s3://{bucket.name}/out"}, volume_capability=of_group(""))
+    found = target.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (0, 0, 0o755)
+    tried = subprocess.run(["touch", "file"], cwd=target, user=1234, group=1234, extra_groups=[], check=False)
+    assert tried.returncode != 0
+    assert list(target.iterdir()) == []
+
+
+def test_a_data_set_is_never_about_to_be_full(masks: dict[str, str], kubelet: Kubelet) -> None:
+    target = kubelet.show("v", {"dataset": f"mask@{masks['v1']}"})
+    for usage in kubelet.stats("v", target).usage:
+        assert usage.total == usage.available > 0
+        assert usage.used == 0
+
+
+def of_group(group: str) -> csi.VolumeCapability:
+    """Return what a kubelet asks for a pod with this fsGroup; '' for none."""
+    asked = capability("MULTI_NODE_MULTI_WRITER")
+    asked.mount.volume_mount_group = group
+    return asked
+
+
+def group_of_new_file(folder: Path, name: str) -> int:
+    (folder / name).touch()
+    return (folder / name).stat().st_gid
+
+
+@pytest.mark.parametrize("staged_again", [False, True], ids=["", "after a restart of the kubelet"])
+def test_a_pod_with_another_fsgroup_gets_the_bucket_when_the_others_have_ended(
+    bucket: Path, kubelet: Kubelet, settings: Settings, staged_again: bool
+) -> None:
     context = {"bucket": f"s3://{bucket.name}/out"}
-    kubelet.stage("a", context)
-    other = capability("MULTI_NODE_MULTI_WRITER", flags=("uid=1000",))
+    target = kubelet.show("w", context, volume_capability=of_group("5000"))
+    assert group_of_new_file(target, "first") == 5000
+    request = kubelet.publish_request("w", context, "pod-2", volume_capability=of_group("6000"))
+    code, words = kubelet.code("NodePublishVolume", request)
+    assert (code, "gid=5000" in words, "gid=6000" in words) == ("FAILED_PRECONDITION", True, True)
+    again = kubelet.stage_request("w", context, volume_capability=of_group("6000"))
+    assert kubelet.code("NodeStageVolume", again)[0] == "ALREADY_EXISTS"
+    kubelet.unpublish("w")
+    if staged_again:
+        kubelet.stage("w", context, volume_capability=of_group("6000"))
+    target = kubelet.publish("w", context, "pod-2", volume_capability=of_group("6000"))
+    assert group_of_new_file(target, "second") == 6000
+    assert (bucket / "out" / "first").exists()
+    kubelet.hide("w", "pod-2")
+    assert (bucket / "out" / "second").exists()
+    assert mounted_below(settings.home) == mounted_below(kubelet.folder) == []
+    assert not list((settings.home / "csi").rglob("*.json"))
+
+
+@pytest.mark.parametrize("first", ["5000", ""])
+def test_of_pods_with_and_without_a_group_the_order_does_not_decide(bucket: Path, kubelet: Kubelet, first: str) -> None:
+    context = {"bucket": f"s3://{bucket.name}/out"}
+    second = "" if first else "5000"
+    kubelet.show("w", context, volume_capability=of_group(first))
+    request = kubelet.publish_request("w", context, "pod-2", volume_capability=of_group(second))
+    code, words = kubelet.code("NodePublishVolume", request)
+    assert (code, "fsGroup" in words) == ("FAILED_PRECONDITION", True)
+    kubelet.unpublish("w")
+    target = kubelet.publish("w", context, "pod-2", volume_capability=of_group(second))
+    assert group_of_new_file(target, "file") == int(second or 0)
+
+
+def test_options_of_the_class_hold_for_pods_of_every_group(bucket: Path, kubelet: Kubelet) -> None:
+    context = {"bucket": f"s3://{bucket.name}/out"}
+    for pod, group in (("pod-1", "5000"), ("pod-2", ""), ("pod-3", "6000")):
+        asked = of_group(group)
+        asked.mount.mount_flags.extend(["gid=7000", "umask=002"])
+        target = kubelet.show("w", context, pod, volume_capability=asked)
+        assert group_of_new_file(target, pod) == 7000
+
+
+def test_credentials_of_a_volume_go_along_to_the_mount_of_another_group(
+    rclone_s3: RcloneS3, kubelet: Kubelet, settings: Settings
+) -> None:
+    name = f"moved-{os.urandom(6).hex()}"
+    rclone_s3.make_bucket(name)
+    context = {"bucket": f"s3://{name}/out", "credentials": "secret"}
+    kubelet.stage("w", context, volume_capability=of_group("5000"), secrets=secret_of(rclone_s3))
+    target = kubelet.publish("w", context, volume_capability=of_group("6000"))
+    assert group_of_new_file(target, "file") == 6000
+    assert len(list(settings.credentials_dir.rglob("*.json"))) == 1
+    kubelet.hide("w")
+    assert (rclone_s3.root / name / "out" / "file").exists()
+    assert everything_below(settings.credentials_dir) == b""
+
+
+def test_a_bucket_prefix_is_mounted_in_one_way_on_a_node_as_its_pods_have_it(
+    bucket: Path, kubelet: Kubelet, settings: Settings
+) -> None:
+    context = {"bucket": f"s3://{bucket.name}/out"}
+    mine, other = capability("MULTI_NODE_MULTI_WRITER"), capability("MULTI_NODE_MULTI_WRITER", flags=("uid=1000",))
+    target = kubelet.show("a", context)
+    (target / "mine").write_text("x")
     code, words = kubelet.code("NodeStageVolume", kubelet.stage_request("b", context, volume_capability=other))
     assert code == "FAILED_PRECONDITION"
     assert "uid=0" in words
+    kubelet.unpublish("a")
+    target = kubelet.show("b", context, volume_capability=other)
+    assert (bucket / "out" / "mine").exists()
+    assert target.stat().st_uid == 1000
+    request = kubelet.publish_request("a", context, volume_capability=mine)
+    assert kubelet.code("NodePublishVolume", request)[0] == "FAILED_PRECONDITION"
+    kubelet.unpublish("b")
+    kubelet.publish("a", context)  # which is staged still, as far as the kubelet knows
+    kubelet.unstage("b")
     kubelet.hide("a")
-    kubelet.stage("b", context, volume_capability=other)
+    assert mounted_below(settings.home) == []
+
+
+def test_a_volume_whose_mount_gave_way_stays_staged_when_the_driver_starts_again(
+    bucket: Path, kubelet: Kubelet, service: NodeService
+) -> None:
+    context = {"bucket": f"s3://{bucket.name}/out"}
+    other = capability("MULTI_NODE_MULTI_WRITER", flags=("uid=1000",))
+    kubelet.stage("a", context)
+    kubelet.show("b", context, volume_capability=other)
+    service.mender.tidy(first=True)
+    kubelet.hide("b")
+    kubelet.publish("a", context)
 
 
 def test_a_subpath_cannot_leave_a_bucket_through_a_symbolic_link(bucket: Path, kubelet: Kubelet) -> None:

@@ -45,6 +45,7 @@ def test_help_names_every_option() -> None:
     for option in ("endpoint", "node-id", "mode", "register", "kubelet-endpoint", "kubeconfig", "allow-bucket"):
         assert f"--{option} " in text
     assert "--metrics-port" in text
+    assert "--metrics-address" in text
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import random
 import re
+import resource
 import signal
 import socket
 import stat
@@ -22,6 +23,8 @@ from datacache.api import running_daemon
 from datacache.core.errors import DaemonUnavailableError, SnapshotNotFoundError, StoreAccessError, UsageError
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
+from datacache.store.retry import UNREACHED_S
+from datacache.testing.faults import Fault, FaultProxy
 
 COUNT, SIZE = 300, 20_000
 DATA = {f"{n % 7}/{n:04d}.bin": random.Random(n).randbytes(SIZE) for n in range(COUNT)}
@@ -49,6 +52,13 @@ def s3_bucket(rclone_s3, monkeypatch):
     name = f"daemon-{random.SystemRandom().randrange(10**9)}"
     fill(rclone_s3.make_bucket(name))
     return name, lambda: rclone_s3.get_count(name)
+
+
+def wait_until(true) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def finish(client: DaemonClient, job: str) -> dict:
@@ -292,14 +302,16 @@ def test_a_daemon_without_the_readers_credentials_does_not_stop_the_reader(s3_bu
     create_snapshot("mask", f"s3://{name}")
     secret = os.environ["AWS_SECRET_ACCESS_KEY"]
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    client = connect()
+    connect()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-    with open_snapshot("mask") as snapshot:
+    others = dataclasses.replace(load_settings(), daemon="external")  # such a daemon is sent no credentials
+    client = DaemonClient(others)
+    with open_snapshot("mask", others) as snapshot:
         assert snapshot.read(min(DATA)) == DATA[min(DATA)]
         ref = snapshot.object_ref(min(DATA))
     with pytest.raises(StoreAccessError) as caught:
         client.block(ref, 0, "mask", "")
-    assert "dsctl daemon stop" in caught.value.hint
+    assert "AWS_SECRET_ACCESS_KEY" in caught.value.hint
     assert "wrong" not in str(caught.value) + caught.value.hint
 
 
@@ -322,6 +334,43 @@ def test_a_store_that_is_away_is_an_error_in_bounded_time_and_no_harm_to_what_is
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with open_snapshot("mask", settings) as snapshot:
         assert all(snapshot.read(path) == data for path, data in DATA.items())
+
+
+def test_a_store_that_answers_503_to_all_is_asked_by_few_and_fails_all_readers_by_one_deadline(
+    s3_bucket, home, monkeypatch, rclone_s3
+):
+    timeout_s, readers = 6.0, 60
+    monkeypatch.setenv("DATACACHE_STORE_TIMEOUT_S", str(timeout_s))
+    monkeypatch.setenv("DATACACHE_CONCURRENCY", "8")
+    settings = no_prefetch(monkeypatch)
+    name, _ = s3_bucket
+    create_snapshot("mask", f"s3://{name}", settings=settings)
+    names = sorted(DATA)
+    with FaultProxy(rclone_s3.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        client = connect(settings)
+        proxy.always(Fault(status=503, code="SlowDown"))
+
+        def read(n):
+            begun = time.monotonic()
+            with open_snapshot("mask", settings) as snapshot:
+                try:
+                    assert snapshot.read(names[n]) == DATA[names[n]]
+                except ConnectionError:
+                    return time.monotonic() - begun
+            return None
+
+        with concurrent.futures.ThreadPoolExecutor(readers) as pool:
+            took = list(pool.map(read, range(readers)))
+        asked = len(proxy.requests)
+        assert None not in took
+        # One deadline after the other, eight readers at a time, took eight of them, and each asked for itself.
+        assert max(took) < 3 * timeout_s
+        assert asked < readers
+        proxy.heal()
+        with concurrent.futures.ThreadPoolExecutor(readers) as pool:
+            assert list(pool.map(read, range(readers))) == [None] * readers
+        client.stop()
 
 
 @pytest.mark.slow
@@ -411,3 +460,58 @@ def test_where_something_else_starts_the_daemon_no_client_does_and_reads_go_past
     with open_snapshot(snapshot.ref, settings=external) as opened:
         assert {path: opened.read(path) for path in list(DATA)[:20]} == dict(list(DATA.items())[:20])
     assert running_daemon(settings) is None
+
+
+def test_a_daemon_that_starts_while_its_store_is_away_waits_for_it(s3_bucket, rclone_s3, settings, monkeypatch):
+    with FaultProxy(rclone_s3.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        patient = dataclasses.replace(settings, store_timeout_s=60.0, prefetch=False)
+        create_snapshot("mask", f"s3://{s3_bucket[0]}", settings=patient)
+        proxy.refuse()
+        connect(patient)  # the first daemon of the home
+        with open_snapshot("mask@latest", patient) as snapshot, concurrent.futures.ThreadPoolExecutor() as pool:
+            name = min(DATA)
+            reading, asked = pool.submit(snapshot.read, name), time.monotonic()
+            while time.monotonic() < asked + 3 * UNREACHED_S:  # longer than an address has that nobody was met at
+                assert not reading.done(), reading.exception()
+                time.sleep(0.05)
+            proxy.heal()
+            assert reading.result(60) == DATA[name]
+
+
+def test_a_daemon_short_of_descriptors_says_so_a_few_times_and_answers_again(settings, tmp_path):
+    log = tmp_path / "daemon.log"
+    with log.open("wb") as file:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "datacache.daemon"],
+            env=os.environ | settings.environment(),
+            stderr=file,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)),
+        )
+    client = DaemonClient(settings)
+    connections = []
+    try:
+        wait_until(client.alive)
+        for _ in range(150):
+            connections.append(socket.socket(socket.AF_UNIX))
+            connections[-1].settimeout(0.2)
+            try:
+                connections[-1].connect(str(paths.socket_path(settings.home)))
+            except (TimeoutError, BlockingIOError):  # the backlog is full
+                break
+        wait_until(lambda: b"Too many open files" in log.read_bytes())
+        # It tries again every second, each time for all that wait.
+        held_until = time.monotonic() + 5
+        while time.monotonic() < held_until:
+            assert log.read_bytes().count(b"Too many open files") <= 40
+            assert log.stat().st_size < 200_000
+            time.sleep(0.1)
+        for connection in connections:
+            connection.close()
+        wait_until(client.alive)
+        assert client.health()["pid"] == daemon.pid
+    finally:
+        for connection in connections:
+            connection.close()
+        daemon.kill()
+        daemon.wait()

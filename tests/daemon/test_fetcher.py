@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from datacache.core.errors import DaemonError
 from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_id, object_id
 from datacache.daemon import fetcher as fetcher_module
+from datacache.daemon import whole_objects
 from datacache.daemon.fetcher import Fetcher
+from datacache.daemon.whole_objects import WholeObjects
+from datacache.store.checksums import Tally
 
 LARGE = ObjectRef("s3://b", "large", 8 * BLOCK_BYTES, "e", "")
 
@@ -33,6 +38,14 @@ class Tiers:
             self.here[block.id] = bytes(block.data)
         stored(self.keep)
 
+    def call(self, action):
+        done = Future()
+        done.set_result(action())
+        return done
+
+    def unchecked(self):
+        return []
+
     def has(self, id):
         return id in self.here
 
@@ -50,6 +63,13 @@ class Store:
         self.reads.append(start)
         self.wait()
         return b"x" * (stop - start)
+
+
+def until(true):
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -103,6 +123,28 @@ def test_a_fill_fetches_nothing_that_landed_after_its_caller_looked(store):
     kept = []
     fetcher_of(store, tiers).fill(id, small(0), 0, "d", stored=kept.append)
     assert (kept, store.reads) == ([True], [])
+
+
+def test_a_fill_whose_caller_looked_in_time_looks_at_no_index(store):
+    tiers = Tiers()
+    fetcher = fetcher_of(store, tiers)
+    tiers.has = pytest.fail
+    fetcher.fill(block_id(object_id(small(0)), 0), small(0), 0, "d", stored=lambda kept: None, looked=fetcher.landings)
+    assert store.reads == [0]
+
+
+@pytest.mark.parametrize("remembered", [0, 1, 2, 1000])
+def test_a_fill_fetches_nothing_that_landed_since_its_caller_looked(store, monkeypatch, remembered):
+    monkeypatch.setattr(fetcher_module, "_LANDED", remembered)
+    fetcher = fetcher_of(store, Tiers())
+    looked = fetcher.landings
+    for number in (0, 1, 1, 2):
+        fetcher.read(small(number), 0, "d").result(10)
+    store.reads.clear()
+    for number in range(3):
+        kept = []
+        fetcher.fill(block_id(object_id(small(number)), 0), small(number), 0, "d", stored=kept.append, looked=looked)
+        assert (kept, store.reads) == ([True], [])
 
 
 def test_fills_of_all_jobs_together_are_no_more_than_the_concurrency(store):
@@ -161,3 +203,110 @@ def test_what_has_not_begun_when_it_closes_fails(store):
     assert len(first.result(10)) == 10
     with pytest.raises(DaemonError, match="stopping"):
         second.result(10)
+
+
+def test_a_read_of_another_data_set_waits_for_one_block_and_not_for_all_readers_of_one(store):
+    go_on = threading.Semaphore(0)
+    begun = []
+    store.wait = lambda: go_on.acquire(timeout=30)
+    fetcher = fetcher_of(store, Tiers(), concurrency=1)  # so that nobody passes a thread that waits for a processor
+    greedy = [fetcher.read(ObjectRef("s3://b", f"greedy/{n}", 10, "e", ""), 0, "greedy") for n in range(50)]
+    small = fetcher.read(small_of("other"), 0, "other")
+    small.add_done_callback(lambda _: begun.append(sum(read.done() for read in greedy)))
+    for _ in range(51):
+        go_on.release()
+    for read in (*greedy, small):
+        read.result(30)
+    assert begun[0] < 10
+    fetcher.close()
+
+
+def small_of(key: str) -> ObjectRef:
+    return ObjectRef("s3://other", key, 10, "e", "")
+
+
+def test_no_more_bytes_are_under_way_than_fit_until_they_were_stored_and_sent(store, monkeypatch):
+    monkeypatch.setattr(fetcher_module, "_READ_BYTES", 40)
+    fetcher = fetcher_of(store, Tiers())
+    readings = [fetcher.open_reading(small(n), 0, "d") for n in range(10)]
+    for reading in readings[:4]:
+        reading.data.result(30)
+    assert len(store.reads) == 4
+    assert fetcher.turns.held_bytes() == 40
+    readings[0].close()
+    readings[4].data.result(30)
+    assert len(store.reads) == 5
+    for reading in readings[1:]:
+        reading.data.result(30)
+        reading.close()
+    assert fetcher.turns.held_bytes() == 0
+
+
+def test_what_is_read_ahead_and_asked_for_by_now_does_not_wait_behind_what_nobody_asked_for(store):
+    go_on = threading.Event()
+    store.wait = lambda: go_on.wait(30)
+    fetcher = fetcher_of(store, Tiers(), concurrency=1)
+    first = fetcher.read(LARGE, 0, "d")  # 1 to 4 are read ahead, some of them queued
+    fourth = fetcher.read(LARGE, 4, "d")
+    go_on.set()
+    assert len(first.result(30)) == len(fourth.result(30)) == BLOCK_BYTES
+    while fetcher.under_way:
+        time.sleep(0.01)
+    assert sorted(store.reads) == sorted(set(store.reads))  # each once
+    assert fetcher.turns.held_bytes() == 0
+    fetcher.close()
+
+
+def test_a_block_goes_with_the_last_who_needs_it_and_waits_for_no_garbage_collection(store):
+    class Bytes(bytearray):
+        """Bytes that can be referred to weakly."""
+
+    seen = []
+
+    def read(ref, start, stop):
+        data = Bytes(stop - start)
+        seen.append(weakref.ref(data))
+        return data
+
+    store.read = read
+    fetcher = fetcher_of(store, Tiers())
+    gc.disable()
+    try:
+        for number in range(5):
+            fetcher.read(small(number), 0, "d").result(30)
+        fetcher.close()
+        end = time.monotonic() + 10
+        while any(ref() is not None for ref in seen):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        gc.enable()
+
+
+class Odd(Store):
+    """Says something that is no checksum."""
+
+    def checksum(self, ref):
+        raise ValueError("no header of this world")
+
+
+def test_an_object_whose_check_breaks_is_logged_and_counts_as_not_checked(caplog, monkeypatch):
+    tally = Tally()
+    monkeypatch.setattr(whole_objects, "TALLY", tally)
+    tiers, odd = Tiers(), Odd()
+    whole = WholeObjects(tiers, tiers, lambda _: odd)
+    fetcher = Fetcher(tiers, tiers, lambda _: odd, 8, whole=whole)
+    for number in range(8):
+        fetcher.read(LARGE, number, "d").result(10)
+    until(lambda: tally.counts() == ({"none": 1}, {}))
+    assert LARGE.url in caplog.text
+    assert "no header of this world" in caplog.text
+    fetcher.close()
+
+
+def test_what_lands_after_the_close_is_nothing_to_check_any_more():
+    tiers, odd = Tiers(), Odd()
+    whole = WholeObjects(tiers, tiers, lambda _: odd)
+    whole.close()
+    whole.fetched(LARGE, 0, b"x")
+    whole.landed(LARGE, 0)

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from datacache.daemon import paths
 from datacache.daemon.keeper import Keeper, is_connected
+from tests.leftovers import in_own_process
 
 
 class Owner:
@@ -186,17 +188,19 @@ def test_the_socket_is_for_its_owner_only(kept_home: Path) -> None:
     assert stat.S_IMODE(paths.keeper_socket_path(kept_home).stat().st_mode) == 0o600
 
 
-def test_closing_leaves_no_descriptor_and_no_thread(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    home = tmp_path_factory.mktemp("home")
-    reading, writing = os.pipe()
-    before = len(os.listdir("/proc/self/fd"))
-    keeper = Keeper(home)
-    keeper.start()
-    owner = Owner(home)
-    owner.keep(tmp_path, writing)
-    keeper.close()
-    owner.close()
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert "keeper" not in [thread.name for thread in threading.enumerate()]
-    for number in (reading, writing):
-        os.close(number)
+def test_closing_leaves_no_descriptor_and_no_thread() -> None:
+    in_own_process(start_and_close_a_keeper)
+
+
+def start_and_close_a_keeper() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _, writing = os.pipe()
+        before = os.listdir("/proc/self/fd")
+        keeper = Keeper(Path(folder))
+        keeper.start()
+        owner = Owner(Path(folder))
+        owner.keep(Path(folder, "mnt"), writing)
+        keeper.close()
+        owner.close()
+        assert os.listdir("/proc/self/fd") == before
+        assert "keeper" not in [thread.name for thread in threading.enumerate()]

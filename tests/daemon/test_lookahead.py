@@ -20,12 +20,12 @@ import pytest
 from datacache import connect, create_snapshot, load_settings, open_snapshot
 from datacache.core.errors import UsageError
 from datacache.core.objects import ObjectRef, block_id, object_id
-from datacache.daemon import paths
 from datacache.daemon.plan import Plan, PlanObjects
 from datacache.daemon.plan_file import PlanFile, PlanHeader, new_plan_file, remove_if_dead
 from datacache.loaders.lookahead import PlanSource, publish
 from datacache.testing.faults import Fault, FaultProxy
 from datacache.tiers.local import LocalBlocks
+from datacache.tiers.memory import lookahead_dir
 
 COUNT, SIZE = 160, 50_000
 MIB = 2**20
@@ -63,7 +63,7 @@ def bucket(rclone_s3, monkeypatch, settings):
         yield settings, proxy, name
 
 
-def wait_for(condition, timeout_s: float = 20.0):
+def wait_for(condition, timeout_s: float = 60.0):
     end = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < end
@@ -254,7 +254,8 @@ def test_a_full_tier_that_keeps_what_it_has_ends_the_fetching(bucket):
         ahead.advance(COUNT - 20)
         settled(client)
         assert len(rows_got(proxy)) == before
-        assert status["plans"][0]["fetched"] == status["fetched"]["fetched"], "what was fetched is kept"
+        dropped = status["fetched"]["fetched"] - status["plans"][0]["fetched"]
+        assert 0 <= dropped <= settings.concurrency, "what was fetched is kept, but for what was under way at the end"
 
 
 def test_the_rest_is_warmed_in_the_background_only_after_the_plan(bucket):
@@ -328,7 +329,7 @@ with open_snapshot("mask@v1", settings) as snapshot:
         assert client.cache_status()["plans"]
         process.kill()
     wait_for(lambda: not client.cache_status()["plans"])
-    assert not list(paths.lookahead_dir(settings.home).iterdir())
+    assert not list(lookahead_dir(settings.home, settings.ram_dir).iterdir())
 
 
 def test_since_when_a_position_stands_still_is_known(tmp_path):
@@ -351,7 +352,8 @@ def test_a_child_of_a_killed_process_does_not_keep_its_plan(settings):
 import os, signal, sys, time
 from datacache import load_settings
 from datacache.daemon.plan_file import new_plan_file
-file = new_plan_file(load_settings().home, 0)
+from datacache.tiers.memory import lookahead_dir
+file = new_plan_file(lookahead_dir(load_settings().home, load_settings().ram_dir), 0)
 if os.fork() == 0:  # says where, so its end of the fork is over
     print(file.path, flush=True)
 time.sleep(60)
@@ -397,7 +399,7 @@ with open_snapshot("mask@v1", settings) as snapshot:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == "published\n"
-        (path,) = paths.lookahead_dir(settings.home).iterdir()
+        (path,) = lookahead_dir(settings.home, settings.ram_dir).iterdir()
         assert not remove_if_dead(path)
         process.stdin.write("\n")
         process.stdin.flush()
@@ -406,7 +408,7 @@ with open_snapshot("mask@v1", settings) as snapshot:
         process.stdin.write("\n")
         process.stdin.flush()
     wait_for(lambda: not client.cache_status()["plans"])
-    assert not list(paths.lookahead_dir(settings.home).iterdir())
+    assert not list(lookahead_dir(settings.home, settings.ram_dir).iterdir())
 
 
 def test_a_closed_plan_goes_and_its_file_too(bucket):
@@ -417,7 +419,7 @@ def test_a_closed_plan_goes_and_its_file_too(bucket):
         ahead.close()
         ahead.close()
         wait_for(lambda: not connect(settings).cache_status()["plans"])
-        assert not list(paths.lookahead_dir(settings.home).iterdir())
+        assert not list(lookahead_dir(settings.home, settings.ram_dir).iterdir())
 
 
 def test_what_is_no_plan_is_refused(settings):
@@ -430,8 +432,8 @@ def test_what_is_no_plan_is_refused(settings):
     for wrong in (dataclasses.replace(header, id="../1"), dataclasses.replace(header, columns=2)):
         with pytest.raises(UsageError):
             client.lookahead(wrong, lambda size=wrong.body_bytes: [bytes(size)])
-    (paths.lookahead_dir(settings.home)).mkdir(parents=True, exist_ok=True)
-    (paths.lookahead_dir(settings.home) / "1-x").write_bytes(bytes(16))
+    (lookahead_dir(settings.home, settings.ram_dir)).mkdir(parents=True, exist_ok=True)
+    (lookahead_dir(settings.home, settings.ram_dir) / "1-x").write_bytes(bytes(16))
     with pytest.raises(UsageError, match="rows"):
         client.lookahead(header, lambda: [bytes(12)])
     assert client.health()["pid"]
@@ -454,4 +456,4 @@ def test_nothing_is_published_where_prefetching_is_off(bucket, monkeypatch):
     with open_snapshot("mask@v1", settings) as snapshot, publish(settings, Files(snapshot), np.arange(COUNT)) as ahead:
         ahead.advance(3)
         assert not ahead.wait_sent()
-    assert not paths.lookahead_dir(settings.home).exists()
+    assert not lookahead_dir(settings.home, settings.ram_dir).exists()

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from datacache.core.errors import ObjectNotFoundError, StoreAccessError, StoreUnavailableError
-from datacache.core.objects import BLOCK_BYTES, ObjectRef
+from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StoreAccessError, StoreUnavailableError
+from datacache.core.objects import BLOCK_BYTES, MAX_READABLE_BYTES, ObjectRef
 from datacache.daemon import warmer as warmer_module
 from datacache.daemon.warmer import Warmer
 
@@ -35,12 +35,15 @@ class Fetches:
         self.here = set()
         self.lock = threading.Lock()
 
-    def has(self, id):
+        self.landings = 0
+
+    def missing(self, ids):
+        return [at for at, id in enumerate(ids) if id not in self.here]
+
+    def present(self, id):
         return id in self.here
 
-    present = has
-
-    def fill(self, id, ref, number, dataset, *, stored):
+    def fill(self, id, ref, number, dataset, *, stored, looked):
         with self.lock:
             self.fills += 1
         kept = self.answer(ref)
@@ -51,8 +54,9 @@ class Fetches:
 
 def warm(fetches, **options):
     background = options.pop("background", False)
-    warmer = Warmer(fetches, 4, **options)
-    job = warmer.start("d@1", "d", Snapshot(), background=background)
+    snapshot = options.pop("snapshot", None) or Snapshot()
+    warmer = Warmer(fetches, options.pop("concurrency", 4), **options)
+    job = warmer.start("d@1", "d", snapshot, background=background)
     end = time.monotonic() + 20
     while job.state == "running":
         assert time.monotonic() < end, job
@@ -86,6 +90,52 @@ def test_objects_that_are_gone_do_not_end_it():
     fetches = failing(ObjectNotFoundError("gone"))
     assert warm(fetches).errors == COUNT
     assert fetches.fills == COUNT
+
+
+class Large(Snapshot):
+    """Two objects of as many bytes as there can be, and one of three blocks."""
+
+    sizes = (MAX_READABLE_BYTES, MAX_READABLE_BYTES, 3 * BLOCK_BYTES)
+    root = SimpleNamespace(files=3, total_bytes=sum(sizes))
+
+    def entries(self):
+        return (SimpleNamespace(size_bytes=size, number=number) for number, size in enumerate(self.sizes))
+
+    def object_ref(self, entry):
+        return ObjectRef("s3://b", str(entry.number), entry.size_bytes, "e", "")
+
+
+@pytest.mark.parametrize("kind", [ObjectChangedError, ObjectNotFoundError])
+def test_a_large_object_that_is_gone_or_changed_is_given_up_at_its_first_block(kind):
+    def answer(ref):
+        if ref.size_bytes == MAX_READABLE_BYTES:
+            raise kind("lost")
+        return True
+
+    fetches = Fetches(answer)
+    job = warm(fetches, snapshot=Large())
+    assert (job.state, job.error) == ("failed", "lost")
+    assert fetches.fills <= 2 * 4 + 3  # each of four threads may have begun a block of it
+    assert len(fetches.here) == 3
+    assert (job.bytes_done, job.bytes_total) == (3 * BLOCK_BYTES, Large.root.total_bytes)
+
+
+def test_what_comes_before_the_first_block_that_is_lost_counts():
+    class One(Large):
+        sizes = (5 * BLOCK_BYTES,)
+        root = SimpleNamespace(files=1, total_bytes=5 * BLOCK_BYTES)
+
+    taken = []
+
+    def answer(_):
+        taken.append(1)
+        if len(taken) > 2:
+            raise ObjectChangedError("changed")
+        return True
+
+    job = warm(Fetches(answer), snapshot=One(), concurrency=1)
+    assert len(taken) == 3
+    assert (job.state, job.bytes_done) == ("failed", 2 * BLOCK_BYTES)
 
 
 @pytest.mark.parametrize(("background", "most"), [(False, 4 + 4), (True, 1 + 4)])

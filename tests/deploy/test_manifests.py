@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from datacache.api import create_snapshot
+from datacache.settings import Settings
+from dataset_cli.commands.k8s import _name_of
 from scripts import render_manifests as chart
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +81,12 @@ VALUES: dict[str, dict[str, Any]] = {
     "MongoDB on a class": {"mongodb": {"storageClass": "fast"}},
     "no credentials": {"stores": {"secret": ""}},
     "no classes": {"storageClasses": {"dataset": {"create": False}, "bucket": {"create": False}}},
+    "no policies": {"networkPolicies": {"enabled": False}},
+    "digests": {
+        "image": {"digest": f"sha256:{'0' * 64}"},
+        "mongodb": {"image": f"mongo@sha256:{'0' * 64}"},
+        "provisioner": {"image": f"registry.k8s.io/sig-storage/csi-provisioner:v6.3.0@sha256:{'0' * 64}"},
+    },
     "all of it": {
         "image": {"repository": "registry.example/datacache", "tag": "0.2.0", "pullSecrets": [{"name": "registry"}]},
         "settings": {"DATACACHE_SSD_BYTES": "500GB", "DATACACHE_ACCESS": "none"},
@@ -165,6 +176,10 @@ def test_kubernetes_schemas_accept_every_example(path: Path) -> None:
         {"catalog": {"url": "mongodb://user:password@db.example/datacache"}},
         {"catalog": {"url": "sqlite:////tmp/catalog.db"}},
         {"image": {"tag": "latest"}},
+        {"image": {"digest": "sha256:1234"}},
+        {"mongodb": {"secret": ""}},
+        {"networkPolicies": {"monitoring": {"team": 1}}},
+        {"metrics": {"address": "all"}},
         {"provisioner": {"image": "registry.example/csi-provisioner"}},
         {"settings": {"DATACACHE_HOME": "/elsewhere"}},
         {"settings": {"AWS_SECRET_ACCESS_KEY": "secret"}},
@@ -177,8 +192,25 @@ def test_values_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
         jsonschema.validate(chart.merge(chart.default_values(), wrong), values_schema())
 
 
+def test_values_of_an_older_chart_are_refused_with_the_way_out_and_documents_keep_clear_of_them() -> None:
+    """`helm upgrade --reuse-values` gives a new chart the old one's defaults, and none of its own."""
+    reused = chart.default_values()
+    del reused["networkPolicies"], reused["metrics"]["address"], reused["mongodb"]["secret"], reused["image"]["digest"]
+    jsonschema.validate(reused, values_schema())  # which Helm does first, and whose words name no way out
+    with pytest.raises(SystemExit, match="--reset-then-reuse-values"):
+        chart.render_texts(reused)
+    upgrades = re.findall(r"helm upgrade .*", (ROOT / "docs" / "KUBERNETES.md").read_text(encoding="utf-8"))
+    assert upgrades
+    assert all("--reset-then-reuse-values" in command or "--install" in command for command in upgrades)
+
+
+def controller_role(values: str) -> dict[str, Any]:
+    roles = kind(values, "ClusterRole")
+    return next(each for each in roles if each["metadata"]["name"] == "datacache-controller")
+
+
 def test_the_controller_may_do_this_in_the_cluster_and_nothing_else() -> None:
-    [role], [own] = kind("the defaults", "ClusterRole"), kind("the defaults", "Role")
+    role, [own] = controller_role("the defaults"), kind("the defaults", "Role")
     allowed = {
         f"{resource}.{group}" if group else resource: sorted(rule["verbs"])
         for rule in role["rules"]
@@ -195,20 +227,25 @@ def test_the_controller_may_do_this_in_the_cluster_and_nothing_else() -> None:
     assert own["rules"] == [
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}
     ]
-    without = [rule["resources"] for rule in kind("no resizer", "ClusterRole")[0]["rules"]]
+    without = [rule["resources"] for rule in controller_role("no resizer")["rules"]]
     assert ["persistentvolumeclaims/status"] not in without
 
 
-def test_a_node_has_no_token_and_no_role() -> None:
+def test_a_node_may_write_events_and_its_driver_alone_has_the_token() -> None:
     [daemon_set] = kind("the defaults", "DaemonSet")
     spec = daemon_set["spec"]["template"]["spec"]
     assert spec["automountServiceAccountToken"] is False
+    [role] = [each for each in kind("the defaults", "ClusterRole") if each["metadata"]["name"] == "datacache-node"]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}]
     bound = [
-        subject["name"]
+        (each["roleRef"]["name"], subject["name"])
         for each in kind("the defaults", "ClusterRoleBinding") + kind("the defaults", "RoleBinding")
         for subject in each["subjects"]
+        if subject["name"] == spec["serviceAccountName"]
     ]
-    assert spec["serviceAccountName"] not in bound
+    assert bound == [("datacache-node", "datacache-node")]
+    have = [c["name"] for c in spec["containers"] if "token" in {mount["name"] for mount in c["volumeMounts"]}]
+    assert have == ["driver"]
     assert {each["automountServiceAccountToken"] for each in kind("the defaults", "ServiceAccount")} == {False}
 
 
@@ -243,12 +280,157 @@ def test_pods_of_examples_are_restricted_and_those_outside_our_namespace_have_no
     ours = [each for each in objects if each["metadata"].get("namespace") == "datacache"]
     assert "secret" not in json.dumps([each for each in objects if each not in ours]).lower()
     for _, spec in pod_specs(objects):
-        assert spec["securityContext"]["runAsNonRoot"] is True
+        check_restricted(spec)
+        volumes = {each["name"] for each in spec["volumes"] if "csi" in each or "persistentVolumeClaim" in each}
         for container in spec["containers"]:
-            context = container["securityContext"]
-            assert context["allowPrivilegeEscalation"] is False
-            assert context["readOnlyRootFilesystem"] is True
-            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            for mount in container["volumeMounts"]:
+                if mount["name"] in volumes:  # else a lost mount is lost to the pod for good
+                    assert mount["mountPropagation"] == "HostToContainer"
+
+
+def check_restricted(spec: dict[str, Any]) -> None:
+    """Check what the Pod Security Standard `restricted` asks of a pod."""
+    whole = spec["securityContext"]
+    assert whole["seccompProfile"]["type"] in ("RuntimeDefault", "Localhost")
+    assert whole["runAsNonRoot"] is True
+    assert whole.get("runAsUser") != 0
+    assert not [name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} <= allowed
+    for container in [*spec["containers"], *spec.get("initContainers", [])]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert not [port for port in container.get("ports", []) if "hostPort" in port]
+
+
+def test_pods_that_dsctl_prints_are_restricted(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "a").write_text("a")
+    create_snapshot("mask", str(tmp_path / "bucket"), tags=["v1"], settings=settings)
+    for what in ("mask@v1", "s3://runs/exp-7"):
+        command = [sys.executable, "-m", "dataset_cli", "k8s", "pvc", what, "--with-pod"]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+        [(_, spec)] = pod_specs(list(yaml.safe_load_all(printed)))
+        check_restricted(spec)
+        assert spec["containers"][0]["volumeMounts"][0]["mountPropagation"] == "HostToContainer"
+
+
+def test_what_is_applied_once_is_not_changed_by_another_example_or_by_a_documented_command() -> None:
+    names = [
+        (each["kind"], each["metadata"].get("namespace", "default"), each["metadata"]["name"])
+        for path in EXAMPLES
+        for each in examples(path)
+    ]
+    assert len(names) == len(set(names))
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/KUBERNETES.md"))
+    documented = {_name_of(what.partition("://")[2] or what) for what in re.findall(r"dsctl k8s pvc (\S+)", text)}
+    assert {"mask-v1", "runs-exp-7"} <= documented
+    shown = [each["metadata"]["name"] for each in blocks(text) if each.get("kind") == "PersistentVolumeClaim"]
+    claims = [name for kind, _, name in names if kind == "PersistentVolumeClaim"]
+    assert not documented & {*claims, *shown}, "a claim cannot be made smaller"
+
+
+def blocks(text: str) -> Iterator[dict[str, Any]]:
+    """The objects of a document's YAML blocks."""
+    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+        yield from (each for each in yaml.safe_load_all(block) if isinstance(each, dict))
+
+
+def test_every_container_has_requests_and_a_limit_of_memory() -> None:
+    for values in ("the defaults", "sidecars"):
+        for name, spec in pod_specs(rendered(values)):
+            for container in spec["containers"]:
+                resources = container["resources"]
+                assert {"cpu", "memory"} <= set(resources["requests"]), (name, container["name"])
+                assert "memory" in resources["limits"], (name, container["name"])
+
+
+def test_the_daemons_limit_holds_its_tier_in_memory_and_what_readers_make_it_use() -> None:
+    limit = node_container("the defaults", "daemon")["resources"]["limits"]["memory"]
+    idle_and_readers, tier = 300 * 2**20 + 400 * 2**20, 256 * 2**20  # at most, see settings.py
+    assert limit == "2Gi"
+    assert 2 * idle_and_readers + tier <= 2 * 2**30
+
+
+def test_a_container_that_hangs_is_noticed() -> None:
+    commands = {name: node_container("the defaults", name)["livenessProbe"] for name in ("driver", "mounts", "daemon")}
+    assert commands["driver"]["httpGet"]["path"] == "/healthz"  # which is Identity.Probe, see `server.probe`
+    assert commands["mounts"]["exec"]["command"][-2:] == ["csi_driver.host_check", "/var/lib/datacache/run/mounts.sock"]
+    assert commands["daemon"]["exec"]["command"] == ["python", "-m", "datacache.daemon", "--check"]
+    for probe in commands.values():
+        assert probe["timeoutSeconds"] * probe.get("failureThreshold", 3) >= 30, "a busy node is no hanging one"
+    [stateful_set] = kind("the defaults", "StatefulSet")
+    assert "livenessProbe" in stateful_set["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_each_container_of_a_node_has_a_first_process_that_outlives_its_program() -> None:
+    for name in ("driver", "mounts", "daemon"):
+        assert node_container("the defaults", name)["command"][:3] == ["python", "-m", "csi_driver.first_process"]
+
+
+def test_nobody_reaches_a_pod_over_the_network_but_monitoring_and_datacache_itself() -> None:
+    policies = {each["metadata"]["name"]: each["spec"] for each in kind("the defaults", "NetworkPolicy")}
+    mine = {"app.kubernetes.io/instance": "datacache"}
+    assert policies["datacache-deny"] == {"podSelector": {"matchLabels": mine}, "policyTypes": ["Ingress"]}
+    [metrics] = policies["datacache-metrics"]["ingress"]
+    assert metrics["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    assert metrics["ports"] == [{"protocol": "TCP", "port": 9808}]
+    [mongodb] = policies["datacache-mongodb"]["ingress"]
+    assert mongodb["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "datacache"}}}]
+    assert policies["datacache-mongodb"]["policyTypes"] == ["Ingress", "Egress"]
+    for each in rendered("the defaults"):
+        if "template" in each.get("spec", {}):
+            assert mine.items() <= each["spec"]["template"]["metadata"]["labels"].items()
+    assert not kind("no policies", "NetworkPolicy")
+    nightly = next(each for path in EXAMPLES for each in examples(path) if each["kind"] == "CronJob")
+    labels = nightly["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+    assert labels == {"app.kubernetes.io/name": "datacache"}
+
+
+def test_mongodb_starts_with_a_password_or_not_at_all() -> None:
+    [stateful_set] = kind("the defaults", "StatefulSet")
+    [mongodb] = stateful_set["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each for each in mongodb["env"]}
+    wanted = {"secretKeyRef": {"name": "datacache-mongodb", "key": "password"}}  # not optional
+    assert environment["MONGO_INITDB_ROOT_PASSWORD"]["valueFrom"] == wanted
+    assert "--auth" in mongodb["args"]
+    for container in ("driver", "mounts", "daemon"):
+        env = node_container("the defaults", container)["env"]
+        names = [each["name"] for each in env]
+        assert names.index("MONGODB_PASSWORD") < names.index("DATACACHE_CATALOG"), "only what came before is put in"
+        url = next(each["value"] for each in env if each["name"] == "DATACACHE_CATALOG")
+        assert url == "mongodb://datacache:$(MONGODB_PASSWORD)@datacache-mongodb.lab.svc/datacache?authSource=admin"
+    assert not [each for each in rendered("the defaults") if each["kind"] == "Secret"]
+    text = (ROOT / "docs" / "KUBERNETES.md").read_text(encoding="utf-8")
+    assert 'create secret generic datacache-mongodb --from-literal=password="$(openssl rand -hex 16)"' in text
+
+
+def test_the_controller_may_be_drained_one_pod_at_a_time_and_nodes_are_critical() -> None:
+    [budget] = kind("the defaults", "PodDisruptionBudget")
+    [deployment] = kind("the defaults", "Deployment")
+    assert budget["spec"] == {"maxUnavailable": 1, "selector": deployment["spec"]["selector"]}
+    # A kubelet that shuts a node down ends pods of these classes last: mounts outlive those who read them.
+    [daemon_set] = kind("the defaults", "DaemonSet")
+    assert daemon_set["spec"]["template"]["spec"]["priorityClassName"] == "system-node-critical"
+    assert deployment["spec"]["template"]["spec"]["priorityClassName"] == "system-cluster-critical"
+
+
+def test_images_can_be_named_by_digest() -> None:
+    digest = f"sha256:{'0' * 64}"
+    assert node_container("digests", "daemon")["image"] == f"datacache@{digest}"
+    images = {c["image"] for _, spec in pod_specs(rendered("digests")) for c in spec["containers"]}
+    assert {f"mongo@{digest}", f"registry.k8s.io/sig-storage/csi-provisioner:v6.3.0@{digest}"} <= images
 
 
 def test_images_have_a_version_and_come_from_where_they_are_made() -> None:
@@ -318,6 +500,7 @@ def test_the_programs_understand_the_arguments_they_get() -> None:
 
     [deployment] = kind("all of it", "Deployment")
     driver = deployment["spec"]["template"]["spec"]["containers"][0]
+    assert _parser().parse_args(driver["args"]).metrics_address == "*"
     parsed = _parser().parse_args(driver["args"])
     assert (parsed.mode, parsed.metrics_port) == ("controller", 9808)
     assert parsed.allow_bucket == ["s3://runs/${pvc.namespace}/"]
@@ -338,7 +521,8 @@ def test_the_notes_name_what_was_installed() -> None:
     values = chart.merge(chart.default_values(), VALUES["all of it"])
     notes = chart.render_texts(values, namespace="lab")["NOTES.txt"]
     assert "kubectl -n lab create secret generic datacache-stores" in notes
-    assert "MongoDB without a password" in notes
+    assert "create secret generic datacache-mongodb" in notes
+    assert "HostToContainer" in notes
     assert "{{" not in notes
 
 

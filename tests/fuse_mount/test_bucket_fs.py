@@ -13,16 +13,19 @@ from typing import Any
 import pytest
 
 from datacache import api
+from datacache.core.boot import boot_id
 from datacache.core.errors import StagingError, StoreUnavailableError, UploadError
 from datacache.settings import Settings
-from datacache.testing.faults import Fault, FaultProxy
-from datacache.writeback.area_files import boot_id
+from datacache.testing.faults import Answer, Fault, FaultProxy
+from datacache.writeback import losses
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.remote import Needs
+from fuse_mount import bucket_nodes, bucket_tree
 from fuse_mount.bucket_fs import Attr, BucketFs, Changes
 from tests.servers import RcloneS3
 
 ROOT = 1
+_LARGE = b"x" * 300_000  # more than is fetched when it is opened to be written
 
 
 class Directory:
@@ -31,6 +34,8 @@ class Directory:
     def __init__(self, live: LiveBucket) -> None:
         self.live = live
         self.fs = BucketFs(live, uid=os.getuid(), gid=os.getgid())
+        self.told: list[int] = []
+        """Inode numbers that a kernel would know, one for each time it was told."""
         self.stale: list[str] = []
         self.fs.on_stale = lambda _parent, name: self.stale.append(name)
 
@@ -48,14 +53,22 @@ class Directory:
         found = self.do(self.fs.getattr, ROOT)
         for name in path.split("/") if path else []:
             found = self.do(self.fs.lookup, found.ino, name.encode())
+            self.told.append(found.ino)
         return found
+
+    def forget_all(self) -> None:
+        """Do what a kernel does that is short of memory: forget what is in a folder, then the folder."""
+        for ino in reversed(self.told):
+            self.fs.forget(ino, 1)
+        self.told.clear()
 
     def _place(self, path: str) -> tuple[int, bytes]:
         folder, _, name = path.rpartition("/")
         return self.attr(folder).ino, name.encode()
 
     def create(self, path: str, data: bytes) -> int:
-        handle, _ = self.do(self.fs.create, *self._place(path), os.O_WRONLY, mode=0o644, uid=0, gid=0)
+        handle, made = self.do(self.fs.create, *self._place(path), os.O_WRONLY, mode=0o644, uid=0, gid=0)
+        self.told.append(made.ino)
         self.do(self.fs.write, handle, 0, data)
         return handle
 
@@ -82,7 +95,7 @@ class Directory:
         return [entry.name for entry in self.fs.readdir(handle, 0)]
 
     def mkdir(self, path: str) -> None:
-        self.do(self.fs.mkdir, *self._place(path), mode=0o755, uid=0, gid=0)
+        self.told.append(self.do(self.fs.mkdir, *self._place(path), mode=0o755, uid=0, gid=0).ino)
         self.fs.commit()
 
     def unlink(self, path: str) -> None:
@@ -186,6 +199,83 @@ def test_other_bytes_under_a_name_have_another_inode_and_our_own_upload_has_not(
     assert directory.read("a") == b"theirs, longer"
 
 
+def test_what_the_kernel_forgets_has_the_same_inode_and_times_when_it_asks_again(opened: Open, bucket: Path):
+    directory = opened()
+    directory.mkdir("d")
+    directory.write("d/a", b"ours")
+    directory.chmod("d/a", 0o600)
+    folder, file = directory.attr("d"), directory.attr("d/a")
+    directory.forget_all()
+    assert (directory.attr("d"), directory.attr("d/a")) == (folder, file)
+    directory.forget_all()
+    directory.flush()  # the kernel knows nothing of what is uploaded
+    assert (directory.attr("d"), directory.attr("d/a")) == (folder, file)
+    directory.rename("d", "e")
+    directory.forget_all()
+    assert (directory.attr("e").ino, directory.attr("e/a").ino) == (folder.ino, file.ino)
+    with expect_errno(errno.ENOENT):
+        directory.attr("d")
+
+
+def test_a_change_has_the_time_at_which_the_kernel_saw_it_however_late_it_tells(opened: Open):
+    directory = opened()
+    directory.write("a", b"1")
+    inode = directory.attr("a").ino
+    told = directory.do(directory.fs.setattr, inode, Changes(mtime_ns=5_000, ctime_ns=7_000))
+    assert (told.mtime_ns, told.ctime_ns) == (5_000, 7_000)
+    directory.forget_all()
+    directory.flush()
+    assert (directory.attr("a").mtime_ns, directory.attr("a").ctime_ns) == (5_000, 7_000)
+
+
+def test_what_is_put_or_made_under_a_forgotten_name_has_another_inode(opened: Open, bucket: Path):
+    directory = opened()
+    directory.write("theirs", b"1")
+    directory.write("ours", b"1")
+    directory.flush()
+    inodes = {name: directory.attr(name).ino for name in ("theirs", "ours")}
+    directory.forget_all()
+    (bucket / "theirs").write_bytes(b"22")
+    directory.fs.remote.expire("")
+    assert directory.attr("theirs").ino not in inodes.values()
+    assert directory.read("theirs") == b"22"
+    directory.unlink("ours")
+    directory.write("ours", b"22")
+    assert directory.attr("ours").ino not in inodes.values()
+
+
+def test_so_many_forgotten_names_are_remembered_and_no_more(opened: Open, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bucket_tree, "MOST_RESTING", 10)
+    directory = opened()
+    names = [f"{number}/{name}" for number in range(20) for name in ("a", "b")]
+    for name in names:
+        if name.endswith("a"):
+            directory.mkdir(name[:-2])
+        directory.write(name, b"1")
+        directory.forget_all()
+    newest, oldest = names[-1], names[0]
+    inodes = {name: directory.attr(name).ino for name in (newest, oldest)}
+    assert inodes[oldest] > inodes[newest]  # it was let go of and has another one since
+    directory.forget_all()
+    assert {name: directory.attr(name).ino for name in (newest, oldest)} == inodes
+
+
+def test_a_kernel_that_knows_much_is_asked_once_to_forget_what_it_heard_of_first(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(bucket_nodes, "_MOST_NODES", 0)
+    monkeypatch.setattr(bucket_tree, "_OLD_AT_A_TIME", 4)
+    directory = opened()
+    for name in "abcdefgh":
+        directory.write(name, b"1")
+    assert directory.stale == [*"abcdefgh"]
+    assert {directory.attr(name).ino for name in "abcdefgh"} == set(range(2, 10))
+    assert directory.stale == [*"abcdefgh"]  # it may have reasons to remember
+    directory.forget_all()
+    assert {directory.attr(name).ino for name in "hgfedcba"} == set(range(2, 10))
+    assert directory.stale == [*"abcdefgh", *"hgfedcba"]
+
+
 def test_the_old_inode_of_a_file_that_others_changed_sends_the_kernel_to_look_again(opened: Open, bucket: Path):
     (bucket / "a").write_bytes(b"1")
     directory = opened()
@@ -222,7 +312,7 @@ def test_an_open_file_that_others_changed_is_what_it_was_to_fstat(opened: Open, 
 def test_what_is_written_to_an_open_file_that_others_took_away_is_refused_and_never_dropped(
     opened: Open, bucket: Path, seen_by: str
 ):
-    (bucket / "a").write_bytes(b"")
+    (bucket / "a").write_bytes(_LARGE)
     directory = opened(ttl_s=60.0)
     inode = directory.attr("a").ino
     handle = directory.open("a", os.O_RDWR)
@@ -247,11 +337,178 @@ def test_what_is_written_to_an_open_file_that_others_took_away_is_refused_and_ne
     for call in refused:
         with expect_errno(errno.ESTALE):
             call()
-    directory.fs.spoil(handle, OSError(errno.ESTALE, "as the adapter does"))
+    directory.fs.spoil(handle, OSError(errno.ESTALE, "as the adapter does"), 4)
     with expect_errno(errno.ESTALE):
         directory.close(handle)
     directory.flush()
     assert {path.name: path.read_bytes() for path in bucket.iterdir()} == {"a": b"theirs"}
+    (loss,) = directory.live.status()["losses"]
+    assert (loss["key"], loss["size_bytes"], loss["reason"]) == ("a", 4, "as the adapter does")
+
+
+@pytest.mark.parametrize(("size", "flags"), [(0, os.O_RDWR), (10, os.O_WRONLY), (300_000, os.O_WRONLY | os.O_APPEND)])
+@pytest.mark.parametrize("change", ["replaced", "deleted"])
+def test_what_is_written_to_an_open_file_that_others_changed_goes_on_beside_it_whole(
+    opened: Open, bucket: Path, size: int, flags: int, change: str
+):
+    (bucket / "log").write_bytes(b"x" * size)
+    directory = opened(ttl_s=60.0)
+    handle = directory.open("log", flags)
+    if change == "replaced":
+        (bucket / "log").write_bytes(b"theirs")
+    else:
+        (bucket / "log").unlink()
+    directory.fs.remote.expire("")
+    directory.do(directory.fs.write, handle, size, b"mine")
+    directory.close(handle)
+    directory.flush()
+    found = {path.name.partition(".conflict-")[0] + path.suffix[:10]: path.read_bytes() for path in bucket.iterdir()}
+    mine = b"x" * size + b"mine"
+    assert found == ({"log": b"theirs", "log.conflict-": mine} if change == "replaced" else {"log": mine})
+    assert directory.live.status()["conflict_count"] == (change == "replaced")
+    assert directory.live.status()["losses"] == []
+
+
+def test_a_file_that_is_opened_to_be_written_and_is_not_shows_again_what_others_put_there(opened: Open, bucket: Path):
+    (bucket / "log").write_bytes(b"1")
+    directory = opened()
+    handle = directory.open("log", os.O_WRONLY | os.O_APPEND)
+    (bucket / "log").write_bytes(b"theirs")
+    directory.close(handle)
+    until(lambda: directory.read("log"), b"theirs")
+    directory.flush()
+    assert [path.read_bytes() for path in bucket.iterdir()] == [b"theirs"]
+    assert directory.live.status()["dirty_files"] == 0
+
+
+def test_an_append_to_what_others_are_replacing_sends_the_kernel_to_look_again(
+    opened: Open, bucket: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (bucket / "log").write_bytes(b"1")
+    directory = opened(ttl_s=60.0)
+    inode = directory.attr("log").ino
+    monkeypatch.setattr(directory.fs.remote, "checked", lambda _key: None)  # they are quicker than the fetch
+    (bucket / "log").write_bytes(b"theirs")
+    with expect_errno(errno.ESTALE):
+        directory.do(directory.fs.open, inode, os.O_WRONLY | os.O_APPEND)
+    handle = directory.open("log", os.O_WRONLY | os.O_APPEND)
+    directory.do(directory.fs.write, handle, 6, b"mine")
+    directory.close(handle)
+    directory.flush()
+    assert (bucket / "log").read_bytes() == b"theirsmine"
+
+
+def test_what_is_lost_is_told_until_somebody_has_seen_it_and_by_the_next_process_too(opened: Open, bucket: Path):
+    directory = opened()
+    handle = directory.create("a", b"12")
+    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"), 100)
+    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"), 20)  # the kernel sends what it has, page by page
+    directory.fs.save_losses()
+    with expect_errno(errno.ENOSPC):
+        directory.close(handle)
+    deleted = directory.create("b", b"12")
+    directory.unlink("b")
+    directory.fs.spoil(deleted, OSError(errno.ENOSPC, "full"), 100)  # nobody wants it
+    for again in range(2):
+        (loss,) = directory.live.status()["losses"]
+        assert (loss["key"], loss["size_bytes"], loss["reason"]) == ("a", 122, "full")
+        if not again:
+            directory = opened()
+    directory.live.engine.losses.forget()
+    assert opened().live.status()["losses"] == []
+
+
+@pytest.mark.parametrize("when", ["periodic look", "flush", "close"])
+def test_a_loss_that_a_full_disk_did_not_let_us_write_down_is_written_when_there_is_room(
+    opened: Open, bucket: Path, monkeypatch: pytest.MonkeyPatch, when: str
+):
+    directory = opened()
+    handle = directory.create("a", b"12")
+    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"), 100)
+
+    def refused(*_args: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as full:
+        full.setattr(losses, "replace_file", refused)
+        directory.fs.save_losses()
+    written_down = directory.live.engine.area.folder / losses.LOSSES
+    assert not written_down.exists()
+    with expect_errno(errno.ENOSPC):
+        directory.close(handle)
+    if when == "periodic look":
+        directory.fs.remember()
+    elif when == "flush":
+        directory.flush()
+    assert written_down.exists() == (when != "close")
+    (loss,) = opened().live.status()["losses"]
+    assert (loss["key"], loss["size_bytes"]) == ("a", 102)
+
+
+@pytest.mark.parametrize("size", [10, 400_000])
+def test_what_the_journal_refuses_is_lost_until_it_takes_it(
+    opened: Open, bucket: Path, monkeypatch: pytest.MonkeyPatch, size: int
+):
+    directory = opened()
+
+    def refused(*_args: Any) -> None:
+        raise StagingError("the disk is broken")
+
+    def close(handle: int) -> None:
+        with pytest.raises(StagingError, match="broken"):
+            directory.fs.flush(handle)()
+        with pytest.raises(StagingError, match="broken"):
+            directory.fs.fsync(handle)()
+        assert directory.fs.release(handle) is None
+
+    written_down = directory.live.engine.area.folder / losses.LOSSES
+    with monkeypatch.context() as broken:
+        broken.setattr(directory.live.engine._journal, "commit", refused)
+        close(directory.create("a", b"x" * size))
+        (loss,) = directory.live.status()["losses"]
+        assert (loss["key"], loss["size_bytes"], loss["reason"]) == ("a", size, "the disk is broken")
+        assert written_down.exists()
+    directory.flush()
+    assert directory.live.status()["losses"] == []
+    assert not written_down.exists()
+    assert (bucket / "a").read_bytes() == b"x" * size
+    # Broken to the end of the process: the next one has no file, and says so.
+    with monkeypatch.context() as broken:
+        broken.setattr(directory.live.engine._journal, "commit", refused)
+        close(directory.create("c", b"x" * size))
+        with pytest.raises(StagingError, match="broken"):
+            opened()
+    directory = opened()
+    assert "c" not in directory.names()
+    (loss,) = directory.live.status()["losses"]
+    assert (loss["key"], loss["size_bytes"]) == ("c", size)
+
+
+def test_a_page_that_is_written_again_and_again_is_lost_once(opened: Open, bucket: Path):
+    directory = opened()
+    handle = directory.create("a", b"x" * 4096)
+    for _ in range(1000):
+        directory.do(directory.fs.write, handle, 0, b"y" * 4096)
+    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"), 100)
+    (loss,) = directory.live.status()["losses"]
+    assert loss["size_bytes"] == 4196
+
+
+def test_an_open_that_fails_leaves_what_another_writer_wrote_durable(
+    opened: Open, bucket: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (bucket / "a").write_bytes(b"1")
+    directory = opened()
+    writer, reader = directory.open("a", os.O_WRONLY), directory.open("a")
+    directory.do(directory.fs.write, writer, 0, b"2")
+    handles = directory.fs._handles
+    with directory.live.engine.lock:
+        waits = handles.opened(handles._handles[writer].file, writes=True)  # as an open does that waits for the store
+    assert directory.fs.release(writer) is None
+    handles._let_go(waits)
+    directory.flush()
+    assert (bucket / "a").read_bytes() == b"2"
+    directory.close(reader)
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -259,7 +516,7 @@ def test_a_rename_of_what_others_replaced_takes_nothing_along_of_who_has_the_old
     opened: Open, bucket: Path, folder: bool
 ):
     (bucket / "d").mkdir()
-    (bucket / "d" / "a").write_bytes(b"")
+    (bucket / "d" / "a").write_bytes(_LARGE)
     directory = opened(ttl_s=60.0)
     handle = directory.open("d/a", os.O_RDWR)
     (bucket / "d" / "a").write_bytes(b"theirs")
@@ -336,6 +593,45 @@ def test_a_new_file_over_one_that_was_put_there_unseen_is_kept_beside_it(opened:
     assert len(os.listdir(bucket)) == 2
 
 
+@pytest.mark.parametrize("was_read", [True, False])
+@pytest.mark.parametrize("size", [5, 5_000_000])
+def test_a_renamed_file_whose_object_others_take_away_is_sent_from_the_nodes_cache_or_is_told_as_lost(
+    opened: Open, bucket: Path, was_read: bool, size: int
+):
+    ours = os.urandom(size)
+    for name in ("deleted", "changed"):
+        (bucket / name).write_bytes(ours)
+    directory = opened(ttl_s=60.0)
+    for name in ("deleted", "changed"):
+        handle = directory.open(name)
+        assert not was_read or directory.do(directory.fs.read, handle, 0, size) == ours
+        directory.close(handle)
+    directory.live.uploader.stop(10)
+    directory.rename("deleted", "kept-1")
+    directory.rename("changed", "kept-2")
+    (bucket / "deleted").unlink()
+    (bucket / "changed").write_bytes(b"theirs")
+    directory = opened(ttl_s=60.0)
+    directory.flush()
+    there = {path.name: path.read_bytes() for path in bucket.iterdir()}
+    engine = directory.live.engine
+    if was_read:
+        assert there == {"kept-1": ours, "kept-2": ours, "changed": b"theirs"}
+        assert engine.losses.all() == []
+    else:
+        assert there == {"changed": b"theirs"}
+        told = {loss.key: (loss.size_bytes, loss.reason) for loss in opened().live.engine.losses.all()}
+        before = "before the rename had reached the bucket"
+        assert told == {
+            "kept-1": (size, f"it was renamed from deleted, which somebody else deleted {before}"),
+            "kept-2": (
+                size,
+                f"it was renamed from changed, which somebody else changed {before}; the newer bytes stay as changed",
+            ),
+        }
+    assert [conflict.key for conflict in engine.conflict_log.unsettled()] == ["changed"]
+
+
 def test_a_deletion_of_what_others_changed_does_not_happen(opened: Open, bucket: Path):
     (bucket / "a").write_bytes(b"first")
     directory = opened(ttl_s=60.0)
@@ -401,19 +697,16 @@ def test_writes_that_come_at_once_fetch_what_they_change_once_and_leave_nothing_
     assert len(directory.staged()) == (0 if deleted else 1)  # a clean copy
 
 
-@pytest.mark.parametrize("size", [10, 300_000])
-def test_a_deleted_file_whose_bytes_are_cut_short_is_not_written_as_if_it_were_whole(
-    opened: Open, bucket: Path, size: int
-):
-    (bucket / "a").write_bytes(b"x" * size)
+def test_a_deleted_file_whose_bytes_are_cut_short_is_not_written_as_if_it_were_whole(opened: Open, bucket: Path):
+    (bucket / "a").write_bytes(_LARGE)
     directory = opened(ttl_s=60.0)
     handle = directory.open("a", os.O_RDWR)
     directory.unlink("a")
     (copy,) = [fd for fd in Path("/proc/self/fd").iterdir() if _is_deleted(fd, directory)]
-    os.truncate(copy, size // 2)
+    os.truncate(copy, len(_LARGE) // 2)
     with pytest.raises(StagingError, match="cut short"):
         directory.do(directory.fs.write, handle, 0, b"y")
-    directory.fs.spoil(handle, StagingError("as the adapter does"))
+    directory.fs.spoil(handle, StagingError("as the adapter does"), 4)
     with pytest.raises(StagingError):
         directory.close(handle)
 
@@ -675,7 +968,7 @@ def test_what_is_appended_goes_behind_what_others_wrote_meanwhile(opened: Open, 
 def test_a_new_file_that_could_not_be_written_is_not_there(opened: Open):
     directory = opened()
     handle = directory.create("a", b"1")
-    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"))
+    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"), 4)
     with expect_errno(errno.ENOSPC):
         directory.close(handle)
     assert directory.names() == []
@@ -729,6 +1022,123 @@ def test_an_outage_leaves_what_is_staged_and_what_is_known_and_uploads_go_on_by_
     assert directory.names("folder") == ["x"]
     proxied.accept()
     until(lambda: directory.live.status()["dirty_files"], 0)
+
+
+def test_status_says_that_the_store_does_not_answer_who_looks_though_all_is_uploaded(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
+):
+    rclone_s3.make_bucket("asked")
+    directory = opened("s3://asked/live")
+    directory.fs.remote.look_around()
+    directory.names()
+    assert directory.live.status()["store_problem"] == ""
+    proxied.refuse()
+    until(lambda: directory.names() == [] and directory.live.status()["store_problem"] != "", True)
+    assert directory.live.status()["store_away_s"] > 0
+    monkeypatch.setattr("datacache.writeback.remote_requests._TOLD_S", -60.0)
+    assert directory.live.status()["store_problem"] == ""  # nobody has asked for a while
+    monkeypatch.undo()
+
+
+def test_work_goes_on_in_an_outage_in_folders_that_were_made_or_looked_into_here_and_that_nobody_listed(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
+):
+    rclone_s3.make_bucket("working")
+    directory = opened("s3://working/live")
+    directory.write("first", b"1")
+    directory.mkdir("runs")
+    directory.mkdir("runs/1")
+    directory.write("runs/1/loss", b"0.5")
+    directory.rename("runs/1", "runs/2")
+    directory.flush()
+    proxied.refuse()
+    directory.write("second", b"2")
+    directory.write("runs/2/accuracy", b"0.9")
+    directory.mkdir("runs/3")
+    directory.write("runs/3/loss", b"0.4")
+    assert directory.names() == ["first", "runs", "second"]
+    assert directory.names("runs") == ["2", "3"]
+    assert directory.names("runs/2") == ["accuracy", "loss"]
+    proxied.accept()
+    directory.flush()
+    assert directory.live.status()["conflict_count"] == 0
+    root = rclone_s3.root / "working" / "live"
+    found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert found == {
+        "first": b"1",
+        "second": b"2",
+        "runs/2/loss": b"0.5",
+        "runs/2/accuracy": b"0.9",
+        "runs/3/loss": b"0.4",
+    }
+
+
+def test_what_was_written_here_is_known_in_an_outage_where_others_have_too_many_names_to_list(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
+):
+    rclone_s3.make_bucket("many")
+    folder = rclone_s3.root / "many" / "live" / "full"
+    folder.mkdir(parents=True)
+    for number in range(1100):
+        (folder / f"{number}").touch()
+    directory = opened("s3://many/live")
+    directory.write("full/mine", b"1")
+    directory.mkdir("full/made")
+    directory.write("full/made/a", b"2")
+    directory.flush()
+    proxied.refuse()
+    assert directory.attr("full/mine").size_bytes == 1
+    directory.close(directory.open("full/mine", os.O_WRONLY | os.O_TRUNC))
+    directory.write("full/made/b", b"3")
+    assert directory.names("full/made") == ["a", "b"]
+    with pytest.raises(StoreUnavailableError):
+        directory.attr("full/somebodys")
+
+
+@pytest.mark.parametrize("size_bytes", [3, 300_000])
+@pytest.mark.parametrize("flags", [os.O_WRONLY | os.O_APPEND, os.O_RDWR])
+def test_what_only_a_store_has_that_is_away_is_not_opened_to_be_changed_in_part(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, flags: int, size_bytes: int
+):
+    bucket = f"partly-{flags}-{size_bytes}"
+    rclone_s3.make_bucket(bucket)
+    folder = rclone_s3.root / bucket / "live"
+    folder.mkdir(parents=True)
+    (folder / "log").write_bytes(b"x" * size_bytes)
+    directory = opened(f"s3://{bucket}/live")
+    assert directory.names() == ["log"]
+    proxied.refuse()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            directory.open("log", flags)
+    handle = directory.open("log", os.O_WRONLY | os.O_TRUNC)
+    directory.do(directory.fs.write, handle, 0, b"anew")
+    directory.close(handle)
+    handle = directory.open("log", flags)  # its bytes are here now
+    directory.do(directory.fs.write, handle, 4, b"!")
+    directory.close(handle)
+    proxied.accept()
+    directory.flush()
+    assert (folder / "log").read_bytes() == b"anew!"
+    assert directory.live.engine.losses.all() == []
+
+
+def test_a_small_file_that_the_nodes_cache_has_is_appended_to_in_an_outage(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
+):
+    rclone_s3.make_bucket("cached")
+    folder = rclone_s3.root / "cached" / "live"
+    folder.mkdir(parents=True)
+    (folder / "log").write_bytes(b"one")
+    directory = opened("s3://cached/live")
+    assert directory.read("log") == b"one"
+    proxied.refuse()
+    handle = directory.open("log", os.O_WRONLY | os.O_APPEND)
+    directory.do(directory.fs.write, handle, 3, b"two")
+    directory.close(handle)
+    proxied.accept()
+    directory.flush()
+    assert (folder / "log").read_bytes() == b"onetwo"
 
 
 def test_names_that_were_never_asked_for_are_errors_in_an_outage_and_not_missing(
@@ -892,6 +1302,46 @@ def test_a_large_folder_is_listed_again_when_many_of_its_names_are_asked_for(
     for number in range(300):
         directory.attr(f"{number:03}")
     assert 1 < len([request for request in proxied.requests[before:] if "list-type=2" in request]) < 20
+
+
+@pytest.mark.parametrize("small", [1000, 0])
+def test_what_a_store_lists_and_does_not_have_is_left_out_until_the_folder_is_listed_again(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch, small: int
+):
+    monkeypatch.setattr("datacache.writeback.remote_asking._SMALL", small)
+    name = f"stale-{small}"
+    folder = rclone_s3.make_bucket(name) / "live"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "f").write_bytes(b"f")
+    (folder / "ok").write_bytes(b"ok")
+
+    def list_more(answer: Answer) -> None:
+        keys = ("live/gone", "live/sub/f", "elsewhere", "elsewhere/sub/f", "l")
+        more = "".join(
+            f'<Contents><Key>{key}</Key><Size>3</Size><ETag>"e"</ETag>'
+            "<LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+            for key in keys
+        )
+        answer.body = answer.body.replace(b"</ListBucketResult>", f"{more}</ListBucketResult>".encode())
+
+    proxied.always(Fault(change=list_more, only=lambda method, path: method == "GET" and "list-type=2" in path))
+    directory = opened(f"s3://{name}/live", ttl_s=60.0)
+    with expect_errno(errno.ENOENT):
+        directory.attr("gone")
+    assert directory.names() == ["ok", "sub"]
+    before = len(proxied.requests)
+    for _ in range(5):
+        with expect_errno(errno.ENOENT):
+            directory.attr("gone")
+        assert directory.names() == ["ok", "sub"]
+    assert len(proxied.requests) == before
+    directory.write("gone", b"ours")
+    directory.rename("sub", "moved")
+    proxied.heal()
+    directory.flush()
+    assert directory.read("gone") == b"ours"
+    assert directory.names("moved") == ["f"]
+    assert sorted(os.listdir(folder)) == ["gone", "moved", "ok"]
 
 
 def test_a_slow_listing_does_not_hide_what_was_uploaded_meanwhile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import stat
@@ -29,7 +30,10 @@ from tests.fuse_mount.mount_processes import (
     wait_until,
     waiting_for_the_end_of,
 )
+from tests.leftovers import processes_with
 from tests.servers import RcloneS3
+
+_NOBODY = 65534
 
 
 @pytest.fixture
@@ -73,6 +77,57 @@ def test_the_mount_is_what_the_kernel_needs(mounter: BucketMounter) -> None:
         assert int(Path(f"/sys/class/bdi/{major}:{minor}/read_ahead_kb").read_text()) == 4096
     socket = mounter.settings.home / "mounts" / BucketFiles("", info.mountpoint).socket_name
     assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+
+
+def test_what_the_kernel_forgets_keeps_inodes_and_times_and_a_sticky_folder_what_is_in_it(
+    mounter: BucketMounter,
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user and make the kernel forget")
+    mounter(allow_other=True)
+    sticky, to = mounter.target / "sticky", mounter.target / "to"
+    for folder in (sticky, to):
+        folder.mkdir()
+    sticky.chmod(0o1777)
+    os.chown(to, _NOBODY, _NOBODY)
+    for folder_owner, owner in itertools.product((0, _NOBODY, 65533), repeat=2):
+        os.chown(sticky, folder_owner, folder_owner)
+        (sticky / "a").write_bytes(b"bytes")
+        os.chown(sticky / "a", owner, owner)
+        before = _facts(sticky / "a")
+        _make_the_kernel_forget()
+        assert _facts(sticky / "a") == before
+        moved = subprocess.run(
+            ["mv", "-T", "sticky/a", "to/a"], cwd=mounter.target, user=_NOBODY, group=_NOBODY, extra_groups=[],
+            env={"LC_ALL": "C", "PATH": os.environ["PATH"]}, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        _make_the_kernel_forget()
+        if _NOBODY in (folder_owner, owner):
+            assert moved.returncode == 0, moved.stderr
+            assert not (sticky / "a").exists()
+        else:
+            assert "Operation not permitted" in moved.stderr
+            assert not (to / "a").exists()
+        path = to / "a" if moved.returncode == 0 else sticky / "a"
+        changed = _facts(path).pop("ctime_ns")
+        assert changed >= before["ctime_ns"]
+        assert _facts(path) == before | {"ctime_ns": changed}
+        path.unlink()
+
+
+def _facts(path: Path) -> dict[str, int]:
+    found = path.stat()
+    names = ("ino", "mode", "uid", "gid", "size", "mtime_ns", "ctime_ns")
+    return {name: getattr(found, f"st_{name}") for name in names}
+
+
+def _make_the_kernel_forget() -> None:
+    """Have the kernel drop the directory entries and inodes that nobody uses (proc(5), drop_caches), as it does when
+    memory is short."""
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("2")
+    except OSError as exc:
+        pytest.skip(f"the kernel cannot be made to forget here: {exc}")  # as in a container
 
 
 def test_a_killed_server_is_replaced_and_what_it_acknowledged_is_there(mounter: BucketMounter) -> None:
@@ -124,6 +179,23 @@ def test_the_server_goes_on_without_its_supervisor(mounter: BucketMounter) -> No
     assert fuse_mount.bucket_status(mounter.now())["url"] == f"{mounter.url}/"
     mounter.unmount()
     assert (mounter.bucket / "a").read_text() == "text"
+
+
+def test_daemon_supervisor_and_server_are_killed_one_after_another_and_nobody_remounts(mounter: BucketMounter) -> None:
+    first = mounter()
+    (mounter.target / "a").write_text("text")
+    for pid in processes_with("DATACACHE_HOME", lambda value: value == str(mounter.settings.home)):
+        if pid not in (first.supervisor, first.pid):
+            kill(pid)
+    kill(first.supervisor)
+    folder = mounter.settings.home / "mounts"
+    supervised = wait_until(folder, lambda: now if (now := mounter.now()).supervisor != first.supervisor else None)
+    assert supervised.pid == first.pid
+    fuse_mount.set_quota(supervised, 2**30)  # the server writes its state, with the supervisor that it has now
+    assert mounter.now().supervisor == supervised.supervisor
+    assert mounter.kill().supervisor == supervised.supervisor
+    assert (mounter.target / "a").read_text() == "text"
+    assert mounter.unmount()["files"] == 0
 
 
 def test_a_mount_whose_processes_were_all_killed_is_mounted_again(mounter: BucketMounter) -> None:
@@ -297,6 +369,24 @@ def test_a_store_that_is_down_does_not_keep_a_known_url_from_being_mounted(
     assert again.notes == ("1 file, 4 B written earlier is being uploaded",)
     mounter.flush()
     assert (mounter.bucket / "a").read_text() == "text"
+
+
+def test_a_store_that_goes_down_before_anybody_looks_into_the_mount_keeps_nobody_from_working_in_it(
+    mounter: BucketMounter, proxy: FaultProxy
+) -> None:
+    mounter.bucket.mkdir(exist_ok=True)
+    (mounter.bucket / "there").write_text("theirs")
+    info = mounter(ttl_s=0.2)
+    proxy.refuse()
+    assert os.listdir(mounter.target) == ["there"]
+    (mounter.target / "folder").mkdir()
+    (mounter.target / "folder" / "a").write_text("text")
+    (mounter.target / "b").write_text("text")
+    assert sorted(os.listdir(mounter.target)) == ["b", "folder", "there"]
+    assert fuse_mount.bucket_status(info)["store_problem"]
+    proxy.accept()
+    mounter.flush()
+    assert (mounter.bucket / "folder" / "a").read_text() == "text"
 
 
 def test_a_store_that_is_down_is_said_when_a_new_url_is_mounted(mounter: BucketMounter, proxy: FaultProxy) -> None:

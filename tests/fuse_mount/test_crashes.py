@@ -19,7 +19,7 @@ import pytest
 
 import fuse_mount
 from datacache.settings import Settings
-from fuse_mount import MountInfo, orphans
+from fuse_mount import MountInfo
 from fuse_mount.session import resend
 from tests.fuse_mount.conftest import Mounter
 from tests.fuse_mount.test_session import ended
@@ -30,7 +30,8 @@ _READER = """
 import os, random, sys
 mnt, source, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 paths = [os.path.relpath(os.path.join(t, n), source) for t, _, names in os.walk(source) for n in names]
-paths.remove("large.bin")
+for left_out in ("large.bin", *sys.argv[4:]):
+    paths.remove(left_out)
 expected = {p: open(os.path.join(source, p), "rb").read() for p in paths}
 dice = random.Random(seed)
 reads = errors = wrong = 0
@@ -65,10 +66,10 @@ print(reads, errors, wrong)
 class Readers:
     """Processes that read random files past the page cache and compare every byte."""
 
-    def __init__(self, info: MountInfo, source: Path, count: int = 3) -> None:
+    def __init__(self, info: MountInfo, source: Path, count: int = 3, without: tuple[str, ...] = ()) -> None:
         command = [sys.executable, "-c", _READER, str(info.mountpoint), str(source)]
         self._processes = [
-            subprocess.Popen([*command, str(seed)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen([*command, str(seed), *without], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for seed in range(count)
         ]
         for process in self._processes:
@@ -264,15 +265,25 @@ def test_workers_that_share_one_descriptor_may_die_and_be_handed_over(
     assert all(ended(pid) for pid in (info.pid, *info.workers))
 
 
+def device_of(pid: int) -> int:
+    """A copy of the descriptor of /dev/fuse that a process has (pidfd_getfd(2))."""
+    folder = f"/proc/{pid}/fd"
+    number = next(int(name) for name in os.listdir(folder) if os.readlink(f"{folder}/{name}") == "/dev/fuse")
+    pidfd = os.pidfd_open(pid)
+    try:
+        fd: int = ctypes.CDLL(None, use_errno=True).syscall(438, pidfd, number, 0)
+        assert fd >= 0, os.strerror(ctypes.get_errno())
+        return fd
+    finally:
+        os.close(pidfd)
+
+
 def test_a_worker_ends_though_who_got_its_descriptor_makes_it_blocking_again(folder: Path, mounter: Mounter) -> None:
     info = mounter(workers=1)
     (worker,) = info.workers
-    number = orphans._device_of(worker)
-    assert number is not None
-    shared = orphans._copy(worker, number, str(info.mountpoint))
-    # To another thread than the one that waits for a request, which would look again.
-    other = next(int(task) for task in os.listdir(f"/proc/{worker}/task") if int(task) != worker)
-    assert ctypes.CDLL(None).tgkill(worker, other, signal.SIGTERM) == 0
+    os.listdir(info.mountpoint)  # by now it has the descriptor
+    shared = device_of(worker)
+    os.kill(worker, signal.SIGTERM)
     while os.get_blocking(shared):
         os.sched_yield()
     # Some 20 ms before the worker looks whether it woke up. (On a busy machine this may be later, and the worker

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from datacache.core.errors import DaemonUnavailableError, ObjectChangedError, StoreUnavailableError
+from datacache.core.logs import Repeated
 from fuse_mount.errno_map import FailureLog, errno_of
 
 
@@ -45,3 +46,18 @@ def test_a_flood_of_failures_is_counted_instead(
         now = 101.0
         assert log.report("later", ValueError("x"))
     assert "(3 other failures were not logged)" in caplog.records[-1].getMessage()
+
+
+def test_a_mount_with_many_failures_hides_no_failure_of_another_in_the_log_that_they_share(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    noisy, quiet = FailureLog(prefix="/mnt/noisy: ", burst=1_000), FailureLog(prefix="/mnt/quiet: ")
+    caplog.handler.addFilter(repeated := Repeated())
+    try:
+        for number in range(100):
+            noisy.report(f"{number}.jpg", ValueError("broken"))
+        quiet.report("a.jpg", ValueError("broken"))
+    finally:
+        caplog.handler.removeFilter(repeated)
+    assert caplog.records[-1].getMessage() == "/mnt/quiet: a.jpg: ValueError: broken"
+    assert len(caplog.records) == 21

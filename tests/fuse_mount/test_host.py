@@ -262,7 +262,7 @@ def test_without_the_host_a_mount_by_hand_is_kept_as_well(
     for pid in (info.pid, *info.workers):
         kill(pid)
     assert files_below(target) == files_below(folder)
-    until(lambda: True if parent_of(node.state(info).pid) == node.daemon.pid else None)
+    until(lambda: True if (now := node.state(info)).pid != info.pid and now.kept else None)
 
 
 @pytest.fixture

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
+import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import fuse_mount
-from datacache.api import create_snapshot, open_catalog
+from datacache.api import collect_garbage, connect, create_snapshot, open_catalog, remove_snapshot
+from datacache.catalog.leases import MOUNTS, mounted_at
 from datacache.core.errors import MountError
+from datacache.daemon.mount_leases import mounted
 from datacache.settings import Settings
+from fuse_mount.state import MountFiles
 from tests.fuse_mount.conftest import files_below
 from tests.fuse_mount.test_session import ended
 
@@ -49,11 +58,126 @@ def test_a_snapshot_that_is_removed_while_it_is_mounted_is_read_on_by_the_next_w
     assert ended(info.workers[0])
     assert files_below(info.mountpoint) == files_below(folder)
     (tmp_path / "other").mkdir()
-    with pytest.raises(MountError, match="no dataset 'mask'"):
-        fuse_mount.mount_snapshot("mask@v1", tmp_path / "other", settings=settings)
+    for ref in ("mask@v1", f"mask@{info.snapshot_id}"):
+        with pytest.raises(MountError, match="no dataset 'mask'"):
+            fuse_mount.mount_snapshot(ref, tmp_path / "other", settings=settings)
+
+
+def test_an_id_is_mounted_only_under_a_name_that_has_it(folder: Path, settings: Settings, tmp_path: Path) -> None:
+    id = create_snapshot("mask", folder.as_uri(), settings=settings).id
+    (folder / "later").write_bytes(b"new")
+    create_snapshot("face", folder.as_uri(), settings=settings)
+    (tmp_path / "mnt").mkdir()
+    for ref in (f"face@{id}", f"nothing@{id}", f"Mask@{id}"):
+        with pytest.raises(MountError, match=r"no tag or snapshot|no dataset"):
+            fuse_mount.mount_snapshot(ref, tmp_path / "mnt", settings=settings)
 
 
 def test_a_ref_that_names_nothing_is_said(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     with pytest.raises(MountError, match="mask"):
         fuse_mount.mount_snapshot("mask@v9", tmp_path / "mnt", settings=settings)
+
+
+@pytest.mark.parametrize("with_daemon", [True, False])
+def test_what_is_mounted_is_held_until_it_is_unmounted(
+    folder: Path, settings: Settings, tmp_path: Path, with_daemon: bool
+) -> None:
+    """Copies, whose objects a collection may take: the reader goes on, and the removal says where it is mounted."""
+    record = create_snapshot("mask", folder.as_uri(), settings=settings, tags=["v1"], pin=True)
+    expected = files_below(folder)
+    (tmp_path / "mnt").mkdir()
+    info = fuse_mount.mount_snapshot("mask@v1", tmp_path / "mnt", settings=settings, workers=1)
+    here = f"{socket.gethostname()}:{info.mountpoint}"
+    removed = remove_snapshot("mask@v1", settings=settings)
+    assert (removed.of_snapshot, removed.mounted_at) == (True, (here,))
+    report = collect_garbage(grace_s=0, settings=settings)
+    assert report.mounted == (here,)
+    assert report.catalog.blobs == report.storages[0].objects == 0
+    assert files_below(info.mountpoint) == expected  # cold: nothing was read before
+
+    if not with_daemon:
+        connect(settings).stop()
+    fuse_mount.unmount(info.mountpoint, settings=settings)
+    with closing(open_catalog(settings)) as catalog:
+        assert mounted_at(catalog, record.id) == []
+    report = collect_garbage(grace_s=0, settings=settings)
+    assert report.catalog.blobs > 0
+    assert report.storages[0].objects > 0
+
+
+def test_what_is_mounted_from_another_catalog_than_the_daemons_is_held_there(
+    folder: Path, settings: Settings, tmp_path: Path
+) -> None:
+    connect(settings).health()  # starts it
+    other = replace(settings, catalog=f"sqlite:///{tmp_path}/other.db")
+    record = create_snapshot("mask", folder.as_uri(), settings=other, tags=["v1"], pin=True)
+    (tmp_path / "mnt").mkdir()
+    info = fuse_mount.mount_snapshot("mask@v1", tmp_path / "mnt", settings=other, workers=1)
+    here = f"{socket.gethostname()}:{info.mountpoint}"
+    assert remove_snapshot("mask@v1", settings=other).mounted_at == (here,)
+    assert collect_garbage(grace_s=0, settings=other).mounted == (here,)
+    assert collect_garbage(grace_s=0, settings=settings).mounted == ()
+    assert files_below(info.mountpoint) == files_below(folder)  # cold: nothing was read before
+    fuse_mount.unmount(info.mountpoint, settings=settings)
+    with closing(open_catalog(other)) as catalog:
+        assert mounted_at(catalog, record.id) == []
+    assert not (settings.home / "run" / "mount-lease").exists()
+
+
+def test_a_clock_that_is_set_a_year_ahead_takes_nothing_that_is_mounted_here(
+    folder: Path, settings: Settings, tmp_path: Path
+) -> None:
+    record = create_snapshot("mask", folder.as_uri(), settings=settings, tags=["v1"], pin=True)
+    (tmp_path / "mnt").mkdir()
+    info = fuse_mount.mount_snapshot("mask@v1", tmp_path / "mnt", settings=settings, workers=1)
+    remove_snapshot("mask@v1", settings=settings)
+    faked = ["faketime", "--exclude-monotonic", "-f", "+365d", sys.executable, "-m", "dataset_cli"]
+    variables = os.environ | {"NO_FAKE_STAT": "1", "FAKETIME_FORCE_MONOTONIC_FIX": "0"}
+    command = [*faked, "snapshot", "gc", "--grace", "0h", "--json"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with closing(open_catalog(settings)) as catalog:
+        assert mounted_at(catalog, record.id) == [f"{socket.gethostname()}:{info.mountpoint}"]
+    assert files_below(info.mountpoint) == files_below(folder)  # cold: nothing was read before
+
+
+@pytest.mark.parametrize("boot_known", [True, False])
+def test_no_clock_says_whether_a_mount_is_of_an_earlier_boot(
+    folder: Path, settings: Settings, tmp_path: Path, boot_known: bool
+) -> None:
+    """A clock that is set after the mount makes its state look as old as this, or older than the machine's start."""
+    record = create_snapshot("mask", folder.as_uri(), settings=settings)
+    (tmp_path / "mnt").mkdir()
+    fuse_mount.mount_snapshot("mask", tmp_path / "mnt", settings=settings, workers=1)
+    state = MountFiles(settings.home, tmp_path / "mnt").state
+    values = json.loads(state.read_text())
+    if not boot_known:  # written before states said it
+        del values["boot"]
+        state.write_text(json.dumps(values))
+    os.utime(state, (0, 0))
+    here = [(record.id, str(tmp_path / "mnt"), settings.catalog)]
+    assert mounted(settings.home) == here
+    connect(settings).hold_mounts()
+    with closing(open_catalog(settings)) as catalog:
+        assert mounted_at(catalog, record.id) == [f"{socket.gethostname()}:{tmp_path / 'mnt'}"]
+    fuse_mount.unmount(tmp_path / "mnt", settings=settings)  # its supervisor would write its state down again
+    state.write_text(json.dumps(values))  # as new as can be
+    assert mounted(settings.home) == here
+    state.write_text(json.dumps(values | {"boot": "an earlier one"}))
+    assert mounted(settings.home) == []
+
+
+def test_the_next_daemon_takes_the_lease_of_what_is_mounted(folder: Path, settings: Settings, tmp_path: Path) -> None:
+    record = create_snapshot("mask", folder.as_uri(), settings=settings)
+    (tmp_path / "mnt").mkdir()
+    fuse_mount.mount_snapshot("mask", tmp_path / "mnt", settings=settings, workers=1)
+    with closing(open_catalog(settings)) as catalog:
+        for key, _text in catalog.documents(MOUNTS):  # this daemon does not write it again for an hour
+            catalog.remove_document(MOUNTS, key)
+        connect(settings).stop()  # a mount may have the next one started before this does
+        connect(settings)
+        deadline = time.monotonic() + 60
+        while not mounted_at(catalog, record.id):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

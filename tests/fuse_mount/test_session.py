@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,7 +174,10 @@ def test_a_missing_device_or_helper_is_said_clearly(monkeypatch: pytest.MonkeyPa
         session.check_device()
 
 
-def test_a_dead_mount_can_be_named_and_unmounted(folder: Path, mounter: Mounter, settings: Settings) -> None:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_dead_mount_is_told_and_can_be_unmounted_or_replaced(
+    folder: Path, mounter: Mounter, settings: Settings, replaced: bool
+) -> None:
     info = mounter(workers=1)
     for pid in (info.pid, *info.workers):
         os.kill(pid, signal.SIGSTOP)
@@ -182,8 +186,15 @@ def test_a_dead_mount_can_be_named_and_unmounted(folder: Path, mounter: Mounter,
     assert all(ended(pid) for pid in (info.pid, *info.workers))
     with pytest.raises(OSError, match="Transport endpoint"):
         os.listdir(info.mountpoint)
-    with pytest.raises(MountError, match="mounted already"):
-        mounter()
+    assert [fuse_mount.is_lost(one, settings) for one in fuse_mount.list_mounts(settings)] == [True]
+    for command in ("status", "doctor"):
+        words = [sys.executable, "-m", "dataset_cli", command]
+        said = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        assert f"Mount it again: dsctl mount {info.ref} {info.mountpoint}" in said
+    if replaced:
+        info = mounter()
+        assert sorted(os.listdir(info.mountpoint)) == sorted(os.listdir(folder))
+        assert [fuse_mount.is_lost(one, settings) for one in fuse_mount.list_mounts(settings)] == [False]
     assert fuse_mount.unmount(info.mountpoint, settings=settings)
     assert fuse_mount.list_mounts(settings) == []
 
@@ -211,7 +222,8 @@ def test_no_zombie_is_left_to_the_caller(folder: Path, mounter: Mounter, setting
 
 
 def _runs_for_nobody(python: str) -> bool:
-    check = "import sys; sys.exit(sys.version_info < (3, 11))"
+    """Tell whether others may run it, and with the packages of the tests, which may be compiled."""
+    check = f"import sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
     try:
         return not subprocess.run([python, "-c", check], user=65534, group=65534, extra_groups=[]).returncode
     except OSError:
@@ -225,7 +237,7 @@ def test_an_ordinary_user_mounts_through_fusermount3(folder: Path, tmp_path: Pat
         pytest.skip("/dev/fuse is not readable for other users here (chmod 666 /dev/fuse)")
     python = next((path for path in (sys.executable, "/usr/bin/python3") if _runs_for_nobody(path)), None)
     if python is None:
-        pytest.skip("no Python 3.11 that other users may run")
+        pytest.skip("no Python of the tests' version that other users may run")
     leftovers.let_others_through(tmp_path)
     mine = tmp_path / "nobody"
     (mine / "mnt").mkdir(parents=True)
@@ -247,8 +259,8 @@ def test_an_ordinary_user_mounts_through_fusermount3(folder: Path, tmp_path: Pat
         "except MountError as exc:\n"
         "    print(exc.hint)\n"
     )
-    root = str(Path(fuse_mount.__file__).parent.parent)
-    environment = os.environ | {"DATACACHE_HOME": str(mine / "home"), "PYTHONPATH": root, "HOME": str(mine)}
+    paths = os.pathsep.join([str(Path(fuse_mount.__file__).parent.parent), sysconfig.get_path("platlib")])
+    environment = os.environ | {"DATACACHE_HOME": str(mine / "home"), "PYTHONPATH": paths, "HOME": str(mine)}
     said = subprocess.run(
         [python, "-c", script, str(mine / "mnt")],
         user=65534,

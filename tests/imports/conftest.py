@@ -136,6 +136,12 @@ class Request(BaseHTTPRequestHandler):
         """Quiet."""
 
 
+@pytest.fixture(autouse=True)
+def _servers_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let lists name the servers of the tests."""
+    monkeypatch.setenv("DATACACHE_ALLOW_NETWORK", "127.0.0.0/8")
+
+
 @pytest.fixture
 def web() -> Iterator[WebServer]:
     server = WebServer()

@@ -13,7 +13,14 @@ import pytest
 
 from datacache import api
 from datacache.catalog.refs import resolve
-from datacache.core.errors import ImportFailedError, SettingsError, SnapshotNotFoundError, TagExistsError, UsageError
+from datacache.core.errors import (
+    ImportFailedError,
+    OtherKindError,
+    SettingsError,
+    SnapshotNotFoundError,
+    TagExistsError,
+    UsageError,
+)
 from datacache.imports.archive import UnpackLimits
 from datacache.manifest.model import PACKS, Lineage
 from datacache.manifest.reader import Manifest
@@ -236,6 +243,8 @@ def test_names_tags_and_images_are_checked_first(write: Write, settings: Setting
     with pytest.raises(TagExistsError):
         api.import_export("faces", broken, settings=settings, tags=["v1"])
     with pytest.raises(SnapshotNotFoundError):
+        api.import_export("others", broken, settings=settings, images="nobody")
+    with pytest.raises(OtherKindError, match="faces is made by 'import-export', and this is 'import-export nobody'"):
         api.import_export("faces", broken, settings=settings, images="nobody")
 
 

@@ -148,7 +148,7 @@ def test_large_metadata_is_stored_as_an_object(web: WebServer, write_lines: Writ
     api.import_jsonl("faces", file, settings=settings)
     assert len(files_of(settings)["metadata.jsonl"].splitlines()) == 100
     shared = replace(settings, objects="", home=settings.home / "other")
-    image = settings.home / "1.jpg"
+    image = file.parent / "1.jpg"
     image.write_bytes(b"1")
     for text, count in (("x" * 100_000, 100), ("", 180_000)):
         named = write_lines(*({"url": str(image), "path": f"{n:030}", "t": text} for n in range(count)))
@@ -189,6 +189,13 @@ def _slow(request: Request) -> None:
     request.send_response_only(200)
     request.send_header("Content-Length", "900")
     request.end_headers()
+    while not request.web.closing.wait(0.02):
+        request.wfile.write(b"x")
+
+
+def _endless_header(request: Request) -> None:
+    """A header of which a byte comes now and then, as long as the client listens."""
+    request.wfile.write(b"HTTP/1.0 200 OK\r\nX-Long: ")
     while not request.web.closing.wait(0.02):
         request.wfile.write(b"x")
 
@@ -335,6 +342,21 @@ def test_web_servers_are_asked_through_the_proxy_of_the_environment(
     monkeypatch.setenv("http_proxy", web.url)
     api.import_jsonl("faces", write_lines({"url": "http://nowhere.invalid/a.jpg"}), settings=settings)
     assert files_of(settings) == {"a.jpg": b"by way of the proxy"}
+
+
+@pytest.mark.parametrize("by_proxy", [False, True])
+def test_a_server_that_draws_out_its_headers_is_given_up(
+    web: WebServer, write_lines: WriteLines, settings: Settings, monkeypatch: pytest.MonkeyPatch, by_proxy: bool
+) -> None:
+    url = web.on("/endless.jpg", _endless_header)
+    if by_proxy:
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.setenv(name, "")
+        monkeypatch.setenv("http_proxy", web.url)
+        url = "http://nowhere.invalid/endless.jpg"
+    patient = replace(settings, store_timeout_s=1.0)
+    (failure,) = failures_of(write_lines({"url": url}), patient)
+    assert failure.code == "unavailable", failure
 
 
 def test_a_host_that_is_gone_does_not_hold_up_a_million_lines(

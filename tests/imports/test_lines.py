@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 
 from datacache.core.errors import UsageError
 from datacache.imports.failures import Failure, shown_url
-from datacache.imports.lines import MAX_LINE_BYTES, WEB, Line, LinesFile, parse_line
+from datacache.imports.lines import MAX_LINE_BYTES, Line, LinesFile, parse_line
 from datacache.imports.paths import from_archive, is_junk, unusable
+from datacache.imports.places import WEB, Places
+
+PLACES = Places("/data/list", allow_local=["/"], allow_network=["host"])
 
 
 def parse(value: Any) -> Line | Failure:
-    return parse_line(7, value if isinstance(value, bytes) else json.dumps(value).encode(), "/data/list")
+    return parse_line(7, value if isinstance(value, bytes) else json.dumps(value).encode(), PLACES)
 
 
 def failure(value: Any) -> Failure:
@@ -112,7 +115,7 @@ def test_labels_and_other_fields_are_kept_as_they_are(label: Any) -> None:
     ],
 )
 def test_what_is_wrong_with_a_line_is_said(value: Any, code: str, reason: str) -> None:
-    found = parse_line(7, None, "/") if value is None else parse(value)
+    found = parse_line(7, None, PLACES) if value is None else parse(value)
     assert isinstance(found, Failure), found
     assert found.code == code
     assert reason in found.reason
@@ -213,7 +216,7 @@ def test_what_is_no_text_file_is_wrong_usage(tmp_path: Path) -> None:
 @given(st.binary(max_size=200))
 @example(b'{"url": {}}')
 def test_any_bytes_are_a_line_or_a_failure(data: bytes) -> None:
-    assert isinstance(parse_line(1, data, "/"), Line | Failure)
+    assert isinstance(parse_line(1, data, PLACES), Line | Failure)
 
 
 _JSON = st.recursive(

@@ -47,6 +47,15 @@ def test_a_tar_of_a_tool_is_read(unpack: Unpack, mode: str, format: int) -> None
     assert unpack(make_tar(FILES, mode=mode, format=format)) == FILES
 
 
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
+def test_archives_one_after_the_other_are_refused_with_the_way_out(unpack: Unpack, mode: str) -> None:
+    first, second = make_tar(FILES, mode=mode), make_tar({"other.xml": b"<annotation/>"}, mode=mode)
+    with pytest.raises(UsageError, match="several archives") as caught:
+        unpack(first + second)
+    assert "--ignore-zeros" in (caught.value.hint or "")
+    assert unpack(first + (b"" if ":" in mode else bytes(10240))) == FILES
+
+
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_long_and_foreign_names_are_read(unpack: Unpack, format: int) -> None:
     files = {"x" * 200 + "/" + "y" * 150: b"long", "猫/é.xml": b"cat", os.fsdecode(b"\xe9.xml"): b"latin"}

@@ -18,10 +18,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from datacache.core import counters
 from datacache.core.errors import UsageError
-from datacache.daemon import paths
 from datacache.loaders import timing
 from datacache.loaders.loader import Loader, loader
 from datacache.settings import load_settings
+from datacache.tiers.memory import counters_dir
 
 SIZE = 103
 
@@ -247,7 +247,7 @@ def test_steps_are_given_to_the_callback_the_counters_and_the_log(home, caplog):
     assert [step.samples for step in steps] == [8] * 12 + [7]
     assert sum(step.size_bytes for step in steps) == 10 * SIZE
     assert all(0 <= step.data_s <= step.step_s for step in steps)
-    counted = counters.totals(paths.counters_dir(load_settings().home))
+    counted = counters.totals(counters_dir(load_settings().home, load_settings().ram_dir))
     assert counted["loader_steps"] == 13
     assert counted["loader_samples"] == SIZE
     assert counted["loader_bytes"] == 10 * SIZE

@@ -13,10 +13,10 @@ import pytest
 
 from datacache import connect
 from datacache.core.objects import ObjectRef, block_id, object_id
-from datacache.daemon import paths
 from datacache.daemon.plan_file import PlanFile
 from datacache.loaders.lookahead import PlanSource, publish
 from datacache.tiers.local import LocalBlocks
+from datacache.tiers.memory import lookahead_dir
 
 SIZE = 10_000
 
@@ -70,7 +70,7 @@ def wait_for(condition, timeout_s: float = 20.0):
 
 
 def position(settings) -> int:
-    (path,) = paths.lookahead_dir(settings.home).iterdir()
+    (path,) = lookahead_dir(settings.home, settings.ram_dir).iterdir()
     return PlanFile(path).position
 
 
@@ -146,13 +146,13 @@ def test_workers_of_a_dataloader_leave_the_plan_alone(settings, objects):
     del loader
     assert position(settings) == 20
     ahead.close()
-    assert not list(paths.lookahead_dir(settings.home).iterdir())
+    assert not list(lookahead_dir(settings.home, settings.ram_dir).iterdir())
 
 
 def test_a_plan_that_the_daemon_does_not_know_is_published_again_without_waiting(settings, objects, monkeypatch):
     with publish(settings, objects, np.arange(20)) as ahead:
         assert ahead.wait_sent()
-        (path,) = paths.lookahead_dir(settings.home).iterdir()
+        (path,) = lookahead_dir(settings.home, settings.ram_dir).iterdir()
         file = PlanFile(path)
         held = threading.Event()
         items = objects.plan_items
@@ -209,4 +209,4 @@ def test_local_files_are_not_published(settings, objects, monkeypatch):
     monkeypatch.setattr(objects, "plan_source", lambda: None)
     with publish(settings, objects, np.arange(20)) as ahead:
         ahead.advance(1)
-    assert not paths.lookahead_dir(settings.home).exists()
+    assert not lookahead_dir(settings.home, settings.ram_dir).exists()

@@ -17,11 +17,11 @@ import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, Dataset, Subset, random_split
 
 from datacache.core.errors import UsageError
-from datacache.daemon import paths
 from datacache.daemon.plan_file import PlanFile
 from datacache.loaders.lookahead import PlanSource
 from datacache.loaders.order import EpochOrder
 from datacache.loaders.sampler import EpochSampler, _plannable
+from datacache.tiers.memory import lookahead_dir
 
 
 class Numbers(Dataset):
@@ -292,7 +292,7 @@ def test_the_order_is_published_while_it_is_iterated(tmp_path: Path, settings: A
     create_snapshot("numbers", f"file://{files}", settings=settings)
     dataset = SnapshotDataset("numbers@latest", target=None, settings=settings)
     sampler = EpochSampler(dataset, rank=0, world=1)
-    published = paths.lookahead_dir(settings.home)
+    published = lookahead_dir(settings.home, settings.ram_dir)
     given = iter(sampler)
     for _ in range(130):
         next(given)
@@ -323,9 +323,9 @@ def test_an_order_that_is_given_up_is_not_published_any_longer(tmp_path: Path, s
     sampler = EpochSampler(SnapshotDataset("numbers@latest", target=None, settings=settings), rank=0, world=1)
     given = iter(sampler)
     next(given)
-    assert len(os.listdir(paths.lookahead_dir(settings.home))) == 1
+    assert len(os.listdir(lookahead_dir(settings.home, settings.ram_dir))) == 1
     given.close()
-    assert os.listdir(paths.lookahead_dir(settings.home)) == []
+    assert os.listdir(lookahead_dir(settings.home, settings.ram_dir)) == []
 
 
 class Planned(Numbers):
@@ -361,7 +361,7 @@ def test_the_order_of_a_subset_is_published_as_well(tmp_path: Path, settings: An
     dataset = SnapshotDataset("numbers@latest", target=None, settings=settings)
     sampler = EpochSampler(Subset(dataset, range(40)), rank=0, world=1)
     assert len(list(sampler)) == 40
-    (plan,) = paths.lookahead_dir(settings.home).iterdir()
+    (plan,) = lookahead_dir(settings.home, settings.ram_dir).iterdir()
     assert PlanFile(plan).position == 40
     sampler.close()
 

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from datacache.catalog import tasks_mongo_queues
 from datacache.catalog.sqlite import SqliteCatalog
 from datacache.catalog.tasks import Leased, NewTask, TaskStore, open_task_store
 from datacache.catalog.tasks_mongo import MongoTasks
 from datacache.catalog.tasks_sqlite import _AHEAD, _CLAIMED, _EXPIRED, _TODO, SqliteTasks
-from datacache.core.errors import LeaseLostError
+from datacache.core.errors import LeaseLostError, TasksError
+from datacache.core.packed import MOST_BYTES
+from datacache.loaders.task_plan import Plan
 from datacache.loaders.tasks import Span, TaskQueue, Wait
 from datacache.testing.catalog import a_record
 from datacache.testing.tasks import TasksConformance, fetch, make_queue, records, use_all
@@ -279,3 +282,14 @@ def test_many_thousands_of_tasks_are_made_taken_and_counted(
     assert queue.status().counts["done"].tasks == 50
     assert queue.remove()
     store.close()
+
+
+def test_a_plan_that_would_unpack_to_more_than_there_is_room_for_is_refused():
+    plan = Plan([("shard", 3)])
+    assert Plan.decode(plan.encode()).spans == plan.spans
+    frame = bytearray(zstandard.compress(bytes(2**20)))
+    frame[5:9] = (MOST_BYTES + 1).to_bytes(4, "little")  # its declared size
+    assert zstandard.get_frame_parameters(bytes(frame)).content_size == MOST_BYTES + 1
+    for kept in (bytes(frame), zstandard.compress(b"x")[:-2], b"no frame"):
+        with pytest.raises(TasksError, match="cannot be unpacked"):
+            Plan.decode(kept)

@@ -36,6 +36,7 @@ from datacache.loaders.snapshot_source import SnapshotSource
 from datacache.settings import Settings, load_settings
 from datacache.shards.listing import SHARDS_JSON, ShardSet
 from datacache.tiers import layout
+from datacache.tiers.memory import lookahead_dir
 from tests import leftovers
 from tests.loaders.conftest import COUNT
 from tests.servers import RcloneS3
@@ -133,7 +134,7 @@ def _held(settings: Settings) -> list[Path]:
 
 def _plans(world: World) -> set[Path]:
     """The orders that are published now."""
-    return set(paths.lookahead_dir(world.settings.home).glob("*"))
+    return set(lookahead_dir(world.settings.home, world.settings.ram_dir).glob("*"))
 
 
 # --- what elements are ------------------------------------------------------------------------------------------------
@@ -444,7 +445,7 @@ def test_importing_it_does_not_import_pytorch_and_without_tensorflow_says_what_t
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, check=True
         )
-        said = "datacache.tf needs TensorFlow: pip install 'datacache[tensorflow]'\n" if missing else ""
+        said = "datacache.tf needs TensorFlow: pip install 'dsctl[tensorflow]'\n" if missing else ""
         assert done.stdout == said + "False\n"
 
 

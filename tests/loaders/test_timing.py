@@ -15,6 +15,7 @@ from datacache.loaders import timing
 from datacache.loaders.bottleneck import diagnose
 from datacache.loaders.report import Stretch
 from datacache.loaders.timing import Clocks, Measured, MeasuredCollate, Usage, enter_worker
+from tests.leftovers import in_own_process
 
 
 class Squares:
@@ -83,6 +84,10 @@ def test_what_is_told_the_clock_arrives_where_the_loader_is(workers, context):
 
 
 def test_what_a_killed_worker_did_is_known():
+    in_own_process(count_what_a_killed_worker_did)  # PyTorch raises from a signal handler, wherever that finds us
+
+
+def count_what_a_killed_worker_did():
     clocks = Clocks(1)
     with pytest.raises(RuntimeError, match="worker"):
         list(_dataloader(Dies(), clocks, 1, "fork"))

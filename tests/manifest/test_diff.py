@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datacache.core.errors import CorruptManifestError
@@ -70,8 +70,11 @@ def expected(
             found.append(Change("added", path, None, other))
         elif other is None:
             found.append(Change("removed", path, one, None))
-        elif one.size_bytes != other.size_bytes or not (
-            one.etag == other.etag != "" or ref(a_sources, one) == ref(b_sources, other)
+        elif (
+            one.size_bytes != other.size_bytes
+            or one.target != other.target
+            or (one.mode != other.mode and one.mode and other.mode)
+            or not (one.is_folder_link or one.etag == other.etag != "" or ref(a_sources, one) == ref(b_sources, other))
         ):
             found.append(Change("changed", path, one, other))
     return found
@@ -89,6 +92,8 @@ ROWS = st.builds(
     st.sampled_from(["", "v1"]),
     st.integers(0, 1),
     st.sampled_from([None, b"own", b"other"]),
+    st.sampled_from([0, 0, 0o100644, 0o100755]),
+    st.sampled_from([b"", b"", b"", b"there", b"elsewhere"]),
 )
 EDITS = st.tuples(
     st.lists(ROWS, max_size=30),
@@ -107,6 +112,7 @@ def edited(edit: tuple[list[Entry], list[bytes], int, int]) -> dict[bytes, Entry
     return entries
 
 
+@settings(deadline=None)
 @given(EDITS, SOURCES, EDITS, SOURCES)
 def test_a_diff_is_the_plain_comparison_of_both_lists(a_edit, a_sources, b_edit, b_sources):
     a, b = edited(a_edit), edited(b_edit)

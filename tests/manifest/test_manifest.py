@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
+import struct
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from datacache.core.errors import CatalogError, CorruptManifestError, UsageError
+from datacache.core.objects import MAX_READABLE_BYTES
+from datacache.core.packed import MOST_BYTES
 from datacache.manifest import codec
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import BlobId, Entry, Source
+from datacache.manifest.diff import diff
+from datacache.manifest.model import BlobId, Entry, RangeInfo, Root, Source
 from datacache.manifest.reader import Manifest
 from datacache.manifest.sort import sorted_entries
 from datacache.manifest.view import Tree
@@ -50,12 +56,14 @@ entries = st.lists(
     st.builds(
         Entry,
         st.binary(min_size=1, max_size=60),
-        st.integers(0, 2**63),
+        st.integers(0, MAX_READABLE_BYTES),
         st.integers(-(2**62), 2**62),
         etags,
         texts,
         st.integers(0, 3),
         st.one_of(st.none(), st.binary(min_size=1, max_size=40)),
+        st.sampled_from([0, 0, 0o100755, 0o120777]),
+        st.sampled_from([b"", b"", b"../x", b"a" * 4000]),
     ),
     min_size=1,
     max_size=50,
@@ -136,6 +144,98 @@ def test_a_missing_and_an_altered_blob_are_errors_that_name_it():
         Manifest.open(id, altered.get_many).entry(0)
 
 
+def test_what_would_unpack_to_more_than_a_manifest_has_is_refused_by_its_declared_size():
+    zeros = zstandard.ZstdCompressor(level=1).compressobj(size=MOST_BYTES + 1)
+    bomb = b"".join([*(zeros.compress(bytes(2**20)) for _ in range(MOST_BYTES // 2**20)), zeros.compress(b"\0")])
+    bomb += zeros.flush()
+    silent = zstandard.ZstdCompressor(write_content_size=False).compress(b"DCM1")
+    for stored, why in ((bomb, "would take 268,435,457 bytes"), (silent, "does not say"), (b"", "cannot be")):
+        with pytest.raises(CorruptManifestError, match=why):
+            codec.decompress(stored, BlobId(bytes(16)))
+
+
+def lying(entries, first=None, rows=None, more=()):
+    """A manifest of one range (and `more`), as somebody writes it who does not keep to the rules."""
+    raw = codec.encode_range(entries)
+    blobs = Blobs({codec.blob_id(raw): codec.compress(raw)})
+    info = RangeInfo(
+        codec.blob_id(raw), entries[0].path if first is None else first, len(entries) if rows is None else rows
+    )
+    root = codec.encode_root(
+        Root(sources=(SOURCE,), ranges=(info, *more), files=len(entries), markers=0, total_bytes=20)
+    )
+    blobs[codec.blob_id(root)] = codec.compress(root)
+    return codec.blob_id(root).hex(), blobs
+
+
+A, D = Entry(b"a", 10, 0), Entry(b"d/b", 10, 0)
+OTHER = BlobId(b"o" * 16)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"rows": 5},
+        {"rows": 1},
+        {"rows": 0},
+        {"first": b"0"},
+        {"first": b"b"},
+        {"entries": [D, A]},
+        {"entries": [A, A]},
+        {"entries": [A._replace(source=1), D]},
+        {"entries": [A._replace(size_bytes=MAX_READABLE_BYTES + 1), D]},
+        {"more": [RangeInfo(OTHER, b"b", 1)]},
+        {"more": [RangeInfo(OTHER, b"a", 1)]},
+        {"more": [RangeInfo(OTHER, b"0", 1)]},
+    ],
+    ids=repr,
+)
+def test_a_manifest_that_contradicts_itself_is_an_error_and_never_walked(lie):
+    id, blobs = lying(**{"entries": [A, D]} | lie)
+    walks = (
+        lambda tree: next(tree.children(b"")),
+        lambda tree: tree.child(b"", b"a"),
+        lambda tree: tree.manifest.entry(0),
+        lambda tree: next(tree.manifest.entries()),
+        lambda tree: next(tree.manifest.paths()),
+    )
+    for walk in walks:
+        with pytest.raises(CorruptManifestError) as caught:
+            walk(Tree(Manifest.open(id, blobs.get_many)))
+        assert caught.value.hint
+
+
+def test_columns_that_are_shorter_or_longer_than_the_rows_are_an_error():
+    raw = codec.encode_range(numbered(70, lambda n: f"{n:032x}"))
+    assert len(codec.Range(raw).paths) == 70
+    for rows in (0, 69, 71, 2**32 - 1):
+        with pytest.raises(CorruptManifestError, match="is no range of a manifest"):
+            codec.Range(raw[:4] + struct.pack("<I", rows) + raw[8:])
+    for end in range(4, len(raw), 7):
+        with pytest.raises(CorruptManifestError):
+            codec.Range(raw[:end])
+
+
+def test_a_root_that_is_none_is_an_error_and_takes_no_memory():
+    def root(text, ranges=0):
+        return b"DCM1" + struct.pack("<II", len(text), ranges) + text
+
+    good = {"sources": [["s3://b", "p/"]], "files": 0, "markers": 0, "bytes": 0, "hidden": []}
+    assert codec.decode_root(root(json.dumps(good).encode())).rows == 0
+    bad = [{"files": "x"}, {"files": -1}, {"bytes": 2**63}, {"sources": [["s3://b"]]}, {"sources": [[1, 2]]}]
+    bad += [{"sources": 3}, {"hidden": ["zz"]}, {"hidden": [1]}, {"packs": 7}]
+    raws = [root(json.dumps(good | change).encode()) for change in bad]
+    raws += [root(b"{}"), root(b"[]"), root(b"[" * 100_000), root(b"{}", ranges=2**32 - 1), b"DCM1", b"DCM1\1\0"]
+    for raw in raws:
+        with pytest.raises(CorruptManifestError, match="is no root of a manifest"):
+            codec.decode_root(raw)
+
+
+def test_an_object_too_large_to_be_read_is_in_no_manifest():
+    with pytest.raises(UsageError, match="too large"):
+        build([Entry(b"a", MAX_READABLE_BYTES + 1, 0)])
+
+
 def test_out_of_order_and_double_paths_are_refused():
     for paths in ([b"b", b"a"], [b"a", b"a"]):
         with pytest.raises(CatalogError, match="twice or out of order"):
@@ -212,3 +312,36 @@ def test_a_tree_agrees_with_a_dictionary_of_folders(paths):
                 folders[prefix][parts[depth]] = folders[prefix].get(parts[depth], False) or is_dir
     for prefix, expected in folders.items():
         assert {c.name: c.is_dir for c in tree.children(prefix)} == expected
+
+
+def test_what_has_no_attributes_is_encoded_as_ever():
+    plain = [Entry(b"a", 1, 2, "3"), Entry(b"b", 4, 5, "6", key=b"k")]
+    raw = codec.encode_range(plain)
+    assert raw.hex() == (
+        "4443523102000000030600000001000100616204100000000100000000000000040000000000000004100000000200000000000000050000"
+        "000000000003060000000100010033360000000000000000000003050000000000010" + "06b"
+    )
+    with_mode = codec.encode_range([plain[0]._replace(mode=0o100755), plain[1]])
+    assert (raw[:4], with_mode[:4]) == (b"DCR1", b"DCR2")
+    assert [codec.Range(with_mode).entry(n).mode for n in range(2)] == [0o100755, 0]
+
+
+@pytest.mark.parametrize("target", [b"/etc/shadow", b"../../x", b"..", b"a/../../../x", b"a/..", b"x\0y"])
+def test_a_link_that_may_lead_out_is_in_no_manifest(target):
+    builder = ManifestBuilder([SOURCE], Blobs().update)
+    builder.add(Entry(b"a", 0, 0, target=b"b/c"))
+    builder.add(Entry(b"d/e", 0, 0, target=b"../a"))
+    with pytest.raises(CatalogError, match="leads out"):
+        builder.add(Entry(b"d/f" if target != b".." else b"e", 0, 0, target=target))
+
+
+def test_links_and_permissions_are_told_apart_where_both_know_them():
+    base = [Entry(b"%03d" % n, 5, 0, f"{n:032x}") for n in range(300)]
+    noted = [entry._replace(mode=0o100644) for entry in base]
+    run = [noted[0]._replace(mode=0o100755), noted[1]._replace(target=b"000"), *noted[2:]]
+    manifests = []
+    for each in (base, noted, run):
+        id, blobs = build(each)
+        manifests.append(Manifest.open(id, blobs.get_many))
+    assert list(diff(manifests[0], manifests[1])) == []
+    assert [change.path for change in diff(manifests[1], manifests[2])] == [b"000", b"001"]

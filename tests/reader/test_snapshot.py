@@ -23,6 +23,7 @@ from datacache.core.errors import (
     UsageError,
 )
 from datacache.core.objects import BLOCK_BYTES
+from datacache.tiers.memory import memory_dir
 
 FILES = {
     "a.bin": b"hello",
@@ -84,6 +85,8 @@ def test_stat_knows_files_and_folders(snapshot):
     assert isinstance(caught.value, FileNotFoundError)
     with pytest.raises(PathNotFoundError):
         snapshot.read("di")
+    with pytest.raises(TypeError, match="by its path, not by 3"):
+        snapshot[3]
 
 
 def test_many_threads_read_the_same_bytes(snapshot):
@@ -193,9 +196,9 @@ def test_a_tampered_block_is_fetched_again_and_counted(snapshot, settings):
     assert snapshot.read("dir/b.bin") == FILES["dir/b.bin"]
     assert snapshot.read("a.bin") == FILES["a.bin"]
     snapshot.read("large.bin")
-    folders = [layout.ssd_dir(settings.home), layout.ram_tier_dir(settings.home, settings.ram_dir)]
+    folders = [layout.ssd_dir(settings.home), memory_dir(settings.home, settings.ram_dir)]
     for folder in folders:
-        for path in folder.iterdir():
+        for path in (path for path in folder.iterdir() if layout.container_of(path.name) is not None):
             raw = bytearray(path.read_bytes())
             raw[600:] = bytes(byte ^ 0xFF for byte in raw[600:])
             path.write_bytes(raw)

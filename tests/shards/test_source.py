@@ -13,6 +13,7 @@ import pytest
 from datacache.core.errors import ShardError
 from datacache.shards import source
 from datacache.shards.source import FolderFiles
+from tests.leftovers import descriptors_below
 
 
 @pytest.fixture
@@ -36,11 +37,6 @@ def _folder(folder: Path, count: int) -> FolderFiles:
     return files
 
 
-def _descriptors(folder: Path) -> int:
-    links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
-    return sum(os.readlink(link).startswith(str(folder)) for link in links if link.is_symlink())
-
-
 def _expect_all(files: FolderFiles, count: int) -> None:
     for number in range(count):
         parts = files.here(number, 0, 6)
@@ -53,7 +49,7 @@ def test_so_many_shards_are_mapped_as_take_half_of_the_descriptors(tmp_path: Pat
     files = _folder(tmp_path / "some", fits)
     for _ in range(2):
         _expect_all(files, fits)
-        assert _descriptors(tmp_path) == fits  # all stay mapped, one descriptor each
+        assert descriptors_below(tmp_path) == fits  # all stay mapped, one descriptor each
 
 
 def test_folders_together_leave_half_of_the_descriptors(tmp_path: Path, few_descriptors: int) -> None:
@@ -61,13 +57,13 @@ def test_folders_together_leave_half_of_the_descriptors(tmp_path: Path, few_desc
     first, second = _folder(tmp_path / "first", count), _folder(tmp_path / "second", count)
     for files in (first, second, first, second):
         _expect_all(files, count)
-        assert _descriptors(tmp_path) <= few_descriptors // 2 + 16
+        assert descriptors_below(tmp_path) <= few_descriptors // 2 + 16
     view = first.here(0, 0, 6)
     assert view is not None
     del first, files
     assert bytes(view[0]) == b"000000"  # as long as the view is held
     del view, second
-    assert _descriptors(tmp_path) == 0
+    assert descriptors_below(tmp_path) == 0
 
 
 def test_a_mapped_shard_that_was_cut_short_is_not_touched(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def make_settings(tmp_path: Path) -> Callable[..., Settings]:
             "ram_bytes": 1 << 20,
             "ssd_bytes": 1 << 20,
             "store_timeout_s": 20.0,
+            "allow_network": ("127.0.0.0/8",),  # the servers of the tests, also where a volume brought the endpoint
         }
         return Settings(**(values | more))  # type: ignore[arg-type]
 

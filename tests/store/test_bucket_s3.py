@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 from urllib.parse import unquote
 
@@ -27,6 +28,7 @@ from datacache.store.bucket import Bucket
 from datacache.store.open import open_bucket_backend
 from datacache.store.s3_access import resolve_access
 from datacache.store.s3_bucket import S3Bucket
+from datacache.store.s3_multipart import answered_etag
 from datacache.testing.bucket import BucketConformance, ReadTwice
 from datacache.testing.faults import Answer, Fault, FaultProxy
 from tests.servers import CephRgw
@@ -61,6 +63,9 @@ def live(ceph_rgw: CephRgw, monkeypatch: pytest.MonkeyPatch, make_settings: Call
         found = Live(ceph_rgw, proxy, make_settings())
         yield found
         found.bucket.close()
+
+
+REQUEST_ID = ("x-amz-request-id", "1")
 
 
 def puts(method: str, _path: str) -> bool:
@@ -136,6 +141,72 @@ def test_a_copy_that_fails_with_a_status_of_200_has_failed(live: Live) -> None:
         live.bucket.copy(source, "b", {}, expect="")
 
 
+BROKEN_OFF = [b"", b"<?xml version='1.0'?>\n   ", b"<?xml version='1.0'?><CopyObjectResult><ETag>&quot;e&quot;</ETag>"]
+"""Of an answer that began with 200, so that the client waits."""
+
+
+def break_off(live: Live, text: bytes, only: Callable[[str, str, set[str]], bool], *, done: bool) -> None:
+    """Answer the next request with 200 and the beginning of a document, whether or not the server does what it says."""
+    forward, left = live.proxy.forward, [1]
+
+    def answer(method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
+        if not (left and only(method, path, {name.lower() for name, _ in headers})):
+            return forward(method, path, headers, body)
+        left.clear()
+        if done:
+            forward(method, path, headers, body)
+        return Answer(200, [("Content-Type", "application/xml"), REQUEST_ID], text)
+
+    live.proxy.forward = answer  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("text", BROKEN_OFF)
+def test_a_completion_whose_answer_breaks_off_counts_only_when_it_is_found_out(
+    live: Live, text: bytes, done: bool
+) -> None:
+    old = live.bucket.write("a", b"old", {"writer": "0"}, expect="")
+    upload = live.bucket.begin_upload("a", {"writer": "1"})
+    parts = [live.bucket.put_part("a", upload, 1, b"new")]
+    break_off(live, text, lambda method, path, _: completes(method, path), done=done)
+    with pytest.raises(StoreUnavailableError, match="whether it was done"):
+        live.bucket.complete_upload("a", upload, parts, {"writer": "1"}, expect=old.etag)
+    if done:
+        assert live.bucket.look("a").metadata == {"writer": "1"}
+    else:
+        assert live.bucket.complete_upload("a", upload, parts, {"writer": "1"}, expect=old.etag).etag != old.etag
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("text", BROKEN_OFF)
+def test_a_copy_whose_answer_breaks_off_was_not_made(live: Live, text: bytes, in_parts: bool) -> None:
+    bucket = S3Bucket(
+        live.url,
+        lambda: resolve_access(live.url, live.settings),
+        copy_limit_bytes=5 * 2**20 if in_parts else 5 * 2**30,
+        probe_prefix="p/",
+    )
+    data = os.urandom(6 * 2**20)
+    source = bucket.write("a", data, {}, expect="").ref(live.url)
+    old = bucket.write("b", b"old", {}, expect="")
+
+    def is_copy(method: str, path: str, names: set[str]) -> bool:
+        return completes(method, path) if in_parts else "x-amz-copy-source" in names
+
+    break_off(live, text, is_copy, done=False)
+    with pytest.raises(StoreUnavailableError, match="whether it was done"):
+        bucket.copy(source, "b", {"mode": "5"}, expect=old.etag)
+    assert bucket.head("b").etag == old.etag
+    assert bucket.copy(source, "b", {"mode": "5"}, expect=old.etag).size_bytes == len(data)
+    bucket.close()
+
+
+def test_an_answer_with_a_namespace_prefix_is_understood() -> None:
+    body = b'<s:CopyObjectResult xmlns:s="x"><s:ETag>&quot;e&quot;</s:ETag></s:CopyObjectResult>\n'
+    assert answered_etag(body, "s3://b/k", "s3://b") == "e"
+    assert answered_etag(b"<CompleteMultipartUploadResult/>", "s3://b/k", "s3://b") == ""
+
+
 @pytest.mark.parametrize("fault", [Fault(status=500), Fault(change=drop), Fault(status=503, code="SlowDown")])
 def test_a_part_that_fails_is_sent_again(live: Live, fault: Fault) -> None:
     data = os.urandom(3_000_000)
@@ -176,6 +247,35 @@ def test_a_part_that_changes_after_it_was_hashed_is_not_taken(live: Live) -> Non
     live.bucket.abort_upload("a", upload)
 
 
+@pytest.mark.parametrize("what", [*KEYS, "a part"])
+@pytest.mark.parametrize("code", ["", "BadDigest", "IncompleteBody"])
+def test_bytes_that_went_wrong_on_the_way_are_worth_another_try(live: Live, what: str, code: str) -> None:
+    """Without a code the server's own (Ceph 16: XAmzContentSHA256Mismatch)."""
+    data = os.urandom(5000)
+    live.bucket.conditional()
+    key = "a" if what == "a part" else what
+    upload = live.bucket.begin_upload(key, {})
+
+    def send() -> object:
+        if what == "a part":
+            return live.bucket.put_part(key, upload, 1, data)
+        return live.bucket.write(key, data, {}, expect="")
+
+    def flip(method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
+        live.proxy.forward = forward  # type: ignore[method-assign]
+        return forward(method, path, headers, bytes([body[0] ^ 4]) + body[1:])
+
+    forward = live.proxy.forward
+    if code:
+        live.proxy.add(Fault(status=400, code=code, only=puts))
+    else:
+        live.proxy.forward = flip  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailableError, match=code or "XAmzContentSHA256Mismatch"):
+        send()
+    assert live.keys() == []
+    send()
+
+
 def test_a_probe_that_is_cut_off_is_made_again_and_leaves_nothing(live: Live) -> None:
     for number in range(12):
         live.proxy.heal()
@@ -195,6 +295,17 @@ def test_a_probe_that_is_cut_off_is_made_again_and_leaves_nothing(live: Live) ->
     assert all(key.startswith("p/.datacache-probe-") for key in left)
 
 
+def test_a_probe_that_never_arrived_is_not_said_to_be_left_behind(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    live.proxy.refuse()
+    bucket = open_bucket_backend(live.url, live.settings, probe_prefix="p/")
+    with pytest.raises(StoreUnavailableError):
+        bucket.conditional()
+    bucket.close()
+    live.proxy.accept()
+    assert caplog.text == ""
+    assert live.keys() == []
+
+
 # --- servers' own ideas ---
 
 
@@ -204,6 +315,88 @@ def test_an_answer_without_an_etag_is_asked_for(live: Live) -> None:
         live.proxy.add(Fault(change=lambda answer: answer.set_header("ETag", None), only=puts))
         info = live.bucket.write(key, b"1", {}, expect="")
         assert info.etag == live.bucket.head(key).etag
+
+
+def page(status: int, *headers: tuple[str, str]) -> Answer:
+    """Say what a maintenance page or a hotel's network says to everything."""
+    return Answer(status, [("Content-Type", "text/html"), *headers], b"<html>We are back soon</html>")
+
+
+PAGES = {"200": page(200), "200 with an ETag": page(200, ("ETag", '"5f2b"')), "404": page(404)}
+
+
+@pytest.mark.parametrize("answer", PAGES.values(), ids=PAGES)
+@pytest.mark.parametrize("key", KEYS)
+def test_a_page_that_answers_everything_stores_nothing_and_changes_nothing(
+    live: Live, monkeypatch: pytest.MonkeyPatch, key: str, answer: Answer
+) -> None:
+    old = live.bucket.write("old", b"old", {"writer": "0"}, expect="")
+    kept = live.bucket.write(key, b"old", {"writer": "0"}, expect="")
+    upload = live.bucket.begin_upload("new", {})
+    parts = [live.bucket.put_part("new", upload, 1, b"data")]
+    live.bucket.conditional()
+    live.bucket.look(key)
+    with monkeypatch.context() as patch:
+        patch.setattr(live.proxy, "forward", lambda *_request: deepcopy(answer))
+        for call in (
+            lambda: live.bucket.write(key, b"new", {"writer": "1"}, expect=None),
+            lambda: live.bucket.write(key, b"new", {"writer": "1"}, expect=kept.etag),
+            lambda: live.bucket.put_part("new", upload, 2, b"data"),
+            lambda: live.bucket.copy(old.ref(live.url), key, {}, expect=None),
+            lambda: live.bucket.remove(key, expect=None),
+            lambda: live.bucket.remove(key, expect=""),
+            lambda: live.bucket.abort_upload("new", upload),
+            lambda: live.bucket.look(key),
+            lambda: live.bucket.put("old", b"new"),
+            lambda: live.bucket.read(old.ref(live.url), 0, 3),
+            lambda: live.bucket.checksum(old.ref(live.url)),
+        ):
+            with pytest.raises(StoreUnavailableError):
+                call()
+        for call in (  # they look first, by obstore for plain keys; the caller looks again then
+            lambda: live.bucket.write(key, b"new", {"writer": "1"}, expect=""),
+            lambda: live.bucket.complete_upload("new", upload, parts, {}, expect=""),
+            lambda: live.bucket.copy(old.ref(live.url), key, {}, expect=kept.etag),
+            lambda: live.bucket.remove(key, expect=kept.etag),
+        ):
+            with pytest.raises((StoreUnavailableError, ObjectChangedError)):
+                call()
+        with pytest.raises(StoreError):
+            live.bucket.find(key)
+    assert live.bucket.look(key) == (live.bucket.head(key), {"writer": "0"})
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_write_without_an_etag_is_not_taken_for_the_object_that_was_there(live: Live, key: str) -> None:
+    live.bucket.write(key, b"1", {"writer": "0"}, expect="")
+    live.bucket.conditional()
+
+    def never_came(method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
+        return (
+            Answer(200, [REQUEST_ID], b"")
+            if method == "PUT"
+            else FaultProxy.forward(live.proxy, method, path, headers, body)
+        )
+
+    live.proxy.forward = never_came  # type: ignore[method-assign]
+    for data, metadata in ((b"2", {"writer": "1"}), (b"larger", {"writer": "0"})):
+        with pytest.raises(StoreUnavailableError, match="does not say that it was stored"):
+            live.bucket.write(key, data, metadata, expect=None)
+    with pytest.raises(StoreUnavailableError, match="does not say that it was stored"):
+        live.bucket.put(key, b"2")
+
+
+def test_a_deletion_that_was_not_done_is_not_taken_for_one(live: Live) -> None:
+    live.bucket.write("a", b"1", {}, expect="")
+
+    def never_came(method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
+        if method == "DELETE":
+            return Answer(200, [REQUEST_ID], b"")
+        return FaultProxy.forward(live.proxy, method, path, headers, body)
+
+    live.proxy.forward = never_came  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailableError, match="does not say that it was deleted"):
+        live.bucket.delete("a")
 
 
 def test_a_source_overwritten_while_a_server_without_conditions_copies_it_is_found_out(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from datacache import connect, create_snapshot, load_settings, open_snapshot
-from datacache.core.errors import StoreAccessError, UsageError
+from datacache.core.errors import AddressRefusedError, StoreAccessError, UsageError
 from datacache.settings import Settings, StoreOptions
 from datacache.store import s3_access
 from datacache.store.base import ObjectStore
@@ -278,11 +278,37 @@ def test_nothing_is_looked_up_for_each_request(place: Place, monkeypatch: pytest
     assert looked == []
 
 
+def test_every_way_of_asking_meets_the_rule_for_an_endpoint_that_was_brought(
+    place: Place, make_settings: Callable[..., Settings]
+) -> None:
+    place.files.put("pvc-1", place.url, place.right)
+    ref = open_backend(place.url, make_settings()).put("a", b"x").ref(place.url)
+    closed = make_settings(allow_network=())
+    store, bucket = open_backend(place.url, closed), open_bucket_backend(place.url, closed)
+    asks: tuple[Callable[[], object], ...] = (
+        lambda: store.read(ref, 0, 1),
+        lambda: store.head("a"),
+        lambda: list(store.list("")),
+        lambda: store.put("a", b"y"),
+        lambda: bucket.write("a", b"y", {}, expect=None),
+        lambda: bucket.remove("a", expect=ref.etag),
+        lambda: bucket.begin_upload("a", {}),
+    )
+    for ask in asks:
+        with pytest.raises(AddressRefusedError, match="of this machine"):
+            ask()
+    named = make_settings(allow_network=("localhost",))
+    with pytest.raises(AddressRefusedError):
+        open_backend(place.url, named).read(ref, 0, 1)
+    assert open_backend(place.url, make_settings()).read(ref, 0, 1) == b"x"
+
+
 @pytest.mark.ceph
 def test_a_daemon_that_runs_notices_wrong_right_rotated_and_dropped_credentials(
     ceph_rgw: CephRgw, home: Path, bare: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATACACHE_PREFETCH", "0")
+    monkeypatch.setenv("DATACACHE_ALLOW_NETWORK", "127.0.0.1")
     settings = load_settings()
     bucket = f"rotated-{secrets.token_hex(4)}"
     ceph_rgw.make_bucket(bucket)

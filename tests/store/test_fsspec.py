@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import threading
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -58,6 +59,22 @@ def test_a_web_servers_folders_are_listed_with_sizes(store: ObjectStore) -> None
     assert found["a.bin"].size_bytes == len(DATA)
     assert found["a.bin"].etag
     assert store.read(found["a.bin"].ref(store.url), 0, len(DATA)) == DATA
+
+
+def test_a_page_takes_bounded_memory_and_is_not_unpacked(store: ObjectStore, web: FaultProxy) -> None:
+    def endless(answer: Answer) -> None:
+        answer.set_header("Content-Type", "text/html")
+        answer.body = b"<a href='x'>" + b" " * (20 << 20)
+
+    def packed(answer: Answer) -> None:
+        answer.set_header("Content-Encoding", "gzip")
+        answer.body = gzip.compress(b" " * (20 << 20))
+
+    for change, words in ((endless, "larger than it may be"), (packed, "encoding nobody asked for")):
+        web.heal()
+        web.always(Fault(change=change))
+        with pytest.raises(StoreError, match=words):
+            list(store.list(""))
 
 
 def test_ranges_of_a_server_without_ranges_are_right_or_refused(store: ObjectStore) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StoreAccessError
+from datacache.core.objects import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.local import LocalStore
+from datacache.store.local_walk import Links
 
 
 @pytest.fixture
@@ -72,26 +74,44 @@ def test_an_empty_folder_is_a_marker(store: LocalStore, tmp_path: Path) -> None:
     assert listed(store, tmp_path / "bare") == []
 
 
-def test_links_to_files_and_folders_are_followed(store: LocalStore, tmp_path: Path) -> None:
+def test_links_out_of_the_folder_are_left_out_or_followed(
+    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path / "elsewhere" / "data" / "x", b"12345")
+    (tmp_path / "elsewhere" / "data" / "up").symlink_to("..")
+    (tmp_path / "elsewhere" / "data" / "y").symlink_to("x")
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "file").symlink_to("../elsewhere/data/x")
     (tmp_path / "set" / "folder").symlink_to("../elsewhere/data")
-    (tmp_path / "set" / "twice").symlink_to("../elsewhere/data")
-    assert listed(store, tmp_path / "set") == ["file", "folder/x", "twice/x"]
-    ref = info_of(store, tmp_path / "set" / "folder" / "x").ref(store.url)
+    (tmp_path / "set" / "twice").symlink_to(tmp_path / "elsewhere" / "data")
+    with caplog.at_level(logging.WARNING):
+        assert listed(store, tmp_path / "set") == []
+    assert "3 links" in caplog.text
+    links = Links(follow=True)
+    names = ["file", "folder/x", "folder/y", "twice/x", "twice/y"]
+    followed = LocalStore(links=links)
+    with caplog.at_level(logging.WARNING):
+        assert [name for name in listed(followed, tmp_path / "set") if "up/" not in name] == names
+    assert links.left_out == 0
+    prefix = str(tmp_path / "set").lstrip("/") + "/"
+    infos = {info.key: info for page in followed.list(prefix) for info in page}
+    assert infos[f"{prefix}folder/y"].at == str(tmp_path / "elsewhere" / "data" / "x")[1:]
+    ref = ObjectRef(store.url, infos[f"{prefix}folder/y"].at, 5, infos[f"{prefix}folder/y"].etag, root=0)
     assert store.read(ref, 1, 3) == b"23"
 
 
-def test_a_link_that_leads_back_up_ends_there(
-    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write(tmp_path / "a" / "b" / "x")
+def test_links_inside_of_the_folder_are_links(store: LocalStore, tmp_path: Path) -> None:
+    write(tmp_path / "a" / "b" / "x", b"12345")
     (tmp_path / "a" / "b" / "up").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "b" / "up.jpg").symlink_to("../b/x")
+    (tmp_path / "a" / "round").symlink_to("b/../b/x")
     (tmp_path / "self").symlink_to("self")
-    with caplog.at_level(logging.WARNING):
-        assert listed(store, tmp_path) == ["a/b/x"]
-    assert "leads back" in caplog.text
+    prefix = str(tmp_path).lstrip("/") + "/"
+    found = {info.key.removeprefix(prefix): info for page in store.list(prefix) for info in page}
+    targets = {name: info.target for name, info in found.items()}
+    assert targets == {"a/b/up": "..", "a/b/up.jpg": "../b/x", "a/b/x": "", "a/round": "b/x"}
+    assert {name for name, info in found.items() if info.at == f"{prefix}a/b/x"} == {"a/b/up.jpg", "a/round"}
+    assert found["a/round"].etag == found["a/b/x"].etag
 
 
 def test_entries_that_are_no_files_are_counted_not_listed(

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from datacache.core.errors import ObjectChangedError, StoreAccessError, StoreUnavailableError
+from datacache.core.errors import (
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreAccessError,
+    StoreUnavailableError,
+    StoreUnreachableError,
+)
 from datacache.core.objects import ObjectRef
+from datacache.settings import Settings, StoreOptions
 from datacache.store.base import ObjectInfo
 from datacache.store.memory import MemoryStore
-from datacache.store.retry import LONGEST_WAIT_S, TELL_AFTER_S, Backoff, RetryingStore, retry
+from datacache.store.met import MetPeers
+from datacache.store.open import open_store
+from datacache.store.retry import LONGEST_WAIT_S, TELL_AFTER_S, Backoff, RetryingStore, asked_at, retry
+from tests.servers import free_port
 
 _names = itertools.count()
 
@@ -198,3 +214,124 @@ def test_an_unsorted_listing_that_breaks_is_not_stitched_together(flaky: Flaky) 
     flaky.break_after = [1]
     with pytest.raises(StoreUnavailableError):
         list(store.list(""))
+
+
+def test_an_outage_is_asked_about_by_one_of_many(flaky: Flaky) -> None:
+    """Each of 40 threads that asked for itself would make some tries a second."""
+    ref = flaky.put("a", b"hello").ref(flaky.url)
+    store = RetryingStore(flaky, 60.0)
+    flaky.calls, flaky.failures = 0, 10**9
+    with ThreadPoolExecutor(40) as pool:
+        reads = [pool.submit(store.read, ref, 0, 5) for _ in range(40)]
+        while flaky.calls < 10:
+            time.sleep(0.01)
+        at, until = flaky.calls, time.monotonic() + 1.0
+        while time.monotonic() < until:
+            time.sleep(0.01)
+        assert flaky.calls - at < 10
+        flaky.failures = 0
+        assert [bytes(read.result(60)) for read in reads] == [b"hello"] * 40
+
+
+def test_once_an_outage_has_lasted_for_the_deadline_nobody_waits_that_long_again(flaky: Flaky) -> None:
+    ref = flaky.put("a", b"hello").ref(flaky.url)
+    store = RetryingStore(flaky, 4.0)
+    flaky.failures = 10**9
+    with pytest.raises(StoreUnavailableError):
+        store.read(ref, 0, 5)
+    flaky.calls = 0
+    begun = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(StoreUnavailableError):
+            store.read(ref, 0, 5)
+    assert time.monotonic() - begun < 2 * 4.0  # each waiting for the deadline: 12 s
+    assert flaky.calls <= 3
+    with asked_at(time.monotonic() - 60), pytest.raises(StoreUnavailableError, match="has not answered for"):
+        store.read(ref, 0, 5)
+    flaky.failures = 0
+    assert store.read(ref, 0, 5) == b"hello"  # back: not refused from memory
+
+
+def unreachable(flaky: Flaky) -> None:
+    flaky.error, flaky.failures, flaky.calls = StoreUnreachableError("refused"), 10**9, 0
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address where nobody was met is given up after 0.2 s."""
+    monkeypatch.setattr("datacache.store.retry.UNREACHED_S", 0.2)
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_address_where_nobody_was_ever_met_is_given_up_soon_however_many_ask(flaky: Flaky, tmp_path: Path) -> None:
+    unreachable(flaky)
+    store, begun = RetryingStore(flaky, 60.0, met=MetPeers(tmp_path)), time.monotonic()
+    with ThreadPoolExecutor(20) as pool:
+        errors = [call.exception() for call in [pool.submit(store.head, "a") for _ in range(20)]]
+    assert {type(error) for error in errors} == {StoreUnreachableError}
+    with pytest.raises(StoreUnreachableError):
+        list(store.list(""))
+    assert time.monotonic() - begun < 30
+    assert flaky.calls < 120
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(
+    "met", ["answered", "refused something", "broke off", "by another process of the home", "before a fork"]
+)
+def test_a_store_that_was_met_once_is_waited_for(flaky: Flaky, met: str, tmp_path: Path) -> None:
+    flaky.put("a", b"hello")
+    store = RetryingStore(flaky, 60.0, met=MetPeers(tmp_path))
+    if met == "refused something":
+        with pytest.raises(ObjectNotFoundError):
+            store.head("b")
+    elif met == "broke off":
+        flaky.error, flaky.failures = StoreUnavailableError("HTTP 503"), 1
+        store.head("a")
+    else:
+        store.head("a")
+    if met == "by another process of the home":
+        store = RetryingStore(flaky, 60.0, met=MetPeers(tmp_path))
+    unreachable(flaky)
+    timer = threading.Timer(1.0, lambda: setattr(flaky, "failures", 0))
+    timer.start()
+    if met == "before a fork":
+        child = os.fork()
+        if not child:
+            threading.Timer(1.0, lambda: setattr(flaky, "failures", 0)).start()
+            size_bytes = -1
+            with suppress(StoreUnavailableError):
+                size_bytes = store.head("a").size_bytes
+            os._exit(size_bytes)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    assert store.head("a").size_bytes == 5
+    timer.join()
+
+
+@pytest.mark.usefixtures("soon")
+def test_what_a_node_reads_for_others_waits_for_a_store_that_nobody_has_met_yet(settings: Settings) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    options = StoreOptions(name="away", url="s3://away", endpoint_url=endpoint, anonymous=True, region="us-east-1")
+    away = replace(settings, stores=(options,), store_timeout_s=4.0)
+    for daemon, waits in (("external", True), ("auto", False)):  # the first one loads what both need
+        begun = time.monotonic()
+        store = open_store("s3://away", replace(away, daemon=daemon))
+        with closing(store), pytest.raises(StoreUnreachableError):
+            store.head("a")
+        assert (time.monotonic() - begun >= 4.0) is waits
+
+
+@pytest.mark.usefixtures("soon")
+def test_who_waits_for_an_address_that_begins_to_answer_badly_has_the_whole_time(flaky: Flaky) -> None:
+    flaky.put("a", b"hello")
+    errors = [StoreUnreachableError("refused")] * 2 + [StoreUnavailableError("HTTP 503")] * 6
+    store = RetryingStore(flaky, 60.0, met=MetPeers())
+    head = flaky.head
+
+    def answer(key: str) -> ObjectInfo:
+        if errors:
+            raise errors.pop(0)
+        return head(key)
+
+    flaky.head = answer  # type: ignore[method-assign]
+    assert store.head("a").size_bytes == 5

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ from datacache.core.errors import (
 )
 from datacache.core.objects import ObjectRef
 from datacache.settings import Settings, StoreOptions
+from datacache.store import s3_list
 from datacache.store.base import ObjectStore
-from datacache.store.open import open_backend, open_store
+from datacache.store.open import open_backend, open_bucket_backend, open_store
 from datacache.testing.faults import Answer, Fault, FaultProxy
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
@@ -178,7 +181,7 @@ def test_another_object_from_a_server_that_ignores_if_match_is_noticed(bucket: B
         with pytest.raises(ObjectChangedError):
             bucket.read(how, start, stop)
     bucket.proxy.add(Fault(change=lambda answer: answer.set_header("ETag", None)))
-    with pytest.raises(ObjectChangedError):
+    with pytest.raises(StoreUnavailableError, match="has no ETag"):
         bucket.read(how)
 
 
@@ -202,6 +205,29 @@ def test_a_range_that_is_not_the_one_asked_for_is_never_taken_for_it(bucket: Buc
     bucket.proxy.add(Fault(change=lambda answer: answer.set_header("Content-Range", sent)))
     with suppress(StoreUnavailableError):
         assert bucket.read(how, 5, 10) == DATA[5:10]
+
+
+@pytest.mark.parametrize("how", READS)
+@pytest.mark.parametrize("length", ["abc", "-5", "300000, 300000", "5, 6", "9" * 5000, "²"])
+@pytest.mark.parametrize("sent", ["", f"bytes 5-9/{'9' * 5000}", f"bytes {'9' * 5000}-9/*"])
+def test_headers_with_other_things_than_numbers_are_errors_of_the_store(
+    bucket: Bucket, how: str, length: str, sent: str
+) -> None:
+    def spoil(answer: Answer) -> None:
+        answer.set_header("Content-Length", length)
+        if sent:
+            answer.set_header("Content-Range", sent)
+
+    bucket.proxy.always(Fault(change=spoil))
+    ref = bucket.odd if how == "odd key" else bucket.ref
+    for call in (
+        lambda: bucket.store.read(ref, 5, 10),
+        lambda: bucket.store.read(ref, 0, len(DATA)),
+        lambda: bucket.store.checksum(ref),
+        lambda: bucket.store.head(ref.key),
+    ):
+        with pytest.raises(StoreError):
+            call()
 
 
 def test_an_empty_range_asks_for_nothing(bucket: Bucket) -> None:
@@ -237,6 +263,117 @@ def test_a_listing_that_is_no_listing_is_an_error(bucket: Bucket) -> None:
     bucket.proxy.add(Fault(change=lambda answer: setattr(answer, "body", answer.body[:100])))
     with pytest.raises(StoreError, match="XML"):
         list(bucket.store.list(""))
+
+
+def listing(token: str, *keys: str, prefix: str = "") -> Answer:
+    """One page of a listing, of which more follows."""
+    entries = "".join(f"<Contents><Key>{key}</Key><Size>1</Size><ETag>e</ETag></Contents>" for key in keys)
+    text = f"<ListBucketResult><IsTruncated>true</IsTruncated>{token}{entries}</ListBucketResult>"
+    space = f' xmlns:{prefix}="x"' if prefix else ""
+    text = re.sub("<(/?)(?=[A-Z])", rf"<\1{prefix}:", text) if prefix else text
+    return Answer(200, [], text.replace("ListBucketResult>", f"ListBucketResult{space}>", 1).encode())
+
+
+def answer_with(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, pages: Iterator[Answer]) -> None:
+    monkeypatch.setattr(bucket.proxy, "forward", lambda *_: next(pages))
+
+
+@pytest.mark.parametrize("token", ["", "<NextContinuationToken></NextContinuationToken>", "<NextMarker>a</NextMarker>"])
+@pytest.mark.parametrize("prefix", ["", "s"])
+def test_a_listing_that_says_there_is_more_and_not_what_is_an_error(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, token: str, prefix: str
+) -> None:
+    answer_with(bucket, monkeypatch, iter([listing(token, "a", prefix=prefix)]))
+    with pytest.raises(StoreError, match="breaks off"):
+        list(bucket.store.list(""))
+
+
+def test_the_pages_of_a_listing_with_a_namespace_prefix_are_followed(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = listing("<NextContinuationToken>b&amp;c</NextContinuationToken>", "a", prefix="s")
+    last = listing("", "b", prefix="s")
+    last.body = last.body.replace(b"true", b"false")
+    answer_with(bucket, monkeypatch, iter([first, last]))
+    assert [info.key for page in bucket.store.list("") for info in page] == ["a", "b"]
+    assert "continuation-token=b%26c" in bucket.proxy.requests[-1]
+
+
+@pytest.mark.parametrize("keys", [(), ("a",)])
+def test_a_listing_with_tokens_in_turn_ends(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    tokens = (f"<NextContinuationToken>{t}</NextContinuationToken>" for t in islice(cycle("AB"), 50))
+    answer_with(bucket, monkeypatch, (listing(token, *keys) for token in tokens))
+    with pytest.raises(StoreError, match="circle"):
+        list(bucket.store.list(""))
+
+
+def test_a_listing_of_empty_pages_ends_and_some_of_them_are_passed_over(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_list, "MAX_EMPTY_PAGES", 10)
+
+    def pages(count: int) -> Iterator[Answer]:
+        for number in range(count):
+            yield listing(f"<NextContinuationToken>{number}</NextContinuationToken>")
+        yield Answer(200, [], listing("", "a").body.replace(b"true", b"false"))
+
+    answer_with(bucket, monkeypatch, pages(10))
+    assert [info.key for page in bucket.store.list("") for info in page] == ["a"]
+    answer_with(bucket, monkeypatch, pages(50))
+    with pytest.raises(StoreError, match="no end"):
+        list(bucket.store.list(""))
+
+
+@pytest.mark.parametrize("number", ["abc", "9" * 5000])
+def test_a_part_without_a_number_is_an_error_of_the_store(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings], number: str
+) -> None:
+    live = open_bucket_backend(bucket.url, make_settings())
+    text = f"<ListPartsResult><Part><PartNumber>1</PartNumber><Size>{number}</Size></Part></ListPartsResult>"
+    answer_with(bucket, monkeypatch, iter([Answer(200, [], text.encode())]))
+    with pytest.raises(StoreError, match="as S3 does"):
+        live.list_parts("k", "u")
+    live.close()
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_listings_of_uploads_and_parts_end(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings], in_turn: bool
+) -> None:
+    monkeypatch.setattr(s3_list, "MAX_EMPTY_PAGES", 10)
+    live = open_bucket_backend(bucket.url, make_settings())
+    for name, marker, call in (
+        ("ListMultipartUploadsResult", "NextKeyMarker", lambda: list(live.list_uploads(""))),
+        ("ListPartsResult", "NextPartNumberMarker", lambda: live.list_parts("k", "u")),
+    ):
+        text = f"<{name}><IsTruncated>true</IsTruncated><{marker}>%d</{marker}></{name}>"
+        markers = (number % 2 if in_turn else number for number in range(50))
+        answer_with(bucket, monkeypatch, (Answer(200, [], (text % number).encode()) for number in markers))
+        with pytest.raises(StoreError, match="circle" if in_turn else "no end"):
+            call()
+    for name, call in (
+        ("ListMultipartUploadsResult", lambda: list(live.list_uploads(""))),
+        ("ListPartsResult", lambda: live.list_parts("k", "u")),
+    ):
+        document = f"<{name}><IsTruncated>true</IsTruncated></{name}>".encode()
+        answer_with(bucket, monkeypatch, iter([Answer(200, [], document)]))
+        with pytest.raises(StoreError, match="says there is more, and not what"):
+            call()
+    live.close()
+
+
+def test_parts_that_a_server_numbers_anew_on_each_page_end_there(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings]
+) -> None:
+    live = open_bucket_backend(bucket.url, make_settings())
+    part = "<Part><PartNumber>%d</PartNumber><Size>5</Size><ETag>e</ETag></Part>"
+    more = "<IsTruncated>true</IsTruncated><NextPartNumberMarker>2</NextPartNumberMarker>"
+    page = f"<ListPartsResult>{more}{part % 1}{part % 2}</ListPartsResult>"
+    answer_with(bucket, monkeypatch, (Answer(200, [], page.encode()) for _ in range(2)))
+    assert [part.number for part in live.list_parts("k", "u")] == [1, 2]
+    live.close()
 
 
 # --- whose fault it is, said so that somebody can do something ---

@@ -136,7 +136,7 @@ def test_a_planned_block_takes_the_room_of_what_no_order_reads_but_not_of_the_pi
     with open_tiers(clairvoyant) as writer:
         ssd = writer.tiers[1]
         fill(writer, 0, 300, dataset="old")
-        writer.call(lambda: writer.pin("old@1", "old", [make_block(0).id])).result(10)
+        writer.call(lambda: writer.pin("old@1", "old", [make_block(0).object_id])).result(10)
         fill(writer, 1000, 400, dataset="other")
         pinned = {id for id, container in ssd.containers.items() if container.pinned_by}
         assert pinned
@@ -155,5 +155,5 @@ def test_the_index_is_read_in_parts_that_miss_nothing(clairvoyant, monkeypatch):
         found = [key for some in writer.entries("ssd") for key, _ in some]
         assert found == sorted(block.id for block in blocks)
         ids = [block.id for block in blocks] + [make_block(99).id]
-        assert writer.missing(ids) == [50]
+        assert LocalBlocks(clairvoyant.home, clairvoyant.ram_dir).missing(ids) == [50]
         assert not any(id & OBJECT_FILE for id in writer.tiers[1].containers)

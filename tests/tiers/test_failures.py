@@ -18,6 +18,7 @@ from datacache.core.objects import BLOCK_BYTES
 from datacache.tiers import access, containers, layout, recovery
 from datacache.tiers import writer as writer_module
 from datacache.tiers.local import LocalBlocks
+from datacache.tiers.memory import memory_dir
 from datacache.tiers.recovery import open_tiers
 from tests.tiers.test_tiers import disk_usage, make_block, put, read
 
@@ -129,7 +130,7 @@ def test_an_index_torn_before_a_reader_opens_it_is_a_miss(on_ssd):
     blocks = [make_block(n, 100) for n in range(2000)]
     with open_tiers(on_ssd) as writer:
         put(writer, *blocks)
-    os.truncate(layout.index_dir(on_ssd.home) / "data.mdb", 8192)
+    os.truncate(layout.index_dir(memory_dir(on_ssd.home, on_ssd.ram_dir)) / "data.mdb", 8192)
     program = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -144,17 +145,19 @@ def test_after_a_power_loss_the_index_is_made_again(on_ssd):
     block, cache = make_block(1), layout.cache_dir(on_ssd.home)
     with open_tiers(on_ssd) as writer:
         put(writer, block)
-    first = layout.index_dir(on_ssd.home)
+    first = layout.index_dir(memory_dir(on_ssd.home, on_ssd.ram_dir))
     (cache / "BOOT").write_text("another boot")
     with open_tiers(on_ssd):
-        assert layout.index_dir(on_ssd.home) == first  # it was closed cleanly
+        assert layout.index_dir(memory_dir(on_ssd.home, on_ssd.ram_dir)) == first  # it was closed cleanly
     (cache / "CLEAN").unlink()
     with open_tiers(on_ssd):
-        assert layout.index_dir(on_ssd.home) == first  # the daemon died, the machine did not
+        assert (
+            layout.index_dir(memory_dir(on_ssd.home, on_ssd.ram_dir)) == first
+        )  # the daemon died, the machine did not
     (cache / "CLEAN").unlink()
     (cache / "BOOT").write_text("another boot")
     with open_tiers(on_ssd):
-        assert layout.index_dir(on_ssd.home) != first
+        assert layout.index_dir(memory_dir(on_ssd.home, on_ssd.ram_dir)) != first
         assert read(on_ssd, block) == block.data
 
 
@@ -163,10 +166,10 @@ def test_pins_and_readable_regions_survive_a_lost_index_and_ids_are_new(on_ssd, 
     large = make_block(3, BLOCK_BYTES, object_bytes=2 * BLOCK_BYTES)
     with open_tiers(on_ssd) as writer:
         put(writer, precious, plain, large)
-        writer.call(lambda: writer.pin("precious@1", "precious", [precious.id])).result(10)
+        writer.call(lambda: writer.pin("precious@1", "precious", [precious.object_id])).result(10)
         highest = max(id & ~layout.OBJECT_FILE for id in writer.tiers[1].containers)
         lost = next(id for id, c in writer.tiers[1].containers.items() if c.dataset == "plain")
-    (layout.index_dir(on_ssd.home) / "data.mdb").write_bytes(b"")
+    (layout.index_dir(memory_dir(on_ssd.home, on_ssd.ram_dir)) / "data.mdb").write_bytes(b"")
     whole = containers.region_dataset
 
     def unreadable(path):
@@ -189,22 +192,32 @@ def test_what_comes_after_a_pin_does_not_go_into_an_older_region(on_ssd):
     early, late = make_block(1), make_block(2)
     with open_tiers(on_ssd) as writer:
         put(writer, early)
-        writer.call(lambda: writer.pin("mask@1", "mask", [late.id])).result(10)  # nothing of it is here yet
+        writer.call(lambda: writer.pin("mask@1", "mask", [late.object_id])).result(10)  # nothing of it is here yet
         put(writer, late)
         assert writer.call(lambda: writer.evict("mask")).result(10) > 0
         assert read(on_ssd, early) is None
         assert read(on_ssd, late) == late.data
 
 
-def test_a_pin_that_failed_is_not_recorded(on_ssd):
-    def broken():
-        yield make_block(1).id
-        raise RuntimeError("the manifest ends here")
+def test_a_pin_that_failed_is_not_recorded(on_ssd, monkeypatch):
+    def fail(_ref, _containers):
+        raise lmdb.DiskError("the disk")
 
     with open_tiers(on_ssd) as writer:
-        with pytest.raises(RuntimeError, match="ends here"):
-            writer.call(lambda: writer.pin("mask@1", "mask", broken())).result(10)
+        monkeypatch.setattr(writer.tiers[1], "pin", fail)
+        with pytest.raises(lmdb.DiskError, match="the disk"):
+            writer.call(lambda: writer.pin("mask@1", "mask", [make_block(1).object_id])).result(10)
         assert writer.pins() == {}
+
+
+def test_pinning_asks_for_no_more_blocks_than_are_here(on_ssd):
+    """An object may say that it has thousands of millions."""
+    here = [make_block(1, BLOCK_BYTES, object_bytes=2**40, number=number) for number in (0, 7, 2**18 - 1)]
+    with open_tiers(on_ssd) as writer:
+        assert all(put(writer, *here, make_block(2)))
+        writer.call(lambda: writer.pin("mask@1", "mask", [here[0].object_id])).result(10)
+        pinned = [container for container in writer.tiers[1].containers.values() if container.pinned_by]
+        assert [container.disk_bytes for container in pinned] == [3 * BLOCK_BYTES]
 
 
 def test_a_dropped_block_of_a_large_object_is_put_again_into_its_own_room(on_ssd):
@@ -297,8 +310,8 @@ def test_a_short_direct_write_goes_on_at_a_whole_disk_block_and_a_full_disk_says
 
 
 @pytest.mark.parametrize("how", ["a link", "open to others"])
-def test_a_ram_folder_that_is_not_ours_alone_is_refused(settings, tmp_path, how):
-    folder = layout.ram_tier_dir(settings.home, settings.ram_dir)
+def test_a_ram_folder_that_is_not_ours_alone_is_left_alone_and_another_is_found_by_all(settings, tmp_path, how):
+    folder = memory_dir(settings.home, settings.ram_dir)
     folder.parent.mkdir(parents=True, exist_ok=True)
     if how == "a link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)
@@ -306,9 +319,20 @@ def test_a_ram_folder_that_is_not_ours_alone_is_refused(settings, tmp_path, how)
     else:
         folder.mkdir()
         folder.chmod(0o777)
-    with pytest.raises(CacheError, match="RAM") as caught, open_tiers(settings):
-        pass
-    assert str(folder) in caught.value.hint
+    block = make_block(1)
+    early = LocalBlocks(settings.home, settings.ram_dir)
+    assert early.copy(block.id) is None
+    with open_tiers(settings) as writer:
+        put(writer, block)
+        mine = memory_dir(settings.home, settings.ram_dir)
+        assert mine != folder
+        assert mine.stat().st_mode & 0o777 == 0o700
+        assert read(settings, block) == block.data
+        assert early.copy(block.id) == (block.data, 0)
+    assert not list(folder.iterdir())
+    with open_tiers(settings):  # the same one again
+        assert memory_dir(settings.home, settings.ram_dir) == mine
+        assert LocalBlocks(settings.home, settings.ram_dir).copy(block.id) == (block.data, 0)
 
 
 def test_the_size_holds_over_failed_commits(on_ssd):

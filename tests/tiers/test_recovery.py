@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
 from datacache.tiers import layout
 from datacache.tiers.local import LocalBlocks
+from datacache.tiers.memory import memory_dir
 from datacache.tiers.recovery import open_tiers
+from datacache.tiers.tier import Block
+from datacache.tiers.writer import TierWriter
 from tests.tiers.test_tiers import make_block, put, read
 
 BLOCKS = [make_block(n, 20_000) for n in range(200)]
@@ -123,16 +128,14 @@ def tear(path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["truncated", "emptied", "noise", "half noise", "zeros"])
 def test_a_torn_index_is_made_again_from_the_regions(filled, how):
-    tear(layout.index_dir(filled.home) / "data.mdb", how)
+    tear(layout.index_dir(memory_dir(filled.home, filled.ram_dir)) / "data.mdb", how)
     with open_tiers(filled) as writer:
         assert assert_right_or_missing(filled) == len(BLOCKS)
         assert put(writer, make_block(1000)) == [True]
 
 
 def test_a_lost_index_is_made_again_from_the_regions(filled):
-    import shutil
-
-    shutil.rmtree(layout.index_dir(filled.home))
+    shutil.rmtree(layout.index_dir(memory_dir(filled.home, filled.ram_dir)))
     with open_tiers(filled):
         assert assert_right_or_missing(filled) == len(BLOCKS)
 
@@ -160,10 +163,10 @@ def test_an_index_truncated_under_an_open_reader_is_a_miss(filled):
             text=True,
         )
         assert reader.stdout.readline() == "ready\n"
-        backup = (layout.index_dir(filled.home) / "data.mdb").read_bytes()
-        os.truncate(layout.index_dir(filled.home) / "data.mdb", 4096)
+        backup = (layout.index_dir(memory_dir(filled.home, filled.ram_dir)) / "data.mdb").read_bytes()
+        os.truncate(layout.index_dir(memory_dir(filled.home, filled.ram_dir)) / "data.mdb", 4096)
         reader.communicate("go\n", timeout=30)
-        (layout.index_dir(filled.home) / "data.mdb").write_bytes(backup)
+        (layout.index_dir(memory_dir(filled.home, filled.ram_dir)) / "data.mdb").write_bytes(backup)
         assert reader.returncode == 0
 
 
@@ -202,3 +205,106 @@ def test_a_writer_killed_at_any_point_leaves_only_right_blocks(settings):
             block = make_block(number, 20_000)
             data = read(settings, block)
             assert data == block.data or (data is None and number not in acknowledged)
+
+
+# --- which large objects are unchecked ---
+
+LARGE = ObjectRef("s3://b", "large/\udcff", 2 * BLOCK_BYTES + 5, "e", "v", 3)
+
+
+def large_blocks(*numbers: int) -> list[Block]:
+    return [
+        Block(
+            id=block_id(object_id(LARGE), number),
+            object_bytes=LARGE.size_bytes,
+            number=number,
+            data=bytes(block_length(LARGE.size_bytes, number)),
+            dataset="mask",
+            unchecked=LARGE,
+        )
+        for number in numbers
+    ]
+
+
+def unchecked(writer: TierWriter) -> set[ObjectRef]:
+    found = {ref for some in writer.unchecked() for ref in some}
+    assert writer.is_unchecked(object_id(LARGE)) == (LARGE in found)
+    return found
+
+
+def mark_checked(writer: TierWriter) -> None:
+    writer.call(lambda: writer.mark_checked(object_id(LARGE))).result(10)
+
+
+def test_an_object_is_unchecked_from_its_first_block_on_until_it_is_checked_and_again_when_a_block_comes_again(
+    settings,
+):
+    with open_tiers(settings) as writer:
+        assert put(writer, *BLOCKS[:3]) == [True] * 3
+        assert unchecked(writer) == set()
+        assert put(writer, *large_blocks(0)) == [True]
+        assert unchecked(writer) == {LARGE}
+        mark_checked(writer)
+        assert unchecked(writer) == set()
+        (block,) = large_blocks(0)
+        writer.call(lambda: writer.drop(block.id)).result(10)
+        assert put(writer, block) == [True]
+        assert unchecked(writer) == {LARGE}
+
+
+@pytest.mark.parametrize("end", ["closed", "machine restarted", "killed"])
+def test_it_stays_unchecked_and_stays_checked_over_a_restart(settings, end):
+    with open_tiers(settings) as writer:
+        put(writer, *large_blocks(0, 1, 2))
+        if end == "killed":
+            index = layout.index_dir(memory_dir(settings.home, settings.ram_dir))
+            as_it_was = shutil.copytree(index, settings.home / "as it was")
+    if end == "killed":
+        (layout.cache_dir(settings.home) / "CLEAN").unlink()
+        shutil.rmtree(index)
+        shutil.copytree(as_it_was, index)
+    elif end == "machine restarted":
+        shutil.rmtree(memory_dir(settings.home, settings.ram_dir))
+    with open_tiers(settings) as writer:
+        assert unchecked(writer) == {LARGE}
+        assert all(read(settings, block) == block.data for block in large_blocks(0, 1, 2))
+        mark_checked(writer)
+    with open_tiers(settings) as writer:
+        assert unchecked(writer) == set()
+
+
+@pytest.mark.parametrize("how", ["evicted", "dropped", "deleted"])
+def test_an_object_that_is_gone_is_not_unchecked_any_more(settings, how):
+    with open_tiers(settings) as writer:
+        put(writer, *large_blocks(0, 1))
+        if how == "evicted":
+            writer.call(lambda: writer.evict(None)).result(10)
+            assert unchecked(writer) == set()
+        elif how == "dropped":
+            writer.call(lambda: writer.drop_object([block.id for block in large_blocks(0, 1)])).result(10)
+            assert unchecked(writer) == set()
+    if how == "deleted":
+        for tier in writer.tiers:
+            for path in tier.folder.glob("o-*"):
+                path.unlink()
+    with open_tiers(settings) as writer:
+        assert unchecked(writer) == set()
+
+
+def test_it_stays_unchecked_while_one_tier_has_something_of_it(settings):
+    with open_tiers(settings) as writer:
+        put(writer, *large_blocks(0, 1))
+        ram = writer.tiers[0]
+        writer.call(lambda: ram.evict(list(ram.containers))).result(10)
+        assert unchecked(writer) == {LARGE}
+
+
+def test_a_lost_index_leaves_no_block_of_an_unchecked_object(settings):
+    """Their checksums were in it, so their files go."""
+    with open_tiers(settings) as writer:
+        put(writer, *large_blocks(0, 1, 2))
+    shutil.rmtree(layout.index_dir(memory_dir(settings.home, settings.ram_dir)))
+    layout.saved_index(settings.home).unlink()
+    with open_tiers(settings) as writer:
+        assert unchecked(writer) == set()
+        assert all(read(settings, block) is None for block in large_blocks(0, 1, 2))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from datacache.core.errors import CacheError
 from datacache.core.objects import BLOCK_BYTES, BlockId, block_id
 from datacache.tiers import layout
 from datacache.tiers.local import LocalBlocks
+from datacache.tiers.memory import memory_dir
 from datacache.tiers.recovery import open_tiers
 from datacache.tiers.tier import Block
 
@@ -136,7 +139,7 @@ def test_a_pinned_data_set_survives_a_scan_of_another(small):
     with open_tiers(settings) as writer:
         precious = [make_block(n, 50_000, dataset="precious") for n in range(40)]
         put(writer, *precious[:20])
-        writer.call(lambda: writer.pin("precious@1", "precious", [b.id for b in precious])).result(10)
+        writer.call(lambda: writer.pin("precious@1", "precious", [b.object_id for b in precious])).result(10)
         put(writer, *precious[20:])
         put(writer, *(make_block(1000 + n, 50_000, dataset="scan") for n in range(500)))
         assert all(read(settings, block) == block.data for block in precious)
@@ -204,15 +207,15 @@ def test_a_cache_of_another_version_is_left_alone_and_says_so(settings):
     assert "DATACACHE_HOME" in caught.value.hint
 
 
-def test_a_ram_folder_that_vanished_is_an_empty_ram_tier(settings):
-    block = make_block(1)
+def test_a_folder_in_memory_that_vanished_is_an_empty_ram_tier_and_costs_nothing_on_disk(settings):
+    block, large = make_block(1), make_block(2, BLOCK_BYTES, object_bytes=2 * BLOCK_BYTES)
     with open_tiers(settings) as writer:
-        put(writer, block)
-    for path in layout.ram_tier_dir(settings.home, settings.ram_dir).iterdir():
-        path.unlink()
+        put(writer, block, large)
+    shutil.rmtree(memory_dir(settings.home, settings.ram_dir))
     with open_tiers(settings) as writer:
         assert not writer.tiers[0].containers
         assert read(settings, block) == block.data
+        assert read(settings, large) == large.data
 
 
 def test_a_full_disk_suspends_the_tier_and_loses_nothing(settings, tmp_path):
@@ -236,6 +239,16 @@ def test_a_full_disk_suspends_the_tier_and_loses_nothing(settings, tmp_path):
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+def test_a_limit_that_the_index_alone_exceeds_is_told(settings):
+    with open_tiers(dataclasses.replace(settings, ssd_bytes=200_000)) as writer:
+        assert "below the " in writer.tiers[1].problem
+        assert "DATACACHE_SSD_BYTES" in writer.tiers[1].problem
+        assert not writer.tiers[0].problem
+    for enough in (0, 100 * 2**20):
+        with open_tiers(dataclasses.replace(settings, ssd_bytes=enough)) as writer:
+            assert not writer.tiers[1].problem
+
+
 def test_an_unwritable_home_is_an_error_with_a_way_out(settings):
     blocked = dataclasses.replace(settings, home=Path("/proc/nowhere"))
     with pytest.raises(CacheError) as caught, open_tiers(blocked):
@@ -253,3 +266,37 @@ def test_a_ram_folder_that_does_not_exist_is_an_error_not_made(settings, tmp_pat
         pass
     assert "DATACACHE_RAM_DIR" in caught.value.hint
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_containers_that_are_opened_while_others_are_closed_disturb_nobody(settings, tmp_path):
+    """Python's collector may run finalizers, and so other threads, in the middle of going through a dictionary."""
+    with open_tiers(settings) as writer:
+        blocks = [make_block(n, 500_000, dataset=f"set{n}") for n in range(8)]
+        assert all(put(writer, *blocks))
+        local = LocalBlocks(settings.home, settings.ram_dir)
+        assert all(local.copy(block.id) for block in blocks)
+        maps = local.tiers[0]._maps
+        before = dict(maps)
+
+        class OpensAnother:
+            def __init__(self):
+                self.me = self  # only the collector ends it
+
+            def __del__(self):
+                if going_on:
+                    maps[len(maps) + 1_000_000] = next(iter(before.values()))
+                    OpensAnother()  # for the next collection
+
+        going_on, thresholds = [True], gc.get_threshold()
+        try:
+            OpensAnother()
+            gc.set_threshold(1)
+            for _ in range(20):
+                gc.collect()  # frees the tuples that Python keeps for the next ones, so that new ones are made
+                local.sweep()
+                local.unmap_pages()
+        finally:
+            going_on.clear()
+            gc.set_threshold(*thresholds)
+        assert len(maps) > len(before)
+        assert all(local.copy(block.id)[0] == block.data for block in blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import LiveObject
 from datacache.writeback.conflict_log import KEPT, ConflictLog
-from datacache.writeback.conflicts import Standing, conflict_key, standing
+from datacache.writeback.conflicts import Standing, conflict_key, is_conflict_copy, standing
 from datacache.writeback.model import Conflict
 
 AT = 1_700_000_000.5  # 2023-11-14 22:13:20 UTC
@@ -29,6 +30,15 @@ def test_a_name_that_is_taken_gets_a_number() -> None:
     first = named("a")
     assert named("a", taken=(first,)) == f"{first}-2"
     assert named("a", taken=(first, f"{first}-2")) == f"{first}-3"
+
+
+@pytest.mark.parametrize("original", ["runs/model.pt", "model.pt", "a.conflict-b", ".conflict-20231114T221320Z-node-7"])
+def test_a_conflict_of_a_copy_has_the_original_name(original: str) -> None:
+    copy = named(original, host="old.host")
+    assert (is_conflict_copy(original), is_conflict_copy(copy), is_conflict_copy(f"{copy}/")) == (False, True, True)
+    assert named(copy) == named(original)
+    assert named(f"{copy}/") == named(f"{original}/")
+    assert named(f"{copy}/inside") == f"{copy}/inside.conflict-20231114T221320Z-node-7"
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "ä" * 127, "\U0001f600" * 63, "\udcff" * 255])
@@ -85,13 +95,48 @@ def test_conflicts_are_read_again_and_the_oldest_are_forgotten(tmp_path: Path) -
     path = tmp_path / "conflicts.jsonl"
     conflicts = [Conflict(f"\u00fc\udcff{number}", "kept", 1.5, "why") for number in range(1, 2 * KEPT)]
     log = ConflictLog(path)
-    for number, conflict in enumerate(conflicts, 1):
-        log.append(number, conflict)
+    for conflict in conflicts:
+        log.append(conflict)
     for _ in range(2):
         again = ConflictLog(path)
-        assert (again.last, again.count) == (conflicts[-KEPT:], len(conflicts))
+        assert (again.unsettled(), again.count) == (conflicts[-KEPT:], len(conflicts))
     with path.open("a") as file:
         file.write('\n[9999, "cut o')
-    again.append(len(conflicts) + 1, conflicts[0])
+    again.append(conflicts[0])
     found = ConflictLog(path)
-    assert (found.last[-1], found.count) == (conflicts[0], len(conflicts) + 1)
+    assert (found.unsettled()[-1], found.count) == (conflicts[0], len(conflicts) + 1)
+
+
+def test_conflicts_that_somebody_has_seen_to_are_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "conflicts.jsonl"
+    log = ConflictLog(path)
+    for name in "abc":
+        log.append(Conflict(name, f"{name}.conflict", 1.5, "why"))
+    log.settle("b.conflict")
+    for _ in range(2):
+        again = ConflictLog(path)
+        assert ([conflict.key for conflict in again.unsettled()], again.count) == (["a", "c"], 3)
+    for name in "ac":
+        again.settle(f"{name}.conflict")
+    assert ConflictLog(path).unsettled() == []
+    assert path.stat().st_size == 0, "an area that has nothing to tell goes with its mount"
+
+
+def test_all_conflicts_that_were_seen_to_are_forgotten_however_many_there_were(tmp_path: Path) -> None:
+    path = tmp_path / "conflicts.jsonl"
+    log = ConflictLog(path)
+    for number in range(KEPT + 50):
+        log.append(Conflict(f"{number}", f"{number}.conflict", 1.5, "why"))
+    log.append(Conflict("left", "left.conflict", 1.5, "why"))
+    for number in range(KEPT + 50):
+        log.settle(f"{number}.conflict")
+    assert [conflict.key for conflict in log.unsettled()] == ["left"]
+    again = ConflictLog(path)
+    assert ([conflict.key for conflict in again.unsettled()], again.count) == (["left"], KEPT + 51)
+
+
+def test_a_conflict_of_which_nothing_was_kept_is_told_for_a_day(tmp_path: Path) -> None:
+    log = ConflictLog(tmp_path / "conflicts.jsonl")
+    log.append(Conflict("old", "", time.time() - 25 * 3600, "why"))
+    log.append(Conflict("new", "", time.time() - 23 * 3600, "why"))
+    assert [conflict.key for conflict in log.unsettled()] == ["new"]

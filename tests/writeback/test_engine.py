@@ -208,7 +208,7 @@ def test_a_conflict_moves_ours_aside_with_its_bytes(open_rig):
     (pending,) = rig.engine.pendings()
     assert (pending.key, pending.base) == (conflict.kept_as, "")
     rig = open_rig()
-    assert (list(rig.engine.conflicts), rig.engine.conflict_count) == ([conflict], 1)
+    assert (list(rig.engine.conflict_log.unsettled()), rig.engine.conflict_log.count) == ([conflict], 1)
     claim = rig.engine.claims.begin(conflict.kept_as)
     assert bytes(rig.engine.claims.content(claim).read(0, 9)) == b"ours"
 

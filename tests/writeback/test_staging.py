@@ -16,7 +16,7 @@ import pytest
 
 from datacache.core.errors import StagingBusyError, StagingError, UsageError
 from datacache.writeback import staging
-from datacache.writeback.staging import StagingArea, areas
+from datacache.writeback.staging import StagingArea, areas, discard_clean
 
 URL = "s3://faces/checkpoints"
 NOBODY = 65534
@@ -234,10 +234,17 @@ def test_a_read_only_file_system_is_refused(disk):
         StagingArea.open(folder.parent, URL, who="/mnt/a")
 
 
-def test_a_full_file_system_is_refused(disk):
-    root = disk("size=1m,nr_inodes=4")
+@pytest.mark.parametrize("options", ["nr_inodes=2", "nr_inodes=3", "nr_inodes=4", "size=4k"])
+def test_a_full_file_system_is_refused_and_no_half_made_area_left(disk, options):
+    root = disk(options)
+    if "size" in options:
+        (root / "all").write_bytes(bytes(4096))
     with pytest.raises(StagingError, match="No space"):
         StagingArea.open(root, URL, who="/mnt/a")
+    assert [area.problem for area in areas(root) if area.problem] == []
+    subprocess.run(["mount", "-o", "remount,size=1m,nr_inodes=100", str(root)], check=True)
+    with StagingArea.open(root, URL, who="/mnt/a") as area:
+        area.check()
 
 
 def test_credentials_in_a_url_are_refused_and_not_repeated(tmp_path):
@@ -262,3 +269,23 @@ def test_another_user_can_neither_use_nor_read_an_area_in_a_shared_root():
         folder.chmod(0o755)
         make_area(root)
         assert mode(folder) == 0o700
+
+
+def test_an_area_is_deleted_only_where_its_owner_left_it_clean(tmp_path):
+    def make(name):
+        return StagingArea.open(tmp_path / "staging", f"s3://bucket/{name}", who="test")
+
+    held = make("held")
+    assert not discard_clean(held.folder)
+    held.close()
+    died = make("died")
+    os.close(died._lock)  # as a kill does
+    conflict = make("conflict")
+    (conflict.folder / "conflicts.jsonl").write_text("1")
+    conflict.close()
+    for folder in (died.folder, conflict.folder, tmp_path / "nothing"):
+        assert not discard_clean(folder)
+    assert discard_clean(held.folder)
+    assert not held.folder.exists()
+    assert died.folder.exists()
+    assert conflict.folder.exists()

@@ -6,16 +6,25 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from datacache.core.errors import UploadError
+from datacache.settings import load_settings
 from datacache.store.bucket import PROBE_PREFIX
-from datacache.testing.faults import Answer, Fault
+from datacache.testing.faults import Answer, Fault, FaultProxy
 from datacache.writeback import leftovers
+from datacache.writeback.conflicts import conflict_key
+from datacache.writeback.model import WRITER
 from datacache.writeback.records import UploadState
 from datacache.writeback.remote import Needs, RemoteView
 from datacache.writeback.uploader import Uploader
 from tests.conftest import ROOT
+from tests.servers import RcloneS3
 from tests.writeback.upload_rig import FILE, FOLDER, MIB, PREFIX, BucketOnCeph, Rig, only, until
 
 pytestmark = pytest.mark.ceph
@@ -28,8 +37,8 @@ def lose(answer: Answer) -> None:
 
 def kept_as(rig: Rig, key: str) -> str:
     """The name of our version after the one conflict there was."""
-    assert [conflict.key for conflict in rig.engine.conflicts] == [key]
-    return rig.engine.conflicts[0].kept_as
+    assert [conflict.key for conflict in rig.engine.conflict_log.unsettled()] == [key]
+    return rig.engine.conflict_log.unsettled()[0].kept_as
 
 
 def test_somebody_elses_newer_object_keeps_its_name_and_ours_lies_beside_it(bucket: BucketOnCeph) -> None:
@@ -46,6 +55,65 @@ def test_somebody_elses_newer_object_keeps_its_name_and_ours_lies_beside_it(buck
     assert rig.objects() == {"model.pt": b"theirs", ours: b"ours"}
     assert rig.uploader.status()["conflicts"][0]["kept_as"] == ours
     assert rig.engine.pendings() == []
+
+
+@pytest.mark.parametrize("whose", ["a mount's", "nobody knows whose"])
+def test_a_conflict_copy_whose_name_is_taken_is_tried_again_and_makes_no_row_of_conflicts(
+    bucket: BucketOnCeph, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    def at_one_time(key: str, _at: float, *args: Any, **options: Any) -> str:
+        return conflict_key(key, 1_700_000_000.0, *args, **options)
+
+    monkeypatch.setattr("datacache.writeback.claims.conflict_key", at_one_time)
+    ours = "notes.conflict-20231114T221320Z-test-host"
+    rig = bucket.rig()
+    rig.put("notes", b"ours")
+    rig.somebody_writes("notes", b"theirs")
+    is_mounts = whose == "a mount's"
+    rig.bucket.write(PREFIX + ours, b"other", {WRITER: "another-1-2"} if is_mounts else {}, expect=None)
+    rig.start()
+    if is_mounts:
+        rig.uploader.flush(30)
+        assert rig.objects() == {"notes": b"theirs", ours: b"other", f"{ours}-2": b"ours"}
+        return
+    for _ in range(3):
+        with pytest.raises(UploadError, match="has the name of this conflict copy"):
+            rig.uploader.flush(30)
+    assert rig.engine.conflict_log.count == 1
+    rig.bucket.remove(PREFIX + ours, expect=None)
+    rig.uploader.flush(30)
+    assert rig.objects() == {"notes": b"theirs", ours: b"ours"}
+    assert kept_as(rig, "notes") == ours
+
+
+PAGES = {
+    "200 with an ETag": Answer(200, [("Content-Type", "text/html"), ("ETag", '"5f2b"')], b"<html>Back soon</html>"),
+    "404": Answer(404, [("Content-Type", "text/html")], b"<html>There is nothing here</html>"),
+}
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_what_is_written_while_a_web_page_answers_for_the_store_is_uploaded_later_and_is_no_conflict(
+    bucket: BucketOnCeph, monkeypatch: pytest.MonkeyPatch, page: Answer
+) -> None:
+    rig = bucket.rig()
+    for key in ("changed", "deleted", "renamed"):
+        rig.put(key, b"old")
+    rig.start()
+    rig.uploader.flush(30)
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket.proxy, "forward", lambda *_request: deepcopy(page))
+        rig.put("changed", b"new")
+        rig.put("small", b"new")
+        rig.put("large", b"o" * (10 * MIB))
+        rig.remove("deleted")
+        rig.rename(("renamed", "moved"))
+        for _ in range(2):
+            with pytest.raises(UploadError):
+                rig.uploader.flush(3)
+    rig.uploader.flush(60)
+    assert rig.objects() == {"changed": b"new", "small": b"new", "large": b"o" * (10 * MIB), "moved": b"old"}
+    assert (rig.engine.conflict_log.count, rig.engine.losses.all()) == (0, [])
 
 
 def test_a_new_file_does_not_replace_one_that_somebody_made_meanwhile(bucket: BucketOnCeph) -> None:
@@ -76,7 +144,7 @@ def test_the_same_bytes_written_by_somebody_else_are_no_conflict(bucket: BucketO
     rig.uploader.flush(30)
     assert rig.objects() == {"notes": b"the same"}
     assert rig.metadata("notes")["mode"] == str(FILE.mode)
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
 
 
 def test_an_object_that_somebody_deleted_is_written_again(bucket: BucketOnCeph) -> None:
@@ -88,7 +156,7 @@ def test_an_object_that_somebody_deleted_is_written_again(bucket: BucketOnCeph) 
     rig.start()
     rig.uploader.flush(30)
     assert rig.objects() == {"notes": b"ours"}
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
 
 
 def test_a_deletion_of_what_somebody_changed_does_not_happen(bucket: BucketOnCeph) -> None:
@@ -111,7 +179,7 @@ def test_a_deletion_of_what_is_deleted_already_is_done(bucket: BucketOnCeph) -> 
     rig.bucket.remove(f"{PREFIX}notes", expect=None)
     rig.start()
     rig.uploader.flush(30)
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
     assert rig.engine.pendings() == []
 
 
@@ -124,7 +192,31 @@ def test_a_rename_of_what_somebody_changed_takes_nothing_from_them(bucket: Bucke
     rig.start()
     rig.uploader.flush(30)
     assert rig.objects() == {"old": b"theirs"}
-    assert {conflict.key for conflict in rig.engine.conflicts} == {"old", "new"}
+    assert [(loss.key, loss.size_bytes) for loss in rig.engine.losses.all()] == [("new", len(b"first"))]
+    assert {conflict.key for conflict in rig.engine.conflict_log.unsettled()} == {"old"}
+
+
+def test_what_is_written_to_a_renamed_file_while_it_is_found_to_be_lost_is_kept(
+    bucket: BucketOnCeph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = bucket.rig()
+    rig.somebody_writes("old", b"first")
+    rig.learn("old")
+    rig.rename(("old", "new"))
+    rig.bucket.remove(f"{PREFIX}old", expect=None)
+    save, written = rig.engine.losses.save, []
+
+    def write_and_save() -> None:
+        if not written:
+            written.append(rig.put("new", b"ours"))
+        save()
+
+    monkeypatch.setattr(rig.engine.losses, "save", write_and_save)
+    rig.start()
+    rig.uploader.flush(30)
+    assert written
+    assert rig.objects() == {"new": b"ours"}
+    assert (rig.engine.losses.all(), rig.engine.conflict_log.count) == ([], 0)
 
 
 def test_a_rename_of_what_somebody_changed_is_sent_from_here_where_its_bytes_are(bucket: BucketOnCeph) -> None:
@@ -141,7 +233,7 @@ def test_a_rename_of_what_somebody_changed_is_sent_from_here_where_its_bytes_are
     again.flush(30)
     again.stop(10)
     assert rig.objects() == {"old": b"theirs", "new": b"o" * 100_000}
-    assert {conflict.key for conflict in rig.engine.conflicts} == {"old"}
+    assert {conflict.key for conflict in rig.engine.conflict_log.unsettled()} == {"old"}
 
 
 def test_keys_that_no_file_can_have_are_left_out_and_counted(
@@ -191,13 +283,53 @@ def test_an_answer_that_is_lost_after_the_write_is_no_conflict(bucket: BucketOnC
     rig.start()
     rig.uploader.flush(60)
     assert rig.objects() == {"file": b"o" * size}
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
     assert rig.engine.pendings() == []
     assert bucket.uploads() == []
     rig.put("file", b"newer")  # and what is known of it is right
     rig.uploader.flush(30)
     assert rig.objects() == {"file": b"newer"}
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
+
+
+@pytest.mark.parametrize("size", [10, 100_000, 5 * MIB])
+def test_a_deletion_is_not_undone_by_a_store_that_forgot_whose_object_it_is(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """rclone's S3 server keeps metadata in memory: after its restart an object says no more that we wrote it."""
+    root, staging = tmp_path / "buckets", tmp_path / "staging"
+    (root / "runs").mkdir(parents=True)
+    staging.mkdir()
+    with ExitStack() as servers:
+        first = servers.enter_context(RcloneS3(tmp_path / "first", root=root))
+        proxy = servers.enter_context(FaultProxy(first.endpoint))
+        for name, value in (first.env() | {"AWS_ENDPOINT_URL": proxy.url, "DATACACHE_STORE_TIMEOUT_S": "10"}).items():
+            monkeypatch.setenv(name, value)
+        rig = Rig(staging, "s3://runs", load_settings()).start()
+        rig.bucket.conditional()
+
+        def lose_and_go_away(answer: Answer) -> None:
+            lose(answer)
+            proxy.always(Fault(status=503, code="SlowDown", only=lambda _method, path: f"/{PREFIX}file" in path))
+
+        proxy.add(Fault(change=lose_and_go_away, only=only("PUT", "file")))
+        rig.put("file", b"o" * size)
+        until(lambda: rig.uploader.status()["failed_files"])
+        assert (root / "runs" / PREFIX / "file").stat().st_size == size
+        rig.uploader.stop(10)
+        rig.engine.close()  # the process that wrote it ends, and the next one knows what the journal says
+        rig.bucket.close()
+        first.close()  # killed, with what it had in memory
+        proxy.pass_on_to(servers.enter_context(RcloneS3(tmp_path / "second", root=root)).endpoint)
+        again = Rig(staging, "s3://runs", load_settings())
+        try:
+            again.remove("file")
+            proxy.heal()
+            again.start().uploader.flush(60)
+            assert not (root / "runs" / PREFIX / "file").exists()
+            assert again.engine.conflict_log.count == 0
+        finally:
+            again.close()
 
 
 def test_a_file_that_changed_after_an_answer_was_lost_replaces_our_own_object(bucket: BucketOnCeph, rig: Rig) -> None:
@@ -210,7 +342,7 @@ def test_a_file_that_changed_after_an_answer_was_lost_replaces_our_own_object(bu
     bucket.proxy.heal()
     rig.uploader.flush(30)
     assert rig.objects() == {"file": b"second"}
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
 
 
 def test_lost_answers_to_copies_and_deletions_are_no_conflicts(bucket: BucketOnCeph, rig: Rig) -> None:
@@ -229,7 +361,7 @@ def test_lost_answers_to_copies_and_deletions_are_no_conflicts(bucket: BucketOnC
     rig.uploader.flush(30)
     assert rig.objects() == {"new": b"x" * 100_000, "mode": b"y" * 100_000}
     assert rig.metadata("mode")["mode"] == str(0o100640)
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
 
 
 _CHILD = """
@@ -308,6 +440,33 @@ def test_only_objects_of_our_own_making_are_taken_for_what_a_store_was_tried_out
     assert sorted(rig.objects()) == sorted(theirs)
 
 
+@pytest.mark.parametrize("parts", [0, 1])
+def test_another_writers_upload_of_the_same_key_is_left_alone(bucket: BucketOnCeph, parts: int) -> None:
+    """Ours was cut off while it was begun; somebody else sends the same key, and its first part is on the way."""
+    client = bucket.server.client()
+    theirs = client.create_multipart_upload(Bucket=bucket.name, Key=f"{PREFIX}file")["UploadId"]
+    for number in range(1, parts + 1):
+        client.upload_part(
+            Bucket=bucket.name, Key=f"{PREFIX}file", UploadId=theirs, PartNumber=number, Body=b"t" * 5 * MIB
+        )
+    bucket.proxy.always(Fault(wait=bucket.never, only=only("POST", "file", query="uploads")))
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD.replace('"large"', '"file"'), str(bucket.folder), bucket.url],
+        cwd=ROOT,
+        env=os.environ,
+    )
+    try:
+        until(lambda: any(r.startswith("POST ") and "uploads" in r for r in bucket.proxy.requests), timeout_s=60)
+    finally:
+        child.kill()
+        child.wait()
+    bucket.proxy.heal()
+    rig = bucket.rig().start()
+    rig.uploader.flush(60)
+    assert [upload["UploadId"] for upload in bucket.uploads()] == [theirs]
+    assert rig.objects() == {"file": bytes(range(200)) * (60 * MIB // 200)}
+
+
 @pytest.mark.parametrize("upload_id", ["", "lost"])
 def test_who_may_not_take_uploads_back_can_upload_all_the_same(bucket: BucketOnCeph, rig: Rig, upload_id: str) -> None:
     rig.engine.save_upload("file", UploadState(1, upload_id, 16 * MIB))
@@ -338,7 +497,7 @@ def test_who_edits_an_object_and_keeps_our_mark_loses_nothing(bucket: BucketOnCe
     rig.put("notes", b"ours, second")
     rig.remove("deleted")
     rig.uploader.flush(30)
-    kept = {conflict.key: conflict.kept_as for conflict in rig.engine.conflicts}
+    kept = {conflict.key: conflict.kept_as for conflict in rig.engine.conflict_log.unsettled()}
     assert kept["deleted"] == ""
     assert rig.objects() == {"notes": b"theirs", kept["notes"]: b"ours, second", "deleted": b"theirs"}
 
@@ -355,4 +514,4 @@ def test_a_file_whose_attributes_are_being_changed_can_be_renamed(bucket: Bucket
     gate.set()
     rig.uploader.flush(60)
     assert rig.objects() == {"renamed": data}
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0

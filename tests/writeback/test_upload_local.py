@@ -54,7 +54,7 @@ def test_a_file_becomes_a_folder_of_the_same_name_and_a_file_again(open_rig: Cal
         assert sorted(os.listdir(folder / "d")) == ["x", "y"]
         for key in ("d/x", "d/y", "d/"):
             rig.remove(key)
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
 
 
 def test_a_folder_is_replaced_by_a_file_that_was_in_it(open_rig: Callable[[], Rig], folder: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_folder_is_replaced_by_a_file_that_was_in_it(open_rig: Callable[[], Ri
         assert os.listdir(folder) == ["d"]
         assert (folder / "d").read_bytes() == b"x" * size
         rig.remove("d")
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
 
 
 def test_what_somebody_edits_in_place_is_not_taken_for_ours(open_rig: Callable[[], Rig], folder: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_somebody_edits_in_place_is_not_taken_for_ours(open_rig: Callable[[
     (folder / "log").write_bytes(b"theirs")  # which keeps the file's attributes
     rig.put("log", b"ours, second")
     rig.uploader.flush(30)
-    (conflict,) = rig.engine.conflicts
+    (conflict,) = rig.engine.conflict_log.unsettled()
     assert (folder / "log").read_bytes() == b"theirs"
     assert (folder / conflict.kept_as).read_bytes() == b"ours, second"
 

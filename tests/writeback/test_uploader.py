@@ -82,7 +82,7 @@ def test_versions_of_a_key_arrive_in_order_and_never_two_at_a_time(bucket: Bucke
     gate.set()
     rig.uploader.wait_for("key", version, 30)
     assert rig.objects()["key"] == b"second"
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
 
 
 def test_a_rename_in_the_bucket_is_a_copy_then_a_deletion(bucket: BucketOnCeph, rig: Rig) -> None:
@@ -103,7 +103,7 @@ def test_two_names_that_were_swapped_are_swapped_in_the_bucket(rig: Rig) -> None
     rig.rename(("one", "two"), ("two", "three"), ("three", "one"))
     rig.uploader.flush(30)
     assert rig.objects() == {"two": b"1" * 100_000, "three": b"2" * 100_000, "one": b"3"}
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
 
 
 def test_a_folder_that_is_gone_is_deleted_after_all_that_was_in_it(bucket: BucketOnCeph, rig: Rig) -> None:
@@ -212,7 +212,7 @@ def test_a_bucket_that_is_not_there_loses_nothing_and_makes_no_conflict(bucket: 
     rig.put("kept", b"newest")
     with pytest.raises(UploadError, match="no bucket"):
         rig.uploader.flush(60)
-    assert rig.engine.conflict_count == 0
+    assert rig.engine.conflict_log.count == 0
     bucket.server.make_bucket(bucket.name)
     rig.uploader.flush(30)
     assert rig.objects() == {"kept": b"newest", "more": b"y"}
@@ -264,7 +264,7 @@ def test_stopping_keeps_what_is_pending_for_the_next_start(bucket: BucketOnCeph)
     again = bucket.rig().start()
     again.uploader.flush(30)
     assert again.objects() == {"a": b"1", "b": b"2" * 100_000}
-    assert again.engine.conflict_count == 0
+    assert again.engine.conflict_log.count == 0
 
 
 def test_a_staging_area_that_was_taken_over_uploads_nothing_more(bucket: BucketOnCeph, rig: Rig) -> None:

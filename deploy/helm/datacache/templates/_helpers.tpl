@@ -1,22 +1,28 @@
-{{- /* Only what Go's text/template has, and toJson of one value: scripts/render_manifests.py renders this without Helm. */ -}}
+{{- /* Only what Go's text/template has, toJson of one value, and fail: scripts/render_manifests.py renders this without Helm. */ -}}
 {{- define "datacache.labels" }}
     app.kubernetes.io/name: datacache
     app.kubernetes.io/instance: {{ .Release.Name }}
     app.kubernetes.io/managed-by: {{ .Release.Service }}
     app.kubernetes.io/version: {{ printf "%q" .Values.image.tag }}
 {{- end }}
-{{- define "datacache.image" }}{{ printf "%q" (printf "%s:%s" .Values.image.repository .Values.image.tag) }}{{ end }}
+{{- define "datacache.image" -}}
+{{- if .Values.image.digest }}{{ printf "%q" (printf "%s@%s" .Values.image.repository .Values.image.digest) }}
+{{- else }}{{ printf "%q" (printf "%s:%s" .Values.image.repository .Values.image.tag) }}{{ end }}
+{{- end }}
 {{- define "datacache.environment" }}
             - {name: HOME, value: /tmp}
             - {name: DATACACHE_HOME, value: {{ printf "%q" .Values.home }}}
+            {{- if .Values.catalog.secret }}
             - name: DATACACHE_CATALOG
-              {{- if .Values.catalog.secret }}
               valueFrom: {secretKeyRef: {name: {{ printf "%q" .Values.catalog.secret }}, key: DATACACHE_CATALOG}}
-              {{- else if .Values.catalog.url }}
-              value: {{ printf "%q" .Values.catalog.url }}
-              {{- else }}
-              value: mongodb://{{ .Release.Name }}-mongodb.{{ .Release.Namespace }}.svc/datacache
-              {{- end }}
+            {{- else if .Values.catalog.url }}
+            - {name: DATACACHE_CATALOG, value: {{ printf "%q" .Values.catalog.url }}}
+            {{- else }}
+            - name: MONGODB_PASSWORD
+              valueFrom: {secretKeyRef: {name: {{ printf "%q" .Values.mongodb.secret }}, key: password}}
+            - name: DATACACHE_CATALOG
+              value: mongodb://datacache:$(MONGODB_PASSWORD)@{{ .Release.Name }}-mongodb.{{ .Release.Namespace }}.svc/datacache?authSource=admin
+            {{- end }}
             {{- range $name, $value := .Values.settings }}
             - {name: {{ $name }}, value: {{ printf "%q" $value }}}
             {{- end }}

@@ -1,9 +1,9 @@
-"""Pinned snapshots: what they refer to is copied into content-addressed storage, so they outlive the bucket.
+"""Copied snapshots: what they refer to is copied into content-addressed storage, so they outlive the bucket.
 
 Used by `api.create_snapshot`. Entries come as they are listed and leave with the keys of their copies, everything else
-as it was, so a diff with an unpinned version sees no change. A creation that is killed can be run again: copies it made
-are not sent again, and those that an earlier pinned snapshot of the same place has are not even read. Memory is bounded
-by the bytes in flight. One thread, which has others at work.
+as it was, so a diff with a version that is not copied sees no change. A creation that is killed can be run again:
+copies it made are not sent again, and those that an earlier copied snapshot of the same place has are not even read.
+Memory is bounded by the bytes in flight. One thread, which has others at work.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from datacache.catalog.base import Catalog
-from datacache.catalog.create import create_snapshot
+from datacache.catalog.create import Look, create_snapshot
 from datacache.catalog.objects import MAX_OBJECT_BYTES, ObjectWriter
-from datacache.core.errors import UsageError
+from datacache.core.errors import StoredObjectsGoneError, UsageError
 from datacache.core.objects import ObjectRef
 from datacache.core.threads import map_in_threads
 from datacache.manifest.model import Entry, SnapshotRecord, Source
-from datacache.manifest.reader import Manifest
+from datacache.manifest.reader import Manifest, root_of
 from datacache.store.base import ObjectStore
+from datacache.store.whole import read_whole
 
 Progress = Callable[[int, int], None]
 THREADS = 32
@@ -27,9 +28,10 @@ _IN_FLIGHT_BYTES = 256 * 2**20
 _EARLIER = 20
 """How many of a dataset's newest snapshots are looked at for copies of the same place."""
 _READY_AT_A_TIME = 500
+_TRIES = 3
 
 
-def create_pinned_snapshot(
+def create_copied_snapshot(
     catalog: Catalog,
     store: ObjectStore,
     prefix: str,
@@ -39,10 +41,13 @@ def create_pinned_snapshot(
     origin: str,
     tags: Sequence[str] = (),
     move_tags: bool = False,
+    replace: bool = False,
     message: str = "",
     check_copies: bool = False,
     threads: int = THREADS,
     progress: Progress | None = None,
+    warnings: Callable[[], Sequence[str]] = tuple,
+    look: Look | None = None,
 ) -> SnapshotRecord:
     """As `create_snapshot`, and every object is copied through `writer` first. `progress(files, bytes)`: what is done.
 
@@ -55,21 +60,32 @@ def create_pinned_snapshot(
             f"the storage for copies, {source.store}/{source.prefix}, lies inside of {origin}",
             hint="Set DATACACHE_OBJECTS (or --objects) to a prefix or bucket of its own.",
         )
+    tries = 1
     while True:
         earlier, known = _earlier(catalog, name, origin, source)
-        pinner = _Pinner(store, prefix, writer, known, check_copies=check_copies, threads=threads, progress=progress)
-        record = create_snapshot(
-            catalog,
-            store,
-            prefix,
-            name=name,
-            origin=origin,
-            tags=tags,
-            move_tags=move_tags,
-            message=message,
-            copied_to=source,
-            copied=pinner.copied,
-        )
+        copier = _Copier(store, prefix, writer, known, check_copies=check_copies, threads=threads, progress=progress)
+        try:
+            record = create_snapshot(
+                catalog,
+                store,
+                prefix,
+                name=name,
+                origin=origin,
+                tags=tags,
+                move_tags=move_tags,
+                replace=replace,
+                message=message,
+                copied_to=writer,
+                copied=copier.copied,
+                warnings=warnings,
+                look=look,
+            )
+        except StoredObjectsGoneError:
+            if tries == _TRIES:
+                raise
+            tries += 1
+            check_copies = True
+            continue
         # Had the earlier snapshot been removed meanwhile, garbage collection might have taken copies of both. If it is
         # still listed now, then it was all the time until the new one was.
         if earlier is None or catalog.snapshot(name, earlier.id) is not None:
@@ -77,7 +93,7 @@ def create_pinned_snapshot(
         check_copies = True
 
 
-class _Pinner:
+class _Copier:
     """Copies the objects of one listing."""
 
     def __init__(
@@ -96,6 +112,8 @@ class _Pinner:
         self._check = check_copies
         self._threads = threads
         self._progress = progress
+        self._elsewhere: dict[bytes, str] = {}
+        """The keys of what lies elsewhere than its path says: links, which are few."""
 
     def copied(self, entries: Iterable[Entry]) -> Generator[Entry, None, None]:
         """The same entries, each when its copy is there."""
@@ -133,7 +151,11 @@ class _Pinner:
         """Entries, those that the earlier snapshot has with the same ETag under its keys. Both are in path order."""
         known = self._known.entries() if self._known is not None else iter(())
         before = next(known, None)
-        for entry in entries:
+        for listed in entries:
+            entry = listed
+            if entry.key is not None:
+                self._elsewhere[entry.path] = entry.key.decode("utf-8", "surrogateescape")
+                entry = entry._replace(key=None)
             while before is not None and before.path < entry.path:
                 before = next(known, None)
             yield entry._replace(key=before.key) if before is not None and _unchanged(before, entry) else entry
@@ -141,23 +163,22 @@ class _Pinner:
     def _seen_to(self, rows: list[Entry]) -> list[Entry]:
         """Runs in any thread."""
         entry = rows[0]  # alone, if there is anything to see to
-        if entry.path[-1:] == b"/":
+        if entry.path[-1:] == b"/" or entry.is_folder_link:
             return rows
         if entry.key is None or (self._check and not self._writer.has(entry.key, entry.size_bytes)):
             return [self._copy(entry)]
         return rows
 
     def _copy(self, entry: Entry) -> Entry:
-        key = self._prefix + entry.path.decode("utf-8", "surrogateescape")
-        ref = ObjectRef(self._store.url, key, entry.size_bytes, entry.etag, entry.version)
+        key = self._elsewhere.get(entry.path) or self._prefix + entry.path.decode("utf-8", "surrogateescape")
+        root = root_of(self._store.url, self._prefix, key)
+        ref = ObjectRef(self._store.url, key, entry.size_bytes, entry.etag, entry.version, root)
         if entry.size_bytes > MAX_OBJECT_BYTES:
             raise UsageError(
                 f"{ref.url} has {entry.size_bytes:,} bytes; at most {MAX_OBJECT_BYTES:,} can be copied",
-                hint="Without --pin, snapshots refer to objects of any size.",
+                hint="Without --copy, snapshots refer to objects of any size.",
             )
-        starts = range(0, entry.size_bytes, _PART_BYTES)
-        parts = [self._store.read(ref, at, min(at + _PART_BYTES, entry.size_bytes)) for at in starts]
-        stored = self._writer.put(b"".join(parts))
+        stored = self._writer.put(read_whole(self._store, ref, _PART_BYTES))
         return entry._replace(
             etag=entry.etag or stored.hex, version="", key=stored.key.encode("utf-8", "surrogateescape")
         )

@@ -1,0 +1,221 @@
+"""Leases: garbage collection leaves alone, although no data set lists it, what is mounted, what is being made, and what
+was removed a short while ago.
+
+Kept as documents of the catalog, with times by the clock that all its users share (`Catalog.now_s`), never a node's:
+
+    mount-lease   holder → until when, on which host, and which snapshots are mounted where
+    creation      token → since when objects are being stored for a snapshot that is not committed yet
+    removed       snapshot id → when it was removed: the grace period counts from then
+    sweep         `objects` → how often a collection has begun, or ended, to delete stored objects
+
+A lease ends by itself, so a node that died keeps nothing for ever. Any thread and process may call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from datacache.core.concurrency import PerProcess
+from datacache.manifest.model import BlobId
+
+if TYPE_CHECKING:
+    from datacache.catalog.base import Catalog
+
+MOUNTS = "mount-lease"
+CREATIONS = "creation"
+REMOVED = "removed"
+SWEEPS = "sweep"
+
+MOUNT_LEASE_S = 7 * 86_400.0
+"""From the last renewal: a laptop may sleep, and a node be cut off from the catalog, for so long."""
+RENEW_EVERY_S = 3600.0
+CREATION_S = 3 * 86_400.0
+"""A creation that takes longer looks for its objects before it commits."""
+REUSE_S = 3600.0
+"""A creation may rely on what was stored this long before it began, without storing it again."""
+
+_NO_DOCUMENT = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+_LATEST_S = 1e11
+"""In the year 5138. Later ones, and those before 1970, are no times."""
+_VERSION = 1
+_OBJECTS = "objects"
+
+
+class MountLease(NamedTuple):
+    """The snapshots that one home on one node has mounted."""
+
+    holder: str
+    host: str
+    until_s: float
+    snapshots: Mapping[str, Sequence[str]]
+    """Snapshot id → the mount points, each as `HOST:DIR`."""
+
+
+def write_mounts(catalog: Catalog, holder: str, host: str, mounts: Iterable[tuple[str, str]]) -> None:
+    """Take, renew or end the lease of `holder`, of exactly these (snapshot id, mount point). The catalog's errors."""
+    wanted: dict[str, list[str]] = {}
+    for id, where in mounts:
+        wanted.setdefault(id, []).append(f"{host}:{where}")
+    if not wanted:
+        catalog.remove_document(MOUNTS, holder)
+        return
+    values = {"host": host, "until_s": catalog.now_s() + MOUNT_LEASE_S, "snapshots": wanted}
+    _set(catalog, MOUNTS, holder, values)
+
+
+def mount_leases(catalog: Catalog) -> list[MountLease]:
+    """The leases that have not ended."""
+    now_s = catalog.now_s()
+    found = [_mount_lease(key, text) for key, text in _all(catalog, MOUNTS)]
+    return [lease for lease in found if lease is not None and lease.until_s > now_s]
+
+
+def mounted_at(catalog: Catalog, id: str) -> list[str]:
+    """Return where a snapshot is mounted, as `HOST:DIR`, as far as the catalog knows."""
+    return sorted(where for lease in mount_leases(catalog) for where in lease.snapshots.get(id, ()))
+
+
+def removed_text(now_s: float) -> str:
+    """The document that says when a snapshot was removed."""
+    return json.dumps({"version": _VERSION, "at_s": int(now_s)})
+
+
+def held_roots(
+    mounts: Iterable[str], removed: Iterable[tuple[str, str]], *, now_s: float, cutoff_s: float
+) -> frozenset[BlobId]:
+    """The snapshots that stay although nobody lists them, from the texts of leases and of removals: mounted, or removed
+    after `cutoff_s`."""
+    ids = _held(mounts, removed, now_s=now_s, cutoff_s=cutoff_s)
+    return frozenset(BlobId(bytes.fromhex(id)) for id in ids)
+
+
+def held_now(catalog: Catalog, *, now_s: float, cutoff_s: float) -> set[str]:
+    """The ids of the snapshots that stay although nobody lists them."""
+    mounts = [text for _key, text in _all(catalog, MOUNTS)]
+    return _held(mounts, _all(catalog, REMOVED), now_s=now_s, cutoff_s=cutoff_s)
+
+
+def _held(mounts: Iterable[str], removed: Iterable[tuple[str, str]], *, now_s: float, cutoff_s: float) -> set[str]:
+    leases = (_mount_lease("", text) for text in mounts)
+    ids = {id for lease in leases if lease is not None and lease.until_s > now_s for id in lease.snapshots}
+    ids |= {id for id, text in removed if _number(text, "at_s") > cutoff_s}
+    return {id for id in ids if _is_id(id)}
+
+
+def forget_ended(catalog: Catalog, *, now_s: float, cutoff_s: float) -> None:
+    """Remove the documents that hold nothing any more: ended leases, and removals at `cutoff_s` or before."""
+    for kind, field, end_s in ((MOUNTS, "until_s", now_s), (CREATIONS, "until_s", now_s), (REMOVED, "at_s", cutoff_s)):
+        for key, text in _all(catalog, kind):
+            if _number(text, field) <= end_s:
+                catalog.remove_document(kind, key, old=text)  # one that was renewed meanwhile has another text
+
+
+def oldest_creation_age_s(catalog: Catalog, now_s: float) -> float:
+    """Return how long ago the oldest creation under way may have stored, or relied on, something; 0 where there is
+    none.
+    """
+    begun = [_number(text, "since_s") for _key, text in _all(catalog, CREATIONS) if _number(text, "until_s") > now_s]
+    return max((now_s - since_s + REUSE_S for since_s in begun), default=0.0)
+
+
+def all_documents(listed: Callable[..., list[tuple[str, str]]], kind: str) -> Iterator[tuple[str, str]]:
+    """All keys and texts of a kind, read page by page by `listed(kind, after=…)`."""
+    after = ""
+    while page := listed(kind, after=after):
+        yield from page
+        after = page[-1][0]
+
+
+def note_sweep(catalog: Catalog) -> None:
+    """Note that a collection begins or ends to delete stored objects: creations under way look for theirs then."""
+    while True:
+        old = _sweeps_text(catalog)
+        if catalog.set_document(SWEEPS, _OBJECTS, str(int(old or 0) + 1), old=old):
+            return
+
+
+class Creation:
+    """The lease of a creation that stores objects: none of them goes before it has committed or was given up.
+
+    Safe from several threads, after `fork()` and pickled: copies are the same creation, which only the process that
+    made it ends.
+    """
+
+    def __init__(self, catalog: Catalog, key: str = "") -> None:
+        self._catalog = catalog
+        self._owner = 0 if key else os.getpid()
+        self.key = key or secrets.token_hex(16)
+        self._sweeps: str | None = None
+        self._begun = False
+        self._beginning = PerProcess(threading.Lock)
+
+    def begin(self) -> None:
+        """Take the lease, unless it was taken. To be called before anything is stored."""
+        with self._beginning.get():
+            if self._begun:
+                return
+            self._sweeps = _sweeps_text(self._catalog)
+            now_s = self._catalog.now_s()
+            values = {"version": _VERSION, "since_s": now_s, "until_s": now_s + CREATION_S}
+            self._catalog.set_document(CREATIONS, self.key, json.dumps(values), old=None)
+            self._begun = True
+
+    def undisturbed(self) -> bool:
+        """Tell whether nothing that was stored since `begin` can have gone: the lease holds, and no collection has
+        deleted objects meanwhile.
+        """
+        if not self._begun:
+            return True
+        now_s = self._catalog.now_s()
+        until_s = next((_number(text, "until_s") for key, text in _all(self._catalog, CREATIONS) if key == self.key), 0)
+        return until_s > now_s and _sweeps_text(self._catalog) == self._sweeps
+
+    def end(self) -> None:
+        """Give the lease back, after the commit."""
+        if self._begun and self._owner == os.getpid():
+            self._begun = False
+            self._catalog.remove_document(CREATIONS, self.key)
+
+
+def _set(catalog: Catalog, kind: str, key: str, values: dict[str, Any]) -> None:
+    text = json.dumps({"version": _VERSION} | values)
+    while True:
+        old = dict(_all(catalog, kind)).get(key)
+        if old == text or catalog.set_document(kind, key, text, old=old):
+            return
+
+
+def _sweeps_text(catalog: Catalog) -> str | None:
+    return dict(_all(catalog, SWEEPS)).get(_OBJECTS)
+
+
+def _all(catalog: Catalog, kind: str) -> Iterator[tuple[str, str]]:
+    # From the catalog itself: `Catalog.document` may answer from what a node remembers.
+    return all_documents(catalog.documents, kind)
+
+
+def _mount_lease(holder: str, text: str) -> MountLease | None:
+    try:
+        found = json.loads(text)
+        snapshots = {str(id): tuple(map(str, places)) for id, places in found["snapshots"].items()}
+        return MountLease(holder, str(found["host"]), _number(text, "until_s"), snapshots)
+    except (*_NO_DOCUMENT, AttributeError):
+        return None
+
+
+def _number(text: str, name: str) -> float:
+    """Return a time of a document, 0 where it says none that there can be: what others wrote ends no collection."""
+    try:
+        number = float(json.loads(text)[name])
+    except _NO_DOCUMENT:
+        return 0.0
+    return number if 0 <= number < _LATEST_S else 0.0
+
+
+def _is_id(text: str) -> bool:
+    return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)

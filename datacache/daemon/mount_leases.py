@@ -1,0 +1,139 @@
+"""The daemon's lease of what this home has mounted: garbage collection, anywhere, leaves that alone.
+
+Whoever mounts asks the daemon to take the lease before the mount is acknowledged (`DaemonClient.hold_mounts`). A thread
+of the daemon renews it once an hour, and within half a minute of a change. What is mounted, and of which catalog, is
+what the state files of mounts in the home say, so a daemon that is started again goes on; what an earlier boot of the
+machine left there does not count. While a catalog is away, mounts are made and read all the same, and the lease is
+taken when it is back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from datacache.catalog import leases
+from datacache.catalog.base import Catalog
+from datacache.core.boot import boot_id
+from datacache.core.disk import replace_file
+from datacache.core.errors import DatacacheError
+from datacache.settings import Settings
+from datacache.store.clock import elapsed_s
+
+log = logging.getLogger(__name__)
+_LOOK_EVERY_S = 30.0
+
+
+class Mounted(NamedTuple):
+    """One mount, by the state file of its supervisor."""
+
+    id: str
+    mountpoint: str
+    catalog: str
+    """The URL of the catalog that it was opened from; '' for the daemon's."""
+
+
+class MountLeases:
+    """The leases of one home's mounts: one in each catalog that they were opened from. `renew` may be called from any
+    thread."""
+
+    def __init__(self, settings: Settings, open_catalog: Callable[[str], Catalog]) -> None:
+        """`open_catalog` opens the one at a URL; it is closed after each use."""
+        self._home, self._url, self._open_catalog = settings.home, settings.catalog, open_catalog
+        self._lock = threading.Lock()  # over reading what is mounted and writing it down
+        self._written: list[Mounted] = []
+        self._written_at = float("-inf")
+        self._failed = False
+        self._note = self._home / "run" / "mount-lease"
+        """Names the catalogs that may have a lease of this home."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mount-leases", daemon=True)
+
+    def start(self) -> None:
+        """Begin to renew."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; a request that is under way is left to the process's end."""
+        self._stopping.set()
+
+    def renew(self) -> int:
+        """Write down now what is mounted: how many mounts. The catalogs' errors, after all of them were asked."""
+        with self._lock:
+            mounts = mounted(self._home)
+            mine = {mount.catalog or self._url for mount in mounts}
+            known = self._noted()
+            if not mine <= known:
+                self._write_note(known | mine)
+            failed: list[DatacacheError] = []
+            left = set(mine)
+            for url in sorted(known | mine):
+                places = [(mount.id, mount.mountpoint) for mount in mounts if (mount.catalog or self._url) == url]
+                try:
+                    with closing(self._open_catalog(url)) as catalog:
+                        leases.write_mounts(catalog, holder(self._home), socket.gethostname(), places)
+                except DatacacheError as exc:
+                    left.add(url)
+                    failed.append(exc)
+            if left != known | mine:
+                self._write_note(left)
+            if failed:
+                raise failed[0]
+            self._written, self._written_at = mounts, elapsed_s()
+            return len(mounts)
+
+    def _noted(self) -> set[str]:
+        try:
+            return set(self._note.read_text(encoding="utf-8").split("\n")[:-1]) or {self._url}
+        except FileNotFoundError:
+            return set()
+
+    def _write_note(self, urls: set[str]) -> None:
+        if urls:
+            replace_file(self._note, "".join(f"{url}\n" for url in sorted(urls)).encode(), durable=False)
+        else:
+            self._note.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if elapsed_s() - self._written_at >= leases.RENEW_EVERY_S or mounted(self._home) != self._written:
+                    self.renew()
+                self._failed = False
+            except (DatacacheError, OSError) as exc:
+                if not self._failed:
+                    log.warning("garbage collection is not told what is mounted here: %s", exc)
+                self._failed = True
+            self._stopping.wait(_LOOK_EVERY_S)
+
+
+def mounted(home: Path) -> list[Mounted]:
+    """List the snapshots that are mounted, by the state files of their supervisors.
+
+    One whose state does not say in which boot it was written counts: to hold too much for a while does no harm.
+    """
+    this_boot = boot_id()
+    found = []
+    for path in (home / "mounts").glob("*.json"):
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            if not this_boot or state.get("boot", "") in ("", this_boot):
+                where = Mounted(str(state["snapshot_id"]), str(state["mountpoint"]), str(state.get("catalog", "")))
+                found.append(where)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue  # a read-write mount's, or one that goes this moment
+    return sorted(found)
+
+
+def holder(home: Path) -> str:
+    """The name of this home's lease: another after a reboot, and on a clone of the machine."""
+    there = os.stat(home)
+    return blake2b(f"{boot_id()} {there.st_dev} {there.st_ino}".encode(), digest_size=16).hexdigest()

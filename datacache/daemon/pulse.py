@@ -1,0 +1,180 @@
+"""The daemon's pulse: a small file that says when the daemon could last answer, so that nobody has to wait to find out.
+
+A daemon that is stopped, or whose threads hang, accepts connections and says nothing. Readers that learned this by
+waiting would each wait anew. Instead the daemon writes the time into `<home>/run/daemon.pulse` a few times a second,
+and only while its event loop turns and its threads make progress; every process of the node reads it before and while
+it waits for an answer. So the first to notice has waited `SILENT_S`, the others have not waited, and when the daemon
+goes on, its next beat is seen by all.
+
+The daemon holds a lock on the file: an old beat under a lock is a silent daemon, one without a lock is no daemon. The
+lock is tested, never taken (`F_OFD_GETLK`, fcntl(2)), so a reader is in nobody's way. It ends with the daemon, however
+that ends, and is seen from other PID namespaces. Times are `CLOCK_MONOTONIC`, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from datacache.core.concurrency import PerProcess
+from datacache.daemon import paths
+
+log = logging.getLogger(__name__)
+SILENT_S = 3.0
+"""A daemon that has not beaten for so long is silent. A busy machine may keep a process from running for a second."""
+_LATE_S = 1.0
+BEAT_EVERY_S = 0.25
+_LOCK_TRIES = 50
+_BEAT = struct.Struct("<Q")  # nanoseconds
+_LOCK = struct.Struct("hhqqixxxx")  # struct flock of 64-bit Linux
+_OFD_GETLK, _OFD_SETLK = 36, 37  # fcntl.h; Python has no names for them before 3.13
+
+
+class Pulse:
+    """The daemon's side. `hangs` says what makes no progress, '' for nothing; the pulse's thread calls it."""
+
+    def __init__(
+        self, home: Path, turn_loop: Callable[[Callable[[], object]], object], hangs: Callable[[], str]
+    ) -> None:
+        """`turn_loop(callback)` has the event loop call back as soon as it gets to it, from any thread."""
+        self._path = paths.pulse_path(home)
+        self._turn_loop, self._hangs = turn_loop, hangs
+        self._turned = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self.problem = ""
+        """The thing that hangs, as `GET /healthz` shows it. Set by the thread."""
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop beating and let go of the file."""
+        self._stopping.set()
+        self._thread.join(SILENT_S)
+
+    def _run(self) -> None:
+        try:
+            fd = self._open()
+        except OSError as exc:
+            log.warning("no pulse can be shown at %s: %s", self._path, exc.strerror)
+            return
+        try:
+            asked = False
+            while not self._stopping.is_set():
+                if not asked or self._turned.is_set():
+                    self._turned.clear()
+                    with contextlib.suppress(RuntimeError):  # the loop has ended: no more beats
+                        self._turn_loop(self._turned.set)
+                    asked = True
+                self._turned.wait(BEAT_EVERY_S)
+                self._note(self._hangs())
+                if self._turned.is_set() and not self.problem:
+                    with contextlib.suppress(OSError):  # of a broken disk: readers go past it
+                        os.pwrite(fd, _BEAT.pack(time.monotonic_ns()), 0)
+                self._stopping.wait(BEAT_EVERY_S)
+        finally:
+            os.close(fd)
+
+    def _note(self, problem: str) -> None:
+        if bool(problem) != bool(self.problem):
+            log.warning("%s: readers go past this daemon" if problem else "no thread hangs any more%s", problem)
+        self.problem = problem
+
+    def _open(self) -> int:
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        for _ in range(_LOCK_TRIES):  # the daemon before this one may be ending
+            try:
+                fcntl.fcntl(fd, _OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+                break
+            except OSError:
+                time.sleep(0.1)
+        os.pwrite(fd, _BEAT.pack(time.monotonic_ns()), 0)
+        return fd
+
+
+class PulseWatch:
+    """A reader's side. Any thread; usable after `fork()`."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = paths.pulse_path(home)
+        self._file: PerProcess[_File] = PerProcess(lambda: _File(self._path))
+
+    def silent_s(self) -> float | None:
+        """For how long a daemon that lives has been silent; None where it is not, or where no daemon shows a pulse."""
+        age_s = self._file.get().age_s()
+        return age_s if age_s is not None and age_s >= SILENT_S else None
+
+    def late(self) -> bool:
+        """Tell whether the daemon may turn out to be silent soon."""
+        age_s = self._file.get().age_s()
+        return age_s is not None and age_s > _LATE_S
+
+    def beats(self) -> bool:
+        """Tell whether a daemon lives and is not silent. False also for one that shows no pulse."""
+        age_s = self._file.get().age_s(always=True)
+        return age_s is not None and age_s < SILENT_S
+
+
+class _File:
+    """The pulse file, held open. A lost race of two threads costs a descriptor's reopening, never a wrong answer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()  # guards _fd
+        self._fd = -1
+
+    def age_s(self, *, always: bool = False) -> float | None:
+        """Return how old the last beat of a daemon that lives is; None where none is known to live. Whether it lives is
+        looked at for an old beat only, or `always`.
+        """
+        with self._lock:
+            age_s = self._age_s()
+            if always or age_s is None or age_s >= SILENT_S:
+                self._reopen()  # it may be another file by now
+                age_s = self._age_s()
+                if (always or (age_s is not None and age_s >= SILENT_S)) and not self._held():
+                    return None
+            return age_s
+
+    def _age_s(self) -> float | None:
+        if self._fd < 0:
+            return None
+        with contextlib.suppress(OSError, struct.error):
+            beat_ns: int = _BEAT.unpack(os.pread(self._fd, _BEAT.size, 0))[0]
+            # A beat of the future is from before a restart of the machine: what it says is not known.
+            return max(0.0, (time.monotonic_ns() - beat_ns) / 1e9)
+        return None
+
+    def _held(self) -> bool:
+        if self._fd < 0:
+            return False
+        try:
+            answer = fcntl.fcntl(self._fd, _OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except OSError:
+            return False
+        return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    def _reopen(self) -> None:
+        try:
+            if self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
+                return
+        except OSError:
+            pass
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        with contextlib.suppress(OSError):
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)

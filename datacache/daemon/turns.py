@@ -1,0 +1,238 @@
+"""Turns at fetching: fair between data sets, bounded in number and bytes, readers before fills.
+
+One `Turns` stands in front of all gets of the daemon. Whoever wants one queues by its data set (or by the share of the
+cache that the data set belongs to), and each data set in turn gets as many bytes (deficit round robin: Shreedhar and
+Varghese, "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995). So a data set with one reader waits for one
+block of one with two hundred, not for two hundred.
+
+- *Reads* that somebody waits for go first. What is read *ahead* begins when no read waits, and *fills* (warm-ups,
+  published orders) have bytes of their own; while reads wait, few of them begin.
+- *Room*: a turn has its bytes from its beginning to when nobody needs them any more, which is after they were stored
+  and sent. Without room nothing is fetched, so a slow disk or slow readers hold back gets and take no memory.
+- *Reserve*: a data set with little under way begins also where others have taken all. A dead store, or stopped readers,
+  keep those of their own data set waiting and nobody else.
+
+All calls but `Waiting.wait` return at once. Any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+QUANTUM_BYTES = 4 * 2**20
+"""The bytes that a data set may begin each time it is its turn: one block."""
+EXTRA_TURNS = 16
+"""Turns beyond the limits, of all data sets that have little under way together."""
+_LITTLE = 4
+_ONE_BYTES = 2**16
+"""The cost of a turn besides its bytes: many small reads are work, too."""
+_FILLS_BEHIND_READS = 8
+"""The part of the fills' turns that go on while reads wait: one in so many."""
+
+
+class Kind(Enum):
+    """The purpose of a turn."""
+
+    READ = 0
+    AHEAD = 1
+    FILL = 2
+
+
+@dataclass(eq=False)
+class Turn:
+    """One get, from when it queues to when its bytes are let go. `fetched` and `release` are each called once."""
+
+    kind: Kind
+    flow: str
+    size_bytes: int
+    begin: Callable[[], object]
+    """Called when its turn has come, from any thread; returns at once."""
+
+
+@dataclass
+class _Use:
+    """The holdings of one data set's turns, or of all."""
+
+    fetching: int = 0
+    held_bytes: int = 0
+
+
+@dataclass
+class _Flow:
+    """The turns of one kind that one data set waits for."""
+
+    waiting: deque[Turn] = field(default_factory=deque)
+    credit_bytes: int = 0
+
+
+class FairQueue:
+    """Deficit round robin over data sets. Not safe from several threads."""
+
+    def __init__(self) -> None:
+        self._flows: OrderedDict[str, _Flow] = OrderedDict()  # those that want something, the next one first
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, turn: Turn) -> None:
+        """Queue a turn behind those of its data set."""
+        self._flows.setdefault(turn.flow, _Flow()).waiting.append(turn)
+        self._count += 1
+
+    def pop(self, fits: Callable[[Turn], bool]) -> Turn | None:
+        """The turn that is next, of the data sets whose first one fits; None if there is none."""
+        able = {flow for flow, wanted in self._flows.items() if fits(wanted.waiting[0])}
+        while able:
+            flow = next(iter(self._flows))
+            wanted = self._flows[flow]
+            cost = wanted.waiting[0].size_bytes + _ONE_BYTES
+            if flow in able and wanted.credit_bytes >= cost:
+                wanted.credit_bytes -= cost
+                turn = wanted.waiting.popleft()
+                self._count -= 1
+                if not wanted.waiting:
+                    del self._flows[flow]  # with its credit: nobody saves up for later
+                return turn
+            if flow in able:
+                wanted.credit_bytes += QUANTUM_BYTES + _ONE_BYTES
+            self._flows.move_to_end(flow)
+        return None
+
+
+class Turns:
+    """See the module. `fetching` gets at a time for readers and as many for fills."""
+
+    def __init__(self, fetching: int, *, ahead: int, read_bytes: int, fill_bytes: int) -> None:
+        self._lock = threading.Lock()  # guards all below
+        self._most = {Kind.READ: fetching, Kind.AHEAD: ahead, Kind.FILL: fetching}
+        self._limit_bytes = {Kind.READ: read_bytes, Kind.AHEAD: read_bytes, Kind.FILL: fill_bytes}
+        self._waiting = {kind: FairQueue() for kind in Kind}
+        self._all = {kind: _Use() for kind in Kind}
+        self._by_flow: dict[tuple[bool, str], _Use] = {}
+        self._extra = 0
+        self._beyond: set[int] = set()  # ids of turns that began in the reserve
+        self._open = False
+
+    def queue(self, turn: Turn) -> None:
+        """Have `turn.begin` called when its turn has come."""
+        with self._lock:
+            self._waiting[turn.kind].put(turn)
+        self._begin()
+
+    def wait(self, kind: Kind, flow: str, size_bytes: int) -> Turn:
+        """Wait for a turn, in this thread."""
+        come = threading.Event()
+        turn = Turn(kind, flow, size_bytes, come.set)
+        with self._lock:
+            if not self._anybody_waits() and self._within_limits(turn):  # almost always
+                turn.begin = _nothing
+                self._take(turn)
+                return turn
+        self.queue(turn)
+        come.wait()
+        return turn
+
+    def fetched(self, turn: Turn) -> None:
+        """The get of a turn has ended, well or badly; its bytes are needed still."""
+        with self._lock:
+            self._all[turn.kind].fetching -= 1
+            self._use(turn).fetching -= 1
+            self._forget(turn)
+            waits = self._anybody_waits()
+        if waits:
+            self._begin()
+
+    def release(self, turn: Turn) -> None:
+        """Nobody needs the bytes of a turn any more."""
+        with self._lock:
+            self._all[turn.kind].held_bytes -= turn.size_bytes
+            self._use(turn).held_bytes -= turn.size_bytes
+            if id(turn) in self._beyond:
+                self._beyond.discard(id(turn))
+                self._extra -= 1
+            self._forget(turn)
+            waits = self._anybody_waits()
+        if waits:
+            self._begin()
+
+    def held_bytes(self) -> int:
+        """Return what all turns hold now."""
+        with self._lock:
+            return sum(use.held_bytes for use in self._all.values())
+
+    def waiting(self) -> int:
+        """Return how many turns wait."""
+        with self._lock:
+            return sum(len(queue) for queue in self._waiting.values())
+
+    def open(self) -> None:
+        """Let all begin at once: the daemon ends, and they are to notice."""
+        with self._lock:
+            self._open = True
+        self._begin()
+
+    def _begin(self) -> None:
+        while True:
+            with self._lock:
+                turn = self._next_locked()
+                if turn is None:
+                    return
+            begin, turn.begin = turn.begin, _nothing  # no cycle keeps what it refers to
+            begin()
+
+    def _next_locked(self) -> Turn | None:
+        for waiting in self._waiting.values():
+            turn = waiting.pop(self._fits) if waiting else None
+            if turn is not None:
+                if not self._open and not self._within_limits(turn):
+                    self._extra += 1
+                    self._beyond.add(id(turn))
+                self._take(turn)
+                return turn
+        return None
+
+    def _take(self, turn: Turn) -> None:
+        for use in (self._all[turn.kind], self._use(turn)):
+            use.fetching += 1
+            use.held_bytes += turn.size_bytes
+
+    def _anybody_waits(self) -> bool:
+        return any(self._waiting.values())
+
+    def _fits(self, turn: Turn) -> bool:
+        if self._open or self._within_limits(turn):
+            return True
+        if turn.kind is not Kind.READ or self._extra >= EXTRA_TURNS:
+            return False
+        use, everybody = self._use(turn), self._all[Kind.READ]
+        little = use.fetching < _LITTLE and use.held_bytes + turn.size_bytes <= _LITTLE * QUANTUM_BYTES
+        return little and (use.fetching < everybody.fetching or use.held_bytes < everybody.held_bytes)
+
+    def _within_limits(self, turn: Turn) -> bool:
+        most, reads_wait = self._most[turn.kind], len(self._waiting[Kind.READ])
+        if turn.kind is Kind.AHEAD and reads_wait:
+            return False
+        if turn.kind is Kind.FILL and reads_wait:
+            most = max(1, most // _FILLS_BEHIND_READS)
+        use = self._all[turn.kind]
+        held = use.held_bytes
+        if turn.kind is not Kind.FILL:  # what is read ahead takes of the same bytes
+            held = self._all[Kind.READ].held_bytes + self._all[Kind.AHEAD].held_bytes
+        return use.fetching < most and (not held or held + turn.size_bytes <= self._limit_bytes[turn.kind])
+
+    def _use(self, turn: Turn) -> _Use:
+        return self._by_flow.setdefault((turn.kind is Kind.FILL, turn.flow), _Use())
+
+    def _forget(self, turn: Turn) -> None:
+        use = self._use(turn)
+        if not use.fetching and not use.held_bytes:
+            del self._by_flow[turn.kind is Kind.FILL, turn.flow]
+
+
+def _nothing() -> None:
+    """Do nothing: of a turn that has begun nothing is left to do."""

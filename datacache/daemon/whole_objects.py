@@ -1,0 +1,328 @@
+"""Objects of several blocks, checked as a whole once all of their blocks are on this node.
+
+A store has no checksum of a part of an object, so a block of a large one is delivered and cached unchecked. This asks
+the store for the checksum of all of it when its first block is fetched, takes CRCs of blocks as they come, and compares
+when the last one has landed; what was here before, and for hashes that cannot be put together everything, is read back
+from the tiers. An object that turns out to be wrong leaves the tiers, so it is fetched again; once that has happened
+twice, reading it is an error for a while.
+
+The index remembers which objects are unchecked (`TierWriter.unchecked`). What is held here, for a number of objects,
+makes their check cheaper and can be lost. A thread looks in the index for unchecked objects that are not held here:
+those that an earlier daemon left, that were too many at once, or that could not be checked when they came.
+
+Used by the fetcher. Any thread; what takes time is done by a few threads in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from datacache.core.errors import CacheError, ChecksumError, DatacacheError, ObjectChangedError, ObjectNotFoundError
+from datacache.core.objects import ObjectId, ObjectRef, block_count, block_id, block_length, object_id
+from datacache.store.base import ObjectStore
+from datacache.store.checksums import (
+    TALLY,
+    Checksum,
+    Data,
+    Running,
+    combined,
+    compute,
+    is_crc,
+    md5_etags,
+    mismatch,
+)
+from datacache.tiers.local import LocalBlocks
+from datacache.tiers.writer import TierWriter
+
+log = logging.getLogger(__name__)
+_REMEMBERED = 1000
+_THREADS = 8
+_MOST_WAITING = 100
+"""So many questions and comparisons may wait for a thread; then fetching new objects waits for them."""
+_PATIENCE_S = 5.0
+"""For how long: a store may be silent about checksums and give bytes, and readers need these."""
+_LOOK_EVERY_S = 5.0
+_JOIN_S = 1.0
+_AGAIN_S = 300.0
+"""Time after which an object that could not be checked is tried again."""
+_FAILURES = 2
+"""So often an object is fetched again before it counts as damaged."""
+_DAMAGED_S = 600.0
+
+
+class _Large:
+    """An object of which some blocks have come."""
+
+    def __init__(self, ref: ObjectRef) -> None:
+        self.ref = ref
+        self.asked = False
+        self.expected: Checksum | None = None
+        self.failed = False
+        """True if the store did not say what all of it should be."""
+        self.crcs: dict[int, bytes] = {}
+        self.here: set[int] = set()
+
+
+class WholeObjects:
+    """The large objects that come to a node. `md5`: also those that have only an ETag that may be an MD5."""
+
+    def __init__(
+        self,
+        writer: TierWriter,
+        local: LocalBlocks,
+        open_store: Callable[[str], ObjectStore],
+        *,
+        md5: bool = True,
+    ) -> None:
+        self._writer, self._local, self._open_store, self._md5 = writer, local, open_store, md5
+        self._changed = threading.Condition()  # guards all below and what hangs on it
+        self._objects: dict[ObjectId, _Large] = {}
+        """Those that are not whole yet, as far as is known, the oldest first."""
+        self._checking: dict[ObjectId, _Large] = {}
+        """Those that are being compared, unless blocks of them have come meanwhile."""
+        self._waiting = 0
+        self._failed: dict[ObjectId, tuple[int, float, ChecksumError]] = {}
+        self._not_checked: dict[ObjectId, float] = {}
+        """When those were tried that could not be checked and still are here."""
+        self._ended = threading.Event()
+        self._look = threading.Event()
+        """Set if there may be unchecked objects that nobody holds here."""
+        self._look.set()
+        self._workers = ThreadPoolExecutor(_THREADS, thread_name_prefix="check")
+        self._looker = threading.Thread(target=self._keep_looking, name="unchecked", daemon=True)
+        self._looker.start()
+
+    def expect_sound(self, ref: ObjectRef) -> None:
+        """Raise `ChecksumError` for an object that keeps coming with other bytes than its checksum is of."""
+        if not self._failed:
+            return
+        with self._changed:
+            failures, at, error = self._failed.get(object_id(ref), (0, 0.0, None))
+            if failures >= _FAILURES and error is not None and time.monotonic() - at < _DAMAGED_S:
+                raise error
+
+    def fetched(self, ref: ObjectRef, number: int, data: Data) -> None:
+        """Take note of the bytes of a block, before it is stored. Waits a few seconds where many wait to be checked."""
+        if block_count(ref.size_bytes) < 2:
+            return
+        large = self._hold(ref, _MOST_WAITING, _PATIENCE_S)
+        expected = None if large is None else large.expected
+        if large is not None and expected is not None and is_crc(expected.algorithm):
+            large.crcs[number] = compute(expected.algorithm, data)
+
+    def landed(self, ref: ObjectRef, number: int) -> None:
+        """Take note that the tiers have a block. Waits for nothing: the writer calls it."""
+        if block_count(ref.size_bytes) < 2:
+            return
+        id = object_id(ref)
+        with self._changed:
+            large = self._objects.get(id)
+            if large is not None:
+                large.here.add(number)
+                self._check_if_whole_locked(id, large)
+            elif id not in self._checking:
+                self._look.set()
+
+    def close(self) -> None:
+        """Begin nothing more. What is not checked by then, the next daemon checks."""
+        self._ended.set()
+        self._look.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._looker.join(_JOIN_S)
+
+    def _hold(self, ref: ObjectRef, most_waiting: int, patience_s: float | None) -> _Large | None:
+        """Return what is held of an object; if nothing is, begin to ask about it once fewer than so many wait. None if
+        that takes longer than `patience_s`."""
+        id = object_id(ref)
+
+        def its_turn() -> bool:
+            return self._waiting < most_waiting or id in self._objects or self._ended.is_set()
+
+        with self._changed:
+            in_time = self._changed.wait_for(its_turn, patience_s)
+            large = self._objects.get(id)
+            if large is not None:
+                return large
+            self._checking.pop(id, None)  # that began before this block came
+            if not in_time or self._ended.is_set():
+                return None
+            if len(self._objects) >= _REMEMBERED:
+                # Those that are not asked about yet are passed over: their last block may be here already.
+                oldest = next((other for other, held in self._objects.items() if held.asked), None)
+                if oldest is not None:
+                    del self._objects[oldest]
+            large = self._objects[id] = _Large(ref)
+            self._do_soon_locked(self._ask, id, large)
+            return large
+
+    def _do_soon_locked(self, work: Callable[[ObjectId, _Large], None], id: ObjectId, large: _Large) -> None:
+        """Have the background do it. What goes wrong there is logged, and the object counts as not checked, once."""
+
+        def run() -> None:
+            try:
+                work(id, large)
+            except Exception as exc:
+                with self._changed:
+                    first = id not in self._not_checked
+                    self._not_checked[id] = time.monotonic()
+                    if self._objects.get(id) is large:
+                        del self._objects[id]
+                if first:
+                    ours = isinstance(exc, DatacacheError)
+                    words = exc.message if isinstance(exc, DatacacheError) else repr(exc)
+                    log.warning("%s is not checked: %s", large.ref.url, words, exc_info=not ours)
+                    TALLY.checked("none")
+            finally:
+                with self._changed:
+                    self._waiting -= 1
+                    self._changed.notify_all()
+
+        try:
+            self._workers.submit(run)
+        except RuntimeError:  # closed: the daemon is ending
+            return
+        self._waiting += 1
+
+    def _keep_looking(self) -> None:
+        while not self._ended.is_set():
+            self._look.wait(_AGAIN_S)
+            self._look.clear()
+            if self._ended.is_set():
+                return
+            try:
+                self._take_up()
+            except Exception as exc:  # noqa: BLE001 - the next look may find them
+                log.warning("unchecked objects are looked for again later: %r", exc)
+            self._ended.wait(_LOOK_EVERY_S)
+
+    def _take_up(self) -> None:
+        """Have those unchecked objects checked of which all blocks are here and nobody holds anything."""
+        with self._changed:
+            tried = dict(self._not_checked)
+        gone = set(tried)
+        for some in self._writer.unchecked():
+            for id, ref in {object_id(ref): ref for ref in some}.items():
+                gone.discard(id)
+                if self._ended.is_set():
+                    return
+                if id in tried and time.monotonic() - tried[id] < _AGAIN_S:
+                    continue
+                with self._changed:
+                    held = id in self._objects or id in self._checking
+                numbers = range(block_count(ref.size_bytes))
+                # The index is asked once more after the look at what is held: a check may have ended just before.
+                if (
+                    not held
+                    and self._writer.is_unchecked(id)
+                    and all(self._local.has(block_id(id, n)) for n in numbers)
+                ):
+                    self._hold(ref, _THREADS, None)  # what is fetched now comes first
+        with self._changed:
+            for id in gone:
+                self._not_checked.pop(id, None)
+
+    def _ask(self, id: ObjectId, large: _Large) -> None:
+        """In the background: what all of it should be, and what was here before."""
+        expected, failed = None, False
+        try:
+            expected = self._expected(large.ref)
+        except Exception as exc:  # noqa: BLE001 - asked again, and told then
+            failed = True
+            log.info("%s: the store does not say its checksum, and is asked again: %r", large.ref.url, exc)
+        before = {n for n in range(block_count(large.ref.size_bytes)) if self._local.has(block_id(id, n))}
+        with self._changed:
+            large.expected, large.failed = expected, failed
+            large.here |= before
+            large.asked = True
+            self._check_if_whole_locked(id, large)
+
+    def _check_if_whole_locked(self, id: ObjectId, large: _Large) -> None:
+        whole = large.asked and len(large.here) == block_count(large.ref.size_bytes)
+        if whole and self._objects.get(id) is large:
+            del self._objects[id]
+            self._checking[id] = large
+            self._do_soon_locked(self._check, id, large)
+
+    def _check(self, id: ObjectId, large: _Large) -> None:
+        """In the background: compare all of it."""
+        try:
+            self._compare(id, large)
+        finally:
+            with self._changed:
+                if self._checking.get(id) is large:
+                    del self._checking[id]
+
+    def _compare(self, id: ObjectId, large: _Large) -> None:
+        ref = large.ref
+        try:
+            expected = self._expected(ref) if large.failed else large.expected
+        except (ObjectNotFoundError, ObjectChangedError) as exc:  # there will never be an answer
+            log.warning("%s is not checked: %s", ref.url, exc.message)
+            expected = None
+        if expected is None:
+            TALLY.checked("none")
+            self._settle(id, large)
+            return
+        found = self._digest(id, large, expected)
+        if found is None:
+            raise CacheError("some of its blocks went away meanwhile")
+        right = found == expected.value
+        if expected.algorithm == "md5":
+            right = md5_etags(ref.store).meet(ref, expected.value, found)
+        with self._changed:
+            self._not_checked.pop(id, None)
+            if right:
+                self._failed.pop(id, None)
+            else:
+                error = mismatch(ref, expected, found)
+                self._failed[id] = self._failed.get(id, (0, 0.0, None))[0] + 1, time.monotonic(), error
+        if right:
+            TALLY.checked(expected.algorithm if found == expected.value else "none")
+            self._settle(id, large)
+            return
+        TALLY.failed(expected.algorithm)
+        log.error("%s; it leaves the cache", error.message)
+        blocks = [block_id(id, number) for number in range(block_count(ref.size_bytes))]
+        self._writer.call(lambda: self._writer.drop_object(blocks)).result()
+        self._local.sweep()  # what it has open would go on to be given
+
+    def _settle(self, id: ObjectId, large: _Large) -> None:
+        """Have the index forget that an object is unchecked, unless blocks have come since the check began. Blocks that
+        come from now on are stored later, as the writer does one thing after the other."""
+
+        def settle() -> None:
+            with self._changed:
+                if self._checking.get(id) is not large:
+                    return
+            self._writer.mark_checked(id)
+
+        self._writer.call(settle).result()
+
+    def _digest(self, id: ObjectId, large: _Large, expected: Checksum) -> bytes | None:
+        ref = large.ref
+        running = Running(expected.algorithm)
+        together: bytes | None = None
+        for number in range(block_count(ref.size_bytes)):
+            crc = large.crcs.get(number)
+            if crc is None:
+                found = self._local.view(block_id(id, number), 0, None)
+                if found is None:
+                    return None
+                if not is_crc(expected.algorithm):
+                    running.update(found[0])
+                    continue
+                crc = compute(expected.algorithm, found[0])
+            length = block_length(ref.size_bytes, number)
+            together = crc if together is None else combined(expected.algorithm, together, crc, length)
+        return running.digest() if together is None else together
+
+    def _expected(self, ref: ObjectRef) -> Checksum | None:
+        """Ask the store for the checksum of all of it; None where there is none to go by."""
+        expected = self._open_store(ref.store).checksum(ref)
+        return None if expected is not None and expected.algorithm == "md5" and not self._md5 else expected

@@ -1,0 +1,258 @@
+"""A daemon that is there and says nothing: who notices, who waits, and what goes on without it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from datacache import connect, create_snapshot, open_snapshot
+from datacache.core.errors import DaemonSilentError, DaemonUnavailableError
+from datacache.core.objects import ObjectRef
+from datacache.daemon import paths
+from datacache.daemon import pulse as pulse_module
+from datacache.daemon.client import DaemonClient
+from datacache.daemon.pulse import PulseWatch
+from datacache.daemon.server import Daemon
+from datacache.tiers.recovery import open_tiers
+
+DATA = {f"{n:03d}.bin": bytes([n]) * 5_000 for n in range(60)}
+
+
+class NoCatalog:
+    url = "sqlite:///x"
+
+    def get_blobs(self, ids):
+        return {}
+
+
+@pytest.fixture
+def settings(settings):
+    """Without warm-ups."""
+    return dataclasses.replace(settings, prefetch=False)
+
+
+@pytest.fixture
+def snapshot(settings, tmp_path):
+    """A snapshot of a folder, of which nothing is on the node."""
+    (tmp_path / "bucket").mkdir()
+    for name, data in DATA.items():
+        (tmp_path / "bucket" / name).write_bytes(data)
+    create_snapshot("mask", str(tmp_path / "bucket"), tags=["v1"], settings=settings)
+    return "mask@v1"
+
+
+def until(true, what):
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def stopped(settings):
+    """A daemon that is stopped (SIGSTOP) and known to be silent; gives its pid."""
+    client = connect(settings)
+    pid = client.health()["pid"]
+    until(client.beats, "no pulse")
+    os.kill(pid, signal.SIGSTOP)
+    yield pid
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_reads_past_a_stopped_daemon_wait_once_and_use_it_again_when_it_goes_on(settings, snapshot, stopped):
+    # Three seconds are promised. Waiting for an answer takes 2 T + 10 s, here 130.
+    settings = dataclasses.replace(settings, store_timeout_s=60.0)
+    names = sorted(DATA)
+    begun = time.monotonic()
+    with open_snapshot(snapshot, settings) as reader:
+        for name in names[:20]:
+            assert reader.read(name) == DATA[name]
+        assert time.monotonic() - begun < 60
+        os.kill(stopped, signal.SIGCONT)
+        until(lambda: PulseWatch(settings.home).silent_s() is None, "still silent")
+        for name in names[20:30]:
+            assert reader.read(name) == DATA[name]
+    # On a busy machine it may seem silent once more while the last ten are read.
+    assert 20 <= connect(settings).cache_status()["reads"]["direct_reads"] < 30
+
+
+def test_a_process_that_comes_later_does_not_wait_at_all(settings, snapshot, stopped):
+    until(lambda: DaemonClient(settings).silence(), "not silent")
+    late = DaemonClient(settings)
+    late._once = lambda *_: pytest.fail("it was asked")  # type: ignore[assignment]
+    with pytest.raises(DaemonSilentError, match=str(stopped)):
+        late.block(ObjectRef("file://", "x", 1, "", ""), 0, "d", "s")
+
+
+def test_commands_and_probes_say_so_within_seconds(settings, stopped):
+    until(lambda: DaemonClient(settings).silence(), "not silent")
+    environment = os.environ | settings.environment()
+
+    def run(*command):
+        return subprocess.run(
+            [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    shown = run("dataset_cli.main", "status")
+    assert shown.returncode == 0
+    assert "does not answer" in shown.stdout
+    assert f"kill -CONT {stopped}" in shown.stderr
+    for command in (
+        ("dataset_cli.main", "daemon", "status"),
+        ("dataset_cli.main", "daemon", "stop"),
+        ("datacache.daemon", "--check"),
+    ):
+        failed = run(*command)
+        assert failed.returncode == 1, command
+        assert f"pid {stopped}" in failed.stderr
+    os.kill(stopped, signal.SIGCONT)
+    until(DaemonClient(settings).beats, "no pulse")
+    assert run("datacache.daemon", "--check").returncode == 0
+    assert run("dataset_cli.main", "daemon", "status").returncode == 0
+
+
+def test_without_a_daemon_the_probe_fails_and_starts_none(settings):
+    environment = os.environ | settings.environment()
+    command = [sys.executable, "-m", "datacache.daemon", "--check"]
+    assert subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False).returncode == 1
+    assert not paths.lock_path(settings.home).exists()
+
+
+def test_a_daemon_that_is_opening_its_tiers_still_passes_the_probe_unless_it_is_stopped(settings, tmp_path):
+    environment = os.environ | settings.environment() | {"GO_ON": str(tmp_path / "go-on")}
+    program = (
+        "import os, sys, time; from datacache.daemon import __main__, server; opened = server.open_tiers\n"
+        "def slowly(settings):\n"
+        "    while not os.path.exists(os.environ['GO_ON']): time.sleep(0.02)\n"
+        "    return opened(settings)\n"
+        "server.open_tiers = slowly; sys.exit(__main__.main())"
+    )
+    daemon = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    command = [sys.executable, "-m", "datacache.daemon", "--check"]
+
+    def passes():
+        return not subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False).returncode
+
+    try:
+        until(paths.keeper_socket_path(settings.home).exists, "it does not start")
+        assert passes()
+        assert not DaemonClient(settings).alive()
+        daemon.send_signal(signal.SIGSTOP)
+        assert not passes()
+        daemon.send_signal(signal.SIGCONT)
+        (tmp_path / "go-on").touch()
+        until(DaemonClient(settings).beats, "it does not serve")
+        assert passes()
+    finally:
+        daemon.kill()
+        daemon.wait()
+
+
+def test_a_killed_daemon_is_not_silent_but_gone_and_the_next_read_starts_another(settings, snapshot):
+    client = connect(settings)
+    until(client.beats, "no pulse")
+    pid = client.health()["pid"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not client.beats(), "a dead daemon beats")
+    assert client.silence() is None
+    with open_snapshot(snapshot, settings) as reader:
+        assert reader.read("001.bin") == DATA["001.bin"]
+    assert connect(settings).health()["pid"] != pid
+
+
+def test_a_daemon_that_hangs_shows_no_pulse(settings, monkeypatch):
+    """Its loop turns, but a thread of it makes no progress; or its loop does not turn."""
+    monkeypatch.setattr(pulse_module, "SILENT_S", 0.5)
+    monkeypatch.setattr("datacache.daemon.server._WRITER_STUCK_S", 0.2)
+    paths.pulse_path(settings.home).parent.mkdir()
+    go_on, turn = threading.Event(), threading.Event()
+
+    async def serve(writer):
+        daemon = Daemon(settings, writer, NoCatalog())
+        daemon.begin()
+        watch = PulseWatch(settings.home)
+        await asyncio.to_thread(until, watch.beats, "no pulse")
+        hanging = writer.call(lambda: go_on.wait(30))
+        await asyncio.to_thread(until, watch.silent_s, "it beats though its writer hangs")
+        # A starved thread may miss a beat before that: the reason comes when the writer was looked at.
+        await asyncio.to_thread(until, lambda: "has taken nothing" in daemon._pulse.problem, "it says no reason")
+        go_on.set()
+        await asyncio.wrap_future(hanging)
+        await asyncio.to_thread(until, watch.beats, "it goes on")
+        seen = []
+        looking = threading.Thread(target=lambda: (until(watch.silent_s, "the loop"), seen.append(1), turn.set()))
+        looking.start()
+        assert turn.wait(30)  # the loop does not turn here
+        await asyncio.to_thread(looking.join)
+        await asyncio.to_thread(until, watch.beats, "it goes on")
+        await daemon.close()
+
+    with open_tiers(settings) as writer:
+        asyncio.run(serve(writer))
+    assert not PulseWatch(settings.home).beats()
+
+
+def test_gets_that_never_end_count_as_hanging(settings, monkeypatch):
+    from datacache.daemon.fetcher import Fetcher
+
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Store:
+        def read(self, ref, start, stop):
+            begun.set()
+            go_on.wait(30)
+            return b"x" * (stop - start)
+
+    with open_tiers(settings) as writer:
+        from datacache.tiers.local import LocalBlocks
+
+        local = LocalBlocks(settings.home, settings.ram_dir)
+        fetcher = Fetcher(writer, local, lambda _: Store(), 2)
+        assert fetcher.stuck_s() == 0
+        waiting = fetcher.read(ObjectRef("s3://b", "k", 10, "e", ""), 0, "d")
+        assert begun.wait(30)
+        until(lambda: fetcher.stuck_s() > 0.1, "no get is under way")
+        go_on.set()
+        waiting.result(30)
+        until(lambda: fetcher.stuck_s() == 0, "it ended")
+        fetcher.close()
+
+
+def test_a_daemon_that_cannot_be_started_is_not_tried_by_each_read_anew(settings, monkeypatch):
+    (settings.home / "cache").write_text("in the way")
+    spawned = []
+    spawn = DaemonClient._spawn
+    monkeypatch.setattr(DaemonClient, "_spawn", lambda self: spawned.append(1) or spawn(self))
+    monkeypatch.setattr("datacache.daemon.client._START_FAILURE_S", 300.0)
+    ref = ObjectRef("file://", "x", 1, "", "")
+    for _ in range(10):
+        with pytest.raises(DaemonUnavailableError, match="cache"):
+            DaemonClient(settings).block(ref, 0, "d", "s")
+    assert len(spawned) == 1
+    with pytest.raises(DaemonUnavailableError, match="cache"):
+        connect(settings)  # who asks for a daemon has it tried again
+    assert len(spawned) == 2
+
+
+def test_what_takes_long_is_waited_for_whatever_the_patience_with_stores(settings, monkeypatch):
+    """A pin of a million files takes the daemon longer than a store may take for an answer."""
+    waited: dict[str, float] = {}
+
+    def once(_self, send, timeout_s, **_more):
+        waited[send.args[1]] = timeout_s
+        return b'{"ref": "many@1", "pinned": true, "freed_bytes": 0}'
+
+    monkeypatch.setattr(DaemonClient, "_once", once)
+    client = DaemonClient(dataclasses.replace(settings, store_timeout_s=0.5))
+    client.pin("many")
+    client.unpin("many")
+    client.evict("many")
+    assert min(waited.values()) > 500
