@@ -94,6 +94,8 @@ class MappedFile:
 
     def _ask(self, start: int, stop: int) -> None:
         first = start & -mmap.PAGESIZE
+        # These pages and no others: a fault would have the disk read as much again on either side.
+        _madvise(self._address + first, stop - first, mmap.MADV_WILLNEED)
         while stop > start and _madvise(self._address + first, stop - first, _MADV_POPULATE_READ):
             if (code := ctypes.get_errno()) != errno.EINTR:
                 self._read(start, stop)  # says why, or gets it after all: this kernel may not know how to populate
