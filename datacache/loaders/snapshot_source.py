@@ -86,8 +86,10 @@ class SnapshotSource(SampleSource):
         def read(sample: int) -> bytes | memoryview:
             return self.snapshot.read_row(int(self._rows[sample]), 0, int(self._sizes[sample]))
 
-        found: list[bytes | memoryview | DatacacheError] = gather(read, samples)
-        return found
+        # The last ones first: what an order was published of is fetched in that order, so once the last has come, most
+        # are here and nobody has to be asked for them.
+        found: list[bytes | memoryview | DatacacheError] = gather(read, samples[::-1])
+        return found[::-1]
 
     def _object(self, sample: int) -> ObjectId:
         at = _ID_BYTES * sample
