@@ -72,13 +72,26 @@ def _mounted(talk: Talk, config: MountConfig) -> MountInfo:
         config = config.fixed_to(f"{facts['dataset']}@{facts['id']}")
         fd = session.mount(config, f"datacache:{facts['dataset']}@{facts['id'][:12]}")
         try:
-            return _served(talk, config, fd)
+            info = _served(talk, config, fd)
+            _expect_noted(info)
+            return info
         except BaseException:
             with contextlib.suppress(MountError):
                 session.unmount_now(config.mountpoint, lazy=True)
             raise
         finally:
             os.close(fd)
+
+
+def _expect_noted(info: MountInfo) -> None:
+    """Raise `MountError` where a new mount's state could not be written: nobody could find it, to unmount it."""
+    files = MountFiles(info.config.home, info.mountpoint)
+    noted = files.read()
+    if noted is None or noted.device != info.device:
+        raise MountError(
+            f"the mount cannot be noted down in {files.folder}; is its disk full?",
+            hint=f"df -h {files.folder}; {info.mountpoint} is not mounted. Make room, and mount it again.",
+        )
 
 
 def _served(talk: Talk, config: MountConfig, fd: int, former: MountInfo | None = None) -> MountInfo:

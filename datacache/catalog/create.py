@@ -61,9 +61,8 @@ def create_snapshot(
             builder = ManifestBuilder([source], catalog.put_blobs, known=known)
             list_into(builder, store, prefix, progress, copied=copied, look=look)
             if builder.empty:
-                raise ObjectNotFoundError(
-                    f"there is nothing under {origin}", url=origin, hint="Check the bucket's name and the prefix."
-                )
+                what = "the bucket's name and the prefix" if not store.url.startswith("file:") else "the path"
+                raise ObjectNotFoundError(f"there is nothing under {origin}", url=origin, hint=f"Check {what}.")
             return commit_manifest(
                 catalog,
                 builder,

@@ -92,7 +92,7 @@ GONE_HINT = (
     "It was deleted since it was listed. Make a new snapshot, or restore it; dsctl snapshot verify NAME names all such "
     "files."
 )
-_HANGS = "See whether it is well; DATACACHE_STORE_TIMEOUT_S sets how long to wait for it."
+_HANGS = "See whether the store at that endpoint is well; DATACACHE_STORE_TIMEOUT_S sets how long to wait for it."
 _OVERWRITTEN_HINT = (
     "It was overwritten since it was listed. Make a new snapshot, or restore the recorded version; dsctl snapshot "
     "verify NAME names all such files. A read-write mount shows what is there now soon."

@@ -302,14 +302,17 @@ def _credentials(store_url: str, options: StoreOptions, environ: Mapping[str, st
 
 
 def _resolve(store_url: str, options: StoreOptions, settings: Settings, environ: Mapping[str, str]) -> S3Access:
-    from botocore.exceptions import BotoCoreError
+    from botocore.exceptions import BotoCoreError, ProfileNotFound
 
     try:
         region, endpoint, ca_bundle = _place(options, environ)
         credentials = _credentials(store_url, options, environ)
     except BotoCoreError as exc:
+        why = f"({type(exc).__name__})"
+        if isinstance(exc, ProfileNotFound):
+            why = f"since there is no profile {exc.kwargs.get('profile', '')!r}"
         raise StoreAccessError(
-            f"the credentials for {store_url} cannot be had ({type(exc).__name__})",
+            f"the credentials for {store_url} cannot be had {why}",
             url=store_url,
             hint=credentials_hint(store_url),
         ) from exc

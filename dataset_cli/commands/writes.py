@@ -54,7 +54,8 @@ def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
     live = state["live"]
     yield f"rw mount {state['mountpoint']}  {state['url']}  (close waits until: {state['ack']})"
     if state["restarts"]:
-        yield f"         its server died and was started again, {state['restarts']} times so far; see {state['log']}"
+        times = "once" if state["restarts"] == 1 else f"{state['restarts']} times"
+        yield f"         its server died and was started again, {times} so far; see {state['log']}"
     if live is None:
         yield f"         {state['error']}"
         yield f"         → {state['hint']}"

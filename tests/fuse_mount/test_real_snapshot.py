@@ -79,6 +79,22 @@ def test_a_ref_that_names_nothing_is_said(settings: Settings, tmp_path: Path) ->
         fuse_mount.mount_snapshot("mask@v9", tmp_path / "mnt", settings=settings)
 
 
+def test_a_mount_that_cannot_be_noted_down_is_not_left_mounted(
+    folder: Path, settings: Settings, tmp_path: Path
+) -> None:
+    create_snapshot("mask", folder.as_uri(), settings=settings)
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    in_its_place = MountFiles(settings.home, mountpoint).state
+    in_its_place.mkdir(parents=True)  # a full disk has the same effect: the state cannot be written
+    with pytest.raises(MountError, match="cannot be noted down"):
+        fuse_mount.mount_snapshot("mask", mountpoint, settings=settings)
+    assert not mountpoint.is_mount()
+    in_its_place.rmdir()
+    fuse_mount.mount_snapshot("mask", mountpoint, settings=settings)
+    fuse_mount.unmount(mountpoint, settings=settings)
+
+
 @pytest.mark.parametrize("with_daemon", [True, False])
 def test_what_is_mounted_is_held_until_it_is_unmounted(
     folder: Path, settings: Settings, tmp_path: Path, with_daemon: bool

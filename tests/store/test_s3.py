@@ -494,6 +494,10 @@ def test_a_profile_gives_credentials_and_endpoint(
     monkeypatch.delenv("AWS_PROFILE")
     bucket.store = open_it(bucket.url, stores=(StoreOptions(name="x", url=bucket.url, profile="lab"),))
     assert all(bucket.read(how) == DATA for how in READS)
+    monkeypatch.setenv("AWS_PROFILE", "nope")
+    bucket.store = open_it(bucket.url)
+    with pytest.raises(StoreAccessError, match="since there is no profile 'nope'"):
+        bucket.read(READS[0])
 
 
 def test_an_anonymous_store_signs_nothing(bucket: Bucket, open_it: Callable[..., ObjectStore]) -> None:
