@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -58,6 +61,20 @@ def test_what_a_group_is_entitled_to_is_taken_back_and_stays_its_own_whatever_th
         found = used(writer)
     assert found["small"] >= 2_000_000
     assert found["greedy"] > 10 * MIB  # more than its share: nobody needs the rest
+
+
+def test_what_is_stored_along_with_others_of_a_group_above_its_share_finds_room(shared):
+    with open_tiers(shared) as writer, ThreadPoolExecutor(1) as thread:
+        put(writer, *greedy(100))
+        for n, block in enumerate(small(60)):
+            gate = threading.Event()
+            held = writer.call(gate.wait)  # so that the next ones are stored in one go
+            stored = thread.submit(put, writer, *greedy(3, start=1000 + 3 * n), block)
+            while writer._queue.qsize() < 4:
+                time.sleep(0.001)
+            gate.set()
+            held.result(10)
+            assert stored.result(10)[-1], n
 
 
 def test_nobody_takes_more_back_than_its_share(shared):
