@@ -61,7 +61,7 @@ class Target:
     told: bool = False
     """True if an Event on the pod says so."""
     pod: dict[str, str] = field(default_factory=dict)
-    """Whose it is: namespace, name and uid. Empty where nobody said."""
+    """The pod's namespace, name and uid. Empty where nobody said."""
 
 
 @dataclass(frozen=True, kw_only=True)

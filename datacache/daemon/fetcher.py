@@ -92,7 +92,7 @@ class _Flight:
         self.stored: list[Stored] = []
         self.for_reader = False
         self.turn: Turn | None = None
-        """Whose bytes it has; None until it is its turn to be fetched."""
+        """The turn that its bytes count in; None until it is its turn to be fetched."""
         self.holds = 1
         """Holders that need the bytes: the tiers until they are stored, and each reader until they are sent."""
         self.wanted: Kind | None = None

@@ -176,7 +176,10 @@ class Tier:
         """Evict what the policy lets go until `need_bytes` fit (`planned`: for what a published order reads next;
         `group`: for whom, by `Shares.group`). Its own transaction; files go after the commit."""
         excess = self.used_bytes + need_bytes - self.budget_bytes
-        if excess <= 0 and not self._takes_back_ahead(group, need_bytes):
+        takes_back = group is not None and not self.has_share(group)
+        if takes_back and need_bytes:
+            excess += self._reserve_bytes()  # ahead: others may fill the last of the room in the same go
+        if excess <= 0:
             return True
         if need_bytes > self.budget_bytes:
             return False
@@ -184,11 +187,10 @@ class Tier:
         states = self._states()
         if self._shares and group is not None:
             entitled = self._entitled()
-            if self._used_by.get(group, 0) < entitled.get(group, 0):
+            if takes_back:
                 self._reserved_until = time.monotonic() + _RESERVED_S
                 held = [Held(state, self._group_of(state.id)) for state in states]
-                excess += self._reserve_bytes() if need_bytes else 0
-                self.evict(to_take_back(held, max(0, excess), self._used_by, entitled, group))
+                self.evict(to_take_back(held, excess, self._used_by, entitled, group))
                 return self.used_bytes + need_bytes <= self.budget_bytes
             used = self._used_by
             states = [state for state in states if may_evict(group, self._group_of(state.id), used, entitled)]
@@ -343,13 +345,6 @@ class Tier:
     def _entitled(self) -> dict[str, int]:
         groups = {self._group_of(id) for id in self.containers} | set(self._shares.groups())
         return {group: self._shares.entitled_bytes(group, self.budget_bytes) for group in groups}
-
-    def _takes_back_ahead(self, group: str | None, need_bytes: int) -> bool:
-        """Tell whether a group that has less than its share is about to write into the last of the room: others may
-        fill that in the same go, so it takes room back before there is none."""
-        if not self._shares or group is None or not need_bytes or self.has_share(group):
-            return False
-        return self.used_bytes + need_bytes + self._reserve_bytes() > self.budget_bytes
 
     def _reserve_bytes(self) -> int:
         return min(containers.open_region_size(self.budget_bytes), self.budget_bytes // 8)
