@@ -30,7 +30,7 @@ from obstore.store import S3Store
 
 from benchmarks.harness import Home, Table, Workspace, make_files, parser
 from datacache import api
-from datacache.core.objects import block_id
+from datacache.core.ids import block_id
 from datacache.daemon.warmer import snapshot_objects
 from datacache.manifest.reader import Manifest
 from datacache.settings import load_settings

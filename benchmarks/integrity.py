@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness import OBJECT_BYTES, Table, Workspace, make_files, parser, ratio, timed
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.settings import load_settings
 from datacache.store.checksums import Checker, compute
 from datacache.store.open import open_backend

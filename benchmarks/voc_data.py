@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from datacache.testing.faces import draw_faces
+from dataset_cli.demo.faces import draw_faces
 
 LABELS = ("glasses", "hat", "mask", "no_mask", "scarf")
 _WEIGHTS = (2, 1, 6, 3, 1)

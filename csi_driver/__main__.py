@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from datacache.core.errors import DatacacheError, SettingsError
 
 if TYPE_CHECKING:
-    from csi_driver.node import NodeService
+    from csi_driver.node.service import NodeService
     from datacache.settings import Settings
 
 DESCRIPTION = """\
@@ -152,7 +152,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         stack.callback(lambda: ended.append(server.close()))
         server.start()
         if arguments.register is not None:
-            from csi_driver.registration import registration_server
+            from csi_driver.identity import registration_server
 
             registration = registration_server(
                 arguments.register, arguments.kubelet_endpoint or str(arguments.endpoint)
@@ -171,8 +171,8 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _controller(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> object:
-    from csi_driver.annotations import BucketRules
-    from csi_driver.controller import ControllerService
+    from csi_driver.controller.annotations import BucketRules
+    from csi_driver.controller.service import ControllerService
     from csi_driver.kube import open_api
 
     if arguments.kubeconfig is not None and not arguments.kubeconfig.is_file():
@@ -190,9 +190,9 @@ def _controller(arguments: argparse.Namespace, settings: Settings, stack: ExitSt
 
 
 def _node(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> NodeService:
-    from csi_driver.annotations import BucketRules
+    from csi_driver.controller.annotations import BucketRules
     from csi_driver.kube import open_api
-    from csi_driver.node import NodeService
+    from csi_driver.node.service import NodeService
     from csi_driver.status import RequestError
 
     try:

@@ -1,14 +1,25 @@
-"""The Identity service: who the driver is and what it can do. Any thread."""
+"""The Identity service: who the driver is and what it can do. Any thread.
+
+The kubelet's view of the driver: a socket in its folder `plugins_registry`, on which it asks who this is.
+
+With `--register` the driver does itself what the sidecar `node-driver-registrar` is for elsewhere. The kubelet watches
+the folder: a socket that appears is asked for `GetInfo`, one that goes is deregistered. Beside an older driver's the
+socket takes its place in one step (`server`), so a rolling upgrade is never deregistered.
+"""
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.wrappers_pb2 import BoolValue
 
 import datacache
 from csi_driver import DRIVER_NAME
+from csi_driver.server import Server
 from csi_driver.wire import csi_pb2 as csi
+from csi_driver.wire import registration_pb2 as wire
 
 
 class IdentityService:
@@ -31,3 +42,36 @@ class IdentityService:
     def Probe(self, _request: csi.ProbeRequest, _context: Any) -> csi.ProbeResponse:  # noqa: N802
         # Ready as soon as it answers. A catalog or a store that is away is no reason to be restarted for.
         return csi.ProbeResponse(ready=BoolValue(value=True))
+
+
+SOCKET_NAME = f"{DRIVER_NAME}-reg.sock"
+
+_log = logging.getLogger("csi_driver.identity")
+
+
+class RegistrationService:
+    """The methods are the RPCs of `pluginregistration.Registration`."""
+
+    def __init__(self, endpoint: str) -> None:
+        """`endpoint` is the path of the driver's socket as the kubelet sees it."""
+        self._endpoint = endpoint
+
+    def GetInfo(self, _request: wire.InfoRequest, _context: Any) -> wire.PluginInfo:  # noqa: N802
+        # The versions are those of the kubelet's interface, not of the driver or of CSI's latest.
+        return wire.PluginInfo(
+            type="CSIPlugin", name=DRIVER_NAME, endpoint=self._endpoint, supported_versions=["1.0.0"]
+        )
+
+    def NotifyRegistrationStatus(  # noqa: N802
+        self, request: wire.RegistrationStatus, _context: Any
+    ) -> wire.RegistrationStatusResponse:
+        if request.plugin_registered:
+            _log.info("the kubelet has registered the driver")
+        else:
+            _log.error("the kubelet does not register the driver: %s", request.error)
+        return wire.RegistrationStatusResponse()
+
+
+def registration_server(folder: Path, endpoint: str) -> Server:
+    """The server in the kubelet's `plugins_registry` folder; start it once the driver answers."""
+    return Server(folder / SOCKET_NAME, wire.DESCRIPTOR, {"Registration": RegistrationService(endpoint)})

@@ -22,14 +22,14 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
-from csi_driver.patience import Patience
-from csi_driver.records import Records
+from csi_driver.node.patience import Patience
+from csi_driver.node.records import Records
 from csi_driver.status import RequestError
 from datacache import api
 from datacache.core.errors import DatacacheError
 from datacache.settings import Settings
 from fuse_mount import bucket_status, list_bucket_mounts, list_mounts
-from fuse_mount.bucket_metrics import render_metrics
+from fuse_mount.bucket.metrics import render_metrics
 
 log = logging.getLogger(__name__)
 _REQUEST_TIMEOUT_S = 30.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.refs import check_tag, resolve
-from datacache.core.counting import count
+from datacache.core.counters import count
 from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError
 from datacache.daemon.client import DaemonClient
 from datacache.manifest.model import DatasetRecord, SnapshotRecord
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from datacache.annotations.stats import Statistics
-    from datacache.annotations.table import ImageSummary, Table
+    from datacache.annotations.table.table import ImageSummary, Table
     from datacache.catalog.gc import GarbageReport
     from datacache.catalog.remove import Removal
     from datacache.catalog.verify import Problem
     from datacache.conversion.pipeline import Conversion
-    from datacache.imports.archive import UnpackLimits
+    from datacache.imports.archives.archive import UnpackLimits
     from datacache.imports.export import ImportedExport
     from datacache.imports.failures import Failure
     from datacache.imports.jsonl import ImportedLines, JsonlProgress
-    from datacache.loaders.tasks import Span, TaskQueue, TaskStatus
+    from datacache.loaders.tasks.queue import Span, TaskQueue, TaskStatus
     from datacache.manifest.diff import Change
-    from datacache.reader.export import Exported
+    from datacache.reader.export.export import Exported
     from datacache.shards.build import Sharded
     from datacache.shards.listing import ShardSet
     from datacache.shards.reader import Shards
     from datacache.shards.verify import ShardProblem
-    from datacache.store.local_walk import Links
+    from datacache.store.local.walk import Links
     from datacache.writeback.live import LiveBucket
 
 
@@ -181,12 +181,12 @@ def open_bucket(
     from datacache.store.open import endpoint_of, open_bucket_backend
     from datacache.store.urls import split_url
     from datacache.writeback.engine import WriteBack
-    from datacache.writeback.files import StagedFiles
-    from datacache.writeback.journal import Journal
+    from datacache.writeback.journal.journal import Journal
     from datacache.writeback.live import LiveBucket
-    from datacache.writeback.quota import Quota
-    from datacache.writeback.staging import StagingArea
-    from datacache.writeback.uploader import Uploader
+    from datacache.writeback.staging.area import StagingArea
+    from datacache.writeback.staging.files import StagedFiles
+    from datacache.writeback.staging.quota import Quota
+    from datacache.writeback.upload.uploader import Uploader
 
     settings = settings or load_settings()
     if ack not in ("staged", "uploaded"):
@@ -285,8 +285,8 @@ def open_tasks(name: str, settings: Settings | None = None, *, patience_s: float
     Thread-safe, safe after `fork()`, picklable. While the database is away, calls wait for `patience_s` before they
     raise `CatalogUnavailableError`. `TasksError` where the queue is not there.
     """
-    from datacache.catalog.tasks import open_task_store
-    from datacache.loaders.tasks import TaskQueue
+    from datacache.catalog.tasks.base import open_task_store
+    from datacache.loaders.tasks.queue import TaskQueue
 
     return TaskQueue(open_task_store((settings or load_settings()).catalog), name, patience_s=patience_s)
 
@@ -312,7 +312,7 @@ def create_tasks(
     shard set in a snapshot, at a URL or in a folder. For the other arguments see `TaskParameters`. All workers of a job
     may call this: with the same arguments it is the same queue, with others `TasksError` unless `reset` begins anew.
     """
-    from datacache.loaders.tasks import TaskParameters, TaskQueue
+    from datacache.loaders.tasks.queue import TaskParameters, TaskQueue
 
     settings = settings or load_settings()
     label, spans = (repr(dataset), dataset.spans()) if hasattr(dataset, "spans") else _spans(dataset, settings)
@@ -332,8 +332,8 @@ def create_tasks(
 
 def list_tasks(settings: Settings | None = None) -> list[TaskStatus]:
     """All queues of training tasks, by name."""
-    from datacache.catalog.tasks import open_task_store
-    from datacache.loaders.tasks import list_queues
+    from datacache.catalog.tasks.base import open_task_store
+    from datacache.loaders.tasks.queue import list_queues
 
     with closing(open_task_store((settings or load_settings()).catalog)) as store:
         return list_queues(store)
@@ -344,7 +344,7 @@ def _spans(where: str | PathLike[str], settings: Settings) -> tuple[str, list[Sp
     from datacache.annotations.query import Query
     from datacache.loaders.selection import select
     from datacache.loaders.shard_source import ShardSource
-    from datacache.loaders.snapshot_source import SnapshotSource
+    from datacache.loaders.source import SnapshotSource
     from datacache.shards.reader import Shards
 
     found = open_samples(where, settings, lenient=True)
@@ -388,12 +388,12 @@ def create_snapshot(
     `attributes` keeps permissions, and links that a read-write mount or s3fs-fuse wrote into a bucket, at the cost of a
     request for each object.
     """
-    from datacache.catalog.attributes import ObjectAttributes
     from datacache.catalog.copy import THREADS, create_copied_snapshot
+    from datacache.catalog.create import ObjectAttributes
     from datacache.catalog.create import create_snapshot as create
     from datacache.catalog.objects import ObjectWriter
-    from datacache.store.local import LocalStore
-    from datacache.store.local_walk import Links
+    from datacache.store.local.store import LocalStore
+    from datacache.store.local.walk import Links
     from datacache.store.open import open_bucket_backend, open_store
     from datacache.store.retry import RetryingStore
     from datacache.store.urls import split_url
@@ -463,7 +463,7 @@ def _named(first: Sequence[str], number: int, local: bool) -> str:
 def diff_snapshots(before: str, after: str = "", *, settings: Settings | None = None) -> Iterator[Change]:
     """The files added, removed and changed on the way from one snapshot to another, in path order, read as they are
     taken. With one reference: to it, from its parent. `SnapshotNotFoundError`, `UsageError` without a parent."""
-    from datacache.catalog.compare import compare
+    from datacache.catalog.refs import compare
 
     with closing(open_catalog(settings)) as catalog:
         yield from compare(catalog, before, after).changes
@@ -575,7 +575,7 @@ def export_snapshot(
     now and then. An export that failed or was killed goes on where it was when it is run again. Raises `UsageError` for
     a folder that holds other things, `ExportError` where it cannot be written (a full disk), and the errors of reading.
     """
-    from datacache.reader.export import export
+    from datacache.reader.export.export import export
     from datacache.store.sources import source_rules
 
     settings = settings or load_settings()
@@ -712,13 +712,11 @@ def shard(
     processes (`fork()`); `processes=1` makes none. `UsageError` where something else is at the URL (unless
     `overwrite`), `ShardError` that names the file that cannot be read, and what stores and catalogs raise.
     """
-    from datacache.catalog.commit import check_target
-    from datacache.catalog.kind import kind_of
+    from datacache.catalog.commit import check_target, kind_of
     from datacache.conversion.index import Reading
     from datacache.core.errors import UsageError
     from datacache.manifest.model import Lineage
-    from datacache.shards.build import Options, Sharded, build
-    from datacache.shards.commit import commit_set
+    from datacache.shards.build import Options, Sharded, build, commit_set
     from datacache.shards.place import Place
 
     if isinstance(classes, str):
@@ -799,7 +797,7 @@ def import_export(
     gives the same snapshot. `progress(done, files, bytes)`. Raises `ImportFailedError` for an archive that is damaged,
     leads out of itself or unpacks to more than `limits`, `UsageError`, `TagExistsError`, `SnapshotNotFoundError`.
     """
-    from datacache.imports.archive import UnpackLimits
+    from datacache.imports.archives.archive import UnpackLimits
     from datacache.imports.export import ExportOptions
     from datacache.imports.export import import_export as import_files
 
@@ -909,9 +907,9 @@ def preview(ref: str, *, paths: Collection[str] | None = None, n: int = 16, sett
     """Draw images with their boxes and return the bytes of a PNG: the images at `paths`, or the first `n`."""
     from itertools import islice
 
-    from datacache.annotations.colours import colours_of
-    from datacache.annotations.preview import Picture
-    from datacache.annotations.preview import preview as draw
+    from datacache.annotations.pictures.draw import colours_of
+    from datacache.annotations.pictures.preview import Picture
+    from datacache.annotations.pictures.preview import preview as draw
     from datacache.core.errors import PathNotFoundError
 
     with open_annotations(ref, settings=settings) as (snapshot, table):

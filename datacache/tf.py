@@ -24,13 +24,13 @@ from datacache.conversion.index import Reading
 from datacache.core.errors import UsageError
 from datacache.loaders.selection import select
 from datacache.loaders.shard_source import ShardSource
-from datacache.loaders.snapshot_source import SnapshotSource
+from datacache.loaders.source import SnapshotSource
 from datacache.settings import Settings, load_settings
 from datacache.shards.reader import Shards
 
 try:
-    from datacache.loaders.tf_dataset import TfOptions, samples_dataset
-    from datacache.loaders.tf_records import records_dataset
+    from datacache.loaders.tensorflow.dataset import TfOptions, samples_dataset
+    from datacache.loaders.tensorflow.records import records_dataset
 except ModuleNotFoundError as exc:
     if (exc.name or "").partition(".")[0] != "tensorflow":
         raise

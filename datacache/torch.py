@@ -38,9 +38,9 @@ except ModuleNotFoundError as exc:
 
 if TYPE_CHECKING:
     from datacache.loaders.device import DevicePrefetcher
-    from datacache.loaders.elastic import ElasticDataset
     from datacache.loaders.loader import Loader, loader
     from datacache.loaders.sampler import EpochSampler
+    from datacache.loaders.tasks.elastic import ElasticDataset
 
 __all__ = [
     "DevicePrefetcher",
@@ -56,7 +56,7 @@ __all__ = [
 ]
 _HOME = {
     "DevicePrefetcher": "datacache.loaders.device",
-    "ElasticDataset": "datacache.loaders.elastic",
+    "ElasticDataset": "datacache.loaders.tasks.elastic",
     "EpochSampler": "datacache.loaders.sampler",
     "Loader": "datacache.loaders.loader",
     "loader": "datacache.loaders.loader",

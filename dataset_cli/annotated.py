@@ -17,7 +17,7 @@ import click
 from dataset_cli.app import App
 
 if TYPE_CHECKING:
-    from datacache.annotations.table import Table
+    from datacache.annotations.table.table import Table
     from datacache.reader.snapshot import Snapshot
     from dataset_cli.output import Progress
 

@@ -16,8 +16,8 @@ Its users call the functions below; docs/CONCURRENCY.md says what its processes 
 
 from __future__ import annotations
 
-from fuse_mount.bucket_config import BucketInfo
-from fuse_mount.bucket_launch import (
+from fuse_mount.bucket.config import BucketInfo
+from fuse_mount.bucket.launch import (
     bucket_mount_at,
     bucket_status,
     flush_command,
@@ -32,9 +32,9 @@ from fuse_mount.bucket_launch import (
     stop_server,
     take_away_dead,
 )
-from fuse_mount.launch import is_lost, list_mounts, mount_snapshot, status, stop, takeover, unmount
-from fuse_mount.session import users_of
-from fuse_mount.state import MountInfo
+from fuse_mount.kernel.session import users_of
+from fuse_mount.lifecycle.launch import is_lost, list_mounts, mount_snapshot, status, stop, takeover, unmount
+from fuse_mount.lifecycle.state import MountInfo
 
 __all__ = [
     "MountInfo",

@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from datacache.core.errors import DatacacheError
-from fuse_mount import mounting, process
-from fuse_mount.bucket_config import BucketConfig
-from fuse_mount.pool import Pool
-from fuse_mount.state import MountFiles
-from fuse_mount.supervisor import Supervisor, set_up_logging
+from fuse_mount.bucket.config import BucketConfig
+from fuse_mount.lifecycle import mounting, process
+from fuse_mount.lifecycle.pool import Pool
+from fuse_mount.lifecycle.state import MountFiles
+from fuse_mount.lifecycle.supervisor import Supervisor, set_up_logging
 
 _BUCKET_HOST_AWAY_S = 10.0
 """Less than the keeper waits for an owner (`keeper._PATIENCE_S`)."""
@@ -86,7 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.ready_fd = None
 
     if arguments.bucket_server is not None:
-        from fuse_mount.bucket_server import BucketServer
+        from fuse_mount.bucket.server import BucketServer
 
         return BucketServer(BucketConfig.from_json(arguments.bucket_server), arguments.restarts).run(report)
     if arguments.supervise:
@@ -100,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.host:
         from datacache.settings import load_settings
-        from fuse_mount.host import MountHost
+        from fuse_mount.lifecycle.host import MountHost
 
         return MountHost(load_settings(), arguments.ready_file).run()
     if arguments.only_if_dead:
@@ -111,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
             report({"ok": word})
             return 0
     if arguments.bucket is not None:
-        from fuse_mount.bucket_supervisor import BucketSupervisor
+        from fuse_mount.bucket.supervisor import BucketSupervisor
 
         os.chdir("/")
         supervised = BucketSupervisor(BucketConfig.from_json(arguments.bucket))

@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from datacache.store import checksums
-from datacache.testing.faults import Answer, FaultProxy
+from tests.conformance.faults import Answer, FaultProxy
 
 _BUSY_S = 5  # of processor time
 START_TIMEOUT_S = 120.0

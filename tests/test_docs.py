@@ -16,8 +16,10 @@ from datacache.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-_PLACES = (ROOT, ROOT / "datacache", ROOT / "fuse_mount", ROOT / "tests")
-"""Paths in the documents start at one of these."""
+_PLACES = [
+    ROOT / top for top in ("datacache", "fuse_mount", "csi_driver", "dataset_cli", "tests", "benchmarks", "scripts")
+]
+"""Paths in the documents are the last parts of files below these, or start at the root or beside the document."""
 
 
 @cache
@@ -35,7 +37,7 @@ def test_every_promise_names_a_test_that_exists() -> None:
     named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", text)
     assert len(named) > 20
     for file, test in named:
-        path = next(p / file for p in (ROOT / "tests", ROOT / "datacache") if (p / file).is_file())
+        path = next(p / file for p in (ROOT, ROOT / "tests") if (p / file).is_file())
         assert test in names_of_tests(path), f"{file} has no {test}"
 
 
@@ -52,12 +54,12 @@ def test_every_row_of_a_promise_has_a_test() -> None:
 def test_every_file_a_document_names_exists(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     names = {name for name in re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|sh))(?:::\w+)?`", text) if "*" not in name}
-    places = [document.parent, *_PLACES, *(ROOT / "fuse_mount", ROOT / "datacache" / "tiers")]
-    everywhere = {path.name for place in _PLACES for path in place.rglob("*.py")}
+    files = [f"/{path.relative_to(ROOT)}" for place in _PLACES for path in place.rglob("*.py")]
+    places = [document.parent, ROOT]
     missing = [
         name
         for name in sorted(names)
-        if not any((place / name).is_file() for place in places) and not ("/" not in name and name in everywhere)
+        if not any((place / name).is_file() for place in places) and not any(f.endswith(f"/{name}") for f in files)
     ]
     assert missing == []
 

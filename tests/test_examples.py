@@ -15,13 +15,12 @@ from PIL import Image
 
 from datacache import api
 from datacache.core.errors import ObjectNotFoundError
-from datacache.examples import story
-from datacache.examples.detector import Detector, Found, loss, overlap
-from datacache.examples.scores import score
-from datacache.examples.training import look, train
 from datacache.settings import Settings, load_settings
-from datacache.testing.faces import draw_faces
 from datacache.torch import ShardDataset
+from dataset_cli.demo import story
+from dataset_cli.demo.detector import Detector, Found, loss, overlap, score
+from dataset_cli.demo.faces import draw_faces
+from dataset_cli.demo.training import look, train
 from tests.servers import RcloneS3
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from datacache.testing.faults import Fault, FaultProxy
+from tests.conformance.faults import Fault, FaultProxy
 
 BODY = bytes(range(256)) * 40
 

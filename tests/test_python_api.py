@@ -11,7 +11,7 @@ import pytest
 import datacache
 from datacache.core.errors import PathNotFoundError, SnapshotNotFoundError, TagExistsError
 from datacache.settings import Settings
-from datacache.testing.faces import draw_faces
+from dataset_cli.demo.faces import draw_faces
 
 
 @pytest.fixture

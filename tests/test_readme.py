@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from datacache.testing.faces import draw_faces
+from dataset_cli.demo.faces import draw_faces
 from tests.servers import RcloneS3
 
 ROOT = Path(__file__).resolve().parent.parent

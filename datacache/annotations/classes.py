@@ -2,6 +2,11 @@
 
 A class's id is its position in a list, so a list is never mended: what could mean two orders is an error. Used by the
 readers of YOLO and keras-yolo3 and by conversions. Pure functions, any thread.
+
+Which class has which id, for who trains from a table of annotations: as files of a snapshot or as shards of it.
+
+One function, so that a model trained from the one knows the classes of the other. Used by the builder of shards and by
+the datasets. Pure, any thread.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from typing import NamedTuple
 
 from datacache.annotations.check import clean_label
 from datacache.annotations.problems import quote
+from datacache.annotations.table.table import Table
 from datacache.core.errors import AnnotationError, UsageError
 
 _MAX_CLASSES = 100_000
@@ -199,3 +205,22 @@ def _yaml_error(file: str, reason: str, line: int = 0) -> AnnotationError:
         line=line,
         hint="Give the classes with --classes FILE",
     )
+
+
+_NUMBERED = ("yolo", "keras-yolo3")
+"""Formats whose labels are ids."""
+
+
+def class_ids(table: Table, given: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The names of the class ids 0, 1, …: those of boxes in the order that a conversion gives them, then those that are
+    of whole images alone, by name. With `given` exactly these. `UsageError` for ids that no list could hold."""
+    order = class_order(
+        [total.label for total in table.labels.values() if total.boxes],
+        given=given,
+        previous=table.meta.get("classes"),
+        numbered=table.meta.get("format") in _NUMBERED,
+    )
+    if given is not None:
+        return order
+    known = set(order)
+    return order + tuple(label for label in table.labels if label not in known)

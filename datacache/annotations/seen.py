@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from datacache.annotations.numbers import parse_number
+from datacache.annotations.formats.values import parse_number
 from datacache.annotations.pairing import is_data, is_image
 from datacache.annotations.split_names import folder_split, is_split_list
 from datacache.manifest.reader import Manifest

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from datacache.annotations.columns import as_float64
-from datacache.annotations.table import ProblemCount, Table
-from datacache.annotations.table_details import box_sizes
-from datacache.annotations.table_summary import ANNOTATED, UNUSABLE, Summary
+from datacache.annotations.table.columns import as_float64
+from datacache.annotations.table.details import box_sizes
+from datacache.annotations.table.summary import ANNOTATED, UNUSABLE, Summary
+from datacache.annotations.table.table import ProblemCount, Table
 
 if TYPE_CHECKING:
     import numpy as np

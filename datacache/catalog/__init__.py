@@ -2,5 +2,5 @@
 
 `base` is the protocol, `sqlite` and `mongo` implement it, `refs` resolves `name@ref`. `create`, `commit` and `copy`
 make snapshots; `packs` and `objects` keep new files; `compare` and `verify` look at snapshots; `gc` removes what none
-needs. The two backends run one conformance suite (`datacache/testing/catalog.py`).
+needs. The two backends run one conformance suite (`tests/conformance/catalog.py`).
 """

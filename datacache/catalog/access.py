@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datacache.catalog.base import Catalog
 from datacache.catalog.refs import check_name, resolve
 from datacache.core.errors import AccessDeniedError, CatalogError, UsageError
-from datacache.core.messages import parse_object
+from datacache.core.ipc import parse_object
 
 KIND = "access"
 _VERSION = 1

@@ -30,7 +30,7 @@ from typing import TypeVar
 from datacache.catalog.base import Catalog, Collected
 from datacache.catalog.mark import Live
 from datacache.catalog.record import decode_record, encode_record
-from datacache.catalog.sqlite_file import SqliteFile, file_uri, is_damaged
+from datacache.catalog.sqlite.file import SqliteFile, file_uri, is_damaged
 from datacache.core.errors import CatalogError, CatalogUnavailableError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 

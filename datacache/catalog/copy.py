@@ -13,13 +13,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datacache.catalog.base import Catalog
 from datacache.catalog.create import Look, create_snapshot
 from datacache.catalog.objects import MAX_OBJECT_BYTES, ObjectWriter
+from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import StoredObjectsGoneError, UsageError
-from datacache.core.objects import ObjectRef
-from datacache.core.threads import map_in_threads
+from datacache.core.ids import ObjectRef
 from datacache.manifest.model import Entry, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest, root_of
 from datacache.store.base import ObjectStore
-from datacache.store.whole import read_whole
+from datacache.store.bodies import read_whole
 
 Progress = Callable[[int, int], None]
 THREADS = 32

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from datacache.core.errors import CorruptManifestError
-from datacache.manifest import blobtree, codec
+from datacache.manifest import codec
+from datacache.manifest import codec as blobtree
 from datacache.manifest.model import BlobId, Root
 from datacache.manifest.reader import LoadBlobs
 

@@ -21,7 +21,7 @@ def open_catalog_url(url: str, *, blob_cache_dir: Path | None = None) -> Catalog
     """
     scheme, separator, rest = url.partition("://")
     if separator and scheme == "sqlite" and rest.startswith("/"):
-        from datacache.catalog.sqlite import SqliteCatalog
+        from datacache.catalog.sqlite.catalog import SqliteCatalog
 
         path = rest.lstrip("/")
         file = Path(path).expanduser() if path.startswith("~") else Path("/", path)
@@ -32,7 +32,7 @@ def open_catalog_url(url: str, *, blob_cache_dir: Path | None = None) -> Catalog
             )
         return SqliteCatalog(file)
     if separator and scheme in ("mongodb", "mongodb+srv"):
-        from datacache.catalog.mongo import MongoCatalog
+        from datacache.catalog.mongo.catalog import MongoCatalog
 
         catalog = MongoCatalog(url)
         if blob_cache_dir is None:

@@ -18,8 +18,8 @@ from xxhash import xxh3_128_hexdigest
 
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import CorruptManifestError, ObjectNotFoundError, UsageError
+from datacache.core.ids import ObjectRef
 from datacache.core.last_loaded import LastLoaded
-from datacache.core.objects import ObjectRef
 from datacache.manifest import codec
 from datacache.manifest.builder import PutBlobs
 from datacache.manifest.model import PACKS, BlobId

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from xxhash import xxh3_128
 
 from datacache.catalog.objects import parse_object_key
+from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import (
     ChecksumError,
     CorruptManifestError,
@@ -30,17 +31,16 @@ from datacache.core.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from datacache.core.objects import ObjectRef
-from datacache.core.threads import map_in_threads
+from datacache.core.ids import ObjectRef
+from datacache.manifest.builder import Sorter
 from datacache.manifest.model import PACKS, Entry
 from datacache.manifest.reader import Manifest
-from datacache.manifest.sort import Sorter
 from datacache.store.base import ObjectInfo, ObjectStore
+from datacache.store.bodies import digest_of
 from datacache.store.checksums import md5_etags, mismatch
 from datacache.store.errors import expect_same
 from datacache.store.open import Stores
 from datacache.store.retry import DAMAGED_AGAIN
-from datacache.store.whole import digest_of
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from datacache.annotations.formats.metadata import is_metadata
+from datacache.annotations.formats.named_images import BY_NAME, WHOLE, Named, NamedImages
 from datacache.annotations.layout import text
-from datacache.annotations.metadata import is_metadata
 from datacache.annotations.model import Box, Draft, Problem
-from datacache.annotations.named_images import BY_NAME, WHOLE, Named, NamedImages
 from datacache.annotations.problems import quote
 from datacache.annotations.split_names import file_split
 

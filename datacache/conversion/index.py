@@ -15,15 +15,15 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from datacache.annotations import voc, yolo
 from datacache.annotations.check import check
+from datacache.annotations.formats import voc, yolo
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.layout import text
 from datacache.annotations.model import Annotation, Draft, Problem
 from datacache.annotations.pairing import choose_image
 from datacache.annotations.problems import broken_image, image_that_goes_on, truncated_image, unusable_file
 from datacache.annotations.split_lists import ListedSplits, read_splits
-from datacache.annotations.table import (
+from datacache.annotations.table.table import (
     KEY_BYTES,
     EncodedRange,
     RangeSummary,
@@ -34,10 +34,9 @@ from datacache.annotations.table import (
 )
 from datacache.catalog.base import Catalog
 from datacache.conversion.parallel import ordered_map
-from datacache.conversion.reading import Data, Files, Part
-from datacache.conversion.source import AnnotationSource
+from datacache.conversion.source import AnnotationSource, Data, Files, Part
 from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
-from datacache.core.objects import object_id
+from datacache.core.ids import object_id
 from datacache.manifest.codec import ends_range
 from datacache.reader.snapshot import Snapshot
 

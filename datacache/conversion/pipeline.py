@@ -4,11 +4,17 @@ Used by `api.convert`. Images are entered by reference: the new manifest names t
 Labels are new small files in packs. Only image operations write images. Nothing is visible before the commit, a
 conversion that was killed can be run again, and the same input gives the same snapshot. One thread, and as many
 processes as there are processors for reading annotations and for image operations.
+
+What a conversion did: counts, and each problem with its file and line.
+
+Made by the pipeline, printed by `dsctl convert`. Problems are kept in the order in which they were met, which is the
+order of the images' paths.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,27 +22,23 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from datacache.annotations.classes import class_order
+from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import jpeg_end
-from datacache.annotations.metadata import is_metadata
 from datacache.annotations.model import Annotation, Problem
 from datacache.annotations.problems import quote, truncated_image
-from datacache.annotations.table import Row, Table
+from datacache.annotations.table.table import Row, Table
 from datacache.catalog.base import Catalog
-from datacache.catalog.commit import check_target, commit_manifest
-from datacache.catalog.kind import kind_of
-from datacache.catalog.new_files import NewFiles
-from datacache.catalog.objects import ObjectWriter
+from datacache.catalog.commit import check_target, commit_manifest, kind_of
+from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.conversion.image import Image
 from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.operations import Operations
-from datacache.conversion.report import Report
 from datacache.conversion.splits import Splits, stem
 from datacache.conversion.targets import FORMATS, Target, open_target
-from datacache.core.counting import count
+from datacache.core.counters import count
 from datacache.core.errors import BrokenImageError, ConversionError, UsageError
-from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.builder import ManifestBuilder, sorted_entries
 from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
-from datacache.manifest.sort import sorted_entries
 from datacache.reader.snapshot import Snapshot
 
 Progress = Callable[[str, int, int], None]
@@ -389,3 +391,50 @@ def _parameters(plan: Plan, splits: Splits, order: Sequence[str]) -> dict[str, A
         parameters["operations"] = plan.operations.as_json()
     flags = ("skip_difficult", "keep_unannotated", "strict", "reencode_broken")
     return parameters | {flag: True for flag in flags if getattr(plan, flag)}
+
+
+@dataclass
+class Report:
+    """Counts of one conversion, and everything that was not as it should be."""
+
+    images: int = 0
+    """Images of the source."""
+    written: int = 0
+    """Images of the result."""
+    boxes: int = 0
+    """Boxes of the result."""
+    empty: int = 0
+    """Images of the result that have an annotation without a box."""
+    emptied: int = 0
+    """Images of the result that had boxes, of which the classes asked for or an operation left none."""
+    difficult_left_out: int = 0
+    """Boxes that `skip_difficult` left out."""
+    classes: Counter[str] = field(default_factory=Counter)
+    """Boxes of the result by label."""
+    splits: Counter[str] = field(default_factory=Counter)
+    """Images of the result by split."""
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        """Note problems."""
+        self.problems += problems
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Problems by code."""
+        return dict(sorted(Counter(problem.code for problem in self.problems).items()))
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "images": self.images,
+            "written": self.written,
+            "boxes": self.boxes,
+            "empty": self.empty,
+            "emptied": self.emptied,
+            "difficult_left_out": self.difficult_left_out,
+            "classes": dict(self.classes),
+            "splits": dict(self.splits),
+            "problem_counts": self.counts,
+            "problems": [problem._asdict() for problem in self.problems],
+        }

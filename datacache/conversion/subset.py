@@ -11,25 +11,22 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from datacache.annotations.formats.metadata import is_metadata
+from datacache.annotations.formats.named_images import NamedImages
 from datacache.annotations.layout import text
-from datacache.annotations.metadata import is_metadata
-from datacache.annotations.named_images import NamedImages
 from datacache.annotations.pairing import is_image
 from datacache.annotations.split_lists import ListedSplits, cut_down
-from datacache.annotations.table import Row
+from datacache.annotations.table.table import Row
 from datacache.catalog.base import Catalog
-from datacache.catalog.commit import check_target, commit_manifest
-from datacache.catalog.kind import kind_of
-from datacache.catalog.new_files import NewFiles
-from datacache.catalog.objects import ObjectWriter
+from datacache.catalog.commit import check_target, commit_manifest, kind_of
+from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.pipeline import Plan, run
 from datacache.conversion.source import AnnotationSource
 from datacache.conversion.splits import Splits
 from datacache.core.errors import UsageError
-from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.builder import ManifestBuilder, sorted_entries
 from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
-from datacache.manifest.sort import sorted_entries
 from datacache.reader.snapshot import Snapshot
 
 

@@ -20,8 +20,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Generic, Protocol, TypeVar
 
-from datacache.annotations import coco, keras_yolo, metadata, voc, yolo
 from datacache.annotations.classes import write_classes
+from datacache.annotations.formats import coco, keras_yolo, metadata, voc, yolo
 from datacache.annotations.model import Annotation, Problem
 from datacache.conversion.splits import stem
 from datacache.core.errors import UsageError

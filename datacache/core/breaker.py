@@ -12,6 +12,8 @@ remembers the failures since the last answer, nothing else, and forgets them all
 
 An error that is an answer ("not there", "not allowed") counts as one. Any thread; not for use across `fork()`: hold it
 in a `PerProcess`.
+
+Pauses between tries that grow while something keeps failing, however often it does. No state; any thread.
 """
 
 from __future__ import annotations
@@ -21,8 +23,6 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
-
-from datacache.core.pauses import pause_s
 
 E = TypeVar("E", bound=Exception)
 
@@ -128,3 +128,16 @@ class Breaker(Generic[E]):
     def _pause_locked(self) -> None:
         longest = pause_s(self._failures - DOUBT + 1, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
         self._probe_at = self._clock() + longest * (0.5 + self._jitter() / 2)
+
+
+_MOST_DOUBLINGS = 64
+"""More make no difference to a pause, and from 1,024 on 2**n fits into no float."""
+
+
+def pause_s(failures: int, *, first_s: float, longest_s: float) -> float:
+    """The pause after so many failures in a row: none without one, `first_s` after the first, twice as long after each
+    further one, `longest_s` at most.
+    """
+    if failures < 1:
+        return 0.0
+    return min(first_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS), longest_s)

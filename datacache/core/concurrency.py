@@ -1,11 +1,23 @@
-"""What happens after `fork()` is decided here: DataLoader workers fork, and so does everybody who uses them."""
+"""What happens after `fork()` is decided here: DataLoader workers fork, and so does everybody who uses them.
+
+Calls spread over threads, results in order, bounded in number and in bytes.
+
+For work that waits for other machines: requests to stores. Used by whatever makes many of them for one result: a long
+row of them (`map_in_threads`), or a handful again and again (`gather`).
+
+A bound on the bytes that are in flight at once.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
+
+from datacache.core.errors import DatacacheError
 
 T = TypeVar("T")
 
@@ -56,3 +68,98 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_count_fork)
+
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_AHEAD = 64
+"""Calls for each thread that are begun or wait to be, or whose results wait for an earlier one."""
+
+
+_GATHER_THREADS = 32
+_gathering = PerProcess(lambda: ThreadPoolExecutor(_GATHER_THREADS, thread_name_prefix="gather"))
+
+
+def gather(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R | DatacacheError]:
+    """`call(item)` for each of a few items, all at once, in threads that the process keeps. The errors that a caller
+    can act on are among the results; others are raised."""
+
+    def run(item: _T) -> _R | DatacacheError:
+        try:
+            return call(item)
+        except DatacacheError as exc:
+            return exc
+
+    if len(items) < 2:
+        return [run(item) for item in items]
+    return list(_gathering.get().map(run, items))
+
+
+def map_in_threads(
+    call: Callable[[_T], _R],
+    items: Iterable[_T],
+    *,
+    threads: int,
+    size_bytes: Callable[[_T], int] = lambda _item: 0,
+    limit_bytes: int = 1,
+) -> Iterator[_R]:
+    """`call(item)` for each item, in their order. `items` is read in the caller's thread.
+
+    A call begins when its `size_bytes` fit beside those of the calls under way (a larger one is alone). The first error
+    of a call is raised, as soon as it is noticed; then, and when the caller stops early, calls that have begun are
+    waited for and no others are made.
+    """
+    budget = ByteBudget(limit_bytes)
+    failed: list[Future[_R]] = []
+    waiting: deque[Future[_R]] = deque()
+
+    def run(item: _T, size: int) -> _R:
+        try:
+            return call(item)
+        finally:
+            budget.give(size)
+
+    def done(future: Future[_R]) -> None:
+        if not future.cancelled() and future.exception() is not None:
+            failed.append(future)
+
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="map")
+    try:
+        for item in items:
+            size = size_bytes(item)
+            budget.take(size)
+            future = pool.submit(run, item, size)
+            future.add_done_callback(done)
+            waiting.append(future)
+            while waiting and (waiting[0].done() or len(waiting) >= _AHEAD * threads):
+                yield waiting.popleft().result()
+            if failed:
+                failed[0].result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+class ByteBudget:
+    """Whoever holds bytes takes room for them first and gives it back. Safe from several threads.
+
+    A request larger than the whole budget waits until it is alone.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._held = 0
+        self._changed = threading.Condition()  # guards _held
+
+    def take(self, size_bytes: int) -> None:
+        """Wait until `size_bytes` fit."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + size_bytes <= self._limit)
+            self._held += size_bytes
+
+    def give(self, size_bytes: int) -> None:
+        """Give bytes back."""
+        with self._changed:
+            self._held -= size_bytes
+            self._changed.notify_all()

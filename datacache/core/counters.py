@@ -3,6 +3,8 @@
 A reader that finds a block itself tells nobody, so the daemon learns of hits by adding up these files: one a process,
 which holds a lock on it (flock(2)) for as long as it lives. Pids would not do: containers have some of their own. They
 survive `kill -9`; the daemon folds those that nobody holds into one and removes them. The folder must lie in memory.
+
+Counts in messages: `1 link`, `1,204 links`. Used wherever something is said to people; any thread.
 """
 
 from __future__ import annotations
@@ -158,3 +160,8 @@ def _add_file(sums: list[int], path: Path) -> None:
         values: Iterable[int] = memoryview(data).cast("Q") if known else ()
         for at, value in enumerate(values):
             sums[at] += value
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun, in the plural (`many`, or with an s) unless it is 1."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from datacache.core import unix_sockets
+from datacache.core import ipc as unix_sockets
 from datacache.core.concurrency import PerProcess
 from datacache.core.disk import open_private
 from datacache.core.errors import (
@@ -37,10 +37,10 @@ from datacache.core.errors import (
     DatacacheError,
     StoreError,
 )
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.daemon import paths, wire
 from datacache.daemon.keeper import keeper_answers
-from datacache.daemon.plan_file import PlanHeader
+from datacache.daemon.orders.plan_file import PlanHeader
 from datacache.daemon.pulse import PulseWatch
 from datacache.settings import Settings
 from datacache.store.environments import told_variables

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from datacache.core.errors import DaemonError
-from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
+from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.turns import EXTRA_TURNS, Kind, Turn, Turns
 from datacache.daemon.whole_objects import WholeObjects
 from datacache.store.base import ObjectStore

@@ -37,10 +37,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datacache.core import pauses, unix_sockets
+from datacache.core import breaker as pauses
+from datacache.core import ipc as unix_sockets
 from datacache.core.disk import open_private
 from datacache.core.errors import CacheError
-from datacache.core.messages import parse_object
+from datacache.core.ipc import parse_object
 from datacache.daemon import paths
 
 _GRACE_S = 0.3

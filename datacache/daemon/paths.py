@@ -16,7 +16,7 @@ def keeper_socket_path(home: Path) -> Path:
 
 
 def mount_host_path(home: Path) -> Path:
-    """Where the process that starts mounts listens (`fuse_mount.host`), unless the settings name another place."""
+    """Return where the mount host (`fuse_mount.lifecycle.host`) listens unless the settings name another place."""
     return home / "run" / "mounts.sock"
 
 

@@ -31,7 +31,8 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
-from datacache.core import counters, unix_sockets
+from datacache.core import counters
+from datacache.core import ipc as unix_sockets
 from datacache.core.errors import (
     CacheError,
     DaemonError,
@@ -40,20 +41,20 @@ from datacache.core.errors import (
     SnapshotNotFoundError,
     UsageError,
 )
-from datacache.core.objects import block_id, object_id
+from datacache.core.ids import block_id, object_id
 from datacache.daemon import paths, wire
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.keeper import Keeper
-from datacache.daemon.lookahead import Lookaheads
 from datacache.daemon.memory import Trimmer
 from datacache.daemon.metrics import render_metrics
 from datacache.daemon.mount_leases import MountLeases
-from datacache.daemon.plan_file import HEAD_BYTES, PlanHeader, decode_header, header_length
+from datacache.daemon.orders.lookahead import Lookaheads
+from datacache.daemon.orders.plan_file import HEAD_BYTES, PlanHeader, decode_header, header_length
 from datacache.daemon.pulse import Pulse
-from datacache.daemon.requests import fields_of
-from datacache.daemon.sends import Sends
+from datacache.daemon.turns import Sends
 from datacache.daemon.warmer import Warmer, snapshot_objects
 from datacache.daemon.whole_objects import WholeObjects
+from datacache.daemon.wire import fields_of
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
@@ -528,7 +529,7 @@ async def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, envir
     daemon = Daemon(settings, writer, catalog, environments)
     loop = asyncio.get_running_loop()
     # What the first fetch needs takes a while to import: have it ready by then.
-    threading.Thread(target=importlib.import_module, args=("datacache.store.s3_clients",), daemon=True).start()
+    threading.Thread(target=importlib.import_module, args=("datacache.store.s3.clients",), daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stopping.set)
     runner = web.AppRunner(daemon.app(), access_log=None, shutdown_timeout=0.5)

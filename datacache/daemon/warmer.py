@@ -26,7 +26,7 @@ from datacache.core.errors import (
     StoreAccessError,
     StoreUnavailableError,
 )
-from datacache.core.objects import (
+from datacache.core.ids import (
     BLOCK_BYTES,
     BlockId,
     ObjectId,

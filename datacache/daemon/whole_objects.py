@@ -22,7 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from datacache.core.errors import CacheError, ChecksumError, DatacacheError, ObjectChangedError, ObjectNotFoundError
-from datacache.core.objects import ObjectId, ObjectRef, block_count, block_id, block_length, object_id
+from datacache.core.ids import ObjectId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.store.base import ObjectStore
 from datacache.store.checksums import (
     TALLY,

@@ -18,17 +18,15 @@ from xxhash import xxh3_128
 from datacache.annotations.pairing import is_image
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import commit_manifest
-from datacache.catalog.new_files import SMALL_BYTES, NewFiles
-from datacache.catalog.objects import ObjectWriter
+from datacache.catalog.objects import SMALL_BYTES, NewFiles, ObjectWriter
 from datacache.catalog.refs import resolve
+from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import ImportFailedError
-from datacache.core.threads import map_in_threads
-from datacache.imports.archive import Export, Member, UnpackLimits, leading_folders, open_export
+from datacache.imports.archives.archive import Export, Member, UnpackLimits, leading_folders, open_export
 from datacache.imports.target import check_import
-from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.builder import ManifestBuilder, Sorter
 from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
-from datacache.manifest.sort import Sorter
 from datacache.settings import Settings
 
 COMMAND = "import-export"

@@ -18,7 +18,7 @@ from datacache.core.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from datacache.manifest.sort import Sorter
+from datacache.manifest.builder import Sorter
 from datacache.store.urls import split_object_url
 
 _IN_MEMORY = 10_000

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from datacache.core.errors import CacheError, ImportFailedError
+from datacache.manifest.builder import Sorter
 from datacache.manifest.model import Entry
-from datacache.manifest.sort import Sorter
 
 _FORMAT = 1
 _SYNC_EVERY_S = 2.0

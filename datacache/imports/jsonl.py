@@ -27,22 +27,19 @@ from typing import Any, NamedTuple
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import commit_manifest
-from datacache.catalog.new_files import SMALL_BYTES, NewFiles
-from datacache.catalog.objects import MAX_OBJECT_BYTES, REFRESH_AFTER_S, ObjectWriter
+from datacache.catalog.objects import MAX_OBJECT_BYTES, REFRESH_AFTER_S, SMALL_BYTES, NewFiles, ObjectWriter
 from datacache.core.addresses import parse_network_rules
 from datacache.core.errors import ImportFailedError, StoreError, UsageError
 from datacache.imports.failures import Failure, Failures, code_of
-from datacache.imports.fetch import DestinationError, Fetcher, Limits
+from datacache.imports.fetch import DestinationError, Fetcher, Limits, ordered
 from datacache.imports.journal import Done, Journal, newest, origin_of
 from datacache.imports.lines import Line, LinesFile
 from datacache.imports.places import WEB, Places
 from datacache.imports.plan import METADATA, Plan
 from datacache.imports.target import check_import
 from datacache.imports.web import Web
-from datacache.imports.workers import ordered
-from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.builder import ManifestBuilder, Sorter
 from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
-from datacache.manifest.sort import Sorter
 from datacache.settings import Settings
 from datacache.store.open import Stores
 

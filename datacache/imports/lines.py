@@ -22,8 +22,7 @@ from xxhash import xxh3_128
 
 from datacache.core.errors import UsageError
 from datacache.imports.failures import Failure, shown_url
-from datacache.imports.paths import unusable
-from datacache.imports.places import WEB, ClosedPlaceError, Places
+from datacache.imports.places import WEB, ClosedPlaceError, Places, unusable
 
 MAX_LINE_BYTES = 1 << 20
 _MAX_URL_BYTES = 8192

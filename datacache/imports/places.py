@@ -4,16 +4,29 @@ Used by `lines` and `jsonl`. Whoever runs an import did not write the list, most
 their rights. So local files come from the list's own folder, or from folders that are named; a link does not lead out
 of them. Stores that are reached with credentials of the environment (buckets) are open, and so are public web
 addresses. All other hosts have to be named. One thread, but for `rule`.
+
+Which names may become paths of a snapshot: those that stay inside it, whatever system they were written on.
+
+Used for the `path` of a JSON line and for the names in an archive. Pure functions, any thread.
+
+What bounds the import of one object: room in memory, and time.
+
+Used by the threads of an import; each object has its own `Room` and `Clock`, in one thread.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Iterable
 from functools import lru_cache
+from types import TracebackType
 
 from datacache.core.addresses import AddressRule
+from datacache.core.concurrency import ByteBudget
 from datacache.core.errors import UsageError
+from datacache.imports.failures import TooSlowError
 from datacache.store.urls import split_object_url
 
 WEB = ""
@@ -78,3 +91,106 @@ class Places:
         number = int(port) if port.isdecimal() else _HOSTS[scheme]
         if not self.rule.allows_host(host, number):
             raise ClosedPlaceError(f"a list may read from {host} only if it is named: --allow-network {host}")
+
+
+_DRIVE = re.compile(r"[A-Za-z]:")
+_MAX_PATH_BYTES, _MAX_PART_BYTES = 4096, 255
+_JUNK_NAMES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini", "ehthumbs.db", ".datacache-exported"})
+
+
+def unusable(path: str) -> str:
+    """Why this cannot be a path of a snapshot, or '' if it can."""
+    if not path:
+        return "the path is empty"
+    if "\0" in path:
+        return "the path has a NUL in it"
+    if "\\" in path:
+        return "the path has a backslash in it; folders are separated by '/'"
+    if path.startswith("/"):
+        return "the path is absolute"
+    parts = path.split("/")
+    if ".." in parts:
+        return "the path leads out of the snapshot ('..')"
+    if "" in parts or "." in parts:
+        return "the path has an empty part or a '.'" if path[-1] != "/" else "the path names a folder"
+    if _DRIVE.match(path) and (len(path) == 2 or path[2] == "/" or len(parts) > 1):
+        return "the path begins with a drive letter"
+    return _too_long(path, parts)
+
+
+def _too_long(path: str, parts: list[str]) -> str:
+    try:
+        if len(path.encode("utf-8", "surrogateescape")) > _MAX_PATH_BYTES:
+            return f"the path is longer than {_MAX_PATH_BYTES:,} bytes"
+        if any(len(part.encode("utf-8", "surrogateescape")) > _MAX_PART_BYTES for part in parts):
+            return f"a part of the path is longer than {_MAX_PART_BYTES} bytes, which no file system takes"
+    except UnicodeEncodeError:
+        return "the path has half a character in it"
+    return ""
+
+
+def from_archive(name: str) -> str:
+    """A member's name as a path: '\\\\' of Windows tools becomes '/', and `./` and doubled slashes go. What is not safe
+    stays so, for `unusable` to refuse."""
+    path = name.replace("\\", "/")
+    absolute = path.startswith("/")
+    return "/" * absolute + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def is_junk(path: str) -> bool:
+    """Whether it is what a desktop leaves behind (`__MACOSX/`, `.DS_Store`, `Thumbs.db`, `._x` and the like), or the
+    note in a folder that a snapshot was exported into."""
+    parts = path.split("/")
+    return "__MACOSX" in parts or parts[-1] in _JUNK_NAMES or parts[-1].startswith("._")
+
+
+class Clock:
+    """The time one object may take, waiting for room not counted."""
+
+    def __init__(self, shown_url: str, timeout_s: float) -> None:
+        self._url, self._timeout_s = shown_url, timeout_s
+        self._end = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """What is left; at the end 0 or less."""
+        return self._end - time.monotonic()
+
+    def check(self) -> None:
+        """`TooSlowError` once the time is over."""
+        if self.left_s() <= 0:
+            raise TooSlowError(f"{self._url}: it was not here after {self._timeout_s:g} s", url=self._url)
+
+    def extend(self, seconds: float) -> None:
+        """Do not count these."""
+        self._end += seconds
+
+
+class Room:
+    """A share of the bytes that may be in flight, given back at the end of a `with` block."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._held = 0
+
+    def take(self, size_bytes: int, clock: Clock) -> None:
+        """Hold this much instead of what is held. A share is never raised while it is held: two that wait for each
+        other's would wait for ever."""
+        self.give()
+        began = time.monotonic()
+        self._budget.take(size_bytes)
+        self._held = size_bytes
+        clock.extend(time.monotonic() - began)
+
+    def give(self) -> None:
+        """Hold nothing."""
+        if self._held:
+            self._budget.give(self._held)
+            self._held = 0
+
+    def __enter__(self) -> Room:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.give()

@@ -18,7 +18,7 @@ from datacache.core.errors import UsageError
 from datacache.imports.failures import Failure, Failures
 from datacache.imports.lines import Line, LinesFile, parse_line
 from datacache.imports.places import Places
-from datacache.manifest.sort import Sorter
+from datacache.manifest.builder import Sorter
 
 METADATA = "metadata.jsonl"
 """Where the lines' other fields go: the name that Hugging Face's `imagefolder` reads."""

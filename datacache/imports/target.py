@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from datacache.catalog.base import Catalog, tag_exists
-from datacache.catalog.commit import check_target
-from datacache.catalog.kind import kind_of
+from datacache.catalog.commit import check_target, kind_of
 from datacache.manifest.model import Lineage
 
 

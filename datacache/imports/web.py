@@ -27,11 +27,10 @@ from datacache.core.errors import (
     StoreUnreachableError,
 )
 from datacache.imports.failures import TooLargeError
-from datacache.imports.room import Clock, Room
+from datacache.imports.places import Clock, Room
 from datacache.store.answers import ENCODINGS, bounded_pools, checked_pools, pieces
 from datacache.store.errors import from_connection, from_status
-from datacache.store.met import MetPeers
-from datacache.store.retry import Backoff
+from datacache.store.retry import Backoff, MetPeers
 
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)

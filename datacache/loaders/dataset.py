@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, get_worker_info
 
 from datacache.core.errors import DatacacheError, UsageError
-from datacache.loaders import timing
 from datacache.loaders.decode import MAX_SIDE, Size, decode_rgb
 from datacache.loaders.packed import EmptyBatch, PackedBatch, empty, pack_targets
+from datacache.loaders.selection import scaled
 from datacache.loaders.source import Read, SampleSource, is_skippable
-from datacache.loaders.targets import scaled
+from datacache.loaders.tuning import timing
 from datacache.settings import Settings
 
 log = logging.getLogger("datacache.loader")

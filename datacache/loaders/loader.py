@@ -15,15 +15,15 @@ from typing import Any, cast
 from datacache.core.counters import Counters, counters_of
 from datacache.core.errors import UsageError
 from datacache.loaders.allocator import keep_freed_memory
-from datacache.loaders.autotune import Choice, choose, shut_down
-from datacache.loaders.bottleneck import diagnose
 from datacache.loaders.order import Even, Shuffle
-from datacache.loaders.processors import processors
+from datacache.loaders.processes import processors
 from datacache.loaders.remaining import Remaining, State, stages_of
-from datacache.loaders.report import Report, Step, Stretch
 from datacache.loaders.sampler import EpochSampler
-from datacache.loaders.timing import Clocks, Measured, MeasuredCollate, enter_worker
-from datacache.loaders.watch import Watch
+from datacache.loaders.tuning.autotune import Choice, choose, shut_down
+from datacache.loaders.tuning.bottleneck import diagnose
+from datacache.loaders.tuning.report import Report, Step, Stretch
+from datacache.loaders.tuning.timing import Clocks, Measured, MeasuredCollate, enter_worker
+from datacache.loaders.tuning.watch import Watch
 from datacache.settings import Settings, load_settings
 from datacache.tiers.memory import counters_dir, make_shared
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import DatacacheError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.daemon.client import DaemonClient
-from datacache.daemon.plan_file import PlanFile, PlanHeader, new_plan_file, started_at
+from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, new_plan_file, started_at
 from datacache.tiers.memory import lookahead_dir
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from datacache.loaders.lookahead import Lookahead, PlanSource, publish
 from datacache.loaders.order import EpochOrder, Even, RankOrder, Shuffle
-from datacache.loaders.ranks import rank_and_world
+from datacache.loaders.processes import rank_and_world
 from datacache.loaders.remaining import Remaining, Stage, State, stages_of
 from datacache.settings import Settings, load_settings
 

@@ -2,6 +2,8 @@
 
 Used by `SnapshotDataset`. Without a target and a query, no annotation is read. All is done in one walk in the order of
 paths, and what is kept of a sample are some numbers. One thread.
+
+Targets as PyTorch has them: boxes in tensors. Used by the datasets; the columns behind them are `columns`.
 """
 
 from __future__ import annotations
@@ -10,21 +12,23 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from datacache.annotations.class_ids import class_ids
+from datacache.annotations.classes import class_ids
+from datacache.annotations.formats.metadata import NAME as METADATA
 from datacache.annotations.layout import text
-from datacache.annotations.metadata import NAME as METADATA
 from datacache.annotations.model import Annotation
 from datacache.annotations.pairing import is_image
 from datacache.annotations.query import Query, find_paths
-from datacache.annotations.table import Table
+from datacache.annotations.table.table import Table
 from datacache.catalog.base import Catalog
 from datacache.conversion.index import Annotations, Reading
 from datacache.core.errors import CorruptManifestError, UsageError
-from datacache.core.objects import object_id
+from datacache.core.ids import object_id
 from datacache.loaders.columns import BoxBuilder, BoxColumns, ClassBuilder, ClassColumn, FolderBuilder, check_kind
 from datacache.manifest.codec import Range
 from datacache.manifest.reader import Manifest
@@ -249,3 +253,18 @@ def _of_folders(snapshot: Snapshot, files: _Files, folders: FolderBuilder) -> Se
 
 def _encode(path: str) -> bytes:
     return path.encode("utf-8", "surrogateescape")
+
+
+def tensors(target: Any) -> Any:
+    """A target whose arrays are tensors; they share the arrays' memory. Other targets as they are."""
+    if isinstance(target, dict):
+        return {name: torch.from_numpy(values) for name, values in target.items()}
+    return target
+
+
+def scaled(target: Any, own: tuple[int, int], size: tuple[int, int]) -> Any:
+    """A detection target for an image that was resized from `own` to `size` (height, width each)."""
+    if isinstance(target, dict) and "boxes" in target and own != size:
+        height, width = size[0] / own[0], size[1] / own[1]
+        target["boxes"] *= torch.tensor([width, height, width, height])
+    return target

@@ -12,7 +12,7 @@ from itertools import accumulate
 from operator import lt
 
 from datacache.core.errors import CorruptManifestError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.manifest import codec
 from datacache.manifest.codec import Range
 from datacache.manifest.model import BlobId, Entry, Root

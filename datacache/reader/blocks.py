@@ -17,8 +17,8 @@ from datacache.catalog.packs import stores_with_packs
 from datacache.core.concurrency import PerProcess
 from datacache.core.counters import BROKEN_BLOCKS, DIRECT_READS, counters_of
 from datacache.core.errors import CorruptManifestError, DaemonError, StoreAccessError
+from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, object_id
 from datacache.core.last_loaded import LastLoaded
-from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, object_id
 from datacache.daemon.client import DaemonClient
 from datacache.manifest.reader import LoadBlobs
 from datacache.settings import Settings
@@ -228,4 +228,4 @@ class NodeBlocks:
 def _import_clients() -> None:
     """Import what reading from a store itself needs, while there is nothing else to do: it takes some tenths of a
     second, and the daemon that does not answer keeps all readers of a node waiting at the same time."""
-    import datacache.store.s3_clients  # noqa: F401
+    import datacache.store.s3.clients  # noqa: F401

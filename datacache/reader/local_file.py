@@ -32,16 +32,15 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from datacache.core.concurrency import PerProcess
+from datacache.core.concurrency import PerProcess, gather
 from datacache.core.errors import CacheError, DatacacheError, StoreError
-from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_count, object_id
-from datacache.core.threads import gather
+from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_count, object_id
 from datacache.daemon import paths
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
-from datacache.store.local import LocalStore
+from datacache.store.local.store import LocalStore
 from datacache.store.sources import source_rules
-from datacache.tiers.object_file import open_object_file
+from datacache.tiers.containers import open_object_file
 
 _BLOCKS_AT_ONCE = 8
 _NAME_BYTES = 200

@@ -21,7 +21,7 @@ from datacache.core.errors import (
     PathNotFoundError,
     SnapshotClosedError,
 )
-from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_count, block_id, object_id
+from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_count, block_id, object_id
 from datacache.manifest.model import Entry, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.manifest.view import Tree

@@ -3,6 +3,10 @@
 Used by `api.shard`. What is in a set follows from the snapshot and the options alone, which its plan is a hash of.
 While a set is being written, `shards.unfinished` says of which plan, and there is no `shards.json`, which comes last.
 So a build that was killed goes on where it was: a shard whose sidecar is there and is of the plan is not made again.
+
+Make a snapshot of a finished shard set, so that it has a version and is cached: the objects stay where they are.
+
+Used by `api.shard`. One thread.
 """
 
 from __future__ import annotations
@@ -15,16 +19,17 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
-from datacache.annotations.class_ids import class_ids
-from datacache.annotations.classes import class_order
-from datacache.annotations.table import ProblemCount, Table
+from datacache.annotations.classes import class_ids, class_order
+from datacache.annotations.table.table import ProblemCount, Table
 from datacache.catalog.base import Catalog
+from datacache.catalog.commit import commit_manifest
 from datacache.conversion.index import VERSION as READER_VERSION
 from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.parallel import ordered_map
+from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import ShardError, UsageError
-from datacache.core.threads import map_in_threads
-from datacache.manifest.model import SnapshotRecord
+from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
 from datacache.reader.snapshot import Snapshot
 from datacache.shards import samples
 from datacache.shards.index import FORMATS, SUFFIX, ShardIndex, index_name
@@ -350,3 +355,39 @@ def _classes(snapshot: Snapshot, table: Table, options: Options) -> tuple[str, .
             hint=f"It has {', '.join(sorted(table.labels)[:10])}{' and more' if len(table.labels) > 10 else ''}.",
         )
     return order
+
+
+def commit_set(
+    catalog: Catalog,
+    place: Place,
+    made: ShardSet,
+    *,
+    name: str,
+    tags: Sequence[str] = (),
+    move_tags: bool = False,
+    replace: bool = False,
+    message: str = "",
+) -> SnapshotRecord:
+    """Commit the files of a set as a snapshot of dataset `name`; other files at the URL are not in it. Idempotent.
+
+    `ShardError` if one of them is not there (any more), `TagExistsError`, the catalog's errors.
+    """
+    there = place.files()
+    builder = ManifestBuilder([Source(place.store.url, place.prefix)], catalog.put_blobs)
+    for file in sorted(set_files(made)):
+        info = there.get(file)
+        if info is None:
+            raise ShardError(f"{place.url} has lost {file}", shard=file, hint="Build the shards again.")
+        builder.add(Entry(file.encode(), info.size_bytes, info.mtime_ns, info.etag, info.version))
+    parameters = {"to": place.url, "format": made.format, **made.parameters}
+    return commit_manifest(
+        catalog,
+        builder,
+        name=name,
+        origin=place.url,
+        lineage=Lineage("shard", parameters, (made.source,)),
+        tags=tags,
+        move_tags=move_tags,
+        replace=replace,
+        message=message,
+    )

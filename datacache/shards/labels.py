@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from datacache.annotations import yolo
+from datacache.annotations.formats import yolo
 from datacache.annotations.model import Annotation, Box
-from datacache.shards import tfrecord
+from datacache.shards import records as tfrecord
 from datacache.shards.index import NO_CLASS
 
 _FLAGS = ("difficult", "truncated", "occluded")

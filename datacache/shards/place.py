@@ -22,8 +22,8 @@ from datacache.core.errors import CacheError, DatacacheError, ObjectNotFoundErro
 from datacache.settings import Settings
 from datacache.store.base import ObjectInfo, ObjectStore
 from datacache.store.errors import from_oserror
-from datacache.store.local import LocalStore
-from datacache.store.local_walk import TEMPORARY
+from datacache.store.local.store import LocalStore
+from datacache.store.local.walk import TEMPORARY
 from datacache.store.open import open_store
 from datacache.store.urls import split_url
 

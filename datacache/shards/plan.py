@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datacache.core.errors import UsageError
-from datacache.shards import tar, tfrecord
+from datacache.shards import records as tar
+from datacache.shards import records as tfrecord
 from datacache.shards.samples import File, Sample
 
 _WRITE_BYTES = 2**20

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
+from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, ShardError
-from datacache.core.threads import map_in_threads
 from datacache.shards.index import NO_CLASS, Member, ShardIndex, index_name
 from datacache.shards.listing import SHARDS_JSON, ShardInfo, ShardSet
 from datacache.shards.source import ShardFiles, cut_short, missing

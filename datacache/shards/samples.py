@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from datacache.annotations.metadata import NAME as METADATA
+from datacache.annotations.formats.metadata import NAME as METADATA
 from datacache.annotations.pairing import is_image
-from datacache.annotations.table import Row, Table
+from datacache.annotations.table.table import Row, Table
 from datacache.core.errors import UsageError
 from datacache.manifest.reader import Manifest
 from datacache.shards.labels import Described, Labels

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
+from datacache.core.concurrency import gather
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, PathNotFoundError, ShardError
+from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, object_id
 from datacache.core.mapped import MappedFile
-from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, object_id
-from datacache.core.threads import gather
 from datacache.reader.snapshot import Snapshot
 
 _MAX_MAPS, _MIN_MAPS = 4096, 16

@@ -16,9 +16,10 @@ from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import DatacacheError, ShardError
-from datacache.core.objects import BLOCK_BYTES
+from datacache.core.ids import BLOCK_BYTES
 from datacache.reader.snapshot import Snapshot
-from datacache.shards import tar, tfrecord
+from datacache.shards import records as tar
+from datacache.shards import records as tfrecord
 from datacache.shards.index import IndexWriter, Member, ShardIndex, index_name
 from datacache.shards.listing import ShardInfo
 from datacache.shards.place import Place

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.store.checksums import Checksum
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo, ObjectStore
 from datacache.store.bodies import Body
 

@@ -1,7 +1,7 @@
 """Checksums that stores keep of their objects: how they are said, computed and compared.
 
 Used by the backends for every object they read whole, and through `ObjectStore.checksum` by whoever reads one in
-pieces (`store/whole.py`). What is checked, and what cannot be, is in docs/SEMANTICS.md. Any thread.
+pieces (`store/bodies.py`). What is checked, and what cannot be, is in docs/SEMANTICS.md. Any thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from datacache.core.errors import ChecksumError
-from datacache.core.objects import ObjectId, ObjectRef, object_id
+from datacache.core.ids import ObjectId, ObjectRef, object_id
 
 Data = bytes | bytearray | memoryview
 

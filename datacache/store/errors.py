@@ -24,7 +24,7 @@ from datacache.core.errors import (
     StoreUnavailableError,
     StoreUnreachableError,
 )
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 
 NOT_FOUND = (404, 405, 410)
 _NOT_S3 = "If this lasts, check the endpoint: it must be the S3 endpoint, not a website."

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from datacache.core.errors import ObjectNotFoundError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.checksums import Checksum
 from datacache.store.errors import expect_same

@@ -15,8 +15,7 @@ from datacache.settings import Settings
 from datacache.store.base import ObjectStore
 from datacache.store.bucket import Bucket
 from datacache.store.environments import Environments
-from datacache.store.met import MetPeers
-from datacache.store.retry import RetryingStore, Silence
+from datacache.store.retry import MetPeers, RetryingStore, Silence
 from datacache.store.sources import AllowedStore, SourceRules
 from datacache.store.urls import split_url
 
@@ -91,7 +90,7 @@ def open_backend(
     url, _ = split_url(store_url if store_url != "file://" else "file:///")
     scheme = url.partition("://")[0]
     if scheme == "file":
-        from datacache.store.local import LocalStore
+        from datacache.store.local.store import LocalStore
 
         return LocalStore(rules)
     if scheme == "memory":
@@ -99,8 +98,8 @@ def open_backend(
 
         return MemoryStore(url)
     if scheme == "s3":
-        from datacache.store.s3 import S3Store
-        from datacache.store.s3_access import access_stamp, resolve_access, store_options
+        from datacache.store.s3.access import access_stamp, resolve_access, store_options
+        from datacache.store.s3.store import S3Store
 
         store_options(url, settings)  # a wrong one is told now
         find = partial(resolve_access, url, settings, environments)
@@ -113,10 +112,10 @@ def open_backend(
             check_md5=settings.check_md5,
         )
     if scheme in ("gs", "az", "abfs", "abfss"):
-        from datacache.store.obstore_backend import open_cloud_store
+        from datacache.store.cloud import open_cloud_store
 
         return open_cloud_store(url, settings)
-    from datacache.store.fsspec_backend import FsspecStore
+    from datacache.store.filesystems import FsspecStore
 
     return FsspecStore(url)
 
@@ -135,7 +134,7 @@ def endpoint_of(store_url: str, settings: Settings, environments: Environments |
     """Which of several servers a bucket's URL means here: the endpoint's URL; '' where the URL alone says it."""
     if not store_url.startswith("s3://"):
         return ""
-    from datacache.store.s3_access import endpoint_of
+    from datacache.store.s3.access import endpoint_of
 
     return endpoint_of(store_url, settings, environments=environments)
 
@@ -148,12 +147,12 @@ def open_bucket_backend(store_url: str, settings: Settings, *, probe_prefix: str
     url, _ = split_url(store_url if store_url != "file://" else "file:///")
     scheme = url.partition("://")[0]
     if scheme == "file":
-        from datacache.store.local_bucket import LocalBucket
+        from datacache.store.local.bucket import LocalBucket
 
         return LocalBucket()
     if scheme == "s3":
-        from datacache.store.s3_access import access_stamp, resolve_access, store_options
-        from datacache.store.s3_bucket import S3Bucket
+        from datacache.store.s3.access import access_stamp, resolve_access, store_options
+        from datacache.store.s3.bucket import S3Bucket
 
         store_options(url, settings)  # a wrong one is told now
         find, stamp = partial(resolve_access, url, settings), partial(access_stamp, url, settings)

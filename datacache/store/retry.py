@@ -5,17 +5,26 @@ answer. The waits grow exponentially with full jitter
 (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), so that the clients of a node that lost its
 store do not come back in step, and end at a deadline. Backends never retry, so tries are not multiplied.
 
-An address where nobody was ever met (`met.py`) is more likely mistyped than down: calls that are refused there, or
+An address where nobody was ever met is more likely mistyped than down: calls that are refused there, or
 whose host has no address, end after `UNREACHED_S`. A store that was met once is waited for until the deadline.
+
+Remember at which addresses somebody was met: one that is refused there is more likely mistyped than down.
+
+Used by what tries calls again (`retry.py`, `imports/web.py`). What a home remembers is a folder of empty files named by
+hashes, so a daemon or a worker that starts while a store is away knows that it was there before. Any thread; a forked
+child knows what its parent did.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -23,11 +32,10 @@ from typing import NamedTuple, TypeVar
 from datacache.core.breaker import Breaker
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import ChecksumError, ObjectNotFoundError, StoreUnavailableError, StoreUnreachableError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo, ObjectStore
 from datacache.store.checksums import Checksum
 from datacache.store.errors import GONE_HINT
-from datacache.store.met import MetPeers
 
 T = TypeVar("T")
 
@@ -324,3 +332,32 @@ class RetryingStore:
     def close(self) -> None:
         """See `ObjectStore`."""
         self.inner.close()
+
+
+class MetPeers:
+    """Addresses where somebody was met by this object or, with `home`, by any process of that home. A home that cannot
+    be written, or is not there, remembers nothing."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        self._folder = None if home is None else home / "met"
+        self._known: set[str] = set()  # single set operations
+
+    def note(self, peer: str) -> None:
+        """Remember an address."""
+        if peer in self._known:
+            return
+        self._known.add(peer)
+        if self._folder is not None:
+            with suppress(OSError):
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                os.close(os.open(self._file(self._folder, peer), os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
+
+    def knows(self, peer: str) -> bool:
+        """Say whether somebody was met at an address before."""
+        if peer in self._known or self._folder is None:
+            return peer in self._known
+        return os.path.exists(self._file(self._folder, peer))
+
+    @staticmethod
+    def _file(folder: Path, peer: str) -> Path:
+        return folder / hashlib.sha256(peer.encode(errors="surrogatepass")).hexdigest()[:32]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from datacache.core.errors import DatacacheError, SettingsError, SourceNotAllowedError, UsageError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.settings import Settings
 from datacache.store.base import ObjectInfo, ObjectStore
 from datacache.store.checksums import Checksum

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from time import monotonic
 
-from datacache.core.pauses import pause_s
+from datacache.core.breaker import pause_s
 
 log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0

@@ -20,7 +20,7 @@ from pathlib import Path
 import lmdb
 
 from datacache.core.errors import CacheError
-from datacache.core.objects import BlockId, ObjectId
+from datacache.core.ids import BlockId, ObjectId
 
 MAP_BYTES = 64 * 2**30  # address space only; the file is as large as what is in it
 TIER_NAMES = ("ram", "ssd")

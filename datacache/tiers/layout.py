@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from datacache.core.objects import GRANULE_BYTES, BlockId
+from datacache.core.ids import GRANULE_BYTES, BlockId
 
 FORMAT_VERSION = 1
 OBJECT_FILE = 1 << 31

@@ -24,8 +24,8 @@ from xxhash import xxh3_64_intdigest
 
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import CacheError
+from datacache.core.ids import GRANULE_BYTES, BlockId
 from datacache.core.mapped import MappedFile, reclaim
-from datacache.core.objects import GRANULE_BYTES, BlockId
 from datacache.tiers import layout
 from datacache.tiers.access import AccessTable
 from datacache.tiers.health import health_of

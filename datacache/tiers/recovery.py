@@ -23,7 +23,8 @@ import lmdb
 from datacache.core.boot import boot_id
 from datacache.core.errors import CacheError
 from datacache.settings import Settings
-from datacache.tiers import containers, layout, pins
+from datacache.tiers import containers, layout
+from datacache.tiers import shares as pins
 from datacache.tiers.access import AccessTable
 from datacache.tiers.index import TIER_NAMES, Index, forget_index, open_index
 from datacache.tiers.memory import make_memory_dir

@@ -3,14 +3,20 @@
 Used by the tiers, which take room back for a group that has less than its share from those that have more, and by the
 daemon, where groups take turns. A group is one pattern of data set names, such as `team-a-*`; the first that matches
 counts. What no pattern matches is entitled to nothing, and has what the others leave. Any thread.
+
+The pinned refs of a home and the data sets they are of: a small JSON file beside the index, which outlives it.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import NamedTuple
 
+from datacache.core.disk import replace_file
 from datacache.tiers.eviction import ContainerState
 
 NOBODY = ""
@@ -83,3 +89,22 @@ def may_evict(group: str, owner: str, used_bytes: Mapping[str, int], entitled_by
     those that are above theirs.
     """
     return owner == group or used_bytes.get(owner, 0) > entitled_bytes.get(owner, 0)
+
+
+log = logging.getLogger(__name__)
+
+
+def read(path: Path) -> dict[str, str]:
+    """Ref → data set; empty if there is no such file."""
+    try:
+        return {str(ref): str(dataset) for ref, dataset in json.loads(path.read_bytes()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as exc:
+        log.warning("the pins in %s cannot be read: %s", path, exc)
+        return {}
+
+
+def write(path: Path, pins: dict[str, str]) -> None:
+    """Replace the file as a whole, durably. `OSError` leaves it as it was."""
+    replace_file(path, json.dumps(pins).encode())

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import lmdb
 
-from datacache.core.objects import BLOCK_BYTES, BlockId, ObjectId, ObjectRef
+from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef
 from datacache.tiers import containers, eviction, layout
 from datacache.tiers.access import AccessTable
 from datacache.tiers.containers import Bounce, Region

@@ -12,7 +12,7 @@ from pathlib import Path
 import lmdb
 
 from datacache.core.errors import CacheError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.tiers import layout
 from datacache.tiers.index import TIER_NAMES, UNCHECKED, Index
 from datacache.tiers.tier import Container

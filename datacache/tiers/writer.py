@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 
 import lmdb
 
-from datacache.core.objects import BlockId, ObjectId, ObjectRef
-from datacache.tiers import layout, pins
+from datacache.core.ids import BlockId, ObjectId, ObjectRef
+from datacache.tiers import layout
+from datacache.tiers import shares as pins
 from datacache.tiers.index import UNCHECKED, Index, unchecked_key
 from datacache.tiers.tier import Block, Tier
 

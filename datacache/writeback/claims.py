@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from datacache.core.errors import StagingError, StagingFullError
 from datacache.store.base import ObjectInfo
-from datacache.writeback.conflicts import conflict_key
 from datacache.writeback.content_reader import ContentReader
 from datacache.writeback.model import Conflict, Logged, Pending, Staged, Stored
 from datacache.writeback.overlay import parent_of
+from datacache.writeback.upload.conflicts import conflict_key
 
 if TYPE_CHECKING:
     from datacache.writeback.engine import WriteBack

@@ -1,6 +1,6 @@
 """A file that is being written: its bytes from the first change until the last writer closes it.
 
-Used by `fuse_mount/bucket_files.py`; calls for one draft are made one at a time by its owner, except `read`. Small
+Used by `fuse_mount/bucket/fs/files.py`; calls for one draft are made one at a time by its owner, except `read`. Small
 files are kept in memory and go into the journal, which takes one sync; larger ones lie in a staged file. A draft that
 starts from nothing (a new file, or one that was truncated to nothing) never touches what was acknowledged before: that
 stays in the overlay until the draft is settled. One that continues a staged file changes it in place, as a local file

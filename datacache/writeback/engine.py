@@ -28,15 +28,9 @@ from datacache.core.errors import DatacacheError, StagingError, StagingFullError
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
 from datacache.writeback.claims import Claims
-from datacache.writeback.conflict_log import CONFLICTS, ConflictLog
-from datacache.writeback.conflicts import CONFLICT_MARK
 from datacache.writeback.fetching import Fetching
-from datacache.writeback.files import StagedFiles
-from datacache.writeback.journal import Change, Journal
-from datacache.writeback.losses import LOSSES, LossLog
-from datacache.writeback.model import WRITER, Attributes, Content, Logged, Pending, Staged, Stored
-from datacache.writeback.overlay import Overlay
-from datacache.writeback.records import (
+from datacache.writeback.journal.journal import Change, Journal
+from datacache.writeback.journal.records import (
     KEPT,
     PENDING,
     UPLOAD,
@@ -46,7 +40,12 @@ from datacache.writeback.records import (
     encode_pending,
     encode_upload,
 )
-from datacache.writeback.staging import StagingArea
+from datacache.writeback.model import WRITER, Attributes, Content, Logged, Pending, Staged, Stored
+from datacache.writeback.overlay import Overlay
+from datacache.writeback.staging.area import StagingArea
+from datacache.writeback.staging.files import StagedFiles
+from datacache.writeback.staging.losses import LOSSES, LossLog
+from datacache.writeback.upload.conflicts import CONFLICT_MARK, CONFLICTS, ConflictLog
 
 _log = logging.getLogger("datacache.writeback")
 _COMMIT_EVERY_S = 0.2

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from datacache.core.disk import write_all
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError, StagingFullError
-from datacache.core.objects import BLOCK_BYTES, ObjectRef
-from datacache.writeback.area_files import FULL
+from datacache.core.ids import BLOCK_BYTES, ObjectRef
 from datacache.writeback.claims import Claim
 from datacache.writeback.model import Pending, Staged, Stored
+from datacache.writeback.staging.area_files import FULL
 
 if TYPE_CHECKING:
     from datacache.writeback.engine import WriteBack

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from datacache.core.objects import BlockId, ObjectRef
+from datacache.core.ids import BlockId, ObjectRef
 from datacache.writeback.engine import WriteBack
-from datacache.writeback.quota import Quota
-from datacache.writeback.uploader import Uploader
+from datacache.writeback.staging.quota import Quota
+from datacache.writeback.upload.uploader import Uploader
 
 _SHOWN = 100
 

@@ -1,6 +1,6 @@
 """What is pending: one bucket key's difference between what we acknowledged and what the bucket has.
 
-Pure values, used by all of `writeback` and by `fuse_mount/bucket_fs.py`. Keys are relative to the mount's prefix; a
+Pure values, used by all of `writeback` and by `fuse_mount/bucket/fs/`. Keys are relative to the mount's prefix; a
 folder's key ends in a slash and stands for the marker object of that name.
 
 Attributes travel as object metadata under the names s3fs-fuse uses (`mode`, `uid`, `gid`, `mtime`), so each reads what

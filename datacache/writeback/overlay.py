@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from datacache.writeback.model import Pending, Stored
-from datacache.writeback.usage import Usage
+from datacache.writeback.staging.quota import Usage
 
 
 def parent_of(key: str) -> str:

@@ -17,7 +17,7 @@ from dataset_cli.app import App, json_option, pass_app
 from dataset_cli.output import format_bytes, printable
 
 if TYPE_CHECKING:
-    from datacache.loaders.report import Report
+    from datacache.loaders.tuning.report import Report
     from dataset_cli.output import Progress
 
 _TARGETS = ("auto", "detection", "classification", "folder", "path", "none")
@@ -55,8 +55,8 @@ def loader(app: App, /, *, dataset: str, workers: str | None, seconds: float, **
         from datacache.core.errors import UsageError
 
         raise UsageError("this measures PyTorch's DataLoader, and PyTorch is not installed", hint=_HOW_TO_GET) from exc
-    from datacache.loaders.autotune import best
-    from datacache.loaders.processors import processors
+    from datacache.loaders.processes import processors
+    from datacache.loaders.tuning.autotune import best
 
     counts, size = _counts(workers, processors()), _size(how["size"])
     with app.out.progress(f"opening {dataset}") as bar:
@@ -109,8 +109,8 @@ def _open(app: App, where: str, size: tuple[int, int] | None, how: dict[str, Any
 
 
 def _measure(samples: Any, workers: int, batch_size: int, seconds: float, bar: Progress) -> Report:
-    from datacache.loaders.autotune import measure
     from datacache.loaders.loader import default_collate
+    from datacache.loaders.tuning.autotune import measure
 
     began, done = time.monotonic(), 0
 
@@ -159,7 +159,7 @@ def _choice(rows: list[Report], chosen: Report) -> str:
 
 def _counts(text: str | None, processors: int) -> list[int]:
     from datacache.core.errors import UsageError
-    from datacache.loaders.autotune import candidates
+    from datacache.loaders.tuning.autotune import candidates
 
     if text is None:
         return candidates(processors)

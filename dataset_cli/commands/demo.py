@@ -3,7 +3,7 @@
 It draws masked and bare faces into a bucket (a folder), snapshots it, mounts the snapshot, reads two epochs,
 and compares every byte with the bucket; then it converts the annotations from VOC to YOLO and draws a picture
 of some images with their boxes. Where PyTorch is installed, it ends with a small detector that is trained from
-shards of the images (`demo_training.py`). It has a home of its own in the demo's folder, so nothing of the user's is
+shards of the images (`demo/ending.py`). It has a home of its own in the demo's folder, so nothing of the user's is
 touched, and cleans up whatever happens but for the pictures, `preview.png` and `predictions.png` where it was called
 (or in `--dir`); with `--keep`, folder and snapshots stay and can be looked at.
 
@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from datacache.core.counting import count
-from dataset_cli import demo_training
+from datacache.core.counters import count
 from dataset_cli.app import App, json_option, pass_app
 from dataset_cli.commands.snapshot import as_json
+from dataset_cli.demo import ending as demo_training
 from dataset_cli.output import format_bytes
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _draw(app: App, bucket: Path, count: int) -> None:
     from datacache.core.errors import UsageError
 
     try:
-        from datacache.testing.faces import draw_faces
+        from dataset_cli.demo.faces import draw_faces
     except ImportError as exc:
         raise UsageError("the demo draws with Pillow, which is missing", hint="pip install pillow") from exc
     shutil.rmtree(bucket, ignore_errors=True)
@@ -256,7 +256,7 @@ def _convert(app: App, ref: str, settings: Settings) -> SnapshotRecord:
 def _draw_preview(app: App, ref: str, path: Path, settings: Settings) -> Path | None:
     """A picture of some images with their boxes. None where it cannot be written."""
     from datacache import api
-    from datacache.annotations.preview import Picture, preview
+    from datacache.annotations.pictures.preview import Picture, preview
 
     with api.open_annotations(ref, settings=settings) as (snapshot, table):
         rows = [row for _, row in zip(range(_SHOWN), table.rows(), strict=False)]

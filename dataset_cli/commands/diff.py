@@ -39,7 +39,7 @@ def diff(app: App, *, a: str, b: str | None, stat: bool, limit: int | None, ever
     dsctl snapshot diff mask@v1 mask@v2
     dsctl snapshot diff mask                     the latest, with the one before it
     """
-    from datacache.catalog.compare import compare
+    from datacache.catalog.refs import compare
 
     most = 0 if stat else limit_of(app, limit, everything)
     files: Counter[str] = Counter()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from datacache.core.counting import count
+from datacache.core.counters import count
 from dataset_cli.app import App, json_option, pass_app
 from dataset_cli.output import format_bytes, printable
 from dataset_cli.variables import differences
@@ -234,7 +234,7 @@ def ram(settings: Settings) -> Check:
 
 def _pyfuse3() -> Check:
     from datacache.core.errors import MountError
-    from fuse_mount.bucket_check import check_pyfuse3
+    from fuse_mount.bucket.check import check_pyfuse3
 
     try:
         check_pyfuse3()
@@ -269,7 +269,7 @@ def staging(settings: Settings) -> Check:
 
 
 def _kind_of(folder: Path) -> str:
-    from fuse_mount.session import mounts
+    from fuse_mount.kernel.session import mounts
 
     device = os.stat(folder).st_dev
     return next((mount.kind for mount in mounts() if mount.device == device), "")

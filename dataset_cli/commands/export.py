@@ -14,7 +14,7 @@ from dataset_cli.app import App, SnapshotRef, json_option, pass_app
 from dataset_cli.output import format_bytes, printable
 
 if TYPE_CHECKING:
-    from datacache.reader.export import Exported
+    from datacache.reader.export.export import Exported
 
 
 @click.command()

@@ -255,7 +255,7 @@ def umount(
     `dsctl flush`. Of several mounts each is tried, whatever becomes of the others.
     """
     from fuse_mount import list_bucket_mounts, list_mounts
-    from fuse_mount.session import resolved
+    from fuse_mount.kernel.session import resolved
 
     if everything == bool(directories):
         raise UsageError("say which mounts: give their directories, or --all for all of this home")
@@ -299,7 +299,7 @@ class _How(NamedTuple):
 def _unmount(app: App, directory: Path, how: _How) -> tuple[dict[str, Any], str]:
     """Unmount one: what to print as JSON, and in words."""
     from fuse_mount import bucket_mount_at, unmount
-    from fuse_mount.session import resolved
+    from fuse_mount.kernel.session import resolved
 
     info = bucket_mount_at(directory, app.settings)
     if info is not None:
@@ -320,7 +320,7 @@ def _unmount_bucket(
     app: App, info: BucketInfo, *, wait: bool, lazy: bool, timeout_s: float | None
 ) -> tuple[dict[str, Any], str]:
     from fuse_mount import bucket_status, stop_server, take_away_dead
-    from fuse_mount.bucket_areas import counted, lost_lines
+    from fuse_mount.bucket.areas import counted, lost_lines
 
     try:
         bucket_status(info)

@@ -18,9 +18,9 @@ from dataset_cli.annotated import open_annotations, reading_options, write_file
 from dataset_cli.app import App, SnapshotRef, json_option, pass_app
 
 if TYPE_CHECKING:
-    from datacache.annotations.preview import Picture
+    from datacache.annotations.pictures.preview import Picture
     from datacache.annotations.query import Query
-    from datacache.annotations.table import Row, Table
+    from datacache.annotations.table.table import Row, Table
     from datacache.reader.snapshot import Snapshot
 
 
@@ -72,8 +72,8 @@ def preview(
     dsctl preview mask@v3 --out bare.png --label no_mask --where 'min_side < 32' --n 25
     dsctl preview mask@v3 --out changed.png --against mask@v2
     """
-    from datacache.annotations import preview as grid
-    from datacache.annotations.colours import colours_of
+    from datacache.annotations.pictures import preview as grid
+    from datacache.annotations.pictures.draw import colours_of
     from datacache.annotations.query import Query
     from datacache.core.errors import UsageError
 
@@ -124,7 +124,7 @@ def _paths(table: Table, query: Query) -> Iterator[str]:
 
 def _changed(snapshot: Snapshot, table: Table, before: Snapshot, old: Table, query: Query) -> Iterator[_Choice]:
     """The images whose bytes or annotations are not the same in both; a query asks for how they are now."""
-    from datacache.annotations.compare import compare
+    from datacache.annotations.query import compare
     from datacache.manifest.diff import diff
 
     contents = {
@@ -164,7 +164,7 @@ def _choose(choices: Iterator[_Choice], most: int, seed: int) -> tuple[int, list
 
 
 def _picture(choice: _Choice, snapshot: Snapshot, table: Table, old: tuple[Snapshot, Table] | None) -> Picture:
-    from datacache.annotations.preview import Picture
+    from datacache.annotations.pictures.preview import Picture
     from datacache.core.errors import DatacacheError
 
     row = table.row(choice.path)

@@ -20,7 +20,7 @@ from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
 from dataset_cli.output import printable
 
 if TYPE_CHECKING:
-    from datacache.annotations.table import ImageSummary, Table
+    from datacache.annotations.table.table import ImageSummary, Table
 
 _ALIGNED = 1_000
 """Lines over which columns are aligned; what follows is printed as it comes."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from datacache.core.counting import count
+from datacache.core.counters import count
 from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
 from dataset_cli.commands.snapshot import as_json
 from dataset_cli.output import format_bytes, printable

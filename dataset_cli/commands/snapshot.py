@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from datacache.core.counting import count
+from datacache.core.counters import count
 from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
 from dataset_cli.commands.diff import diff
 from dataset_cli.commands.gc import gc
@@ -132,7 +132,7 @@ def create(
         _print_created(app, imported.record, {"import": imported.value}, imported.notes)
         return
     assert url is not None
-    from datacache.store.local_walk import Links
+    from datacache.store.local.walk import Links
 
     before, links = _unchecked(), Links()
     options |= {"follow_links": follow_links, "attributes": attributes, "links": links}

@@ -42,7 +42,7 @@ def stats(app: App, /, *, ref: str, picture: Path | None, **how: Any) -> None:
     dsctl stats mask@v3
     dsctl stats mask@v3 --plot mask.png
     """
-    from datacache.annotations import plot
+    from datacache.annotations.pictures import plot
     from datacache.core.errors import UsageError
 
     format = picture.suffix.lower().removeprefix(".") if picture is not None else ""

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from datacache.core.counting import count
+from datacache.core.counters import count
 from dataset_cli.app import App, json_option, pass_app
 from dataset_cli.commands.cache import print_cache
 from dataset_cli.commands.mount import as_json
@@ -109,7 +109,7 @@ def _print_metrics(app: App) -> None:
     from datacache import api
     from datacache.core.errors import DatacacheError
     from fuse_mount import bucket_status, list_bucket_mounts
-    from fuse_mount.bucket_metrics import render_metrics
+    from fuse_mount.bucket.metrics import render_metrics
 
     client = api.running_daemon(app.settings)
     if client is not None:

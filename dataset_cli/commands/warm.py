@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from datacache.core.counting import count
+from datacache.core.counters import count
 from dataset_cli.app import App, SnapshotRef, json_option, pass_app
 from dataset_cli.commands.cache import warn_of_silent_stores
 from dataset_cli.output import format_bytes, format_seconds

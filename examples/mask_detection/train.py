@@ -18,12 +18,11 @@ import torch
 
 from datacache import DatacacheError, api, load_settings
 from datacache.core.errors import UsageError
-from datacache.examples import story
-from datacache.examples.detector import MULTIPLE
-from datacache.examples.scores import Score, score
-from datacache.examples.training import Epoch, look, train
 from datacache.settings import Settings
 from datacache.torch import ShardDataset
+from dataset_cli.demo import story
+from dataset_cli.demo.detector import MULTIPLE, Score, score
+from dataset_cli.demo.training import Epoch, look, train
 
 TAG = "example"
 """All snapshots made here have it. Running the example again moves it."""

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datacache.annotations import coco
 from datacache.annotations.check import check
+from datacache.annotations.formats import coco
 from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.problems import PROBLEMS

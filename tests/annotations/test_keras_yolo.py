@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datacache.annotations import keras_yolo
 from datacache.annotations.check import check
+from datacache.annotations.formats import keras_yolo
 from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.problems import PROBLEMS

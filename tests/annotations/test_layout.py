@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from datacache.annotations import yolo
+from datacache.annotations.formats import yolo
 from datacache.annotations.layout import detect, read_class_list
 from datacache.annotations.split_lists import read_splits
 from datacache.annotations.split_names import file_split, folder_split

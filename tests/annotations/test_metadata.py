@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datacache import api
-from datacache.annotations.metadata import NAME, parse
+from datacache.annotations.formats.metadata import NAME, parse
 from datacache.annotations.model import Draft
 from datacache.core.errors import AnnotationError
 from datacache.settings import Settings

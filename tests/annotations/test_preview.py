@@ -7,13 +7,11 @@ import io
 import pytest
 from PIL import Image
 
-from datacache.annotations import fonts
-from datacache.annotations.colours import BASE, colours_of, ink_on, mix
-from datacache.annotations.compare import compare
-from datacache.annotations.draw import BEFORE, DARK, _Tags, draw_boxes
 from datacache.annotations.model import Annotation, Box
-from datacache.annotations.preview import BROKEN, PAPER, TILE, Picture, preview
-from datacache.annotations.thumbnail import thumbnail
+from datacache.annotations.pictures import draw as fonts
+from datacache.annotations.pictures.draw import BASE, BEFORE, DARK, _Tags, colours_of, draw_boxes, ink_on, mix
+from datacache.annotations.pictures.preview import BROKEN, PAPER, TILE, Picture, preview, thumbnail
+from datacache.annotations.query import compare
 from datacache.core.errors import BrokenImageError
 from tests.annotations.tables import box, broken, build, image
 

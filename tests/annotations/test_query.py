@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from datacache.annotations import where
 from datacache.annotations.model import Annotation
 from datacache.annotations.query import Query, count, find, find_paths
-from datacache.annotations.table import Row, Table
+from datacache.annotations.table.table import Row, Table
 from datacache.core.errors import UsageError
 from tests.annotations.tables import Blobs, box, broken, build, image
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from datacache.annotations import plot
 from datacache.annotations.model import Problem
+from datacache.annotations.pictures import plot
 from datacache.annotations.stats import AREA_EDGES, ASPECT_EDGES, ClassCount, collect
-from datacache.annotations.table import ProblemCount
+from datacache.annotations.table.table import ProblemCount
 from tests.annotations.tables import box, broken, build, image
 
 ROWS = [
@@ -112,7 +112,7 @@ def test_a_plot_can_be_a_vector_graphic(format, begins):
 
 
 def test_classes_are_drawn_in_the_colours_that_previews_give_them():
-    from datacache.annotations.colours import colours_of
+    from datacache.annotations.pictures.draw import colours_of
 
     with Image.open(io.BytesIO(plot.plot(collect(build(ROWS)), "mask@v1"))) as picture:
         colours = {colour for count, colour in picture.convert("RGB").getcolors(1_000_000) if count > 1_000}

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datacache.annotations import table_details
 from datacache.annotations.model import Action, Annotation, Box, Problem
 from datacache.annotations.query import Query, find
-from datacache.annotations.table import EncodedRange, ImageSummary, Row, Table, TableBuilder, encode_range
+from datacache.annotations.table import details as table_details
+from datacache.annotations.table.table import EncodedRange, ImageSummary, Row, Table, TableBuilder, encode_range
 from datacache.core.errors import CatalogError, CorruptManifestError
-from datacache.manifest import blobtree, codec
+from datacache.manifest import codec
+from datacache.manifest import codec as blobtree
 from datacache.manifest.model import BlobId
 from tests.annotations.tables import Blobs, box, broken, build, encoded, image
 

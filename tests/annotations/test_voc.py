@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from datacache.annotations import voc
+from datacache.annotations.formats import voc
+from datacache.annotations.formats.voc_reader import MAX_OBJECTS, VocReader
+from datacache.annotations.formats.xml_encoding import decode
 from datacache.annotations.model import Annotation, Box, Draft, Problem
-from datacache.annotations.voc_reader import MAX_OBJECTS, VocReader
-from datacache.annotations.xml_encoding import decode
 from datacache.core.errors import AnnotationError
 
 FILE = "Annotations/a.xml"

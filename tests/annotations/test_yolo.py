@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datacache.annotations import yolo
 from datacache.annotations.check import check, clean_label
 from datacache.annotations.classes import read_data_yaml
+from datacache.annotations.formats import yolo
 from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.problems import PROBLEMS

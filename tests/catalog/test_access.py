@@ -9,11 +9,11 @@ import pytest
 
 from datacache.catalog.access import Access, access_of, check_access, open_to, set_access
 from datacache.catalog.commit import commit_manifest
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import AccessDeniedError, CatalogError, OtherKindError, SnapshotNotFoundError, UsageError
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, Source
-from datacache.testing.catalog import a_record, run_together
+from tests.conformance.catalog import a_record, run_together
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from datacache.catalog.blobcache import BlobCache
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import CatalogUnavailableError, CorruptManifestError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
-from datacache.testing.catalog import CatalogConformance, a_blob, a_record, run_together
-from datacache.testing.collect import collect
+from tests.conformance.catalog import CatalogConformance, a_blob, a_record, run_together
+from tests.conformance.collect import collect
 
 
 class Shared(SqliteCatalog):

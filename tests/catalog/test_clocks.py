@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from datacache import api
-from datacache.catalog import leases, sqlite_clock
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog import leases
+from datacache.catalog.sqlite import file as sqlite_clock
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.manifest.model import BlobId, SnapshotRecord
 from datacache.settings import Settings, load_settings
 from tests.servers import Mongod, RcloneS3

@@ -27,7 +27,7 @@ from datacache.core.errors import (
 from datacache.manifest.model import Entry, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
-from datacache.testing.faults import Fault, FaultProxy
+from tests.conformance.faults import Fault, FaultProxy
 from tests.servers import CephRgw, Mongod
 from tests.store.conftest import WritableRclone
 

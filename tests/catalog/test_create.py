@@ -12,7 +12,7 @@ import pytest
 from datacache.catalog.commit import commit_manifest
 from datacache.catalog.create import create_snapshot
 from datacache.catalog.mark import reachable
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import CatalogError, TagExistsError
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import BlobId, Entry, Lineage, SnapshotRecord, Source

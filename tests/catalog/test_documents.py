@@ -9,13 +9,13 @@ import sqlite3
 from pathlib import Path
 
 from datacache.catalog.blobcache import BlobCache
-from datacache.catalog.mongo import MongoCatalog
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.mongo.catalog import MongoCatalog
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import CatalogUnavailableError
-from datacache.testing.catalog import a_record, run_together
-from datacache.testing.collect import collect
 from tests.catalog.test_mongo import CuttingProxy
 from tests.catalog.test_sqlite import in_read_only
+from tests.conformance.catalog import a_record, run_together
+from tests.conformance.collect import collect
 from tests.servers import Mongod
 
 
@@ -59,9 +59,9 @@ def test_a_file_of_version_3_that_cannot_be_written_is_read_all_the_same(tmp_pat
     version_3_file(path)
     script = f"""
 from pathlib import Path
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import CatalogError
-from datacache.testing.catalog import a_record
+from tests.conformance.catalog import a_record
 catalog = SqliteCatalog(Path({str(path)!r}))
 assert catalog.snapshots("mask") == [a_record()]
 assert catalog.document("access", "mask") is None

@@ -14,7 +14,8 @@ import pytest
 
 from datacache.api import collect_garbage as collect_now
 from datacache.api import create_snapshot, open_catalog, open_snapshot, verify_snapshot
-from datacache.catalog import gc_objects, leases
+from datacache.catalog import gc as gc_objects
+from datacache.catalog import leases
 from datacache.catalog.base import Catalog
 from datacache.catalog.gc import GarbageReport, collect_garbage
 from datacache.catalog.mark import reachable

@@ -16,12 +16,12 @@ import pymongo
 import pytest
 from bson import ObjectId
 
-from datacache.catalog.mongo import MongoCatalog
+from datacache.catalog.mongo.catalog import MongoCatalog
 from datacache.catalog.record import encode_record
 from datacache.core.errors import CatalogError, CatalogUnavailableError, SettingsError
 from datacache.manifest.model import SnapshotRecord
-from datacache.testing.catalog import CatalogConformance, a_blob, a_record
-from datacache.testing.collect import HOUR_S, a_snapshot, blobs_needed, collect, read_all
+from tests.conformance.catalog import CatalogConformance, a_blob, a_record
+from tests.conformance.collect import HOUR_S, a_snapshot, blobs_needed, collect, read_all
 from tests.servers import Mongod
 
 

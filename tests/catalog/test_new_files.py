@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from datacache.catalog.new_files import SMALL_BYTES, NewFiles
-from datacache.catalog.objects import ObjectWriter
+from datacache.catalog.objects import SMALL_BYTES, NewFiles, ObjectWriter
 from datacache.catalog.packs import PACK_BYTES, PackStore
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import SettingsError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.manifest.model import PACKS, Entry, Source
 from datacache.settings import load_settings
 

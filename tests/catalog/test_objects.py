@@ -22,12 +22,12 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.objects import ObjectWriter, parse_object_key
 from datacache.catalog.packs import content_etag
 from datacache.core.errors import SettingsError, UsageError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.settings import Settings, load_settings
 from datacache.store.base import ObjectInfo
 from datacache.store.open import open_store
 from datacache.store.urls import split_url
-from datacache.testing.faults import FaultProxy
+from tests.conformance.faults import FaultProxy
 from tests.store.conftest import WritableRclone
 
 
@@ -177,7 +177,7 @@ def test_a_writer_that_is_killed_leaves_only_whole_objects(place: str, catalog: 
 
 
 def test_two_catalogs_share_no_object(tmp_path: Path, catalog: Catalog, settings: Settings) -> None:
-    from datacache.catalog.sqlite import SqliteCatalog
+    from datacache.catalog.sqlite.catalog import SqliteCatalog
 
     place = f"file://{tmp_path}/place"
     with closing(SqliteCatalog(tmp_path / "other.db")) as other:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from datacache.catalog.blobcache import BlobCache
-from datacache.catalog.mongo import MongoCatalog
+from datacache.catalog.mongo.catalog import MongoCatalog
 from datacache.catalog.open import open_catalog_url
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import SettingsError
 
 

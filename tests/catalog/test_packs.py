@@ -27,7 +27,7 @@ from datacache.catalog.packs import (
     parse_pack_key,
 )
 from datacache.core.errors import CorruptManifestError, DaemonUnavailableError, ObjectNotFoundError, UsageError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.daemon.client import DaemonClient
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import PACKS, BlobId, Entry, SnapshotRecord

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datacache.catalog.refs import Ref, check_name, check_tag, parse_ref, resolve
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import SnapshotNotFoundError, UsageError
 from datacache.manifest.model import SnapshotRecord
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from datacache.catalog.record import encode_record
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import CatalogError, CatalogUnavailableError
 from datacache.manifest.model import BlobId
-from datacache.testing.catalog import CatalogConformance, a_blob, a_record, run_together
 from tests import leftovers
+from tests.conformance.catalog import CatalogConformance, a_blob, a_record, run_together
 
 
 class TestSqliteCatalog(CatalogConformance):
@@ -50,7 +50,7 @@ def test_what_root_makes_in_anothers_folder_is_that_users(tmp_path: Path) -> Non
         code = (
             "import os, sys\n"
             "from pathlib import Path\n"
-            "from datacache.catalog.sqlite import SqliteCatalog\n"
+            "from datacache.catalog.sqlite.catalog import SqliteCatalog\n"
             "SqliteCatalog(Path(sys.argv[2])).datasets()  # imports all there is to import, which others may not\n"
             "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "print(SqliteCatalog(Path(sys.argv[1])).datasets())\n"
@@ -207,9 +207,9 @@ def test_a_file_of_version_1_that_cannot_be_written_is_read_all_the_same(tmp_pat
     blobs = version_1_file(path)
     script = f"""
 from pathlib import Path
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import CatalogError
-from datacache.testing.catalog import a_record
+from tests.conformance.catalog import a_record
 catalog = SqliteCatalog(Path({str(path)!r}))
 assert catalog.snapshots("mask") == [a_record()]
 assert len(catalog.get_blobs({list(blobs)!r})) == 3
@@ -249,9 +249,9 @@ def test_a_read_only_file_system_can_be_read_and_says_why_not_written(catalog: S
     catalog.close()
     script = f"""
 from pathlib import Path
-from datacache.catalog.sqlite import SqliteCatalog
+from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import CatalogError
-from datacache.testing.catalog import a_record
+from tests.conformance.catalog import a_record
 catalog = SqliteCatalog(Path({str(catalog.path)!r}))
 assert catalog.snapshots("mask") == [a_record()]
 try:

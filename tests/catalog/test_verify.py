@@ -20,7 +20,7 @@ from datacache.core.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import PACKS, BlobId, Entry, Source
 from datacache.manifest.reader import Manifest

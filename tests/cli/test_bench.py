@@ -8,7 +8,7 @@ import pytest
 
 from datacache import api
 from datacache.settings import load_settings
-from datacache.testing.faces import draw_faces
+from dataset_cli.demo.faces import draw_faces
 
 QUICK = ("--seconds", "0.05", "--batch-size", "8")
 

@@ -12,14 +12,14 @@ import pytest
 import fuse_mount
 from datacache import api, open_snapshot
 from datacache.catalog.commit import commit_manifest
-from datacache.core import beneath
+from datacache.core import paths as beneath
 from datacache.core.errors import StoreAccessError, StoreError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, Source
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
-from datacache.store.local import LocalStore
+from datacache.store.local.store import LocalStore
 from tests.cli.conftest import Dsctl
 
 

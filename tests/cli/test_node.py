@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from datacache.settings import Settings
-from datacache.testing.faces import draw_faces
 from dataset_cli.commands import doctor
+from dataset_cli.demo.faces import draw_faces
 from tests.cli.conftest import ROOT, Dsctl
 from tests.servers import RcloneS3
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from datacache.annotations.colours import colours_of
-from datacache.annotations.draw import BEFORE
-from datacache.annotations.preview import BROKEN
-from datacache.testing.faces import draw_faces
+from datacache.annotations.pictures.draw import BEFORE, colours_of
+from datacache.annotations.pictures.preview import BROKEN
+from dataset_cli.demo.faces import draw_faces
 from tests.cli.conftest import Dsctl
 from tests.servers import Mongod
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from datacache.testing.faults import Fault, FaultProxy
 from dataset_cli.commands.writes import error_lines
 from tests import leftovers
 from tests.cli.conftest import Dsctl
+from tests.conformance.faults import Fault, FaultProxy
 from tests.servers import RcloneS3
 
 

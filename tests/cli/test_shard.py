@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from datacache.testing.faces import draw_faces
+from dataset_cli.demo.faces import draw_faces
 from tests.cli.conftest import Dsctl
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from datacache import api
 from datacache.core.errors import LeaseLostError
-from datacache.loaders.tasks import TaskQueue
+from datacache.loaders.tasks.queue import TaskQueue
 from datacache.settings import Settings
-from datacache.testing.tasks import fetch, use_all
 from tests.cli.conftest import Dsctl
+from tests.conformance.tasks import fetch, use_all
 
 IMAGES = 25
 

@@ -19,9 +19,9 @@ from datacache.catalog.commit import commit_manifest
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
 from datacache.settings import load_settings
-from datacache.testing.faults import Fault, FaultProxy
 from dataset_cli.completion import _BASH
 from tests.cli.conftest import ROOT, Dsctl
+from tests.conformance.faults import Fault, FaultProxy
 from tests.servers import RcloneS3, free_port
 
 PATIENCE_S = 60

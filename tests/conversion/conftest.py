@@ -10,7 +10,7 @@ import pytest
 from datacache import api
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
-from datacache.testing.faces import draw_faces
+from dataset_cli.demo.faces import draw_faces
 
 COUNT = 30
 

@@ -17,7 +17,7 @@ from PIL import Image
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.problems import PROBLEMS
 from datacache.conversion.geometry import carry, plan
-from datacache.conversion.image_ops import Operations, Processed, apply, parse_operations
+from datacache.conversion.images import Operations, Processed, apply, parse_operations
 from datacache.core.errors import AnnotationError, UsageError
 
 GROUND, PAINT, MIDDLE = (20, 40, 60), (240, 220, 200), 130

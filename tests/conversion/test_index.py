@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from datacache import api
-from datacache.annotations.table import Table
+from datacache.annotations.table.table import Table
 from datacache.core.errors import ObjectChangedError, UsageError
 from datacache.settings import Settings
 
@@ -118,7 +118,7 @@ def test_coco_and_its_problems_are_read_too(faces: Path, make: Make, table: Call
 
 
 def test_large_images_are_known_by_their_ends(tmp_path: Path, make: Make, table: Callable[..., Table]) -> None:
-    from datacache.core.objects import BLOCK_BYTES
+    from datacache.core.ids import BLOCK_BYTES
 
     folder = tmp_path / "large"
     folder.mkdir()

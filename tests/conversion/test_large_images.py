@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from datacache import api
+from datacache.annotations.formats.voc import write
 from datacache.annotations.model import Annotation, Box
-from datacache.annotations.voc import write
 from datacache.conversion.index import open_table
-from datacache.core.objects import BLOCK_BYTES
+from datacache.core.ids import BLOCK_BYTES
 from datacache.settings import Settings
 
 SIDE = 1400

@@ -11,7 +11,7 @@ import yaml
 from PIL import Image
 
 from datacache import api
-from datacache.annotations.table import Table
+from datacache.annotations.table.table import Table
 from datacache.conversion.pipeline import Conversion
 from datacache.conversion.targets import FORMATS
 from datacache.core.errors import UsageError

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from datacache.core import beneath
-from datacache.core.beneath import open_beneath
+from datacache.core import paths as beneath
+from datacache.core.paths import open_beneath
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 
-from datacache.core.budget import ByteBudget
+from datacache.core.concurrency import ByteBudget
 
 
 def test_bytes_in_flight_stay_under_the_limit_and_everybody_is_served():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datacache.core.links import stays_inside
+from datacache.core.paths import stays_inside
 
 
 def test_a_target_is_no_longer_than_the_kernel_takes() -> None:

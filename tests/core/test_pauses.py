@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from datacache.core.pauses import pause_s
+from datacache.core.breaker import pause_s
 
 
 def test_a_pause_doubles_with_each_failure_up_to_the_longest() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from datacache.core.threads import map_in_threads
+from datacache.core.concurrency import map_in_threads
 
 
 def test_results_come_in_the_order_of_the_items():

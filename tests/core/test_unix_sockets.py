@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from datacache.core import unix_sockets
+from datacache.core import ipc as unix_sockets
 
 
 def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from csi_driver.node import NodeService
+from csi_driver.node.service import NodeService
 from datacache.settings import Settings
 from tests.csi_driver.api_server import ApiServer
 from tests.csi_driver.driver import Driver

@@ -15,7 +15,7 @@ from csi_driver.status import status_of
 from csi_driver.wire import csi_pb2 as csi
 from datacache.api import create_snapshot
 from datacache.settings import Settings
-from fuse_mount.session import mounts
+from fuse_mount.kernel.session import mounts
 from tests.csi_driver.driver import capability
 
 Call = Callable[[Any], Any]

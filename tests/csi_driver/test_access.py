@@ -18,11 +18,11 @@ from datacache import connect
 from datacache.api import create_snapshot, open_catalog
 from datacache.catalog.access import set_access
 from datacache.catalog.commit import commit_manifest
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, Source
 from datacache.settings import Settings, load_settings
-from datacache.store.local import etag_of
+from datacache.store.local.store import etag_of
 from tests import leftovers
 from tests.csi_driver.api_server import ApiServer
 from tests.csi_driver.conftest import StartDriver

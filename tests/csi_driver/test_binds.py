@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from csi_driver import binds
-from csi_driver.patience import Patience
+from csi_driver.node import binds
+from csi_driver.node.patience import Patience
 from csi_driver.status import RequestError
 from tests import leftovers
 from tests.csi_driver.kubelet import needs_root

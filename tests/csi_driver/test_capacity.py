@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from csi_driver.capacity import NO_END
+from csi_driver.volume_records import NO_END
 from csi_driver.wire import csi_pb2 as csi
 from tests.csi_driver.conftest import StartDriver
 from tests.csi_driver.driver import READ, WRITE, Driver

@@ -22,8 +22,9 @@ from csi_driver import first_process
 from datacache.api import create_snapshot
 from datacache.daemon import paths
 from datacache.settings import Settings, load_settings
-from fuse_mount import MountInfo, keeping
-from fuse_mount.state import MountFiles
+from fuse_mount import MountInfo
+from fuse_mount.lifecycle import keeping
+from fuse_mount.lifecycle.state import MountFiles
 from tests.csi_driver.containers import KubeletContainer, until
 from tests.csi_driver.kubelet import needs_root
 from tests.deploy.test_manifests import node_container

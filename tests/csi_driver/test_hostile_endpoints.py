@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from csi_driver.endpoint_turns import OF_ALL, OF_FIRST, OF_ONE, EndpointTurns
+from csi_driver.node.store_secrets import OF_ALL, OF_FIRST, OF_ONE, EndpointTurns
 from csi_driver.server import THREADS
 from csi_driver.status import RequestError
 from csi_driver.wire import csi_pb2 as csi

@@ -18,11 +18,11 @@ import grpc
 import pytest
 
 import fuse_mount
-from csi_driver import binds
 from csi_driver.metrics import COUNTS
-from csi_driver.mounts import SharedMounts
-from csi_driver.node import NodeService
-from csi_driver.records import NodeVolume, SharedMount
+from csi_driver.node import binds
+from csi_driver.node.mounts import SharedMounts
+from csi_driver.node.records import NodeVolume, SharedMount
+from csi_driver.node.service import NodeService
 from csi_driver.status import RequestError
 from csi_driver.wire import csi_pb2 as csi
 from datacache.settings import Settings
@@ -236,7 +236,7 @@ def test_what_was_written_before_a_node_was_started_again_is_uploaded(
 def test_a_mount_that_does_not_answer_holds_no_call_up(
     masks: dict[str, str], kubelet: Kubelet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("csi_driver.mounts._ANSWER_S", 0.3)
+    monkeypatch.setattr("csi_driver.node.mounts._ANSWER_S", 0.3)
     context = {"dataset": f"mask@{masks['v1']}", "subpath": "train"}
     target = kubelet.show("v", context)
     (info,) = fuse_mount.list_mounts(settings)

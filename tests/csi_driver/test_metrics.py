@@ -15,12 +15,12 @@ import pytest
 
 from csi_driver import server as driver_server
 from csi_driver.metrics import COUNTS, Counts, MetricsServer, NodeMetrics, serve_metrics
-from csi_driver.records import NodeVolume, Records, SharedMount
+from csi_driver.node.records import NodeVolume, Records, SharedMount
 from csi_driver.wire import csi_pb2 as csi
 from datacache import connect, create_snapshot, open_snapshot
 from datacache.settings import Settings
 from fuse_mount import list_bucket_mounts, mount_bucket, unmount
-from fuse_mount.bucket_metrics import mount_id
+from fuse_mount.bucket.metrics import mount_id
 from tests.csi_driver.kubelet import needs_root
 
 

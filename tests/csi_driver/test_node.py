@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import fuse_mount
-from csi_driver.capabilities import MountOptions
-from csi_driver.node import NodeService
-from csi_driver.records import NodeVolume, SharedMount, Target
+from csi_driver.node.records import NodeVolume, SharedMount, Target
+from csi_driver.node.service import NodeService
+from csi_driver.volumes import MountOptions
 from csi_driver.wire import csi_pb2 as csi
 from datacache import open_snapshot
 from datacache.api import open_catalog

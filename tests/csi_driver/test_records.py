@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from csi_driver.records import NodeVolume, Records, SharedMount, Target
+from csi_driver.node.records import NodeVolume, Records, SharedMount, Target
 
 
 def _record() -> NodeVolume:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fuse_mount
-from csi_driver.node import NodeService
+from csi_driver.node.service import NodeService
 from csi_driver.status import status_of
 from datacache.api import create_snapshot
 from datacache.core.errors import MountError

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from datacache import connect, create_snapshot, open_snapshot
-from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_id, object_id
-from datacache.daemon.clairvoyant import Clairvoyant, _both, _Container, _Rated
-from datacache.daemon.plan import Plan, PlanObjects
-from datacache.daemon.plan_file import PlanFile, PlanHeader, new_plan_file
-from datacache.daemon.uses import NEVER, Contents, Units, Uses
+from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, object_id
+from datacache.daemon.orders.clairvoyant import Clairvoyant, _both, _Container, _Rated
+from datacache.daemon.orders.plan import Plan, PlanObjects
+from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, new_plan_file
+from datacache.daemon.orders.uses import NEVER, Contents, Units, Uses
 from datacache.loaders.lookahead import publish
 from datacache.tiers.layout import Location, pack_location
 from tests.daemon.test_lookahead import Files, wait_for

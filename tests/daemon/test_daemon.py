@@ -24,7 +24,7 @@ from datacache.core.errors import DaemonUnavailableError, SnapshotNotFoundError,
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
 from datacache.store.retry import UNREACHED_S
-from datacache.testing.faults import Fault, FaultProxy
+from tests.conformance.faults import Fault, FaultProxy
 
 COUNT, SIZE = 300, 20_000
 DATA = {f"{n % 7}/{n:04d}.bin": random.Random(n).randbytes(SIZE) for n in range(COUNT)}

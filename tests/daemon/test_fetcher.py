@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from datacache.core.errors import DaemonError
-from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_id, object_id
+from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, object_id
 from datacache.daemon import fetcher as fetcher_module
 from datacache.daemon import whole_objects
 from datacache.daemon.fetcher import Fetcher

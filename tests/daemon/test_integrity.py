@@ -24,7 +24,7 @@ from datacache.api import import_jsonl, running_daemon
 from datacache.core.errors import ChecksumError
 from datacache.daemon.client import DaemonClient
 from datacache.reader.blocks import NodeBlocks
-from datacache.testing.faults import Answer, Fault
+from tests.conformance.faults import Answer, Fault
 from tests.servers import ChecksummingS3, RcloneS3
 
 DATA = {f"{n:04d}.bin": random.Random(n).randbytes(2000) for n in range(1000)}

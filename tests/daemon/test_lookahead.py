@@ -19,13 +19,13 @@ import pytest
 
 from datacache import connect, create_snapshot, load_settings, open_snapshot
 from datacache.core.errors import UsageError
-from datacache.core.objects import ObjectRef, block_id, object_id
-from datacache.daemon.plan import Plan, PlanObjects
-from datacache.daemon.plan_file import PlanFile, PlanHeader, new_plan_file, remove_if_dead
+from datacache.core.ids import ObjectRef, block_id, object_id
+from datacache.daemon.orders.plan import Plan, PlanObjects
+from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, new_plan_file, remove_if_dead
 from datacache.loaders.lookahead import PlanSource, publish
-from datacache.testing.faults import Fault, FaultProxy
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import lookahead_dir
+from tests.conformance.faults import Fault, FaultProxy
 
 COUNT, SIZE = 160, 50_000
 MIB = 2**20
@@ -351,7 +351,7 @@ def test_a_child_of_a_killed_process_does_not_keep_its_plan(settings):
     code = """
 import os, signal, sys, time
 from datacache import load_settings
-from datacache.daemon.plan_file import new_plan_file
+from datacache.daemon.orders.plan_file import new_plan_file
 from datacache.tiers.memory import lookahead_dir
 file = new_plan_file(lookahead_dir(load_settings().home, load_settings().ram_dir), 0)
 if os.fork() == 0:  # says where, so its end of the fork is over

@@ -9,8 +9,8 @@ import threading
 import time
 
 from datacache import connect, create_snapshot, open_snapshot
-from datacache.core import unix_sockets
-from datacache.core.objects import BLOCK_BYTES, ObjectRef
+from datacache.core import ipc as unix_sockets
+from datacache.core.ids import BLOCK_BYTES, ObjectRef
 from datacache.daemon import paths, wire
 from datacache.daemon.memory import Trimmer
 

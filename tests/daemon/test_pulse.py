@@ -15,7 +15,7 @@ import pytest
 
 from datacache import connect, create_snapshot, open_snapshot
 from datacache.core.errors import DaemonSilentError, DaemonUnavailableError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.daemon import paths
 from datacache.daemon import pulse as pulse_module
 from datacache.daemon.client import DaemonClient

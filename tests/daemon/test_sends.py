@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from datacache import connect
-from datacache.core import unix_sockets
-from datacache.core.objects import BLOCK_BYTES, ObjectRef
-from datacache.daemon import paths, sends, wire
-from datacache.daemon.sends import Sends
+from datacache.core import ipc as unix_sockets
+from datacache.core.ids import BLOCK_BYTES, ObjectRef
+from datacache.daemon import paths, wire
+from datacache.daemon import turns as sends
+from datacache.daemon.turns import Sends
 from datacache.settings import Settings
-from datacache.store.local import LocalStore
+from datacache.store.local.store import LocalStore
 
 
 class Sender:

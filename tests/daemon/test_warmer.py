@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StoreAccessError, StoreUnavailableError
-from datacache.core.objects import BLOCK_BYTES, MAX_READABLE_BYTES, ObjectRef
+from datacache.core.ids import BLOCK_BYTES, MAX_READABLE_BYTES, ObjectRef
 from datacache.daemon import warmer as warmer_module
 from datacache.daemon.warmer import Warmer
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from datacache.core.errors import ObjectNotFoundError, StoreUnavailableError
-from datacache.core.objects import BLOCK_BYTES, ObjectId, ObjectRef, block_id, object_id
+from datacache.core.ids import BLOCK_BYTES, ObjectId, ObjectRef, block_id, object_id
 from datacache.daemon import whole_objects
 from datacache.daemon.whole_objects import WholeObjects
 from datacache.store.checksums import Checksum, Tally, compute

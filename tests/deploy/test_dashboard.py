@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from csi_driver.metrics import COUNTS, NodeMetrics
-from csi_driver.records import Records
+from csi_driver.node.records import Records
 from datacache import connect, create_snapshot
 from datacache.settings import Settings
 from fuse_mount import mount_bucket, unmount

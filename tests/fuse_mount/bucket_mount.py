@@ -14,8 +14,9 @@ from typing import Any
 from datacache.core.errors import MountError
 from datacache.settings import Settings
 from datacache.store.bucket import is_probe
-from fuse_mount import bucket_launch, bucket_session
-from fuse_mount.bucket_config import BucketInfo
+from fuse_mount.bucket import launch as bucket_launch
+from fuse_mount.bucket import session as bucket_session
+from fuse_mount.bucket.config import BucketInfo
 from tests.leftovers import processes_with
 from tests.servers import CephRgw, RcloneS3
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from datacache.settings import Settings
-from datacache.testing.faults import Fault, FaultProxy
+from tests.conformance.faults import Fault, FaultProxy
 from tests.fuse_mount.bucket_mount import BucketMount
 from tests.fuse_mount.crash.rig import Writers, disturb, files_below, without_markers
 from tests.servers import CephRgw, RcloneS3

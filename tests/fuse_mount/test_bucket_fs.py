@@ -16,12 +16,13 @@ from datacache import api
 from datacache.core.boot import boot_id
 from datacache.core.errors import StagingError, StoreUnavailableError, UploadError
 from datacache.settings import Settings
-from datacache.testing.faults import Answer, Fault, FaultProxy
-from datacache.writeback import losses
 from datacache.writeback.live import LiveBucket
-from datacache.writeback.remote import Needs
-from fuse_mount import bucket_nodes, bucket_tree
-from fuse_mount.bucket_fs import Attr, BucketFs, Changes
+from datacache.writeback.remote.bucket import Needs
+from datacache.writeback.staging import losses
+from fuse_mount.bucket.fs import nodes as bucket_nodes
+from fuse_mount.bucket.fs import tree as bucket_tree
+from fuse_mount.bucket.fs.bucket_fs import Attr, BucketFs, Changes
+from tests.conformance.faults import Answer, Fault, FaultProxy
 from tests.servers import RcloneS3
 
 ROOT = 1
@@ -1035,7 +1036,7 @@ def test_status_says_that_the_store_does_not_answer_who_looks_though_all_is_uplo
     proxied.refuse()
     until(lambda: directory.names() == [] and directory.live.status()["store_problem"] != "", True)
     assert directory.live.status()["store_away_s"] > 0
-    monkeypatch.setattr("datacache.writeback.remote_requests._TOLD_S", -60.0)
+    monkeypatch.setattr("datacache.writeback.remote.asking._TOLD_S", -60.0)
     assert directory.live.status()["store_problem"] == ""  # nobody has asked for a while
     monkeypatch.undo()
 
@@ -1219,7 +1220,7 @@ def test_what_another_boot_or_a_cut_off_log_has_left_is_an_error_in_an_outage_an
     proxied.refuse()
     directory = opened("s3://boot/live")
     assert directory.names() == ["a", "b"]
-    monkeypatch.setattr("datacache.writeback.remote_memory.boot_id", lambda: "another")
+    monkeypatch.setattr("datacache.writeback.remote.memory.boot_id", lambda: "another")
     directory = opened("s3://boot/live")
     with pytest.raises(StoreUnavailableError):
         directory.attr("a")
@@ -1290,7 +1291,7 @@ def test_one_name_in_a_large_folder_is_asked_for_alone(opened: Open, proxied: Fa
 def test_a_large_folder_is_listed_again_when_many_of_its_names_are_asked_for(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("datacache.writeback.remote._RELIST", 20)
+    monkeypatch.setattr("datacache.writeback.remote.bucket._RELIST", 20)
     folder = rclone_s3.make_bucket("large") / "live"
     folder.mkdir()
     for number in range(300):
@@ -1308,7 +1309,7 @@ def test_a_large_folder_is_listed_again_when_many_of_its_names_are_asked_for(
 def test_what_a_store_lists_and_does_not_have_is_left_out_until_the_folder_is_listed_again(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch, small: int
 ):
-    monkeypatch.setattr("datacache.writeback.remote_asking._SMALL", small)
+    monkeypatch.setattr("datacache.writeback.remote.asking._SMALL", small)
     name = f"stale-{small}"
     folder = rclone_s3.make_bucket(name) / "live"
     (folder / "sub").mkdir(parents=True)

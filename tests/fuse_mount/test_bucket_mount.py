@@ -19,9 +19,11 @@ import pytest
 import fuse_mount
 from datacache.core.errors import MountError, UploadError, UsageError
 from datacache.settings import load_settings
-from datacache.testing.faults import FaultProxy
-from fuse_mount import bucket_launch, process, session
-from fuse_mount.bucket_config import BucketFiles
+from fuse_mount.bucket import launch as bucket_launch
+from fuse_mount.bucket.config import BucketFiles
+from fuse_mount.kernel import session
+from fuse_mount.lifecycle import process
+from tests.conformance.faults import FaultProxy
 from tests.fuse_mount.mount_processes import (
     BucketMounter,
     kill,
@@ -65,7 +67,7 @@ def test_what_is_written_is_in_the_bucket_after_the_unmount(mounter: BucketMount
 
 def test_the_mount_is_what_the_kernel_needs(mounter: BucketMounter) -> None:
     info = mounter()
-    there = next(mount for mount in fuse_mount.session.mounts() if mount.mountpoint == str(mounter.target))
+    there = next(mount for mount in fuse_mount.kernel.session.mounts() if mount.mountpoint == str(mounter.target))
     assert (there.source, there.kind, there.device) == (f"{mounter.url}/", "fuse.datacache", info.device)
     line = next(line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(mounter.target) in line)
     assert {"default_permissions", "max_read=1048576", f"user_id={os.geteuid()}"} <= set(line.split(" ")[-1].split(","))
@@ -140,7 +142,7 @@ def test_a_killed_server_is_replaced_and_what_it_acknowledged_is_there(mounter: 
     assert mounter.now().supervisor == first.supervisor
     mounter.flush()
     assert sorted(path.name for path in mounter.bucket.iterdir()) == ["0.pt", "1.pt", "2.pt"]
-    assert len([m for m in fuse_mount.session.mounts() if m.mountpoint == str(mounter.target)]) == 1
+    assert len([m for m in fuse_mount.kernel.session.mounts() if m.mountpoint == str(mounter.target)]) == 1
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from datacache.settings import Settings
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Attributes, Logged, Pending
 from datacache.writeback.overlay import Overlay
-from fuse_mount.bucket_areas import LeftArea, flush_area
-from fuse_mount.bucket_fs import Changes
+from fuse_mount.bucket.areas import LeftArea, flush_area
+from fuse_mount.bucket.fs.bucket_fs import Changes
 from tests.fuse_mount.mount_processes import BucketMounter
 from tests.fuse_mount.test_bucket_fs import Directory, expect_errno
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from datacache.settings import Settings
-from datacache.testing.faults import Fault, FaultProxy
+from tests.conformance.faults import Fault, FaultProxy
 from tests.fuse_mount.bucket_mount import BucketMount
 from tests.fuse_mount.mount_processes import waiting_for_the_end_of
 from tests.servers import RcloneS3

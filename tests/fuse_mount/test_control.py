@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from fuse_mount.control import receive, reply
 from fuse_mount.errno_map import FailureLog
-from fuse_mount.state import MountFiles
+from fuse_mount.lifecycle.control import receive, reply
+from fuse_mount.lifecycle.state import MountFiles
 from tests.leftovers import descriptors_below
 
 
@@ -73,7 +73,7 @@ def test_the_lock_of_a_mount_that_is_removed_is_still_one_processs(tmp_path: Pat
 
 
 def test_an_inode_that_cannot_be_forgotten_does_not_end_the_server_of_a_bucket() -> None:
-    pyfuse3_adapter = pytest.importorskip("fuse_mount.pyfuse3_adapter")
+    pyfuse3_adapter = pytest.importorskip("fuse_mount.bucket.pyfuse3_skin")
     forgotten = []
 
     class Fs:
@@ -88,7 +88,7 @@ def test_an_inode_that_cannot_be_forgotten_does_not_end_the_server_of_a_bucket()
 
 
 def test_what_runs_beside_the_requests_of_a_bucket_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    pyfuse3_adapter = pytest.importorskip("fuse_mount.pyfuse3_adapter")
+    pyfuse3_adapter = pytest.importorskip("fuse_mount.bucket.pyfuse3_skin")
     monkeypatch.setattr(pyfuse3_adapter, "_REMEMBER_S", 0.0)
     monkeypatch.setattr(pyfuse3_adapter, "_CHECK_OPEN_S", 0.0)
     asked = {"remember": 0, "long_open": 0}

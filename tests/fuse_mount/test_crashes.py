@@ -20,7 +20,7 @@ import pytest
 import fuse_mount
 from datacache.settings import Settings
 from fuse_mount import MountInfo
-from fuse_mount.session import resend
+from fuse_mount.kernel.session import resend
 from tests.fuse_mount.conftest import Mounter
 from tests.fuse_mount.test_session import ended
 

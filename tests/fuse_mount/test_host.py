@@ -20,15 +20,17 @@ from typing import TypeVar
 import pytest
 
 import fuse_mount
-from datacache.core import unix_sockets
+from datacache.core import ipc as unix_sockets
 from datacache.core.errors import MountError
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings, load_settings
-from fuse_mount import BucketInfo, MountInfo, keeping, process, session
-from fuse_mount.bucket_config import BucketFiles
-from fuse_mount.control import receive, reply
-from fuse_mount.state import MountFiles
+from fuse_mount import BucketInfo, MountInfo
+from fuse_mount.bucket.config import BucketFiles
+from fuse_mount.kernel import session
+from fuse_mount.lifecycle import keeping, process
+from fuse_mount.lifecycle.control import receive, reply
+from fuse_mount.lifecycle.state import MountFiles
 from tests import leftovers
 from tests.fuse_mount.conftest import Mounter, files_below
 from tests.fuse_mount.containers import Container, parent_of

@@ -7,11 +7,11 @@ import os
 
 import pytest
 
-from datacache.core import unix_sockets
+from datacache.core import ipc as unix_sockets
 from datacache.settings import Settings
-from fuse_mount import host as mount_host
-from fuse_mount.control import receive, reply
-from fuse_mount.host import MountHost
+from fuse_mount.lifecycle import host as mount_host
+from fuse_mount.lifecycle.control import receive, reply
+from fuse_mount.lifecycle.host import MountHost
 
 
 def test_who_says_nothing_takes_one_place_of_a_few(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

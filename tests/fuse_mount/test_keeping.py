@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import fuse_mount
-from datacache.core import unix_sockets
+from datacache.core import ipc as unix_sockets
 from datacache.daemon import paths
 from datacache.settings import Settings
-from fuse_mount import MountInfo, keeping
-from fuse_mount.state import MountConfig, MountFiles
+from fuse_mount import MountInfo
+from fuse_mount.lifecycle import keeping
+from fuse_mount.lifecycle.state import MountConfig, MountFiles
 
 
 @pytest.fixture

@@ -21,13 +21,14 @@ from pathlib import Path
 import pytest
 
 import fuse_mount
-from datacache.core import unix_sockets
+from datacache.core import ipc as unix_sockets
 from datacache.core.errors import MountError
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings
-from fuse_mount import MountInfo, pool
-from fuse_mount.pool import pool_id
-from fuse_mount.state import MountConfig, MountFiles
+from fuse_mount import MountInfo
+from fuse_mount.lifecycle import pool
+from fuse_mount.lifecycle.pool import pool_id
+from fuse_mount.lifecycle.state import MountConfig, MountFiles
 from tests import leftovers
 from tests.fuse_mount.conftest import files_below
 from tests.fuse_mount.mount_processes import kill, wait_until
@@ -263,7 +264,7 @@ def test_an_upgrade_of_either_package_has_processes_of_its_own(
     monkeypatch.setattr(pool, "_PACKAGES", [tmp_path / name for name in sorted(names)])
     before = pool_id(config, os.environ)
     assert pool_id(config, os.environ) == before
-    for changed in ("datacache/reader/blocks.py", "fuse_mount/worker.py"):
+    for changed in ("datacache/reader/blocks.py", "fuse_mount/snapshot/worker.py"):
         os.utime(tmp_path / changed)
         after = pool_id(config, os.environ)
         assert after != before
@@ -279,8 +280,8 @@ def test_who_lives_in_another_mount_namespace_has_another_pool(
     here = pool_id(info.config, os.environ)
     code = (
         "import os, sys\n"
-        "from fuse_mount.pool import pool_id\n"
-        "from fuse_mount.state import MountConfig\n"
+        "from fuse_mount.lifecycle.pool import pool_id\n"
+        "from fuse_mount.lifecycle.state import MountConfig\n"
         "print(pool_id(MountConfig.from_json(sys.argv[1]), os.environ))\n"
     )
     command = [sys.executable, "-c", code, info.config.to_json()]
@@ -413,7 +414,7 @@ def test_a_mount_of_nobody_knows_whom_is_not_unmounted_by_a_home_that_has_an_old
     text = MountFiles(settings.home, mount.mountpoint).state.read_text(encoding="utf-8")
     state = json.loads(text) | {"device": mount.device + 1}  # of a mount there before
     MountFiles(other.home, mount.mountpoint).state.write_text(json.dumps(state), encoding="utf-8")
-    monkeypatch.setattr("fuse_mount.process.homes", list)
+    monkeypatch.setattr("fuse_mount.lifecycle.process.homes", list)
     with pytest.raises(MountError, match="is no mount of this home"):
         fuse_mount.unmount(mount.mountpoint, settings=other)
     assert os.path.ismount(mount.mountpoint)

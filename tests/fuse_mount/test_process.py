@@ -12,9 +12,10 @@ import pytest
 
 from datacache.core.errors import MountError
 from datacache.settings import Settings
-from fuse_mount import mounting, pool, process, session
-from fuse_mount.control import receive
-from fuse_mount.state import MountFiles
+from fuse_mount.kernel import session
+from fuse_mount.lifecycle import mounting, pool, process
+from fuse_mount.lifecycle.control import receive
+from fuse_mount.lifecycle.state import MountFiles
 from tests import leftovers
 from tests.fuse_mount.conftest import Mounter
 from tests.fuse_mount.test_session import ended

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from fuse_mount import protocol
+from fuse_mount.kernel import protocol
 
 
 def test_messages_have_the_kernels_sizes() -> None:

@@ -21,7 +21,7 @@ from datacache.catalog.leases import MOUNTS, mounted_at
 from datacache.core.errors import MountError
 from datacache.daemon.mount_leases import mounted
 from datacache.settings import Settings
-from fuse_mount.state import MountFiles
+from fuse_mount.lifecycle.state import MountFiles
 from tests.fuse_mount.conftest import files_below
 from tests.fuse_mount.test_session import ended
 

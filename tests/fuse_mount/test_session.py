@@ -17,8 +17,8 @@ import pytest
 import fuse_mount
 from datacache.core.errors import MountError
 from datacache.settings import Settings
-from fuse_mount import session
-from fuse_mount.state import MountFiles
+from fuse_mount.kernel import session
+from fuse_mount.lifecycle.state import MountFiles
 from tests import leftovers
 from tests.fuse_mount.conftest import Mounter
 from tests.fuse_mount.mount_processes import unmount_by_hand

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import DatacacheError, PathNotFoundError
-from fuse_mount.snapshot_fs import ROOT, Node, SnapshotFs, directory_inode
+from fuse_mount.snapshot.fs import ROOT, Node, SnapshotFs, directory_inode
 from tests.fuse_mount.standin import FolderSnapshot
 
 

@@ -14,8 +14,10 @@ import fuse_mount
 from datacache.daemon.client import DaemonClient
 from datacache.daemon.keeper import is_connected
 from datacache.settings import Settings
-from fuse_mount import MountInfo, keeping, session
-from fuse_mount.state import MountFiles
+from fuse_mount import MountInfo
+from fuse_mount.kernel import session
+from fuse_mount.lifecycle import keeping
+from fuse_mount.lifecycle.state import MountFiles
 from tests.fuse_mount.conftest import Mounter, files_below
 from tests.fuse_mount.mount_processes import wait_until
 from tests.fuse_mount.test_session import ended

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fuse_mount import protocol
-from fuse_mount.worker import Worker
+from fuse_mount.kernel import protocol
+from fuse_mount.snapshot.worker import Worker
 
 SIZE = 3 * mmap.PAGESIZE
 _IN_HEADER = struct.Struct("<IIQQIIII")  # linux/fuse.h

@@ -17,18 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from datacache.core import unix_sockets
+from datacache.core import ipc as unix_sockets
 from datacache.settings import Settings
-from fuse_mount.control import receive, reply
-from fuse_mount.pool import Pool, worker_socket
-from fuse_mount.state import MountConfig
-from fuse_mount.worker_process import EXIT_STOPPED, MOST_MESSAGE_BYTES
+from fuse_mount.lifecycle.control import receive, reply
+from fuse_mount.lifecycle.pool import Pool, worker_socket
+from fuse_mount.lifecycle.state import MountConfig
+from fuse_mount.snapshot.worker_process import EXIT_STOPPED, MOST_MESSAGE_BYTES
 from tests.fuse_mount.mount_processes import wait_until
 
 _RUN = (
     "import socket, sys\n"
     "from fuse_mount import worker_process\n"
-    "from fuse_mount.pool import Pool\n"
+    "from fuse_mount.lifecycle.pool import Pool\n"
     "worker_process.run(socket.socket(fileno=int(sys.argv[1])), Pool(sys.argv[2], 'mine'), bypass=False)\n"
 )
 

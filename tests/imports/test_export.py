@@ -21,11 +21,11 @@ from datacache.core.errors import (
     TagExistsError,
     UsageError,
 )
-from datacache.imports.archive import UnpackLimits
+from datacache.imports.archives.archive import UnpackLimits
 from datacache.manifest.model import PACKS, Lineage
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
-from datacache.testing.faces import draw_faces
+from dataset_cli.demo.faces import draw_faces
 from tests.imports.archives import Raw, make_tar, make_zip, raw_zip
 from tests.imports.conftest import files_of
 from tests.servers import Mongod, RcloneS3

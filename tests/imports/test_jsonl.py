@@ -27,7 +27,7 @@ from datacache.core.errors import (
 from datacache.imports import jsonl
 from datacache.imports.failures import Failure
 from datacache.settings import Settings
-from datacache.testing.faults import Answer, Fault, FaultProxy
+from tests.conformance.faults import Answer, Fault, FaultProxy
 from tests.imports.conftest import Request, WebServer, files_of
 from tests.servers import RcloneS3
 

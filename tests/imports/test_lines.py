@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from datacache.core.errors import UsageError
 from datacache.imports.failures import Failure, shown_url
 from datacache.imports.lines import MAX_LINE_BYTES, Line, LinesFile, parse_line
-from datacache.imports.paths import from_archive, is_junk, unusable
-from datacache.imports.places import WEB, Places
+from datacache.imports.places import WEB, Places, from_archive, is_junk, unusable
 
 PLACES = Places("/data/list", allow_local=["/"], allow_network=["host"])
 

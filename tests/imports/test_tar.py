@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from datacache.core.errors import ImportFailedError, UsageError
-from datacache.imports.archive import UnpackLimits, open_export
+from datacache.imports.archives.archive import UnpackLimits, open_export
 from tests.imports.archives import make_tar, tar_member, tar_of
 
 FILES = {"Annotations/1.xml": b"<annotation/>" * 100, "JPEGImages/1.jpg": bytes(range(256)) * 400, "empty": b""}

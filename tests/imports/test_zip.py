@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from datacache.core.errors import ImportFailedError, UsageError
-from datacache.imports.archive import UnpackLimits, open_export
+from datacache.imports.archives.archive import UnpackLimits, open_export
 from tests.imports.archives import MTIME, Raw, make_zip, raw_zip
 
 FILES = {"Annotations/1.xml": b"<annotation/>" * 100, "JPEGImages/1.jpg": b"\xff\xd8" + bytes(5000), "empty": b""}

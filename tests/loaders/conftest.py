@@ -11,7 +11,7 @@ import pytest
 
 from datacache import api
 from datacache.settings import Settings
-from datacache.testing.faces import draw_faces
+from dataset_cli.demo.faces import draw_faces
 
 if TYPE_CHECKING:
     from datacache.loaders.dataset import SampleDataset
@@ -42,7 +42,7 @@ def faces_ref(drawn_faces: Path, settings: Settings) -> str:
 
 def read_until_here(dataset: SampleDataset, samples: Sequence[int]) -> None:
     """Read samples until none has to be fetched: the daemon answers with a block before the cache has it."""
-    from datacache.loaders.timing import Clocks, Measured
+    from datacache.loaders.tuning.timing import Clocks, Measured
 
     for _ in range(100):
         clocks = Clocks(0)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from datacache.loaders import autotune
-from datacache.loaders.autotune import choose
-from datacache.loaders.processors import processors, quota
-from datacache.loaders.report import Report, Stretch
+from datacache.loaders.processes import processors, quota
+from datacache.loaders.tuning import autotune
+from datacache.loaders.tuning.autotune import choose
+from datacache.loaders.tuning.report import Report, Stretch
 
 
 class Raw:

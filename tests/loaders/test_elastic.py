@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from datacache import api
-from datacache.catalog.tasks import TaskStore, open_task_store
-from datacache.catalog.tasks_sqlite import SqliteTasks
+from datacache.catalog.tasks.base import TaskStore, open_task_store
+from datacache.catalog.tasks.sqlite import SqliteTasks
 from datacache.core.errors import (
     AnnotationError,
     CatalogUnavailableError,
@@ -31,12 +31,12 @@ from datacache.core.errors import (
     TasksError,
     UsageError,
 )
-from datacache.loaders.elastic import ElasticDataset
 from datacache.loaders.packed import EmptyBatch
-from datacache.loaders.tasks import Span, TaskParameters, TaskQueue
+from datacache.loaders.tasks.elastic import ElasticDataset
+from datacache.loaders.tasks.queue import Span, TaskParameters, TaskQueue
 from datacache.settings import Settings
-from datacache.testing.tasks import fetch
 from datacache.torch import ShardDataset, SnapshotDataset
+from tests.conformance.tasks import fetch
 
 
 class Numbers:

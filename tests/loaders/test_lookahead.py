@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from datacache import connect
-from datacache.core.objects import ObjectRef, block_id, object_id
-from datacache.daemon.plan_file import PlanFile
+from datacache.core.ids import ObjectRef, block_id, object_id
+from datacache.daemon.orders.plan_file import PlanFile
 from datacache.loaders.lookahead import PlanSource, publish
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import lookahead_dir

@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, Dataset, Subset, random_split
 
 from datacache.core.errors import UsageError
-from datacache.daemon.plan_file import PlanFile
+from datacache.daemon.orders.plan_file import PlanFile
 from datacache.loaders.lookahead import PlanSource
 from datacache.loaders.order import EpochOrder
 from datacache.loaders.sampler import EpochSampler, _plannable

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import zstandard
 
-from datacache.catalog import tasks_mongo_queues
-from datacache.catalog.sqlite import SqliteCatalog
-from datacache.catalog.tasks import Leased, NewTask, TaskStore, open_task_store
-from datacache.catalog.tasks_mongo import MongoTasks
-from datacache.catalog.tasks_sqlite import _AHEAD, _CLAIMED, _EXPIRED, _TODO, SqliteTasks
+from datacache.catalog.sqlite.catalog import SqliteCatalog
+from datacache.catalog.tasks import mongo as tasks_mongo_queues
+from datacache.catalog.tasks.base import Leased, NewTask, TaskStore, open_task_store
+from datacache.catalog.tasks.mongo import MongoTasks
+from datacache.catalog.tasks.sqlite import _AHEAD, _CLAIMED, _EXPIRED, _TODO, SqliteTasks
 from datacache.core.errors import LeaseLostError, TasksError
 from datacache.core.packed import MOST_BYTES
-from datacache.loaders.task_plan import Plan
-from datacache.loaders.tasks import Span, TaskQueue, Wait
-from datacache.testing.catalog import a_record
-from datacache.testing.tasks import TasksConformance, fetch, make_queue, records, use_all
+from datacache.loaders.tasks.plan import Plan
+from datacache.loaders.tasks.queue import Span, TaskQueue, Wait
 from tests.catalog.test_sqlite import in_read_only
+from tests.conformance.catalog import a_record
+from tests.conformance.tasks import TasksConformance, fetch, make_queue, records, use_all
 from tests.servers import Mongod
 
 
@@ -236,10 +236,10 @@ def test_a_catalog_of_the_version_before_that_cannot_be_written_has_no_queues_an
     version_2_file(path)
     script = f"""
 from pathlib import Path
-from datacache.catalog.sqlite import SqliteCatalog
-from datacache.catalog.tasks import open_task_store
+from datacache.catalog.sqlite.catalog import SqliteCatalog
+from datacache.catalog.tasks.base import open_task_store
 from datacache.core.errors import CatalogError
-from datacache.testing.tasks import make_queue
+from tests.conformance.tasks import make_queue
 store = open_task_store("sqlite:///{path}")
 assert store.queues() == []
 assert len(SqliteCatalog(Path({str(path)!r})).snapshots("mask")) == 1

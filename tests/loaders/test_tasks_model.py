@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from datacache.catalog.tasks import open_task_store
-from datacache.catalog.tasks_sqlite import SqliteTasks
+from datacache.catalog.tasks.base import open_task_store
+from datacache.catalog.tasks.sqlite import SqliteTasks
 from datacache.core.errors import LeaseLostError
-from datacache.loaders.tasks import Task, TaskQueue, Wait
-from datacache.testing.tasks import SPANS, make_queue
+from datacache.loaders.tasks.queue import Task, TaskQueue, Wait
+from tests.conformance.tasks import SPANS, make_queue
 
 EPOCHS, MAX_FAILURES, MAX_LOST = 2, 2, 3
 TASKS = [("a", 0, 4), ("a", 4, 4), ("a", 8, 2), ("b", 0, 4), ("c", 0, 1)]

@@ -28,11 +28,11 @@ from datacache.core.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from datacache.core.objects import BLOCK_BYTES
+from datacache.core.ids import BLOCK_BYTES
 from datacache.daemon import paths
 from datacache.loaders.order import EpochOrder
 from datacache.loaders.selection import select
-from datacache.loaders.snapshot_source import SnapshotSource
+from datacache.loaders.source import SnapshotSource
 from datacache.settings import Settings, load_settings
 from datacache.shards.listing import SHARDS_JSON, ShardSet
 from datacache.tiers import layout
@@ -346,7 +346,7 @@ def test_cached_shards_are_read_through_links_that_outlive_eviction_and_are_clea
 
 
 def test_the_order_of_samples_is_published_for_as_long_as_it_is_read(world: World) -> None:
-    from datacache.loaders.tf_dataset import Stream, TfOptions
+    from datacache.loaders.tensorflow.dataset import Stream, TfOptions
 
     snapshot = api.open_snapshot(world.faces, world.settings)
     with closing(api.open_catalog(world.settings)) as catalog:
@@ -368,8 +368,8 @@ def test_the_order_of_samples_is_published_for_as_long_as_it_is_read(world: Worl
 def test_at_most_two_groups_of_shards_are_held_and_the_next_is_published(
     world: World, own: Callable[[str], Path]
 ) -> None:
-    from datacache.loaders.tf_dataset import TfOptions
-    from datacache.loaders.tf_records import Turns
+    from datacache.loaders.tensorflow.dataset import TfOptions
+    from datacache.loaders.tensorflow.records import Turns
 
     ref = api.create_snapshot("held", own("tfrecord").as_uri(), settings=world.settings).ref
     turns = Turns(api.open_shards(ref, world.settings), TfOptions(), world.settings)
@@ -391,7 +391,7 @@ def test_at_most_two_groups_of_shards_are_held_and_the_next_is_published(
 
 
 def test_what_is_published_of_records_is_whole_shards(world: World, own: Callable[[str], Path]) -> None:
-    from datacache.loaders.tf_records import ShardPlan
+    from datacache.loaders.tensorflow.records import ShardPlan
 
     folder = world.shards["faces", "tfrecord"]
     ref = api.create_snapshot("planned", folder.as_uri(), settings=world.settings).ref
@@ -478,7 +478,7 @@ def _damage(shard: Path, how: str) -> None:
 
 
 def test_a_store_that_is_away_or_lets_nobody_in_is_never_left_out(tf: Any) -> None:
-    from datacache.loaders.tf_dataset import TfOptions
+    from datacache.loaders.tensorflow.dataset import TfOptions
 
     lenient = TfOptions(on_error="skip")
     assert lenient.skips(ObjectNotFoundError("gone"))

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from datacache.loaders import timing
-from datacache.loaders.bottleneck import diagnose
-from datacache.loaders.report import Stretch
-from datacache.loaders.timing import Clocks, Measured, MeasuredCollate, Usage, enter_worker
+from datacache.loaders.tuning import timing
+from datacache.loaders.tuning.bottleneck import diagnose
+from datacache.loaders.tuning.report import Stretch
+from datacache.loaders.tuning.timing import Clocks, Measured, MeasuredCollate, Usage, enter_worker
 from tests.leftovers import in_own_process
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from datacache.core.errors import CorruptManifestError
-from datacache.manifest import blobtree
+from datacache.manifest import codec as blobtree
 from datacache.manifest.model import BlobId
 
 IDS = [BlobId(bytes([n]) * 16) for n in (3, 1, 2)]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datacache.core.errors import CorruptManifestError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.diff import Change, diff
 from datacache.manifest.model import BlobId, Entry, Source

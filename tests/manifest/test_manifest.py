@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datacache.core.errors import CatalogError, CorruptManifestError, UsageError
-from datacache.core.objects import MAX_READABLE_BYTES
+from datacache.core.ids import MAX_READABLE_BYTES
 from datacache.core.packed import MOST_BYTES
 from datacache.manifest import codec
-from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.builder import ManifestBuilder, sorted_entries
 from datacache.manifest.diff import diff
 from datacache.manifest.model import BlobId, Entry, RangeInfo, Root, Source
 from datacache.manifest.reader import Manifest
-from datacache.manifest.sort import sorted_entries
 from datacache.manifest.view import Tree
 
 SOURCE = Source("s3://bucket", "data/")

@@ -19,10 +19,10 @@ import pytest
 
 from datacache import create_snapshot, export_snapshot, open_snapshot, verify_snapshot
 from datacache.core.errors import ExportError, ObjectChangedError, UsageError
-from datacache.core.objects import BLOCK_BYTES
-from datacache.reader import export_folder
-from datacache.reader.export_folder import Folder
-from datacache.testing.faults import Fault, FaultProxy
+from datacache.core.ids import BLOCK_BYTES
+from datacache.reader.export import folder as export_folder
+from datacache.reader.export.folder import Folder
+from tests.conformance.faults import Fault, FaultProxy
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {

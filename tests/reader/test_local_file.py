@@ -15,7 +15,7 @@ import pytest
 
 from datacache import api
 from datacache.core.errors import CacheError, ObjectChangedError, PathNotFoundError, StoreError
-from datacache.core.objects import BLOCK_BYTES
+from datacache.core.ids import BLOCK_BYTES
 from datacache.daemon import paths
 from datacache.reader.local_file import LocalFiles
 from datacache.settings import Settings, load_settings

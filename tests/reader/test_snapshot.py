@@ -22,7 +22,7 @@ from datacache.core.errors import (
     TagExistsError,
     UsageError,
 )
-from datacache.core.objects import BLOCK_BYTES
+from datacache.core.ids import BLOCK_BYTES
 from datacache.tiers.memory import memory_dir
 
 FILES = {

@@ -11,7 +11,7 @@ import pytest
 from datacache import api
 from datacache.settings import Settings
 from datacache.shards.build import Sharded
-from datacache.testing.faces import draw_faces
+from dataset_cli.demo.faces import draw_faces
 
 COUNT = 24
 

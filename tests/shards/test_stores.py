@@ -12,7 +12,7 @@ from datacache import api
 from datacache.core.errors import ObjectNotFoundError, StoreError
 from datacache.settings import Settings, load_settings
 from datacache.shards.build import Sharded
-from datacache.testing.faults import Fault, FaultProxy
+from tests.conformance.faults import Fault, FaultProxy
 from tests.servers import RcloneS3
 from tests.shards.conftest import contents
 

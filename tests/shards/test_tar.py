@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from datacache.shards import tar
+from datacache.shards import records as tar
 
 NAMES = ["a.jpg", "x/" * 49 + "a", "n" * 100, "n" * 101, "f/" * 200 + "a.jpg", "é.jpg", "日本/語.jpg"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from datacache.shards import tfrecord
+from datacache.shards import records as tfrecord
 from datacache.shards.build import Sharded
 from datacache.shards.index import ShardIndex, index_name
 from tests.shards.conftest import COUNT

@@ -13,7 +13,7 @@ import urllib3
 
 from datacache.core.addresses import AddressRule
 from datacache.core.errors import StoreUnavailableError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.settings import Settings
 from datacache.store import answers
 from datacache.store.open import open_backend

@@ -9,7 +9,7 @@ import pytest
 
 from datacache.core.errors import StoreError
 from datacache.store.bodies import CHUNK_BYTES, BodyFile, chunks, read_fully
-from datacache.testing.bucket import ReadTwice
+from tests.conformance.bucket import ReadTwice
 
 
 def test_a_body_as_a_file_is_read_in_pieces_and_again() -> None:

@@ -11,10 +11,10 @@ import pytest
 from datacache.core.errors import UsageError
 from datacache.settings import Settings
 from datacache.store.bucket import Bucket
-from datacache.store.local_bucket import LocalBucket
+from datacache.store.local.bucket import LocalBucket
 from datacache.store.open import open_bucket_backend
-from datacache.testing.bucket import TRAILING_KEYS, BucketConformance
-from datacache.testing.store import BUCKET_KEYS, CONTROL_KEYS, ODD_KEYS, PLAIN_KEYS
+from tests.conformance.bucket import TRAILING_KEYS, BucketConformance
+from tests.conformance.store import BUCKET_KEYS, CONTROL_KEYS, ODD_KEYS, PLAIN_KEYS
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
 

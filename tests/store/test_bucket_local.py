@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StoreError
-from datacache.store.local_bucket import LocalBucket
+from datacache.store.local.bucket import LocalBucket
 
 
 @pytest.fixture

@@ -26,11 +26,11 @@ from datacache.core.errors import (
 from datacache.settings import Settings
 from datacache.store.bucket import Bucket
 from datacache.store.open import open_bucket_backend
-from datacache.store.s3_access import resolve_access
-from datacache.store.s3_bucket import S3Bucket
-from datacache.store.s3_multipart import answered_etag
-from datacache.testing.bucket import BucketConformance, ReadTwice
-from datacache.testing.faults import Answer, Fault, FaultProxy
+from datacache.store.s3.access import resolve_access
+from datacache.store.s3.bucket import S3Bucket
+from datacache.store.s3.multipart import answered_etag
+from tests.conformance.bucket import BucketConformance, ReadTwice
+from tests.conformance.faults import Answer, Fault, FaultProxy
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
 
@@ -560,7 +560,7 @@ def test_conditions_that_a_server_refuses_wrongly_are_left_out_and_looked_at(
 
 
 def everything(bucket: Bucket, url: str) -> list[Callable[[], object]]:
-    from datacache.core.objects import ObjectRef
+    from datacache.core.ids import ObjectRef
 
     return [
         lambda: bucket.write("a", b"", {}, expect=None),

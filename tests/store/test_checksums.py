@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from datacache.core.errors import ChecksumError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.settings import Settings
 from datacache.store import checksums
 from datacache.store.base import ObjectStore
 from datacache.store.checksums import TALLY, Checksum, Running, compute, from_etag, from_headers
 from datacache.store.open import open_backend, open_store
-from datacache.testing.faults import Answer, Fault
+from tests.conformance.faults import Answer, Fault
 from tests.servers import ChecksummingS3, RcloneS3
 from tests.store.conftest import new_bucket
 

@@ -14,12 +14,12 @@ from obstore.store import MemoryStore as ObstoreMemory
 
 from datacache.settings import Settings
 from datacache.store.base import ObjectStore
-from datacache.store.fsspec_backend import FsspecStore
-from datacache.store.local import LocalStore
+from datacache.store.cloud import ObstoreStore
+from datacache.store.filesystems import FsspecStore
+from datacache.store.local.store import LocalStore
 from datacache.store.memory import MemoryStore
-from datacache.store.obstore_backend import ObstoreStore
 from datacache.store.open import open_store
-from datacache.testing.store import CONTROL_KEYS, ODD_KEYS, PLAIN_KEYS, StoreConformance
+from tests.conformance.store import CONTROL_KEYS, ODD_KEYS, PLAIN_KEYS, StoreConformance
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
 

@@ -15,10 +15,10 @@ import pytest
 from datacache import connect, create_snapshot, load_settings, open_snapshot
 from datacache.core.errors import AddressRefusedError, StoreAccessError, UsageError
 from datacache.settings import Settings, StoreOptions
-from datacache.store import s3_access
 from datacache.store.base import ObjectStore
 from datacache.store.credentials import CredentialFiles
 from datacache.store.open import open_backend, open_bucket_backend
+from datacache.store.s3 import access as s3_access
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
 

@@ -22,8 +22,8 @@ WRITERS = {
 _PRELUDE = """
 import sys
 from pathlib import Path
-from datacache.store.local import LocalStore
-from datacache.store.local_bucket import LocalBucket
+from datacache.store.local.store import LocalStore
+from datacache.store.local.bucket import LocalBucket
 from datacache.tiers import pins
 key, source = sys.argv[1], Path(sys.argv[2])
 """

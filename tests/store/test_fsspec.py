@@ -22,7 +22,7 @@ from datacache.core.errors import (
 from datacache.settings import Settings
 from datacache.store.base import ObjectStore
 from datacache.store.open import open_backend
-from datacache.testing.faults import Answer, Fault, FaultProxy
+from tests.conformance.faults import Answer, Fault, FaultProxy
 
 DATA = bytes(range(256)) * 400
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StoreAccessError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
-from datacache.store.local import LocalStore
-from datacache.store.local_walk import Links
+from datacache.store.local.store import LocalStore
+from datacache.store.local.walk import Links
 
 
 @pytest.fixture

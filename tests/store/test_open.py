@@ -12,8 +12,8 @@ import pytest
 from datacache.core.errors import ObjectNotFoundError, StoreError
 from datacache.settings import Settings
 from datacache.store.base import ObjectInfo
+from datacache.store.cloud import ObstoreStore
 from datacache.store.memory import MemoryStore
-from datacache.store.obstore_backend import ObstoreStore
 from datacache.store.open import open_backend, open_store
 
 

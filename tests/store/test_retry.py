@@ -21,13 +21,12 @@ from datacache.core.errors import (
     StoreUnavailableError,
     StoreUnreachableError,
 )
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.settings import Settings, StoreOptions
 from datacache.store.base import ObjectInfo
 from datacache.store.memory import MemoryStore
-from datacache.store.met import MetPeers
 from datacache.store.open import open_store
-from datacache.store.retry import LONGEST_WAIT_S, TELL_AFTER_S, Backoff, RetryingStore, asked_at, retry
+from datacache.store.retry import LONGEST_WAIT_S, TELL_AFTER_S, Backoff, MetPeers, RetryingStore, asked_at, retry
 from tests.servers import free_port
 
 _names = itertools.count()

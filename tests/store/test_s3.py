@@ -24,12 +24,12 @@ from datacache.core.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.settings import Settings, StoreOptions
-from datacache.store import s3_list
 from datacache.store.base import ObjectStore
 from datacache.store.open import open_backend, open_bucket_backend, open_store
-from datacache.testing.faults import Answer, Fault, FaultProxy
+from datacache.store.s3 import list as s3_list
+from tests.conformance.faults import Answer, Fault, FaultProxy
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
 

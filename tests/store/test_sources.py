@@ -13,11 +13,11 @@ from datacache.catalog.objects import ObjectWriter
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.packs import stores_with_packs
 from datacache.core.errors import ObjectChangedError, SettingsError, SourceNotAllowedError, UsageError
-from datacache.core.objects import ObjectRef
+from datacache.core.ids import ObjectRef
 from datacache.daemon.client import DaemonClient
 from datacache.reader.local_file import LocalFiles
 from datacache.settings import Settings, load_settings
-from datacache.store.local import LocalStore, etag_of
+from datacache.store.local.store import LocalStore, etag_of
 from datacache.store.sources import SourceRules
 
 Read = Callable[[ObjectRef], bytes]

@@ -14,7 +14,7 @@ import lmdb
 import pytest
 
 from datacache.core.errors import CacheError
-from datacache.core.objects import BLOCK_BYTES
+from datacache.core.ids import BLOCK_BYTES
 from datacache.tiers import access, containers, layout, recovery
 from datacache.tiers import writer as writer_module
 from datacache.tiers.local import LocalBlocks

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from datacache.core.objects import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
+from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
 from datacache.tiers import layout
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import memory_dir

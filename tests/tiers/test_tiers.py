@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import CacheError
-from datacache.core.objects import BLOCK_BYTES, BlockId, block_id
+from datacache.core.ids import BLOCK_BYTES, BlockId, block_id
 from datacache.tiers import layout
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import memory_dir

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from datacache.settings import load_settings
-from datacache.testing.faults import FaultProxy
+from tests.conformance.faults import FaultProxy
 from tests.servers import CephRgw
 from tests.writeback.upload_rig import BucketOnCeph, Rig
 

@@ -13,8 +13,8 @@ import pytest
 from datacache.core.errors import StagingBusyError, StagingFullError
 from datacache.settings import Settings
 from datacache.writeback.draft import INLINE_BYTES, Draft
+from datacache.writeback.journal.records import decode_pending, encode_pending
 from datacache.writeback.model import WRITER, Attributes, Logged, Pending, Staged, Stored, read_attributes
-from datacache.writeback.records import decode_pending, encode_pending
 from tests.writeback.upload_rig import FILE, FOLDER, PREFIX, SMALL_BYTES, Rig
 
 LARGE = os.urandom(INLINE_BYTES * 3)

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from datacache.core.errors import StagingError
-from datacache.writeback import files as files_module
-from datacache.writeback.files import StagedFiles
+from datacache.writeback.staging import files as files_module
+from datacache.writeback.staging.files import StagedFiles
 
 
 @pytest.fixture

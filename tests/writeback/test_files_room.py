@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from datacache.core.errors import StagingFullError
-from datacache.writeback.files import StagedFiles
+from datacache.writeback.staging.files import StagedFiles
 from tests.writeback.test_files import fill, kept
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import StagingError
-from datacache.writeback import journal_segments
-from datacache.writeback.journal import Change, Journal
+from datacache.writeback.journal import segments as journal_segments
+from datacache.writeback.journal.journal import Change, Journal
 
 
 def small(folder: Path, segment_bytes: int = 4096) -> Journal:
@@ -316,7 +316,7 @@ def test_a_closed_journal_says_so(tmp_path: Path) -> None:
 _MEMORY = """
 import re, sys
 from pathlib import Path
-from datacache.writeback.journal import Change, Journal
+from datacache.writeback.journal.journal import Change, Journal
 def kib():
     status = Path("/proc/self/status").read_text()
     return [int(re.search(name + r":\\s+(\\d+)", status)[1]) for name in ("VmRSS", "VmHWM")]

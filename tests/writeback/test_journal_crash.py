@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datacache.writeback import journal_segments
-from datacache.writeback.journal import Change, Journal
+from datacache.writeback.journal import segments as journal_segments
+from datacache.writeback.journal.journal import Change, Journal
 
 State = dict[str, tuple[bytes, bytes]]
 
@@ -150,7 +150,7 @@ def test_the_last_commit_may_be_cut_at_every_byte(tmp_path: Path) -> None:
 _CHILD = """
 import sys, threading
 from pathlib import Path
-from datacache.writeback.journal import Change, Journal
+from datacache.writeback.journal.journal import Change, Journal
 journal = Journal(Path(sys.argv[1]), segment_bytes=int(sys.argv[2]), ballast_bytes=0)
 at = {key: int(header) for key, header, _ in journal.records() if "/" not in key}
 lock = threading.Lock()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import StagingError, StagingFullError
-from datacache.writeback.journal import Change, Journal
+from datacache.writeback.journal.journal import Change, Journal
 
 
 @contextmanager
@@ -197,7 +197,7 @@ _LIMITED = """
 import resource, sys
 from pathlib import Path
 from datacache.core.errors import StagingError
-from datacache.writeback.journal import Change, Journal
+from datacache.writeback.journal.journal import Change, Journal
 journal = Journal(Path(sys.argv[1]), ballast_bytes=0)
 journal.commit(journal.append([Change("a", b"h", b"1" * 5000)]))
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import StagingBusyError, StagingError, UsageError
-from datacache.writeback import staging
-from datacache.writeback.staging import StagingArea, areas, discard_clean
+from datacache.writeback.staging import area as staging
+from datacache.writeback.staging.area import StagingArea, areas, discard_clean
 
 URL = "s3://faces/checkpoints"
 NOBODY = 65534
 HOLD = """
 import os, sys
 from pathlib import Path
-from datacache.writeback.staging import StagingArea
+from datacache.writeback.staging.area import StagingArea
 from datacache.core.errors import StagingError
 if sys.argv[4:]:
     os.setgroups([])

@@ -16,13 +16,13 @@ import pytest
 from datacache.core.errors import UploadError
 from datacache.settings import load_settings
 from datacache.store.bucket import PROBE_PREFIX
-from datacache.testing.faults import Answer, Fault, FaultProxy
-from datacache.writeback import leftovers
-from datacache.writeback.conflicts import conflict_key
+from datacache.writeback.journal.records import UploadState
 from datacache.writeback.model import WRITER
-from datacache.writeback.records import UploadState
-from datacache.writeback.remote import Needs, RemoteView
-from datacache.writeback.uploader import Uploader
+from datacache.writeback.remote.bucket import Needs, RemoteView
+from datacache.writeback.upload import leftovers
+from datacache.writeback.upload.conflicts import conflict_key
+from datacache.writeback.upload.uploader import Uploader
+from tests.conformance.faults import Answer, Fault, FaultProxy
 from tests.conftest import ROOT
 from tests.servers import RcloneS3
 from tests.writeback.upload_rig import FILE, FOLDER, MIB, PREFIX, BucketOnCeph, Rig, only, until

@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import StoreUnavailableError
-from datacache.store.local_bucket import LocalBucket
-from datacache.store.s3_bucket import S3Bucket
+from datacache.store.local.bucket import LocalBucket
+from datacache.store.s3.bucket import S3Bucket
 from datacache.writeback.claims import Claim
 from datacache.writeback.content_reader import ContentReader
 from datacache.writeback.model import Logged, Pending
-from datacache.writeback.upload import Outcome
-from datacache.writeback.upload_board import UploadBoard
-from datacache.writeback.upload_health import IN_A_ROW, StoreHealth
-from datacache.writeback.upload_parts import PartsUpload, part_size
-from datacache.writeback.upload_queue import UploadQueue
-from datacache.writeback.upload_waits import Wait
+from datacache.writeback.upload.board import UploadBoard
+from datacache.writeback.upload.health import IN_A_ROW, StoreHealth
+from datacache.writeback.upload.parts import PartsUpload, part_size
+from datacache.writeback.upload.queue import UploadQueue, Wait
+from datacache.writeback.upload.upload import Outcome
 from tests.writeback.upload_rig import FILE, MIB
 
 

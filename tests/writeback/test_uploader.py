@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from datacache.core.errors import ObjectNotFoundError, UploadError
-from datacache.testing.faults import Fault
 from datacache.writeback.model import WRITER
+from tests.conformance.faults import Fault
 from tests.writeback.upload_rig import FILE, MIB, PREFIX, BucketOnCeph, Rig, only, until
 
 pytestmark = pytest.mark.ceph

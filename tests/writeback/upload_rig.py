@@ -14,13 +14,13 @@ from datacache.settings import Settings
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
 from datacache.store.open import open_bucket_backend
-from datacache.testing.faults import FaultProxy
 from datacache.writeback.engine import WriteBack
-from datacache.writeback.files import StagedFiles
-from datacache.writeback.journal import Journal
+from datacache.writeback.journal.journal import Journal
 from datacache.writeback.model import Attributes, Logged, Pending, Staged, Stored
-from datacache.writeback.staging import StagingArea
-from datacache.writeback.uploader import Uploader
+from datacache.writeback.staging.area import StagingArea
+from datacache.writeback.staging.files import StagedFiles
+from datacache.writeback.upload.uploader import Uploader
+from tests.conformance.faults import FaultProxy
 from tests.servers import CephRgw
 
 FILE = Attributes(stat.S_IFREG | 0o644, 1000, 1000, 1_700_000_000_123456789)

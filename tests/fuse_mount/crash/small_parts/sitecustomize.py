@@ -2,6 +2,6 @@
 
 import os
 
-from datacache.store.s3_bucket import S3Bucket
+from datacache.store.s3.bucket import S3Bucket
 
 S3Bucket.whole_bytes = S3Bucket.part_bytes = int(os.environ["TEST_PART_BYTES"])

@@ -1,0 +1,199 @@
+"""Bind mounts by descriptors: cloning a folder of a mount, attaching it, taking away what is mounted somewhere.
+
+Used by `node`, `mounts` and `mender`. The kernel's newer interface (open_tree(2), mount_setattr(2), move_mount(2);
+Linux 5.12): a bind is complete, with its flags, before anybody can see it, and no path into a volume is ever followed
+by name. Needs root. `open_folder` and `make_folder` ask the mounted file system and may wait for it; nothing else here
+does. No state; any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+import struct
+from collections.abc import Iterable
+
+from csi_driver.status import invalid
+from datacache.core.errors import MountError
+from datacache.core.paths import RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, open_beneath
+from fuse_mount.kernel.session import Mount, mounts, resolved
+
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
+"""include/uapi/asm-generic/unistd.h; the same on all architectures."""
+_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_OPEN_TREE_CLONE = 1  # <linux/mount.h>, as all that follows
+_MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 0x1, 0x2, 0x4, 0x8
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_MAX_STACK = 1000
+
+
+# --- what is mounted ------------------------------------------------------------------------------------------------
+
+
+def top_at(path: str) -> Mount | None:
+    """What is mounted on exactly this path, on top of all else; None where nothing is."""
+    return _top([mount for mount in mounts() if mount.mountpoint == path])
+
+
+def any_at(paths: Iterable[str]) -> bool:
+    """Tell whether something is mounted on one of these paths."""
+    wanted = set(paths)
+    return bool(wanted) and any(mount.mountpoint in wanted for mount in mounts())
+
+
+def tops() -> dict[str, Mount]:
+    """What is mounted on top, by path, for who looks at many."""
+    found: dict[str, list[Mount]] = {}
+    for mount in mounts():
+        found.setdefault(mount.mountpoint, []).append(mount)
+    return {path: top for path, there in found.items() if (top := _top(there)) is not None}
+
+
+def _top(there: list[Mount]) -> Mount | None:
+    below = {mount.parent for mount in there}
+    return next((mount for mount in there if mount.id not in below), there[-1] if there else None)
+
+
+# --- making ----------------------------------------------------------------------------------------------------------
+
+
+def open_root(path: str) -> int:
+    """A descriptor of the folder that lies at a path, with what is mounted on it. No file system is asked."""
+    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def open_folder(root: int, subpath: str) -> int:
+    """A descriptor of a folder below `root`, reached without leaving it: by no `..`, symbolic link or other mount.
+    `INVALID_ARGUMENT` where there is none."""
+    if not subpath:
+        return os.dup(root)
+    try:
+        resolve = RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
+        return open_beneath(root, subpath, os.O_PATH | os.O_DIRECTORY, resolve=resolve)
+    except FileNotFoundError as exc:
+        raise invalid(f"there is no folder {subpath!r} in the volume") from exc
+    except NotADirectoryError as exc:
+        raise invalid(f"{subpath!r} is no folder of the volume") from exc
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.EXDEV):
+            raise invalid(f"{subpath!r} leads through a symbolic link or out of the volume") from exc
+        raise
+
+
+def make_folder(root: int, subpath: str, *, uid: int, gid: int, umask: int) -> int:
+    """As `open_folder`, and what is missing of the path is made, for this owner."""
+    # Where a group is to write together, what its members make is the group's.
+    mode = 0o777 & ~umask | (0 if umask & stat.S_IWGRP else stat.S_ISGID)
+    found = os.dup(root)
+    try:
+        for name in subpath.split("/"):
+            try:
+                os.mkdir(name, mode & 0o777, dir_fd=found)
+                made = True
+            except FileExistsError:
+                made = False
+            inner = open_folder(found, name)
+            os.close(found)
+            found = inner
+            if made:
+                with contextlib.suppress(PermissionError):
+                    os.chown(f"/proc/self/fd/{found}", uid, gid)
+                    os.chmod(f"/proc/self/fd/{found}", mode)
+    except BaseException:
+        os.close(found)
+        raise
+    return found
+
+
+def bind(folder: int, target: str, *, read_only: bool, noexec: bool = False) -> None:
+    """Show an open folder at `target`, on top of whatever is mounted there. `MountError`."""
+    try:
+        tree = _call(_SYS_OPEN_TREE, folder, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
+        try:
+            flags = _ATTR_NOSUID | _ATTR_NODEV | (_ATTR_RDONLY if read_only else 0) | (_ATTR_NOEXEC if noexec else 0)
+            attributes = struct.pack("=QQQQ", flags, 0, 0, 0)
+            _call(_SYS_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+            _call(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+        finally:
+            os.close(tree)
+    except OSError as exc:
+        hint = "Bind mounts need root and Linux 5.12." if exc.errno in (errno.ENOSYS, errno.EPERM) else ""
+        raise MountError(f"{target} cannot be mounted: {exc.strerror}", hint=hint) from exc
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+
+def place(path: str) -> str:
+    """A path as mountinfo spells it. What lies at its end is not looked at: it may be dead."""
+    return resolved(path)
+
+
+def make_place(path: str) -> None:
+    """An empty folder to mount on. A file without content that is in its way is removed."""
+    try:
+        os.makedirs(path, mode=0o750)
+    except FileExistsError:
+        if top_at(path) is not None:
+            return
+        kind = os.lstat(path)
+        if stat.S_ISDIR(kind.st_mode):
+            return
+        if not stat.S_ISREG(kind.st_mode) or kind.st_size:
+            raise MountError(f"what lies at {path} is no folder", hint="Move it away.") from None
+        os.unlink(path)
+        os.mkdir(path, 0o750)
+
+
+def clear(path: str) -> None:
+    """Unmount whatever is mounted at a path, dead mounts included, until nothing is. What is busy is detached: those
+    who have files open keep them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for _ in range(_MAX_STACK):
+        if top_at(path) is None:
+            return
+        for flags in (_UMOUNT_NOFOLLOW, _UMOUNT_NOFOLLOW | _MNT_DETACH):
+            if not libc.umount2(os.fsencode(path), flags):
+                break
+            number = ctypes.get_errno()
+            if number in (errno.EINVAL, errno.ENOENT):  # somebody else was quicker
+                break
+            if number != errno.EBUSY:
+                raise MountError(f"{path} cannot be unmounted: {os.strerror(number)}")
+    raise MountError(f"{path} cannot be unmounted: something is mounted there again and again")
+
+
+def remove_place(path: str) -> None:
+    """Remove the folder that was mounted on; nothing is an error but something in it."""
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        if os.lstat(path).st_size and not os.path.islink(path):
+            raise MountError(f"what lies at {path} is no folder", hint="Move it away.") from None
+        os.unlink(path)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        names = ", ".join(sorted(os.listdir(path))[:3])
+        raise MountError(
+            f"{path} has something in it while nothing is mounted there ({names})",
+            hint="It was written while the volume was away. Move it to where it belongs.",
+        ) from exc
+
+
+# --- system calls ----------------------------------------------------------------------------------------------------
+
+
+def _call(number: int, *arguments: int | bytes) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    converted = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    found = int(libc.syscall(ctypes.c_long(number), *converted))
+    if found < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return found

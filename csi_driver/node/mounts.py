@@ -1,0 +1,283 @@
+"""The shared mounts of a node: one for each snapshot, and one for each bucket prefix with its options.
+
+Used by `node`, `preparation` and `mender`. They lie under `<home>/csi/mounts/<key>` and are made by `fuse_mount`; their
+processes are no children of the driver. Who uses one is what the records say. Any thread may call; one at a time makes
+or ends a mount (`Records.lock_mount`), in all drivers of the home.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+import fuse_mount
+from csi_driver.node import binds
+from csi_driver.node.patience import Patience
+from csi_driver.node.records import NodeVolume, Records, SharedMount
+from csi_driver.node.store_secrets import StoreSecrets
+from csi_driver.status import RequestError
+from datacache.core.errors import MountError, UploadError
+from datacache.settings import Settings
+from datacache.writeback.staging.area import areas, discard_clean
+from fuse_mount.bucket.areas import left_areas
+from fuse_mount.kernel.session import Mount, mounts
+
+_ANSWER_S = 5.0
+_LOCK_S = 60.0
+_STOP_FLUSH_S = 5.0
+_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+
+_log = logging.getLogger("csi_driver")
+
+
+class Health(Enum):
+    """What a mount point is like."""
+
+    ALIVE = "answers"
+    SLOW = "does not answer in time"
+    FAILING = "answers with an error"
+    DEAD = "its processes are gone"
+    ABSENT = "nothing is mounted"
+
+
+class SilentMountError(Exception):
+    """A mount does not say what it is asked; the words say why."""
+
+    def __init__(self, health: Health, words: str = "") -> None:
+        super().__init__(words or health.value)
+        self.health = health
+
+
+class SharedMounts:
+    """The shared mounts of one home."""
+
+    def __init__(self, settings: Settings, records: Records, secrets: StoreSecrets, folder: Path) -> None:
+        self._settings, self._records, self._secrets = settings, records, secrets
+        self._folder = folder / "mounts"
+        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._patience = Patience("the volume's file system")
+
+    def point(self, mount: SharedMount) -> str:
+        """Where it is, or would be."""
+        return binds.place(str(self._folder / mount.key))
+
+    def health(self, path: str, tops: Mapping[str, Mount] | None = None) -> Health:
+        """What the mount at a path is like; asks it, for a bounded time. `tops`: what `binds.tops` said."""
+        if (binds.top_at(path) if tops is None else tops.get(path)) is None:
+            return Health.ABSENT
+        try:
+            self.usage(path)
+        except SilentMountError as exc:
+            return exc.health
+        return Health.ALIVE
+
+    def usage(self, path: str) -> os.statvfs_result:
+        """What statvfs(3) says at a path, after a bounded time. `SilentMountError`."""
+        try:
+            return self._patience.ask(("statvfs", path), lambda: os.statvfs(path), _ANSWER_S)
+        except RequestError as exc:
+            raise SilentMountError(Health.SLOW) from exc
+        except OSError as exc:
+            if exc.errno in _DEAD:
+                raise SilentMountError(Health.DEAD) from exc
+            raise SilentMountError(Health.FAILING, f"{Health.FAILING.value}: {exc.strerror}") from exc
+
+    def trouble(self, mount: SharedMount) -> str:
+        """Why a bucket's mount cannot upload what was written; '' where it can."""
+        info = fuse_mount.bucket_mount_at(self.point(mount), self._settings) if mount.bucket else None
+        if info is None:
+            return ""
+        try:
+            status = self._patience.ask(("status", mount.key), lambda: fuse_mount.bucket_status(info), _ANSWER_S)
+        except (MountError, RequestError):
+            return ""  # whether it is served is another question
+        reasons = [status["halted"], status["store_problem"], *(failure["reason"] for failure in status["failures"])]
+        reason = next(filter(None, reasons), "")
+        return f"{mount.source}: {status['dirty_files']} files are not uploaded yet: {reason}" if reason else ""
+
+    def device(self, mount: SharedMount) -> int | None:
+        """st_dev of what is mounted, dead or alive."""
+        there = binds.top_at(self.point(mount))
+        return None if there is None else there.device
+
+    def ensure(self, mount: SharedMount, *, quota_bytes: int = 0) -> bool:
+        """Mount it unless it is mounted and served; whether it had to be. The errors of `fuse_mount`."""
+        with self._records.lock_mount(mount, timeout_s=_LOCK_S):
+            point = self.point(mount)
+            if self.health(point) not in (Health.DEAD, Health.ABSENT):
+                return False
+            if binds.top_at(point) is None:
+                Path(point).mkdir(mode=0o755, exist_ok=True)
+            try:
+                self._make(mount, point, quota_bytes)
+            except MountError:
+                # A driver that was killed while it mounted has left that to its child, which came first.
+                if self.health(point) is not Health.ALIVE:
+                    raise
+            return True
+
+    def folder(self, mount: SharedMount, subpath: str) -> int:
+        """A descriptor of a folder of a mounted mount. Missing folders of a bucket are made."""
+        point = self.point(mount)
+        if not subpath:
+            return binds.open_root(point)
+
+        def find() -> int:
+            root = binds.open_root(point)
+            try:
+                if not mount.bucket:
+                    return binds.open_folder(root, subpath)
+                return binds.make_folder(
+                    root, subpath, **{name: mount.options[name] for name in ("uid", "gid", "umask")}
+                )
+            finally:
+                os.close(root)
+
+        return self._patience.ask(("folder", point, subpath), find, _ANSWER_S, discard=os.close)
+
+    def bind(self, record: NodeVolume, path: str, subpath: str, *, read_only: bool, noexec: bool) -> None:
+        """Show a folder of a volume at a path, on top of what is there."""
+        folder = self.folder(record.mount, subpath)
+        try:
+            binds.bind(folder, path, read_only=read_only, noexec=noexec)
+        finally:
+            os.close(folder)
+
+    def flush(self, mount: SharedMount, *, timeout_s: float, unmounted_too: bool) -> None:
+        """Wait until a bucket has all that was written. UNAVAILABLE says what it does not have. `unmounted_too`: if it
+        is not mounted and something is left in its staging area, mount it."""
+        if not mount.bucket:
+            return
+        point = self.point(mount)
+        health = self.health(point)
+        if health is Health.ABSENT:
+            if not unmounted_too:
+                return
+            health = self._when_free(mount, timeout_s)
+            if health is Health.ABSENT and not self._has_left(mount):
+                return
+        if health in (Health.DEAD, Health.ABSENT):
+            self.ensure(mount)  # what was acknowledged is in its staging area
+        info = fuse_mount.bucket_mount_at(point, self._settings)
+        if info is None:
+            return
+        try:
+            fuse_mount.flush_mount(info, timeout_s=timeout_s, progress=lambda _status: None)
+        except UploadError as exc:
+            raise RequestError(
+                grpc.StatusCode.UNAVAILABLE, f"{mount.source}: {exc.message}. {exc.hint}".removesuffix(". ")
+            ) from exc
+
+    def end(self, mount: SharedMount) -> bool:
+        """Unmount it if no volume uses it any more. Whether it is gone."""
+        with self._records.lock_mount(mount, timeout_s=_LOCK_S):
+            if any(record.used and not record.resting and record.mount == mount for record in self._records.all()):
+                return False
+            if not self._records.complete():  # one that cannot be read may be of a volume that uses it
+                _log.warning("%s stays mounted, as not all records of volumes can be read", mount.source)
+                return False
+            self.end_at(self.point(mount))
+            return True
+
+    def end_at(self, point: str) -> None:
+        """Unmount what is at a mount point of ours, and remove that."""
+        if binds.top_at(point) is not None:
+            info = fuse_mount.bucket_mount_at(point, self._settings)
+            if info is not None:
+                self._end_bucket(info)
+            elif self.health(point) is not Health.DEAD:
+                with contextlib.suppress(MountError):
+                    fuse_mount.unmount(point, settings=self._settings)
+        binds.clear(point)
+        binds.remove_place(point)
+
+    def end_strays(self) -> None:
+        """Unmount what no volume has: of a driver that was killed."""
+        for key in sorted(os.listdir(self._folder)):
+            # A volume is written down before its mount is looked for, so with the lock its record is seen, or it waits.
+            with contextlib.suppress(RequestError), self._records.lock_key(key, timeout_s=0.0):
+                if any(record.mount.key == key for record in self._records.all()):
+                    continue
+                point = binds.place(str(self._folder / key))
+                there = binds.top_at(point)
+                if not any(there and each.device == there.device and each.mountpoint != point for each in mounts()):
+                    self.end_at(point)
+
+    def set_quota(self, mount: SharedMount, quota_bytes: int) -> None:
+        """Change how much a mounted bucket may hold; 0: no limit."""
+        info = fuse_mount.bucket_mount_at(self.point(mount), self._settings)
+        if info is not None:
+            fuse_mount.set_quota(info, quota_bytes)
+
+    def _when_free(self, mount: SharedMount, timeout_s: float) -> Health:
+        """How a mount is that was absent, once nobody works on its staging area or it is there again: a server that
+        was killed may have a successor this moment. UNAVAILABLE where it goes on."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            health = self.health(self.point(mount))
+            taken = any(
+                area.locked for area in areas(self._staged(mount).staging_root) if area.bucket_url == mount.source
+            )
+            if not taken or health is not Health.ABSENT:
+                return health
+            if time.monotonic() > deadline:
+                raise RequestError(
+                    grpc.StatusCode.UNAVAILABLE, f"{mount.source}: another process uploads what was written to it"
+                )
+            time.sleep(0.1)
+
+    def _has_left(self, mount: SharedMount) -> bool:
+        return any(area.url == mount.source for area in left_areas(self._staged(mount)))
+
+    def _staged(self, mount: SharedMount) -> Settings:
+        staging = mount.options["staging"]
+        return replace(self._settings, staging=Path(staging)) if staging else self._settings
+
+    def _make(self, mount: SharedMount, point: str, quota_bytes: int) -> None:
+        if mount.bucket:
+            options = {name: value for name, value in mount.options.items() if name != "staging"}
+            if mount.options["staging"]:
+                options["staging"] = Path(mount.options["staging"])
+            if quota_bytes:
+                options["quota_bytes"] = quota_bytes
+            options["direct"] = self._secrets.has_any(mount)
+            if not options["direct"] and self._needs_credentials(mount):
+                raise RequestError(
+                    grpc.StatusCode.UNAUTHENTICATED, f"the credentials that opened {mount.source} are not on this node"
+                )
+            options["credentials"] = self._secrets.folder(mount)
+            fuse_mount.mount_bucket(mount.source, point, settings=self._settings, allow_other=True, **options)
+            return
+        binds.clear(point)  # what is dead
+        # Who uses it has a record, which was written after the catalog had said that this is a snapshot of this name.
+        fuse_mount.mount_snapshot(mount.source, point, settings=self._settings, allow_other=True, given=True)
+
+    def _needs_credentials(self, mount: SharedMount) -> bool:
+        """Whether a volume brought credentials along: then it is not mounted with the driver's own."""
+        return any(record.credentials and record.mount == mount for record in self._records.all())
+
+    def _end_bucket(self, info: fuse_mount.BucketInfo) -> None:
+        left: dict[str, Any] = {}
+        try:
+            left = fuse_mount.stop_server(info, flush_s=_STOP_FLUSH_S, lazy=False)
+        except MountError as exc:
+            _log.warning("%s: %s", info.url, exc)
+            with contextlib.suppress(MountError):
+                fuse_mount.take_away_dead(info)
+        if left.get("files"):
+            _log.warning("%s: %s files are left for when it is mounted again", info.url, left["files"])
+        elif left.get("files") == 0:
+            try:
+                discard_clean(Path(info.staging))
+            except OSError as exc:
+                _log.warning("the staging area %s stays: %s", info.staging, exc)

@@ -1,0 +1,387 @@
+"""What a volume needs on a node before it can be shown, and what is undone when nothing shows it any more.
+
+Used by `node`, with the volume's lock held, and by `mender`. In order: which snapshot it is, whether it may be had,
+credentials, the shared mount, pin and warm-up. The record is written before each; every step can be made again. Any
+thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+
+import grpc
+
+from csi_driver import volume_records
+from csi_driver.controller.annotations import BucketRules
+from csi_driver.node.mounts import SharedMounts
+from csi_driver.node.records import NodeVolume, Records, SharedMount
+from csi_driver.node.store_secrets import EndpointTurns, StoreSecrets
+from csi_driver.resolve import check_open, check_sources, find_snapshot
+from csi_driver.status import RequestError
+from csi_driver.volumes import MountOptions, VolumeSpec
+from datacache.api import open_catalog
+from datacache.catalog.static_volumes import snapshot_of
+from datacache.core.errors import CatalogUnavailableError, DaemonError, DatacacheError, SnapshotNotFoundError
+from datacache.daemon.client import DaemonClient
+from datacache.manifest.reader import Manifest
+from datacache.settings import Settings
+from datacache.store.credentials import takes_credentials
+from datacache.store.urls import split_url
+
+FLUSH_S = 20.0
+"""How long the end of a bucket's last volume waits for uploads before the kubelet has to ask again."""
+_WARM_S = 100.0
+"""How long one call waits for a warm-up: a kubelet gives up after 2 minutes, and asks again."""
+_WAITING = 24
+"""How many calls wait for warm-ups at a time, so that the others find a thread; see `server.THREADS`."""
+_MARGIN_S = 5.0
+_ASK_AGAIN_S = 0.2
+_OTHERS_LOCK_S = 2.0
+"""Short: two volumes may each wait for the other's lock, and then both callers ask again."""
+
+_log = logging.getLogger("csi_driver")
+
+
+class NotYetError(RequestError):
+    """The volume is being prepared; what was done so far stays for the next call."""
+
+
+class Preparation:
+    """The volumes of one home."""
+
+    def __init__(
+        self, settings: Settings, records: Records, mounts: SharedMounts, secrets: StoreSecrets, rules: BucketRules
+    ) -> None:
+        self._settings, self._records, self._mounts, self._rules = settings, records, mounts, rules
+        self._secrets = secrets
+        self._waiting = threading.BoundedSemaphore(_WAITING)
+        self._turns = EndpointTurns()
+        self.flush_s = FLUSH_S
+
+    # --- what it is, and who may have it ------------------------------------------------------------------------
+
+    def resolved(
+        self, volume_id: str, spec: VolumeSpec, *, inline: bool, namespace: str = "", before: NodeVolume | None = None
+    ) -> VolumeSpec:
+        """The volume with its snapshot's id, which the catalog has under the volume's name: access is asked for by
+        name, so an id is nothing that a volume can say by itself.
+
+        A reference is resolved once: for an inline volume by its node, for a static one by the first node of all, which
+        writes it down in the catalog. So a snapshot that was removed since is still given to a volume that it was given
+        to: `before`, what this node has of it; the controller's record; or the static volume's. `namespace`: who reads
+        what is said where there is none."""
+        if spec.bucket or (before is not None and before.used and before.context == spec.context()):
+            return spec
+        with closing(open_catalog(self._settings)) as catalog:
+            if spec.asked and spec.ref.is_whole_id:
+                given = volume_records.is_provisioned(catalog, volume_id, spec)
+                if given or catalog.snapshot(*spec.ref) is not None:
+                    return spec
+
+            def now() -> str:
+                record = find_snapshot(catalog, spec.ref, namespace, default=self._settings.access)
+                return f"{record.dataset}@{record.id}"
+
+            dataset = now() if inline else snapshot_of(catalog, volume_id, spec.dataset, now)
+            return spec if dataset == spec.dataset else spec.resolved(dataset)
+
+    def check_namespace(
+        self, volume_id: str, spec: VolumeSpec, namespace: str, *, inline: bool, secrets: Mapping[str, str]
+    ) -> None:
+        """PERMISSION_DENIED unless pods of a namespace ('': not known) may have the volume. If the catalog is away,
+        what the controller provisioned for the namespace may be had, by what this node has read of its record."""
+        owner = "" if inline else spec.namespace  # whoever writes a pod could claim anything
+        if owner and namespace and owner != namespace:
+            raise _denied(f"the volume was provisioned for namespace {owner}, not for {namespace}")
+        namespace = namespace or owner
+        if spec.bucket:
+            self._check_bucket(spec, namespace, inline=inline, secrets=secrets)
+            return
+        try:
+            with closing(open_catalog(self._settings)) as catalog:
+                hint = "The CSIDriver object needs podInfoOnMount: true."
+                check_open(catalog, spec.ref.dataset, namespace, default=self._settings.access, unknown=hint)
+        except CatalogUnavailableError:
+            if not owner:
+                raise
+            with closing(open_catalog(self._settings)) as catalog:
+                if not volume_records.is_provisioned(catalog, volume_id, spec):
+                    raise
+
+    def _check_bucket(self, spec: VolumeSpec, namespace: str, *, inline: bool, secrets: Mapping[str, str]) -> None:
+        own = bool(secrets) and takes_credentials(split_url(spec.bucket)[0])
+        if inline and not own and not self._rules.allow(spec.bucket, namespace):
+            raise _denied(
+                f"bucket {spec.bucket} is not open to inline volumes without a Secret (nodePublishSecretRef); "
+                f"{self._rules.describe(namespace)}"
+            )
+
+    # --- credentials, mount, pin, warm-up -----------------------------------------------------------------------
+
+    def prepare(self, record: NodeVolume, secrets: Mapping[str, str], *, left_s: float | None) -> NodeVolume:
+        """Everything but showing it; the record as it is then. Raises `NotYetError` where the caller is to ask again.
+        `left_s`: how long the caller waits."""
+        end = time.monotonic() + (_WARM_S if left_s is None else min(left_s - _MARGIN_S, _WARM_S))
+        if not record.mount.bucket and self._mounts.device(record.mount) is None:
+            with closing(open_catalog(self._settings)) as catalog:
+                check_sources(catalog, record.spec.ref.version, record.spec.ref, self._settings)
+        record = self._take_secrets(record, secrets)
+        record, made = self.mount(record)
+        if not made and record.mount.bucket:
+            self._mounts.set_quota(record.mount, self._quota_of(record.mount))
+        record = self._pin(record)
+        self._warm(record, end)
+        return record
+
+    def mount(self, record: NodeVolume) -> tuple[NodeVolume, bool]:
+        """The shared mount, with the quota of those that use it; the record as it is then, and whether it was not
+        there."""
+        self._check_others(record, {})
+        if record.resting:
+            record = self._put(replace(record, resting=False))
+        with self._turn(record, asks=self._mounts.device(record.mount) is None):
+            return record, self._mounts.ensure(record.mount, quota_bytes=self._quota_of(record.mount))
+
+    def _turn(self, record: NodeVolume, *, asks: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Hold a turn to wait for a bucket's endpoint within, where a Secret may name it and it is asked."""
+        named = record.mount.bucket and record.credentials and not record.inline  # an inline volume's cannot
+        return self._turns.take(record.spec.namespace) if named and asks else contextlib.nullcontext()
+
+    def quota_of(self, volume_id: str, spec: VolumeSpec) -> int:
+        """How much a volume may hold by now."""
+        if spec.read_only:
+            return 0
+        try:
+            with closing(open_catalog(self._settings)) as catalog:
+                return volume_records.quota_of(catalog, volume_id, spec)
+        except DatacacheError as exc:
+            _log.warning("the quota of volume %s is as it was provisioned: %s", volume_id, exc)
+            return spec.quota_bytes
+
+    def expand(self, record: NodeVolume, quota_bytes: int) -> None:
+        """Let a bucket volume hold this much, if it may not already. One without a quota gets none by it."""
+        if 0 < record.quota_bytes < quota_bytes:
+            self._records.put(replace(record, quota_bytes=quota_bytes))
+        self._mounts.set_quota(record.mount, self._quota_of(record.mount))
+
+    def _quota_of(self, mount: SharedMount) -> int:
+        """Of a mount that several share: the largest; none if one of them has none."""
+        quotas = [record.quota_bytes for record in self._records.all() if record.used and record.mount == mount]
+        return max(quotas, default=0) if all(quotas) else 0
+
+    def move(self, record: NodeVolume, mount: SharedMount) -> NodeVolume:
+        """Have a staged bucket volume that no pod sees use another mount from now on: the same bucket with other
+        options. What was written is in the bucket first. UNAVAILABLE while that is not so."""
+        if self._is_only_user(record) and not record.resting:
+            with self._turn(record):
+                self._mounts.flush(record.mount, timeout_s=self.flush_s, unmounted_too=True)
+        left = record.mount
+        self._secrets.move(record, mount)  # before the record: after a kill in between it is made again
+        record = self._put(replace(record, mount=mount, resting=True))
+        self._mounts.end(left)
+        self._secrets.drop_of_mount(record, left)
+        return record
+
+    def _is_only_user(self, record: NodeVolume) -> bool:
+        others = (other for other in self._records.all() if other.volume_id != record.volume_id)
+        return not any(other.used and other.mount == record.mount for other in others)
+
+    def _check_others(self, record: NodeVolume, secrets: Mapping[str, str]) -> None:
+        """One staging area has one mount: what pods have decides how, and with whose credentials. A mount that no pod
+        has gives way."""
+        in_the_way: dict[str, SharedMount] = {}
+        for other in self._records.all() if record.mount.bucket else ():
+            if other.volume_id == record.volume_id or other.mount.source != record.mount.source:
+                continue
+            if other.used and other.mount != record.mount:
+                if not other.resting and record.mount.options["staging"] == other.mount.options["staging"]:
+                    in_the_way[other.mount.key] = other.mount
+            # One that is no longer used, too, has what it wrote in the staging area until it is uploaded.
+            elif other.mount == record.mount and not self._secrets.check_shared(record, other, secrets):
+                raise RequestError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"{record.mount.source} is mounted on this node for another volume with other credentials; volumes "
+                    "of different namespaces can only share a bucket prefix on a node with the same ones",
+                )
+        for mount in in_the_way.values():
+            self._set_aside(mount, record)
+
+    def _set_aside(self, mount: SharedMount, record: NodeVolume) -> None:
+        """Unmount a bucket that no pod sees with these options, for a volume that has others. Its volumes stay staged:
+        whoever publishes one next has it mounted anew. FAILED_PRECONDITION where a pod has it."""
+        with contextlib.ExitStack() as stack:
+            # With their locks nobody shows one of them meanwhile, and what is read is how it is.
+            users = [each.volume_id for each in self._records.all() if each.used and each.mount == mount]
+            for volume_id in users:
+                stack.enter_context(self._records.lock(volume_id, timeout_s=_OTHERS_LOCK_S))
+            now = [each for each in map(self._records.get, users) if each is not None and each.mount == mount]
+            shown = next((each for each in now if each.shown), None)
+            if shown is not None:
+                ours, theirs = record.mount.options, mount.options
+                different = ", ".join(f"{name}={theirs[name]}" for name in ours if ours[name] != theirs[name])
+                raise RequestError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"{record.mount.source} is mounted on this node for pods of {shown.volume_id!r} with {different}; "
+                    "volumes of the same bucket prefix need the same mount options and fsGroup on a node",
+                )
+            there = self._mounts.device(mount) is not None
+            if there or self._mounts.device(record.mount) is None:
+                self._mounts.flush(mount, timeout_s=self.flush_s, unmounted_too=True)
+            for each in now:
+                self._put(replace(each, resting=True))
+            self._mounts.end(mount)
+
+    def _take_secrets(self, record: NodeVolume, secrets: Mapping[str, str]) -> NodeVolume:
+        spec = record.spec
+        if spec.credentials == "secret":
+            if not takes_credentials(split_url(spec.bucket)[0]):
+                raise _denied(f"bucket {spec.bucket} takes no credentials, so a Secret does not open it")
+            if not secrets:
+                raise RequestError(
+                    grpc.StatusCode.UNAUTHENTICATED,
+                    f"bucket {spec.bucket} may only be mounted with store credentials from a Secret, and none came "
+                    "along: see csi.storage.k8s.io/node-stage-secret-name of the StorageClass",
+                )
+        if not secrets:
+            return record
+        if spec.bucket:
+            if not takes_credentials(split_url(spec.bucket)[0]):
+                return record
+            if self._mounts.device(record.mount) is not None and not self._secrets.has_any(record.mount):
+                raise RequestError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"{spec.bucket} is mounted on this node with the driver's own credentials; this volume has others",
+                )
+            # First the record, then the look at the others': of two at a time at least one sees the other.
+            record = self._put(replace(record, credentials=True))
+            self._check_others(record, secrets)
+            with self._turn(record):
+                self._secrets.take_for_bucket(record, secrets)
+            return record
+        with closing(open_catalog(self._settings)) as catalog:
+            manifest = Manifest.open(spec.ref.version, catalog.get_blobs)
+            taken = self._secrets.take_for_snapshot(record, manifest, secrets)
+        return self._put(replace(record, credentials=taken))
+
+    def _pin(self, record: NodeVolume) -> NodeVolume:
+        spec = record.spec
+        if not spec.pin:
+            return record
+        client = DaemonClient(self._settings)
+        client.ensure()
+        if not record.pinned:
+            pins = client.cache_status()["pins"]
+            ours = any(other.pinned and other.mount == record.mount for other in self._records.all())
+            if ours or not any(str(spec.ref).startswith(pin) for pin in pins):
+                record = self._put(replace(record, pinned=True))  # somebody's own pin would not be ours to take away
+        try:
+            client.pin(spec.dataset)  # again, too: a driver that was killed may have noted it and not done it
+        except SnapshotNotFoundError as exc:  # removed since the volume was given it
+            _log.warning("%s is not pinned: %s", spec.dataset, exc)
+        return record
+
+    def _warm(self, record: NodeVolume, end: float) -> None:
+        spec = record.spec
+        if spec.warm == "false":
+            return
+        client = DaemonClient(self._settings)
+        try:
+            client.ensure()
+            id = client.warm(spec.dataset)
+        except SnapshotNotFoundError as exc:  # removed since the volume was given it
+            _log.warning("%s is not warmed: %s", spec.dataset, exc)
+            return
+        except DaemonError as exc:
+            if spec.warm == "wait":
+                raise
+            _log.warning("%s is not warmed: %s", spec.dataset, exc)
+            return
+        if spec.warm == "wait":
+            waits = self._waiting.acquire(blocking=False)
+            try:
+                self._wait_until_warm(client, spec, id, end if waits else 0.0)
+            finally:
+                if waits:
+                    self._waiting.release()
+
+    @staticmethod
+    def _wait_until_warm(client: DaemonClient, spec: VolumeSpec, id: str, end: float) -> None:
+        while True:
+            job = client.job(id)
+            if job["state"] == "failed":
+                raise RequestError(
+                    grpc.StatusCode.UNAVAILABLE, f"{spec.dataset} cannot be warmed: {job['error']}. {job['hint']}"
+                )
+            if job["state"] != "running":
+                if job["state"] == "incomplete":
+                    _log.warning("%s does not fit into the cache; it is read from the store", spec.dataset)
+                return
+            if time.monotonic() > end:
+                raise NotYetError(
+                    grpc.StatusCode.UNAVAILABLE,
+                    f"{spec.dataset} is being warmed, and pods wait for it (warm: wait): {job['bytes_done']:,} of "
+                    f"{job['bytes_total']:,} bytes are here",
+                )
+            time.sleep(_ASK_AGAIN_S)
+
+    # --- the way back -------------------------------------------------------------------------------------------
+
+    def release(self, record: NodeVolume, *, flush_s: float | None = None, unmounted_too: bool = True) -> None:
+        """Undo all of it, as far as no other volume needs it, once nothing shows the volume any more. UNAVAILABLE while
+        a bucket does not have everything: what remains stays for the next call. `unmounted_too`: a bucket that is not
+        mounted (the node was started again) is, if there is something to upload."""
+        record = self._put(replace(record, staging="", targets=()))
+        others = [other for other in self._records.all() if other.volume_id != record.volume_id]
+        if not any(other.used and other.mount == record.mount for other in others):
+            if not record.resting:
+                timeout_s = self.flush_s if flush_s is None else flush_s
+                with self._turn(record, asks=timeout_s > 0):
+                    self._mounts.flush(record.mount, timeout_s=timeout_s, unmounted_too=unmounted_too)
+            self._mounts.end(record.mount)
+        if record.pinned and not any(other.pinned and other.mount == record.mount for other in others):
+            try:
+                DaemonClient(self._settings).unpin(record.spec.dataset)
+            except DaemonError as exc:  # the record stays: it is tried again
+                _log.warning("%s stays pinned for now: %s", record.spec.dataset, exc)
+                return
+        self._secrets.drop(record)
+        self._records.remove(record.volume_id)
+
+    def forget_strays(self) -> None:
+        """Mounts and credentials of volumes that there is no record of."""
+        if not self._records.complete():
+            return
+        self._mounts.end_strays()
+        for volume_id in sorted(self._secrets.volumes()):
+            # Whoever works on it brings its record or takes its credentials away.
+            with contextlib.suppress(RequestError), self._records.lock(volume_id, timeout_s=0.0):
+                if not self._records.has(volume_id):
+                    self._secrets.drop_everywhere(volume_id)
+
+    def undo(self, volume_id: str) -> None:
+        """`release` after a failure, whose own error is the one to tell."""
+        record = self._records.get(volume_id)  # as it is by now: pinned, with credentials
+        if record is not None:
+            with contextlib.suppress(DatacacheError, RequestError, OSError):
+                self.release(record, flush_s=0.0, unmounted_too=False)
+
+    def _put(self, record: NodeVolume) -> NodeVolume:
+        self._records.put(record)
+        return record
+
+
+def shared_mount(spec: VolumeSpec, options: MountOptions) -> SharedMount:
+    """Which mount a resolved volume is a part of."""
+    if spec.bucket:
+        return SharedMount(source=spec.bucket, bucket=True, options=options.of_mount())
+    return SharedMount(source=spec.dataset, bucket=False)
+
+
+def _denied(words: str) -> RequestError:
+    return RequestError(grpc.StatusCode.PERMISSION_DENIED, words)

@@ -1,0 +1,239 @@
+"""What this node knows of its volumes: one small file each, written before anything is mounted for it.
+
+    <home>/csi/volumes/<hash>.json   a volume: what it is, where it is staged and published
+    <home>/csi/locks/<hash>.lock     held by whoever works on the volume, or on the mount that it shares
+    <home>/csi/mounts/<key>/         where the shared mounts are (`mounts`)
+
+Files are the only truth: two drivers may work here at a time (an upgrade), and either can be killed at any moment.
+Secrets are in none of them. Any thread may call; who changes a volume's record holds its lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from csi_driver.node import binds
+from csi_driver.status import RequestError
+from csi_driver.volumes import VolumeSpec, parse_context
+from datacache.core.disk import replace_file
+
+_ASK_AGAIN_S = 0.02
+_log = logging.getLogger("csi_driver")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedMount:
+    """One mount that volumes share: a snapshot, or a bucket prefix with these options."""
+
+    source: str
+    """`dataset@id`, or the bucket's URL."""
+    bucket: bool
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `mount_bucket`."""
+
+    @property
+    def key(self) -> str:
+        """Its name on this node."""
+        return _hash(json.dumps([self.source, sorted(self.options.items())]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One place where a volume is published."""
+
+    path: str
+    read_only: bool
+    noexec: bool = False
+    mended: str = ""
+    """What befell it since it was published; '' for nothing."""
+    told: bool = False
+    """True if an Event on the pod says so."""
+    pod: dict[str, str] = field(default_factory=dict)
+    """The pod's namespace, name and uid. Empty where nobody said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeVolume:
+    """A volume on this node."""
+
+    volume_id: str
+    context: dict[str, str]
+    """Of the resolved volume."""
+    mount: SharedMount
+    mode: int
+    """The access mode it was staged with."""
+    read_only: bool = False
+    noexec: bool = False
+    inline: bool = False
+    staging: str = ""
+    """Where it is staged; '' for nowhere."""
+    targets: tuple[Target, ...] = ()
+    credentials: bool = False
+    """Whether it brought store credentials along."""
+    pinned: bool = False
+    """Whether its snapshot was pinned for it."""
+    quota_bytes: int = 0
+    resting: bool = False
+    """True if its mount was ended while it is staged: no pod has it, and another mount was in need of the bucket."""
+
+    @property
+    def spec(self) -> VolumeSpec:
+        """What the volume is."""
+        return parse_context(self.context)
+
+    @property
+    def used(self) -> bool:
+        """Whether anything of it is mounted or was about to be."""
+        return bool(self.staging or self.targets)
+
+    @property
+    def shown(self) -> bool:
+        """Tell whether a pod has it: something is mounted where it was published."""
+        return binds.any_at(target.path for target in self.targets)
+
+    def target(self, path: str) -> Target | None:
+        """The target at a path."""
+        return next((target for target in self.targets if target.path == path), None)
+
+    def with_target(self, target: Target) -> NodeVolume:
+        """The same with a target added or replaced."""
+        return replace(self.without_target(target.path), targets=(*self.without_target(target.path).targets, target))
+
+    def without_target(self, path: str) -> NodeVolume:
+        """The same without a target."""
+        return replace(self, targets=tuple(target for target in self.targets if target.path != path))
+
+
+class Records:
+    """The records of one home."""
+
+    def __init__(self, folder: Path) -> None:
+        self._volumes, self._locks = folder / "volumes", folder / "locks"
+        for path in (folder, self._volumes, self._locks):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def get(self, volume_id: str) -> NodeVolume | None:
+        """What is known of a volume."""
+        return _read(self._path(volume_id))
+
+    def has(self, volume_id: str) -> bool:
+        """Whether a volume has a record, be it one that cannot be read."""
+        return self._path(volume_id).exists()
+
+    def all(self) -> list[NodeVolume]:
+        """Every volume. A file that cannot be read is passed over, and stays."""
+        found = (_read(path) for path in sorted(self._volumes.glob("*.json")))
+        return [record for record in found if record is not None]
+
+    def complete(self) -> bool:
+        """Whether every file can be read: of a newer driver's it may be otherwise."""
+        return all(_read(path) is not None or not path.exists() for path in self._volumes.glob("*.json"))
+
+    def put(self, record: NodeVolume) -> None:
+        """Replace a volume's record; it survives a power loss."""
+        replace_file(self._path(record.volume_id), json.dumps(asdict(record)).encode())
+
+    def remove(self, volume_id: str) -> None:
+        """Forget a volume."""
+        self._path(volume_id).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def lock(self, volume_id: str, *, timeout_s: float) -> Iterator[None]:
+        """Work on a volume. ABORTED where somebody else does for longer than the time."""
+        busy = RequestError(grpc.StatusCode.ABORTED, f"another call on the volume {volume_id!r} is under way")
+        with self._held(f"volume-{_hash(volume_id)}", busy, timeout_s):
+            yield
+
+    @contextlib.contextmanager
+    def lock_mount(self, mount: SharedMount, *, timeout_s: float) -> Iterator[None]:
+        """Make or take away a shared mount. UNAVAILABLE where somebody else does for longer than the time."""
+        with self.lock_key(mount.key, timeout_s=timeout_s, source=mount.source):
+            yield
+
+    @contextlib.contextmanager
+    def lock_key(self, key: str, *, timeout_s: float, source: str = "") -> Iterator[None]:
+        """As `lock_mount`, for one of which only the key may be known."""
+        words = f"{source or f'the mount {key}'} is being mounted or unmounted on this node"
+        with self._held(f"mount-{key}", RequestError(grpc.StatusCode.UNAVAILABLE, words), timeout_s):
+            yield
+
+    @contextlib.contextmanager
+    def lock_work(self, name: str) -> Iterator[None]:
+        """Do some work on all of it. ABORTED where another driver of the home does."""
+        with self._held(name, RequestError(grpc.StatusCode.ABORTED, "another driver does it"), 0.0):
+            yield
+
+    @contextlib.contextmanager
+    def _held(self, name: str, busy: RequestError, timeout_s: float) -> Iterator[None]:
+        path, deadline = self._locks / f"{name}.lock", time.monotonic() + timeout_s
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                if _try_lock(descriptor) and _is_at(descriptor, path):
+                    break
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+            if time.monotonic() >= deadline:
+                raise busy
+            time.sleep(_ASK_AGAIN_S)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # names of inline volumes never come again
+            os.close(descriptor)
+
+    def _path(self, volume_id: str) -> Path:
+        return self._volumes / f"{_hash(volume_id)}.json"
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the file still has its name: whoever held it before has removed that."""
+    try:
+        there, ours = os.stat(path), os.fstat(descriptor)
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _read(path: Path) -> NodeVolume | None:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values["mount"] = SharedMount(**_known(SharedMount, values["mount"]))
+        values["targets"] = tuple(Target(**_known(Target, target)) for target in values["targets"])
+        return NodeVolume(**_known(NodeVolume, values))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        _log.warning("the record %s cannot be read: %s", path, exc)
+        return None
+
+
+def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Without what a newer driver has added: a volume of its can be taken away by this one."""
+    return {name: value for name, value in values.items() if name in kind.__dataclass_fields__}
+
+
+def _hash(text: str) -> str:
+    return blake2b(text.encode(), digest_size=12).hexdigest()

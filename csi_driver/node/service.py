@@ -1,0 +1,392 @@
+"""The Node service: a volume at a path, for a kubelet.
+
+    NodeStage     record, `preparation` (access, credentials, shared mount, pin, warm-up)
+    NodePublish   bind of the volume, or of a folder of it, to the pod's target path
+    NodeUnpublish, NodeUnstage: the same backwards; what is gone already is fine
+
+Nothing is mounted at the staging path: a kubelet does not unstage a volume while the file system that is there is
+mounted anywhere else as well (GetDeviceMountRefs), and a shared mount always is. The path stands for the volume.
+
+Everything can be asked again at any time, also after the driver was killed in the middle. The methods are the RPCs;
+many threads call them. Mounts outlive this process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from csi_driver.controller.annotations import BucketRules, check_pin
+from csi_driver.kube import KubeApi
+from csi_driver.node import binds
+from csi_driver.node.mender import Mender
+from csi_driver.node.mounts import SharedMounts, SilentMountError
+from csi_driver.node.preparation import NotYetError, Preparation, shared_mount
+from csi_driver.node.records import NodeVolume, Records, SharedMount, Target
+from csi_driver.node.store_secrets import StoreSecrets
+from csi_driver.status import RequestError, invalid
+from csi_driver.volumes import (
+    EPHEMERAL,
+    POD_NAMES,
+    POD_NAMESPACE,
+    MountOptions,
+    VolumeSpec,
+    is_single_writer,
+    mount_options,
+    parse_context,
+)
+from csi_driver.wire import csi_pb2 as csi
+from datacache.settings import Settings
+
+_LOCK_S = 20.0
+_RPC = csi.NodeServiceCapability.RPC
+_CAPABILITIES = (
+    _RPC.STAGE_UNSTAGE_VOLUME,
+    _RPC.GET_VOLUME_STATS,
+    _RPC.EXPAND_VOLUME,
+    _RPC.VOLUME_CONDITION,
+    _RPC.SINGLE_NODE_MULTI_WRITER,
+    _RPC.VOLUME_MOUNT_GROUP,
+)
+_MAX_NODE_ID_BYTES = 256
+_MAY_CHANGE = ("mode", "read_only", "noexec")
+"""Options that another staging may ask for in another way, beside the mount's own, while no pod has the volume."""
+
+
+class NodeService:
+    """The volumes of one node, whose state is under `<home>/csi`. `rules`: which buckets inline volumes may name.
+    `api`: where pods are told what befell their volumes."""
+
+    def __init__(
+        self, settings: Settings, node_id: str, rules: BucketRules | None = None, api: KubeApi | None = None
+    ) -> None:
+        if not 0 < len(node_id.encode()) <= _MAX_NODE_ID_BYTES:
+            raise invalid(f"the node's id {node_id!r} has to have 1 to {_MAX_NODE_ID_BYTES} bytes")
+        self.node_id, self._settings = node_id, settings
+        folder = settings.home / "csi"
+        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.records = Records(folder)
+        secrets = StoreSecrets(settings)
+        self._mounts = SharedMounts(settings, self.records, secrets, folder)
+        self.preparation = Preparation(settings, self.records, self._mounts, secrets, rules or BucketRules())
+        self.mender = Mender(self.records, self._mounts, self.preparation, api)
+
+    def start(self) -> None:
+        """Clean up what a driver that was killed left, in the background, and mend mounts from then on."""
+        self.mender.start()
+
+    def close(self) -> None:
+        """End the threads. No mount is touched."""
+        self.mender.close()
+
+    # --- who we are ---------------------------------------------------------------------------------------------
+
+    def NodeGetInfo(self, _request: csi.NodeGetInfoRequest, _context: Any) -> csi.NodeGetInfoResponse:  # noqa: N802
+        return csi.NodeGetInfoResponse(node_id=self.node_id)
+
+    def NodeGetCapabilities(  # noqa: N802
+        self, _request: csi.NodeGetCapabilitiesRequest, _context: Any
+    ) -> csi.NodeGetCapabilitiesResponse:
+        capabilities = [csi.NodeServiceCapability(rpc=_RPC(type=kind)) for kind in _CAPABILITIES]
+        return csi.NodeGetCapabilitiesResponse(capabilities=capabilities)
+
+    # --- staging ------------------------------------------------------------------------------------------------
+
+    def NodeStageVolume(self, request: csi.NodeStageVolumeRequest, context: Any) -> csi.NodeStageVolumeResponse:  # noqa: N802
+        volume_id, path = _volume_id(request), _path(request.staging_target_path, "staging_target_path")
+        _check_capability_is_there(request)
+        spec = parse_context(request.volume_context)
+        options = mount_options(request.volume_capability, spec)
+        mode = request.volume_capability.access_mode.mode
+        with self.records.lock(volume_id, timeout_s=_LOCK_S):
+            before = self.records.get(volume_id)
+            spec = self.preparation.resolved(volume_id, spec, inline=False, before=before)
+            if spec.namespace:  # of others it is known when they are published
+                self.preparation.check_namespace(volume_id, spec, "", inline=False, secrets={})
+            record = NodeVolume(
+                volume_id=volume_id,
+                context=spec.context(),
+                mount=shared_mount(spec, options),
+                mode=mode,
+                read_only=options.read_only,
+                noexec=options.noexec,
+                staging=path,
+                quota_bytes=self.preparation.quota_of(volume_id, spec),
+            )
+            if before is not None and before.used:
+                _check_same(before, record, shown=before.shown)
+                quota_bytes = max(before.quota_bytes, record.quota_bytes)
+                if before.mount != record.mount:
+                    before = self.preparation.move(before, record.mount)
+                asked = {name: getattr(record, name) for name in _MAY_CHANGE}
+                record = replace(before, quota_bytes=quota_bytes, **asked)
+            elif before is not None and before.mount == record.mount:  # what an unstaging that did not end has left
+                record = replace(record, pinned=before.pinned, credentials=before.credentials)
+            self.records.put(record)
+            try:
+                self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
+            except NotYetError:
+                raise
+            except BaseException:
+                if before is None or not before.used:  # of an unstaging that could not end yet, it is as it was
+                    self.preparation.undo(volume_id)
+                raise
+        return csi.NodeStageVolumeResponse()
+
+    def NodeUnstageVolume(self, request: csi.NodeUnstageVolumeRequest, _context: Any) -> csi.NodeUnstageVolumeResponse:  # noqa: N802
+        volume_id, path = _volume_id(request), _path(request.staging_target_path, "staging_target_path")
+        with self.records.lock(volume_id, timeout_s=_LOCK_S):
+            record = self.records.get(volume_id)
+            if record is not None and record.staging in (path, ""):
+                mounted = [target.path for target in record.targets if binds.top_at(target.path) is not None]
+                if mounted:
+                    raise _precondition(f"volume {volume_id!r} is still published at {mounted[0]}")
+            binds.clear(path)
+            if record is not None and record.staging in (path, ""):
+                self.preparation.release(record)
+        return csi.NodeUnstageVolumeResponse()
+
+    # --- publishing ---------------------------------------------------------------------------------------------
+
+    def NodePublishVolume(self, request: csi.NodePublishVolumeRequest, context: Any) -> csi.NodePublishVolumeResponse:  # noqa: N802
+        volume_id, path = _volume_id(request), _path(request.target_path, "target_path")
+        _check_capability_is_there(request)
+        inline = request.volume_context.get(EPHEMERAL, "").lower() == "true"
+        spec = parse_context(request.volume_context)
+        options = mount_options(request.volume_capability, spec)
+        read_only = request.readonly or options.read_only or spec.read_only
+        pod = {name: request.volume_context.get(key, "") for name, key in POD_NAMES.items()}
+        target = Target(path=path, read_only=read_only, noexec=options.noexec, pod=pod if all(pod.values()) else {})
+        namespace = request.volume_context.get(POD_NAMESPACE, "")
+        if inline and spec.pin:
+            check_pin(self._settings, namespace)
+        if inline and spec.quota_bytes:
+            raise invalid("quota: an inline volume has none; it is the size of a PVC")
+        with self.records.lock(volume_id, timeout_s=_LOCK_S):
+            self.preparation.check_namespace(volume_id, spec, namespace, inline=inline, secrets=request.secrets)
+            record = self.records.get(volume_id)
+            if inline:
+                self._publish_inline(request, target, options, record, context)
+                return csi.NodePublishVolumeResponse()
+            staging = _path(request.staging_target_path, "staging_target_path", missing=_precondition)
+            if record is None or record.staging != staging:
+                raise _precondition(f"volume {volume_id!r} is not staged at {staging}")
+            _check_published(record, spec)
+            self._check_target(record, target, single=is_single_writer(request.volume_capability))
+            wanted = shared_mount(record.spec, options)
+            if wanted != record.mount:
+                _check_free(record, wanted)
+                record = self.preparation.move(record, wanted)
+            record, _ = self.preparation.mount(record)
+            self._show(record, target, known=record.target(path))
+        return csi.NodePublishVolumeResponse()
+
+    def _publish_inline(
+        self,
+        request: csi.NodePublishVolumeRequest,
+        target: Target,
+        options: MountOptions,
+        before: NodeVolume | None,
+        context: Any,
+    ) -> None:
+        volume_id = request.volume_id
+        if before is not None and before.used:
+            record = before
+            asked = parse_context(request.volume_context)
+            if (asked.dataset or asked.bucket) not in (before.spec.asked, before.spec.dataset, before.spec.bucket):
+                raise RequestError(
+                    grpc.StatusCode.ALREADY_EXISTS, f"volume {volume_id!r} is published already, and is another one"
+                )
+            self._check_target(record, target, single=True)
+        else:
+            spec = replace(parse_context(request.volume_context), namespace="", asked="", credentials="", quota_bytes=0)
+            namespace = request.volume_context.get(POD_NAMESPACE, "")
+            spec = self.preparation.resolved(volume_id, spec, inline=True, namespace=namespace)
+            record = NodeVolume(
+                volume_id=volume_id,
+                context=spec.context(),
+                mount=shared_mount(spec, options),
+                mode=request.volume_capability.access_mode.mode,
+                inline=True,
+            )
+        known = record.target(target.path)
+        record = record.with_target(known or target)
+        self.records.put(record)
+        try:
+            record = self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
+            self._show(record, target, known=known)
+        except NotYetError:
+            raise
+        except BaseException:
+            if before is None or not before.used:
+                self.preparation.undo(volume_id)
+            raise
+
+    def NodeUnpublishVolume(  # noqa: N802
+        self, request: csi.NodeUnpublishVolumeRequest, _context: Any
+    ) -> csi.NodeUnpublishVolumeResponse:
+        volume_id, path = _volume_id(request), _path(request.target_path, "target_path")
+        with self.records.lock(volume_id, timeout_s=_LOCK_S):
+            binds.clear(path)
+            binds.remove_place(path)
+            record = self.records.get(volume_id)
+            if record is not None:
+                if record.target(path) is not None:
+                    record = record.without_target(path)
+                    self.records.put(record)
+                if record.inline and not record.used:
+                    self.preparation.release(record)
+        return csi.NodeUnpublishVolumeResponse()
+
+    def _check_target(self, record: NodeVolume, target: Target, *, single: bool) -> None:
+        known = record.target(target.path)
+        if known is not None and (known.read_only, known.noexec) != (target.read_only, target.noexec):
+            raise RequestError(
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"volume {record.volume_id!r} is published at {target.path} already, "
+                f"{'read-only' if known.read_only else 'writable'}",
+            )
+        others = [other.path for other in record.targets if other.path != target.path]
+        used = next((path for path in others if binds.top_at(path) is not None), None)
+        if single and used is not None:
+            raise _precondition(f"volume {record.volume_id!r} is for a single pod, and published at {used} already")
+
+    def _show(self, record: NodeVolume, target: Target, *, known: Target | None) -> None:
+        """Bind at a target; over what is there if that is this volume's own, whose pod may be running. `known`: the
+        target as it was recorded before this call."""
+        there = binds.top_at(target.path)
+        if known is not None and there is not None:  # what befell it stays true of the pod
+            target = replace(target, mended=known.mended, told=known.told)
+        self.records.put(record.with_target(target))
+        if known is not None and there is not None and there.device == self._mounts.device(record.mount):
+            return
+        if known is None:
+            binds.clear(target.path)
+        binds.make_place(target.path)
+        self._mounts.bind(record, target.path, record.spec.subpath, read_only=target.read_only, noexec=target.noexec)
+
+    # --- how it is ----------------------------------------------------------------------------------------------
+
+    def NodeGetVolumeStats(  # noqa: N802
+        self, request: csi.NodeGetVolumeStatsRequest, _context: Any
+    ) -> csi.NodeGetVolumeStatsResponse:
+        volume_id, path = _volume_id(request), _path(request.volume_path, "volume_path")
+        record = self._at(volume_id, path)
+        target = record.target(path)
+        try:
+            facts = self._mounts.usage(path if target else self._mounts.point(record.mount))
+        except SilentMountError as exc:
+            return csi.NodeGetVolumeStatsResponse(
+                volume_condition=csi.VolumeCondition(abnormal=True, message=f"{record.mount.source}: {exc}")
+            )
+        mended = target.mended if target else ""
+        size, unit = facts.f_frsize, csi.VolumeUsage
+        words = "; ".join(filter(None, (mended, self._mounts.trouble(record.mount))))
+        condition = csi.VolumeCondition(abnormal=bool(words), message=words or f"{record.mount.source} answers")
+        total_bytes, bytes_left, files_left = facts.f_blocks * size, facts.f_bavail * size, facts.f_favail
+        used_bytes, used_files = (facts.f_blocks - facts.f_bfree) * size, facts.f_files - facts.f_ffree
+        if not record.mount.bucket:
+            # A data set cannot fill up. To df it is full, as any read-only file system; alerts on volumes that are
+            # about to be full would never end.
+            used_bytes, bytes_left, used_files, files_left = 0, total_bytes, 0, facts.f_files
+        return csi.NodeGetVolumeStatsResponse(
+            usage=[
+                unit(unit=unit.BYTES, total=total_bytes, used=used_bytes, available=bytes_left),
+                unit(unit=unit.INODES, total=facts.f_files, used=used_files, available=files_left),
+            ],
+            volume_condition=condition,
+        )
+
+    def NodeExpandVolume(self, request: csi.NodeExpandVolumeRequest, _context: Any) -> csi.NodeExpandVolumeResponse:  # noqa: N802
+        volume_id, path = _volume_id(request), _path(request.volume_path, "volume_path")
+        with self.records.lock(volume_id, timeout_s=_LOCK_S):
+            record = self._at(volume_id, path)
+            if request.HasField("volume_capability"):
+                mount_options(request.volume_capability, record.spec)
+            wanted, limit = request.capacity_range.required_bytes, request.capacity_range.limit_bytes
+            if limit and limit < max(wanted, record.quota_bytes):
+                raise RequestError(
+                    grpc.StatusCode.OUT_OF_RANGE,
+                    f"volume {volume_id!r} may hold {record.quota_bytes:,} bytes and is not made smaller",
+                )
+            if wanted and not record.spec.read_only:
+                self.preparation.expand(record, wanted)
+        return csi.NodeExpandVolumeResponse(capacity_bytes=max(wanted, record.quota_bytes))
+
+    def _at(self, volume_id: str, path: str) -> NodeVolume:
+        record = self.records.get(volume_id)
+        if record is None:
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"there is no volume {volume_id!r} on this node")
+        known = record.target(path) is not None and binds.top_at(path) is not None
+        if not known and not (path == record.staging and self._mounts.device(record.mount) is not None):
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"volume {volume_id!r} is not at {path}")
+        return record
+
+
+def _volume_id(request: Any) -> str:
+    if not request.volume_id:
+        raise invalid("volume_id is missing")
+    return str(request.volume_id)
+
+
+def _path(path: str, name: str, *, missing: Any = invalid) -> str:
+    if not path:
+        raise missing(f"{name} is missing")
+    if "\0" in path:
+        raise invalid(f"{name} is no path")
+    return binds.place(path)
+
+
+def _check_capability_is_there(request: Any) -> None:
+    if not request.HasField("volume_capability"):
+        raise invalid("volume_capability is missing")
+
+
+def _check_same(before: NodeVolume, now: NodeVolume, *, shown: bool) -> None:
+    """That a volume that is staged already is what it is staged as. How it is mounted may change while no pod has it:
+    a kubelet that was started again stages it for the next pod, whose fsGroup may be another."""
+    if before.inline or before.staging not in ("", now.staging):
+        where = "inline" if before.inline else f"staged at {before.staging}"
+        raise RequestError(grpc.StatusCode.ALREADY_EXISTS, f"volume {now.volume_id!r} is {where} already")
+    different = [name for name in ("mount", *_MAY_CHANGE) if getattr(before, name) != getattr(now, name)]
+    if before.context != now.context or before.mount.source != now.mount.source or (shown and different):
+        raise RequestError(
+            grpc.StatusCode.ALREADY_EXISTS,
+            f"volume {now.volume_id!r} is staged already, and not with this volume_capability and volume_context",
+        )
+
+
+def _check_published(record: NodeVolume, spec: VolumeSpec) -> None:
+    """That a volume is what is staged under its id: two PVs may have one id, and a kubelet stages it once."""
+    staged = record.spec
+    if spec.dataset and spec.dataset == staged.asked:
+        spec = spec.resolved(staged.dataset)
+    if spec != staged:
+        raise _precondition(
+            f"volume {record.volume_id!r} is staged with other attributes: another PV has its volumeHandle"
+        )
+
+
+def _check_free(record: NodeVolume, wanted: SharedMount) -> None:
+    """That no pod has a volume that another pod wants to be mounted in another way."""
+    if not record.shown:
+        return
+    ours, theirs = wanted.options, record.mount.options
+    different = [name for name in ours if ours[name] != theirs[name]]
+    now = ", ".join(f"{name}={theirs[name]}" for name in different)
+    asked = ", ".join(f"{name}={ours[name]}" for name in different)
+    raise _precondition(
+        f"pods of this node use volume {record.volume_id!r} with {now}, and this pod asks for {asked}: pods that share "
+        "a bucket volume on a node need the same fsGroup. It is mounted for this pod when the others have ended"
+    )
+
+
+def _left_s(context: Any) -> float | None:
+    left: float | None = None if context is None else context.time_remaining()
+    return left
+
+
+def _precondition(words: str) -> RequestError:
+    return RequestError(grpc.StatusCode.FAILED_PRECONDITION, words)

@@ -1,0 +1,1 @@
+"""Formats of annotations: read into the one model, and written from it."""

@@ -1,0 +1,148 @@
+"""keras-yolo3: a line an image, `path x1,y1,x2,y2,class x1,y1,x2,y2,class …`, in whole pixels.
+
+The format of https://github.com/qqwweee/keras-yolo3 and of what was made after it; the classes' names are in a file of
+their own. Used by the annotation table and by conversions. Pure functions, any thread.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Mapping, Sequence
+
+from datacache.annotations.classes import unlisted
+from datacache.annotations.formats.values import parse_number
+from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem
+from datacache.annotations.problems import quote
+
+_TOKEN = re.compile(r"[^ \t\v\f]+")
+_IMAGE_END = re.compile(r"\.(?:jpe?g|jpe|jfif|png|bmp|webp|tiff?|gif|p[gpnb]m)$", re.IGNORECASE)
+
+
+def parse(data: bytes | memoryview, file: str, classes: Sequence[str]) -> DraftFile:
+    """The boxes of each image, in the order of their first lines; `name` of a draft is the path as it is written.
+
+    A path may have spaces: it ends where the last word with an image's extension ends, and what follows is boxes.
+    Several lines of one image are taken together. Bytes that are not UTF-8 stay what they are, as in a snapshot.
+    """
+    reader = _Lines(file, classes)
+    text = bytes(data).removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+    for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
+        reader.line(line, number)
+    return reader.finish()
+
+
+class _Lines:
+    """The images, boxes and problems of one file while it is read."""
+
+    def __init__(self, file: str, classes: Sequence[str]) -> None:
+        self._file, self._classes = file, classes
+        self._images: dict[str, tuple[int, list[Box], list[Problem]]] = {}
+        self._lost: list[Problem] = []
+        self._unlisted: dict[int, list[int]] = {}
+
+    def line(self, line: str, number: int) -> None:
+        """Take one line."""
+        words = list(_TOKEN.finditer(line))
+        if not words:
+            return
+        boxes_from = _first_box([word.group() for word in words])
+        path = line[words[0].start() : words[boxes_from - 1].end()] if boxes_from else ""
+        if not path:
+            message = f"{quote(line.strip())} has no path before its boxes; the line is left out"
+            self._lost.append(Problem("line-malformed", "skipped", self._file, number, message))
+            return
+        begun = path in self._images
+        first, boxes, problems = self._images.setdefault(path, (number, [], []))
+        if begun:
+            message = f"{quote(path)} has line {first} already; the boxes of both are taken together"
+            problems.append(Problem("image-repeated", "noted", self._file, number, message))
+        for word in words[boxes_from:]:
+            box = self._box(word.group(), number, problems)
+            if box is not None:
+                boxes.append(box)
+
+    def finish(self) -> DraftFile:
+        """All of it, and what is said once for the whole file."""
+        for id, lines in self._unlisted.items():
+            message = f"{len(lines):,} boxes are of class {id}, and the list has {len(self._classes)}"
+            problem = Problem("class-unlisted", "noted", self._file, lines[0], f"{message}; kept as {unlisted(id)!r}")
+            self._lost.append(problem)
+        images = [
+            (Draft(self._file, path, boxes=tuple(boxes), line=number), problems)
+            for path, (number, boxes, problems) in self._images.items()
+        ]
+        return DraftFile(images, self._lost, tuple(self._classes))
+
+    def _box(self, word: str, number: int, problems: list[Problem]) -> Box | None:
+        def skipped(code: str, message: str) -> None:
+            problems.append(Problem(code, "skipped", self._file, number, f"{message}; the box is left out"))
+
+        parts = word.split(",")
+        if len(parts) != 5:
+            skipped("line-malformed", f"{quote(word)} is not x1,y1,x2,y2,class")
+            return None
+        values = [parse_number(part) for part in parts]
+        *edges, id = values
+        wrong = next((part for part, value in zip(parts[:4], edges, strict=True) if value is None), None)
+        if wrong is not None:
+            skipped("box-text", f"{quote(wrong)} in {quote(word)} is not a number")
+            return None
+        if id is None or not 0 <= id < 2**31 or id != int(id):
+            skipped("class-id", f"{quote(parts[4])} is no class id, which is a whole number from 0 on")
+            return None
+        if not parts[4].strip("+-").isdigit():
+            message = f"the class id {quote(parts[4])} was read as {int(id)}"
+            problems.append(Problem("class-id-float", "repaired", self._file, number, message))
+        x1, y1, x2, y2 = (value for value in edges if value is not None)
+        return Box(self._label(int(id), number), x1, y1, x2, y2, line=number)
+
+    def _label(self, id: int, number: int) -> str:
+        if id < len(self._classes):
+            return self._classes[id]
+        if self._classes:
+            self._unlisted.setdefault(id, []).append(number)
+        return unlisted(id)
+
+
+def write_line(annotation: Annotation, class_ids: Mapping[str, int]) -> tuple[bytes, list[Problem]]:
+    """The line of a checked annotation. Boxes whose label is not in `class_ids` are left out, which is the caller's to
+    report.
+
+    keras-yolo3 reads whole numbers only, so edges are rounded to the nearest pixel, a half upwards; a box that would
+    lose its area keeps one pixel. Its loader splits lines at every space: a path with one is written as it is, and
+    noted. A path with a line break cannot be written at all: no line, and a problem.
+    """
+    path = annotation.path
+    if "\n" in path or "\r" in path:
+        message = f"{quote(path)} has a line break, which no line can hold; the image is left out"
+        return b"", [Problem("path-unwritable", "skipped", path, 0, message)]
+    words = [path]
+    for label, x1, y1, x2, y2, *_ in annotation.boxes:
+        id = class_ids.get(label)
+        if id is not None:
+            left, right = _whole(x1, x2)
+            top, bottom = _whole(y1, y2)
+            words.append(f"{left},{top},{right},{bottom},{id}")
+    problems: list[Problem] = []
+    if len(path.split()) != 1:
+        message = "the path has spaces, at which keras-yolo3's own loader splits a line"
+        problems.append(Problem("path-spaces", "noted", path, 0, message))
+    return f"{' '.join(words)}\n".encode("utf-8", "surrogateescape"), problems
+
+
+def _first_box(words: Sequence[str]) -> int:
+    """How many words are the path."""
+    for number in range(len(words), 0, -1):
+        if _IMAGE_END.search(words[number - 1]):
+            return number
+    # Without an extension, the boxes are what has four commas at the end of the line.
+    number = len(words)
+    while number and words[number - 1].count(",") == 4:
+        number -= 1
+    return number
+
+
+def _whole(low: float, high: float) -> tuple[int, int]:
+    first, last = int(low + 0.5), int(high + 0.5)
+    return (first, last) if first < last else (int(low), int(low) + 1)

@@ -1,0 +1,103 @@
+"""Values of JSON files written by anybody: about none of them is it sure what it is. Used by the reader of COCO.
+
+Numbers as annotation files write them, and the box around a polygon. Used by the readers. Pure functions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from datacache.annotations.classes import decode
+from datacache.annotations.problems import quote
+from datacache.core.errors import AnnotationError
+
+JSON = Any  # what json.loads gives
+
+
+def load(data: bytes, file: str) -> JSON:
+    """The content of a file. `AnnotationError` with the line where it is no JSON."""
+
+    def broken(reason: str, line: int = 0) -> AnnotationError:
+        return AnnotationError(f"{file} is no JSON: {reason}", code="json-broken", file=file, line=line)
+
+    text = decode(data)
+    if text is None:
+        raise broken("it is not in UTF-8")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as exc:
+        raise broken(f"{exc.msg} in line {exc.lineno}, column {exc.colno}", exc.lineno) from exc
+    except (RecursionError, ValueError) as exc:  # ValueError: a number of thousands of digits
+        raise broken(f"{exc}") from exc
+
+
+def to_id(value: JSON) -> str | None:
+    """An id to compare by: the number 1 and the text '1' are one, as tools that write both expect."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))
+    return value if isinstance(value, str) and value.strip() else None
+
+
+def to_number(value: JSON) -> float | None:
+    """A number, also one that is written as a text; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return parse_number(value)
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:
+        return float("inf")
+
+
+def to_text(value: JSON) -> str:
+    """A value as a text: texts as they are, the others as JSON, lists and objects only named."""
+    if isinstance(value, str):
+        return value
+    return kind(value) if isinstance(value, list | dict) else str(json.dumps(value))
+
+
+def kind(value: JSON) -> str:
+    """What a value is, in words."""
+    if value is None:
+        return "nothing"
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a single value"
+
+
+def displayed(value: JSON) -> str:
+    """A value for a message: lists and objects as JSON, all others quoted, and not longer than 60 characters."""
+    if not isinstance(value, list | dict):
+        return quote(to_text(value))
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return kind(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def shown(entry: dict[str, JSON], key: str) -> str:
+    """A member for a message: `no bbox` or `the bbox 'x'`."""
+    return f"the {key} {displayed(entry[key])}" if entry.get(key) is not None else f"no {key}"
+
+
+def parse_number(text: str | bytes) -> float | None:
+    """A number, `nan` and `inf` among them (the check of a draft speaks of those); None for any other text."""
+    if (b"_" if isinstance(text, bytes) else "_") in text:  # type: ignore[operator]  # 1_000 is a number to Python alone
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def bounding_box(values: Sequence[float]) -> tuple[float, float, float, float]:
+    """The box around x, y, x, y …; of `nan` where one of them is not finite, which min and max would pass over."""
+    if not all(map(math.isfinite, values)):
+        return (math.nan, math.nan, math.nan, math.nan)
+    xs, ys = values[0::2], values[1::2]
+    return min(xs), min(ys), max(xs), max(ys)

@@ -1,0 +1,1 @@
+"""Pictures for people: boxes on images, grids of images, plots of statistics."""

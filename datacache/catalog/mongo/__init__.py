@@ -1,0 +1,1 @@
+"""The shared catalog: a MongoDB database."""

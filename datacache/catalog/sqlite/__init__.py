@@ -1,0 +1,1 @@
+"""The embedded catalog: one SQLite file, for one node."""

@@ -1,0 +1,122 @@
+"""Garbage collection of the embedded catalog: mark without a lock, sweep in short write transactions.
+
+Used by `sqlite`. Each transaction looks first whether something was committed that was not marked yet; as every commit
+is a write transaction, too, and names the blobs it needs, none can come in between. Killed at any point, it has removed
+some of what nobody needs. Errors of SQLite pass through.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+
+from datacache.catalog import leases
+from datacache.catalog.base import Collected
+from datacache.catalog.mark import Live, Marked, Roots
+from datacache.catalog.sqlite.file import SqliteFile
+from datacache.manifest.model import BlobId
+
+_BATCH_IDS = 500
+_BATCH_BYTES = 32 * 2**20
+"""Swept in one transaction: other writers wait for about a tenth of a second."""
+_TRIES = 10
+_STALE = """(set_s <= ? AND snapshot NOT IN (SELECT id FROM snapshots)
+    OR NOT EXISTS (SELECT 1 FROM blobs WHERE id = root))"""
+
+
+def collect(file: SqliteFile, live: Live, now_s: float, cutoff_s: int, *, dry_run: bool) -> Collected:
+    """Remove what is not reachable and was put at `cutoff_s` or before; see `Catalog.collect`."""
+
+    def read_roots() -> Roots:
+        with file.use() as connection:
+            return _roots(connection, now_s, cutoff_s)
+
+    if dry_run:
+        with file.use() as connection:
+            (derived,) = connection.execute(f"SELECT count(*) FROM derived WHERE {_STALE}", (cutoff_s,)).fetchone()  # noqa: S608
+    else:
+        with file.write(durable=False) as connection:
+            derived = connection.execute(f"DELETE FROM derived WHERE {_STALE}", (cutoff_s,)).rowcount  # noqa: S608
+    marked = Marked(live)
+    marked.follow(read_roots)
+    doomed: list[tuple[BlobId, int]] = []
+    young = 0
+    with file.use() as connection:
+        for id, size_bytes, put_s in connection.execute("SELECT id, size_bytes, put_s FROM puts"):
+            if id not in marked.blobs:
+                if put_s <= cutoff_s:
+                    doomed.append((BlobId(id), size_bytes))
+                else:
+                    young += 1
+            elif id not in marked.needed:
+                young += 1
+    if not dry_run:
+        doomed = [
+            swept
+            for batch in _batches(doomed)
+            for swept in _sweep(file, marked, batch, now_s, cutoff_s, read_roots=read_roots)
+        ]
+    return Collected(
+        blobs=len(doomed), size_bytes=sum(size for _id, size in doomed), young=young, derived=derived, documents=0
+    )
+
+
+def _sweep(
+    file: SqliteFile,
+    marked: Marked,
+    batch: list[tuple[BlobId, int]],
+    now_s: float,
+    cutoff_s: int,
+    *,
+    read_roots: Callable[[], Roots],
+) -> list[tuple[BlobId, int]]:
+    """Remove those of a batch that nothing needs now either; these."""
+    for attempt in range(_TRIES):
+        with file.write(durable=False) as connection:
+            roots = _roots(connection, now_s, cutoff_s)
+            if marked.new(roots) and attempt == _TRIES - 1:
+                marked.follow(lambda roots=roots: roots)  # type: ignore[misc]
+            if not marked.new(roots):
+                return _delete(connection, [blob for blob in batch if blob[0] not in marked.blobs], cutoff_s)
+        marked.follow(read_roots)  # not while others wait, unless they never stop committing
+    raise AssertionError
+
+
+def _delete(connection: sqlite3.Connection, batch: list[tuple[BlobId, int]], cutoff_s: int) -> list[tuple[BlobId, int]]:
+    marks = ",".join("?" * len(batch))
+    old = {
+        id
+        for (id,) in connection.execute(
+            f"SELECT id FROM puts WHERE put_s <= ? AND id IN ({marks})",  # noqa: S608
+            (cutoff_s, *(id for id, _size in batch)),
+        )
+    }
+    for table in ("blobs", "puts"):
+        connection.executemany(f"DELETE FROM {table} WHERE id = ?", [(id,) for id in old])  # noqa: S608
+    return [blob for blob in batch if blob[0] in old]
+
+
+def _roots(connection: sqlite3.Connection, now_s: float, cutoff_s: int) -> Roots:
+    listed = connection.execute("SELECT DISTINCT id FROM snapshots")
+    derived = connection.execute(f"SELECT root FROM derived WHERE NOT {_STALE}", (cutoff_s,))  # noqa: S608
+    kept = "SELECT key, text FROM documents WHERE kind = ?"
+    mounts = [text for _key, text in connection.execute(kept, (leases.MOUNTS,))]
+    removed = connection.execute(kept, (leases.REMOVED,)).fetchall()
+    return Roots(
+        frozenset(BlobId(bytes.fromhex(id)) for (id,) in listed),
+        frozenset(BlobId(root) for (root,) in derived),
+        leases.held_roots(mounts, removed, now_s=now_s, cutoff_s=cutoff_s),
+    )
+
+
+def _batches(blobs: list[tuple[BlobId, int]]) -> Iterator[list[tuple[BlobId, int]]]:
+    batch: list[tuple[BlobId, int]] = []
+    size_bytes = 0
+    for blob in blobs:
+        batch.append(blob)
+        size_bytes += blob[1]
+        if size_bytes >= _BATCH_BYTES or len(batch) >= _BATCH_IDS:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,299 @@
+"""One SQLite file, opened safely by many threads and processes: a pool of connections that no `fork()` ever
+carries.
+
+Used by the embedded catalog and by the blob cache; it knows nothing of their tables. Any thread may call it.
+
+Why a pool that is closed before a fork, and not one connection a thread: SQLite keeps the file locks of a
+process in a table shared by all its connections. A child that inherits the table believes it holds locks that
+only its parent holds, so even a connection the child opens itself would read without a lock
+(https://sqlite.org/howtocorrupt.html, 2.6). So `fork()` waits until every connection is idle and closes them;
+parent and child open their own when they need one. A child made by `exec` (`subprocess`) inherits nothing:
+SQLite opens its files close-on-exec.
+
+The clock of a SQLite catalog: within one boot of its node it goes by what has elapsed, and follows no step ahead.
+
+All that use the file are on one node, so they share a count of seconds that nobody can set (`elapsed_s`). The file
+keeps which time of day that was when somebody first asked in this boot. A time of day that is set ahead later makes
+nothing older: no lease ends early, and no grace period. One that is set back is taken over, which makes all younger, so
+that what is written down does not lie in the future for ever. Any thread and process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from datacache.core.boot import boot_id
+from datacache.core.errors import CatalogError
+from datacache.store.clock import elapsed_s
+
+if TYPE_CHECKING:
+    from datacache.catalog.sqlite.catalog import SqliteCatalog
+
+BUSY_TIMEOUT_S = 60.0
+"""How long a writer waits for the others. One write holds the lock for well under a second."""
+
+_MAX_IDLE = 8
+
+
+class SqliteFile:
+    """A pool of connections to one file. `prepare` is run on each new connection (pragmas, schema).
+
+    `uri` gives what to open, for each opening anew: a file may have become read-only since. A file that was
+    removed or replaced is noticed at the next use, so nothing is written to one that nobody will find again.
+    Errors of SQLite pass through: only the owner knows what they mean for its caller.
+    """
+
+    def __init__(self, path: Path, uri: Callable[[], str], prepare: Callable[[sqlite3.Connection], None]) -> None:
+        self._path = path
+        self._uri = uri
+        self._prepare = prepare
+        self._condition = threading.Condition()  # guards the fields below
+        self._idle: list[sqlite3.Connection] = []
+        self._in_use = 0
+        self._forking = False
+        self._generation = 0
+        self._identity: tuple[int, int] | None = None  # device and inode of the file the connections have open
+        self._pid = os.getpid()
+        _pools.add(self)
+
+    @contextmanager
+    def use(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection to this thread. It must be given back without an open transaction or cursor."""
+        connection, generation = self._take()
+        healthy = False
+        try:
+            yield connection
+            healthy = not connection.in_transaction
+        finally:
+            self._give(connection, generation, healthy)
+
+    @contextmanager
+    def write(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
+        """A write transaction: committed at the end, rolled back by an exception.
+
+        `durable` makes the commit wait for the disk, and with it all earlier ones: a power cut then loses
+        none of them.
+        """
+        with self.use() as connection:
+            connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            # IMMEDIATE: a transaction that begins by reading and then writes can fail at once with "database
+            # is locked", whatever the busy timeout, because its snapshot is too old to write on.
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Close the idle connections; those in use close when they come back. A later use opens new ones."""
+        with self._condition:
+            self._leave_parents_connections()
+            self._retire()
+
+    def _retire(self) -> None:
+        self._generation += 1
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    def _take(self) -> tuple[sqlite3.Connection, int]:
+        with self._condition:
+            self._leave_parents_connections()
+            while self._forking:
+                self._condition.wait()
+            identity = _identity(self._path)
+            if identity is None or identity != self._identity:
+                self._retire()
+                self._identity = identity
+            self._in_use += 1
+            generation = self._generation
+            if self._idle:
+                return self._idle.pop(), generation
+        try:
+            connection = self._open()
+        except BaseException:
+            with self._condition:
+                self._in_use -= 1
+                self._condition.notify_all()
+            raise
+        if identity is None:  # it has just been created
+            with self._condition:
+                if self._generation == generation:
+                    self._identity = _identity(self._path)
+        return connection, generation
+
+    def _give(self, connection: sqlite3.Connection, generation: int, healthy: bool) -> None:
+        with self._condition:
+            self._in_use -= 1
+            keep = healthy and generation == self._generation and len(self._idle) < _MAX_IDLE
+            if keep and not self._forking:
+                self._idle.append(connection)
+            else:
+                connection.close()
+            self._condition.notify_all()
+
+    def _open(self) -> sqlite3.Connection:
+        deadline = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            connection = sqlite3.connect(
+                self._uri(), uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._prepare(connection)
+                return connection
+            except sqlite3.OperationalError as exc:
+                connection.close()
+                # Switching to WAL and closing the last connection lock the file outside the busy handler.
+                if is_busy(exc) and time.monotonic() < deadline:
+                    time.sleep(random.uniform(0.002, 0.02))
+                    continue
+                raise
+            except BaseException:
+                connection.close()
+                raise
+
+    def _leave_parents_connections(self) -> None:
+        """After a fork that ran no Python hooks: never touch, nor close, what belongs to the parent."""
+        if self._pid != os.getpid():
+            _never_closed.extend(self._idle)
+            self._idle = []
+            self._in_use = 0
+            self._pid = os.getpid()
+
+    def close_for_fork(self) -> None:
+        """Wait until nothing is in use, close everything and lend nothing until the fork is over."""
+        with self._condition:
+            self._forking = True
+            deadline = time.monotonic() + BUSY_TIMEOUT_S
+            while self._in_use and time.monotonic() < deadline:
+                self._condition.wait(1.0)
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+    def reopen_in_parent(self) -> None:
+        """The fork is over: lend again."""
+        with self._condition:
+            self._forking = False
+            self._condition.notify_all()
+
+    def reopen_in_child(self) -> None:
+        """A new process begins, with no connection and no other thread."""
+        self._condition = threading.Condition()  # the old one may be locked by a thread that is not here
+        self._forking = False
+        self._in_use = 0
+        self._pid = os.getpid()
+
+
+def is_busy(exc: sqlite3.Error) -> bool:
+    """Whether another connection holds the lock."""
+    return _primary_code(exc) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def is_damaged(exc: sqlite3.Error) -> bool:
+    """Whether the file is no SQLite database, or a broken one."""
+    return _primary_code(exc) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+
+
+def is_full(exc: sqlite3.Error) -> bool:
+    """Whether the disk (or a quota) is full."""
+    return _primary_code(exc) == sqlite3.SQLITE_FULL
+
+
+def is_read_only(exc: sqlite3.Error) -> bool:
+    """Whether the file cannot be written by us."""
+    return _primary_code(exc) == sqlite3.SQLITE_READONLY
+
+
+def file_uri(path: Path, query: str = "") -> str:
+    """`path` as SQLite's URI, which alone can say how to open it."""
+    return f"{path.absolute().as_uri()}{'?' if query else ''}{query}"
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+def _primary_code(exc: sqlite3.Error) -> int:
+    return getattr(exc, "sqlite_errorcode", 0) & 0xFF
+
+
+_pools: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
+_fork_lock = threading.Lock()  # guards _closed_for_fork: one fork at a time
+_closed_for_fork: list[SqliteFile] = []
+_never_closed: list[sqlite3.Connection] = []
+
+
+def _before_fork() -> None:
+    _fork_lock.acquire()
+    _closed_for_fork[:] = list(_pools)
+    for pool in _closed_for_fork:
+        pool.close_for_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for pool in _closed_for_fork:
+        pool.reopen_in_parent()
+    _closed_for_fork.clear()
+    _fork_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    for pool in _closed_for_fork:
+        pool.reopen_in_child()
+    _closed_for_fork.clear()
+    _fork_lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+CLOCK = "clock"
+"""The kind of the document, whose one key is `_KEY`."""
+_KEY = "node"
+_SLACK_S = 60.0
+"""A time of day that is corrected by less counts as right."""
+
+
+def now_s(catalog: SqliteCatalog) -> float:
+    """Unix time for everything that the catalog notes and compares. Not to be called within a transaction."""
+    boot = boot_id()
+    while boot:
+        text = catalog.document(CLOCK, _KEY)
+        wall_s, running_s = time.time(), elapsed_s()
+        began_s = _began_s(text, boot)
+        if began_s is not None and began_s + running_s <= wall_s + _SLACK_S:
+            return began_s + running_s
+        noted = json.dumps({"version": 1, "boot": boot, "began_s": wall_s - running_s})
+        with contextlib.suppress(CatalogError):  # a file that cannot be written: the time is the same
+            if not catalog.set_document(CLOCK, _KEY, noted, old=text):
+                continue  # another process was first
+        return wall_s
+    return time.time()
+
+
+def _began_s(text: str | None, boot: str) -> float | None:
+    """When this boot began, by the clock as it was then; None where nobody has noted it."""
+    try:
+        found = json.loads(text or "")
+        return float(found["began_s"]) if found["boot"] == boot else None
+    except (ValueError, TypeError, KeyError):
+        return None

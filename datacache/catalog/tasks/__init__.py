@@ -1,0 +1,1 @@
+"""Task queues in the catalog's database: the protocol of a storage, and its backends."""

@@ -1,0 +1,1 @@
+"""Orders of reading that loaders publish: lookahead, epoch plans, and the eviction they allow."""

@@ -1,0 +1,363 @@
+"""Fetch what trainings will read, in the order they have published, a window ahead of where they are.
+
+Any thread may call it. One thread follows the plans: it reads their positions, looks which blocks have come into their
+windows and are not here, and ends the plans of dead processes. As many threads as there may be fetches at a time take
+blocks from the plan that has the fewest under way, and fetch them as a warm-up does, behind the reads that wait.
+
+A plan's object that is gone or changed is passed over: whoever reads it hears of it. When the store is away the plan
+waits, ever longer; when the tiers keep nothing more, until there is room.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datacache.core.errors import (
+    CatalogUnavailableError,
+    DatacacheError,
+    SettingsError,
+    StoreAccessError,
+    StoreUnavailableError,
+    UsageError,
+)
+from datacache.daemon.fetcher import Fetcher
+from datacache.daemon.orders.clairvoyant import Clairvoyant
+from datacache.daemon.orders.plan import Plan, PlanObjects, Wanted
+from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, plan_files, remove_if_dead
+from datacache.daemon.room import Room
+from datacache.manifest.reader import Manifest
+from datacache.settings import Settings
+from datacache.tiers.containers import open_region_size
+from datacache.tiers.memory import lookahead_dir
+from datacache.tiers.writer import TierWriter
+
+log = logging.getLogger(__name__)
+_WINDOW_BYTES = 512 * 2**20
+_WINDOW_SHARE = 4
+_CLAIRVOYANT_SHARE = 16
+"""What is fetched ahead takes room from what is kept, so the window is a smaller part of the tier."""
+_STEP_BYTES, _STEP_SHARE = 16 * 2**20, 64
+_LOOK_EVERY_S, _BUSY_LOOK_S, _IDLE_LOOK_S = 0.02, 0.004, 30.0
+_ALIVE_EVERY_S = 0.5
+_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
+_OBJECTS_KEPT_S = 300.0
+_STANDS_S = 300.0
+"""An order that stands still for so long holds up no warm-up: its program may have been forgotten in a debugger."""
+_STOP_TIMEOUT_S, _ROOM_STOP_TIMEOUT_S = 0.5, 5.0
+_ALL_OBJECTS = (StoreUnavailableError, StoreAccessError, SettingsError, CatalogUnavailableError)
+
+
+@dataclass
+class LookaheadStats:
+    """What was fetched for all plans since the daemon's start."""
+
+    plans: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
+
+
+@dataclass
+class _Known:
+    """Objects that plans share, kept for a while after the last of them: the next epoch's plan has the same."""
+
+    objects: PlanObjects
+    used_s: float
+
+
+class Lookaheads:
+    """The published orders of a home."""
+
+    def __init__(
+        self, settings: Settings, writer: TierWriter, fetcher: Fetcher, open_manifest: Callable[[str], Manifest]
+    ) -> None:
+        self._folder, self._concurrency = lookahead_dir(settings.home, settings.ram_dir), settings.concurrency
+        self._writer, self._fetcher, self._open_manifest = writer, fetcher, open_manifest
+        self._tier = writer.tiers[-1] if settings.ssd_bytes else writer.tiers[0]
+        share = _CLAIRVOYANT_SHARE if settings.eviction == "clairvoyant" else _WINDOW_SHARE
+        self._window_bytes = min(_WINDOW_BYTES, self._tier.budget_bytes // share)
+        self._changed = threading.Condition()  # guards all below and what plans have ready
+        self._plans: dict[str, Plan] = {}
+        self._known: dict[object, _Known] = {}
+        self._threads: list[threading.Thread] = []
+        self._started = False
+        self._stopping = threading.Event()
+        self._clairvoyant: Clairvoyant | None = None
+        if settings.eviction == "clairvoyant" and settings.ssd_bytes:
+            self._clairvoyant = Clairvoyant(writer, self._tier, self._stopping.is_set)
+        budget_bytes = self._tier.budget_bytes
+        self._room = Room(
+            self._tier,
+            self._make_room,
+            self._wake,
+            step_bytes=min(_STEP_BYTES, budget_bytes // _STEP_SHARE),
+            reserve_bytes=open_region_size(budget_bytes) if self._clairvoyant is not None else 0,
+        )
+        self.stats = LookaheadStats()
+        _forget_plans_of_the_last_daemon(self._folder)
+
+    def add(self, header: PlanHeader, items: NDArray[np.uint32]) -> None:
+        """Follow a plan from now on, in place of an earlier one of its id. `UsageError` if its file is not there or its
+        rows are none; the catalog's errors."""
+        try:
+            file = PlanFile(self._folder / header.id)
+        except OSError as exc:
+            raise UsageError(f"the plan {header.id} has no file: {exc.strerror or exc}") from exc
+        plan = Plan(header, items, self._objects(header), file)
+        with self._changed:
+            if self._stopping.is_set():
+                return
+            if self._clairvoyant is not None:  # before anybody can drop it
+                self._clairvoyant.add(plan)
+            self._plans[plan.id] = plan
+            self.stats.plans += 1
+            self._start_threads()
+            self._changed.notify_all()
+        if self._clairvoyant is not None:
+            self._room.look()  # which sorts its samples
+        file.marked = True
+        log.info("following the order %s of %s: %d samples", plan.id, plan.dataset, plan.length)
+
+    def plans(self) -> list[dict[str, object]]:
+        """How the plans are getting on."""
+        return [plan.state() | {"state": self._state(plan)} for plan in list(self._plans.values())]
+
+    def planned(self, ref: str) -> bool:
+        """Whether a snapshot (`dataset@id`, the id shortened or not) is being fetched in an order that goes on."""
+        dataset, _, id = ref.partition("@")
+        now_s = time.monotonic()
+        return any(
+            plan.dataset == dataset
+            and plan.snapshot
+            and plan.snapshot.startswith(id)
+            and not plan.over()
+            and now_s - plan.stands_since_s(now_s) < _STANDS_S
+            for plan in list(self._plans.values())
+        )
+
+    @property
+    def moved_bytes(self) -> int:
+        """What was put into another region before its own was evicted."""
+        return self._clairvoyant.moved_bytes if self._clairvoyant is not None else 0
+
+    def stop(self) -> None:
+        """End all threads and wait for those that do not wait for a store: the fetcher's end is theirs."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._room.stop(_ROOM_STOP_TIMEOUT_S)
+        end = time.monotonic() + _STOP_TIMEOUT_S
+        for thread in list(self._threads):
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _make_room(self, need_bytes: int) -> bool:
+        if self._clairvoyant is not None:
+            return self._clairvoyant.make_room(need_bytes)
+        return self._writer.call(lambda: self._tier.make_room(need_bytes)).result()
+
+    def _objects(self, header: PlanHeader) -> PlanObjects:
+        key = header.snapshot or header.refs
+        with self._changed:
+            known = self._known.get(key)
+        if known is None:
+            manifest = self._open_manifest(header.snapshot) if header.snapshot else None
+            objects = PlanObjects(manifest, header.refs)
+            with self._changed:
+                known = self._known.setdefault(key, _Known(objects, time.monotonic()))
+            if known.objects is objects:
+                learning = threading.Thread(target=self._learn, args=(objects,), name="learn", daemon=True)
+                learning.start()
+                with self._changed:
+                    self._threads = [*(thread for thread in self._threads if thread.is_alive()), learning]
+        known.used_s = time.monotonic()
+        return known.objects
+
+    def _learn(self, objects: PlanObjects) -> None:
+        while not objects.complete.is_set() and not self._stopping.is_set():
+            try:
+                objects.learn_all(self._stopping.is_set)
+            except DatacacheError as exc:
+                log.warning("a plan's objects: %s", exc)
+                self._stopping.wait(_MAX_PAUSE_S)
+            except Exception:  # whatever it is, it may be over the next time
+                log.exception("a plan's objects")
+                self._stopping.wait(_MAX_PAUSE_S)
+
+    def _start_threads(self) -> None:
+        if not self._started:
+            self._started = True
+            self._room.start()
+            names = ["plans", *(f"plan {n}" for n in range(self._concurrency))]
+            targets = [self._follow, *[self._work] * self._concurrency]
+            for name, target in zip(names, targets, strict=True):
+                self._threads.append(threading.Thread(target=target, name=name, daemon=True))
+                self._threads[-1].start()
+
+    def _follow(self) -> None:
+        alive_at_s = 0.0
+        while not self._stopping.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._plans or self._stopping.is_set(), _IDLE_LOOK_S)
+                plans = list(self._plans.values())
+            if self._stopping.is_set():
+                return
+            if time.monotonic() >= alive_at_s:
+                self._look_after(plans)
+                alive_at_s = time.monotonic() + _ALIVE_EVERY_S
+            moved = [self._look_ahead(plan, len(plans)) for plan in plans]
+            self._stopping.wait(_BUSY_LOOK_S if any(moved) else _LOOK_EVERY_S)
+
+    def _look_ahead(self, plan: Plan, plans: int) -> bool:
+        now_s = time.monotonic()
+        if now_s < plan.paused_until_s:
+            return False
+        plan.window_bytes = self._window_bytes // plans
+        before = len(plan.ready)
+        try:
+            moved = plan.look_ahead(self._fetcher.missing)
+        except DatacacheError as exc:
+            self._pause(plan, exc)
+            return False
+        except Exception:  # of one plan; the others go on
+            log.exception("the plan %s", plan.id)
+            self._drop(plan)
+            return False
+        with self._changed:
+            plan.drop_passed()
+            if len(plan.ready) > before or not moved:
+                self._changed.notify(max(1, len(plan.ready)))
+        return moved
+
+    def _look_after(self, plans: Sequence[Plan]) -> None:
+        try:
+            self._drop_dead(plans)
+            if self._clairvoyant is not None and self._clairvoyant.has_news():
+                self._room.look()
+        except Exception:  # the plans go on
+            log.exception("the plans")
+
+    def _drop_dead(self, plans: Sequence[Plan]) -> None:
+        for plan in plans:
+            plan.stands_since_s(time.monotonic())
+            closed = plan.closed()
+            if closed or plan.remove_if_dead():
+                self._drop(plan, dead=not closed)
+        old_s = time.monotonic() - _OBJECTS_KEPT_S
+        with self._changed:
+            used = {id(plan.objects) for plan in self._plans.values()}
+            for key, known in list(self._known.items()):
+                if id(known.objects) in used:
+                    known.used_s = time.monotonic()
+                elif known.used_s < old_s:
+                    del self._known[key]
+
+    def _drop(self, plan: Plan, *, dead: bool = False) -> None:
+        with self._changed:
+            if self._plans.get(plan.id) is plan:
+                del self._plans[plan.id]
+        if self._clairvoyant is not None:
+            self._clairvoyant.drop(plan, dead=dead)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                taken: tuple[Plan, Wanted] | None = None
+                while taken is None:
+                    if self._stopping.is_set():
+                        return
+                    taken = self._take()
+                    if taken is None:
+                        self._changed.wait()
+                plan, wanted = taken
+                plan.fetching += 1
+            try:
+                self._fetch(plan, wanted)
+            except Exception:  # of one block; the thread goes on
+                log.exception("fetching ahead")
+                plan.errors += 1
+            finally:
+                with self._changed:
+                    plan.fetching -= 1
+
+    def _take(self) -> tuple[Plan, Wanted] | None:
+        """The next block to fetch, of the plan with the fewest under way."""
+        now_s = time.monotonic()
+        candidates = [plan for plan in self._plans.values() if plan.ready and now_s >= plan.paused_until_s]
+        if not candidates:
+            return None
+        plan = min(candidates, key=lambda plan: plan.fetching)
+        if not self._room.take(plan.ready[0].length):
+            return None
+        return plan, plan.ready.popleft()
+
+    def _fetch(self, plan: Plan, wanted: Wanted) -> None:
+        stored = functools.partial(self._stored, plan, wanted)
+        taken = True
+        try:
+            looked = self._fetcher.landings
+            if not self._fetcher.has(wanted.id):
+                ref = plan.objects.ref(wanted.row)
+                lane = self._clairvoyant.lane(plan, wanted) if self._clairvoyant is not None else 0
+                self._fetcher.fill(wanted.id, ref, wanted.number, plan.dataset, stored=stored, lane=lane, looked=looked)
+                taken = False  # `stored` gives it back
+            plan.pause_s = 0.0
+        except _ALL_OBJECTS as exc:
+            with self._changed:
+                plan.ready.appendleft(wanted)
+            self._pause(plan, exc)
+        except DatacacheError as exc:
+            log.log(logging.DEBUG if plan.errors else logging.WARNING, "passed over in an order: %s", exc)
+            plan.errors += 1
+        finally:
+            if taken:
+                self._room.give(wanted.length)
+
+    def _stored(self, plan: Plan, wanted: Wanted, kept: bool) -> None:
+        self._room.give(wanted.length)
+        if not kept:
+            self._room.refused()
+            return
+        with self._changed:
+            plan.fetched += 1
+            plan.fetched_bytes += wanted.length
+            self.stats.fetched += 1
+            self.stats.fetched_bytes += wanted.length
+
+    def _pause(self, plan: Plan, exc: Exception) -> None:
+        """Of several fetches that fail together, the first sets the pause."""
+        now_s = time.monotonic()
+        if now_s >= plan.paused_until_s:
+            plan.pause_s = min(max(_PAUSE_S, 2 * plan.pause_s), _MAX_PAUSE_S)
+            plan.paused_until_s = now_s + plan.pause_s
+            log.warning("the order of %s waits for %.0f s: %s", plan.dataset, plan.pause_s, exc)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _state(self, plan: Plan) -> str:
+        if time.monotonic() < plan.paused_until_s:
+            return "waiting for the store"
+        if plan.over():
+            return "over"
+        if self._room.full and plan.ready:
+            return "no room"
+        return "fetching" if plan.ready or plan.fetching else "ahead"
+
+
+def _forget_plans_of_the_last_daemon(folder: Path) -> None:
+    """Nobody follows them any more: publishers see it by the mark and publish again."""
+    for path in plan_files(folder):
+        try:
+            if not remove_if_dead(path):
+                PlanFile(path).marked = False
+        except OSError as exc:
+            log.warning("%s cannot be used: %s", path, exc)

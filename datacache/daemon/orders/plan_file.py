@@ -1,0 +1,227 @@
+"""What the publisher of an order and the daemon share: the plan's mapped file, and how a plan is sent.
+
+The file `lookahead/<pid>-<token>` in the home's folder in memory (`tiers.memory`) has two 64-bit words. The publisher
+writes the position; the daemon sets the mark when it has the plan, and the next daemon clears all marks when it starts.
+Each write is one aligned store. A plan lives for as long as its file has its name and its publisher a lock on it
+(flock(2)), which ends with the process however it ends, and is seen from other PID namespaces. A child of `fork()`
+closes the descriptor it inherited, so that no worker keeps its dead parent's plan.
+
+A plan is sent as: magic, length of a JSON header (u32), header, then `items` + `next_items` rows of `columns` u32 each,
+little-endian.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import secrets
+import struct
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from datacache.core.ids import ObjectRef
+from datacache.core.ipc import parse_object
+from datacache.daemon import wire
+from datacache.tiers.memory import make_shared
+
+_FILE_BYTES = 16
+_POSITION, _MARK = 0, 1
+_TRIES = 3
+_MAGIC = b"DCP1"
+_LENGTH = struct.Struct("<I")
+ITEM_BYTES = 4
+HEAD_BYTES = len(_MAGIC) + _LENGTH.size
+
+
+class PlanFile:
+    """The mapped file of one plan. Safe from several threads and processes."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        """`OSError` if it cannot be opened (or made)."""
+        self.path = path
+        self._life = object()
+        if create:
+            _create_locked(path, self._life)
+            weakref.finalize(self, _unlock, self._life).atexit = False
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # not the lock's: a child inherits mappings with what they hold
+        try:
+            if os.fstat(fd).st_size < _FILE_BYTES:
+                raise OSError(f"{path} is too short")
+            self._words = memoryview(mmap.mmap(fd, _FILE_BYTES)).cast("q")
+        except (OSError, ValueError):
+            if create:
+                self.remove()
+            raise
+        finally:
+            os.close(fd)
+
+    @property
+    def words(self) -> memoryview:
+        """Position and mark, for who writes the position often."""
+        return self._words
+
+    @property
+    def position(self) -> int:
+        """How many samples the publisher has asked for."""
+        return int(self._words[_POSITION])
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self._words[_POSITION] = value
+
+    @property
+    def marked(self) -> bool:
+        """Whether the daemon has the plan."""
+        return bool(self._words[_MARK])
+
+    @marked.setter
+    def marked(self, value: bool) -> None:
+        self._words[_MARK] = int(value)
+
+    def remove(self) -> None:
+        """End the plan. Idempotent."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+        _unlock(self._life)
+
+
+def new_plan_file(folder: Path, position: int) -> PlanFile:
+    """A file nobody has yet, for a plan of this process. `OSError` if there can be none."""
+    make_shared(folder)
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return _new_file(folder, position)
+    return _new_file(folder, position)
+
+
+def _new_file(folder: Path, position: int) -> PlanFile:
+    file = PlanFile(folder / f"{os.getpid()}-{secrets.token_hex(6)}", create=True)
+    file.position = position
+    return file
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanHeader:
+    """What is sent before a plan's items."""
+
+    id: str
+    """The name of its file."""
+    pid: int
+    started: int
+    """See `started_at`: by both a process is told from others, also of other PID namespaces."""
+    dataset: str
+    snapshot: str
+    """Id of a snapshot of the catalog; '' where `refs` say what the rows are."""
+    refs: tuple[ObjectRef, ...]
+    columns: int
+    """1: the row of a whole object. 3: row, first block, number of blocks."""
+    items: int
+    next_items: int
+
+    def encode(self) -> bytes:
+        """With what comes before it."""
+        text = json.dumps(asdict(self) | {"refs": [wire.encode_ref(ref) for ref in self.refs]}).encode()
+        return _MAGIC + _LENGTH.pack(len(text)) + text
+
+    @property
+    def body_bytes(self) -> int:
+        """The length of what follows the header."""
+        return ITEM_BYTES * self.columns * (self.items + self.next_items)
+
+
+def header_length(head: bytes) -> int:
+    """How long the header is, from the first `HEAD_BYTES`. `ValueError` if this is no plan."""
+    if len(head) != HEAD_BYTES or head[: len(_MAGIC)] != _MAGIC:
+        raise ValueError("not a plan")
+    return int(_LENGTH.unpack_from(head, len(_MAGIC))[0])
+
+
+def decode_header(text: bytes) -> PlanHeader:
+    """The header of `PlanHeader.encode`, without what comes before it. `ValueError`, `TypeError` or `KeyError` if it
+    is none."""
+    values = parse_object(text)
+    refs = tuple(wire.decode_ref(ref) for ref in values.pop("refs"))
+    header = PlanHeader(refs=refs, **values)
+    kinds = [type(value) for value in (header.id, header.dataset, header.snapshot)]
+    numbers = (header.pid, header.started, header.items, header.next_items)
+    if kinds != [str, str, str] or any(type(n) is not int or n < 0 for n in numbers):
+        raise ValueError("not a plan's header")
+    if header.columns not in (1, 3) or "/" in header.id or header.id.startswith("."):
+        raise ValueError("not a plan's header")
+    return header
+
+
+def started_at(pid: int) -> int:
+    """When a process started (clock ticks after boot, proc_pid_stat(5)); 0 if it does not run any more."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    fields = stat.rpartition(")")[2].split()
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def remove_if_dead(path: Path) -> bool:
+    """Remove a plan's file unless its publisher runs. Whether it is gone."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)  # before its publisher may have the lock: it looks for the name then
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+_locks: dict[object, int] = {}
+"""The descriptors by which this process has its locks."""
+_forking = threading.RLock()  # guards _locks: no child may inherit a descriptor that is not among them
+
+
+def _create_locked(path: Path, life: object) -> None:
+    with _forking:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600)
+        _locks[life] = fd
+    try:
+        os.posix_fallocate(fd, 0, _FILE_BYTES)  # to write into a hole is fatal on a full disk
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not os.fstat(fd).st_nlink:  # a daemon that starts took it for a dead process's
+            raise FileNotFoundError(f"{path} was removed")
+    except OSError:
+        path.unlink(missing_ok=True)
+        _unlock(life)
+        raise
+
+
+def _unlock(life: object) -> None:
+    with _forking:
+        fd = _locks.pop(life, None)
+        if fd is not None:
+            os.close(fd)
+
+
+def _close_inherited() -> None:
+    for fd in _locks.values():
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _locks.clear()
+    _forking.release()
+
+
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_inherited)
+
+
+def plan_files(folder: Path) -> Iterator[Path]:
+    """The files of all plans, dead ones included."""
+    with contextlib.suppress(OSError):
+        yield from folder.iterdir()

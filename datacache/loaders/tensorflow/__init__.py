@@ -1,0 +1,1 @@
+"""Snapshots and shard sets as `tf.data` pipelines."""

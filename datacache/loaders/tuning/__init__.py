@@ -1,0 +1,1 @@
+"""Measure what a training step waits for, choose the number of workers, and say so in words."""

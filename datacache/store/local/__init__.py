@@ -1,0 +1,1 @@
+"""Folders as object stores and as buckets: `file://`."""

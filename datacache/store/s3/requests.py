@@ -1,0 +1,449 @@
+"""Signed S3 requests over urllib3: all that obstore cannot do exactly.
+
+Keys go over the wire byte for byte (obstore drops trailing slashes and knows no `a//b`, `./x` or control
+characters), range answers are understood in every form servers give them, and it works in a forked child.
+About a quarter of the speed of `s3/get.py`, so `s3/store.py` uses it for everything but GETs of objects. Signing is
+botocore's. Any thread; a pool belongs to the process that made it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from urllib.parse import quote, urlsplit
+
+import urllib3
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.exceptions import BotoCoreError
+from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies
+
+from datacache.core.addresses import ClosedAddressError
+from datacache.core.errors import (
+    DatacacheError,
+    ObjectNotFoundError,
+    StoreAccessError,
+    StoreError,
+    StoreUnavailableError,
+)
+from datacache.core.ids import ObjectRef
+from datacache.store.answers import MAX_DOCUMENT_BYTES, TooMuchError, checked_pools, read_document, read_start
+from datacache.store.base import ObjectInfo
+from datacache.store.bodies import CHUNK_BYTES, Body, BodyFile
+from datacache.store.checksums import Checksum, from_etag, from_headers
+from datacache.store.errors import (
+    NOT_FOUND,
+    address_refused,
+    credentials_hint,
+    error_code,
+    expect_empty,
+    expect_etag,
+    expect_s3_not_found,
+    expect_same,
+    from_connection,
+    from_status,
+    plain_etag,
+)
+from datacache.store.s3.access import Accesses, S3Access
+from datacache.store.s3.metadata import from_headers as to_metadata
+
+CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
+"""Has a store say the checksum it keeps of an object along with it."""
+CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+_MAX_ERROR_BYTES = 65_536
+LENGTH = re.compile(r"[0-9]{1,18}")
+_PAGE_WITHIN_S = 60.0
+"""The time that a listing's body may take; a request's timeout if that is longer."""
+_DONE_WITHIN_S = 900.0
+"""The time that all other answers may take: while a large upload is completed, servers send blanks for minutes."""
+_REQUEST_ID = "x-amz-request-id"
+_REFUSALS = (400, 401, 403)
+"""400 is Amazon's answer to a token that is expired or not valid, among others."""
+_READ_BYTES = 1 << 20
+_CONNECTIONS = 256
+"""How many are kept for the next request, as many as threads have at a time: urllib3 warns of each it throws away."""
+
+
+class S3Requests:
+    """Requests to one bucket. Where the store refuses one, it is sent again with the next credentials there are."""
+
+    def __init__(self, url: str, accesses: Accesses) -> None:
+        self._url = url
+        self._accesses = accesses
+        self._connection: _Connection | None = None
+        self._with_id: set[tuple[str, bool]] = set()  # methods, and whether with a key, whose answers have had an id
+        self._connected(accesses.get())
+
+    def send(
+        self,
+        method: str,
+        key: str = "",
+        *,
+        query: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | memoryview | Body = b"",
+    ) -> urllib3.BaseHTTPResponse:
+        """One request, signed; the answer is not read yet and may be an error. Raises for a failed
+        connection."""
+        tail = f"{'/' if key else ''}{quoted_key(key)}"
+        if query:
+            pairs = sorted((quote(k, safe="-_.~"), quoted_key(v, safe="-_.~")) for k, v in query.items())
+            tail += "?" + "&".join(f"{k}={v}" for k, v in pairs)
+        access = self._accesses.get()
+        refused: list[S3Access] = []
+        while True:
+            connection = self._connected(access)
+            try:
+                answer = connection.send(method, tail, headers or {}, body)
+            except BotoCoreError as exc:
+                raise StoreAccessError(
+                    f"{self.url_of(key)}: the credentials cannot be used ({type(exc).__name__})",
+                    url=self.url_of(key),
+                    hint=credentials_hint(self._url),
+                ) from exc
+            except ClosedAddressError as exc:
+                raise address_refused(exc, self.url_of(key)) from exc
+            except urllib3.exceptions.HTTPError as exc:
+                raise self._broken(exc, self.url_of(key)) from exc
+            if answer.status not in _REFUSALS:
+                self._expect_id(answer, method, key)
+                return answer
+            refused.append(access)
+            other = self._accesses.after_refusal(refused)
+            if other is None:
+                return answer
+            answer.close()
+            access = other
+
+    def page(self, query: dict[str, str]) -> bytes:
+        """The document of one ListObjectsV2 request."""
+        answer = self.send("GET", query=query)
+        self._expect(answer, "", (200,))
+        return self._body(answer, "", within_s=max(_PAGE_WITHIN_S, self._accesses.get().timeout_s))
+
+    def head(self, key: str) -> ObjectInfo:
+        """`look` without the headers."""
+        return self.look(key)[0]
+
+    def look(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]]:
+        """HEAD: the object and all headers."""
+        answer = self._head(key)
+        return self._info(key, self._length(answer, key) or 0, answer), answer.headers
+
+    def etag(self, key: str) -> str:
+        """The object's ETag by one HEAD, '' if it is not there. Whether the bucket is there it does not say."""
+        answer = self.send("HEAD", key)
+        self._body(answer, key)
+        if answer.status == 404:
+            return ""
+        if answer.status >= 300:
+            raise from_status(answer.status, "", self.url_of(key), store=self._url)
+        return expect_etag(answer.headers.get("ETag"), self.url_of(key))
+
+    def checksum(self, ref: ObjectRef) -> Checksum | None:
+        """Return what the store has of all bytes of this version: its checksum, or the MD5 that its ETag may be."""
+        query = {"versionId": ref.version} if ref.version else None
+        answer = self._head(ref.key, query=query, headers=CHECKSUM_MODE)
+        headers = _lower(answer)
+        size = self._length(answer, ref.key)
+        expect_same(ref, etag=plain_etag(headers.get("etag")), size_bytes=size)
+        return from_headers(headers) or from_etag(ref.etag, headers)
+
+    def get(self, ref: ObjectRef, start: int, stop: int) -> tuple[memoryview, Mapping[str, str]]:
+        """Bytes `start` to `stop` of exactly this version, from a 206, or from a 200 of the part or of the
+        whole; and the answer's headers, names in lower case."""
+        headers = dict(CHECKSUM_MODE)
+        if ref.etag and not ref.version:
+            headers["If-Match"] = ref.etag if ref.etag.startswith("W/") else f'"{ref.etag}"'
+        if (start, stop) != (0, ref.size_bytes):
+            headers["Range"] = f"bytes={start}-{stop - 1}"
+        query = {"versionId": ref.version} if ref.version else None
+        deadline = time.monotonic() + self._accesses.get().timeout_s
+        answer = self.send("GET", ref.key, query=query, headers=headers)
+        self._expect(answer, ref.key, (200, 206))
+        try:
+            return self._part(answer, ref, start, stop, deadline), _lower(answer)
+        except urllib3.exceptions.HTTPError as exc:
+            raise self._broken(exc, ref.url) from exc
+        finally:
+            # Read to its end, it goes back to the pool; otherwise, or if nobody can tell (None), the connection is cut.
+            answer.release_conn() if answer.length_remaining == 0 else answer.close()
+
+    def put(self, key: str, data: bytes | memoryview, headers: Mapping[str, str] | None = None) -> ObjectInfo:
+        """PUT of a whole object. A HEAD follows where the answer has no ETag (see `find_stored`)."""
+        answer = self.send("PUT", key, body=data, headers={"Content-Length": str(len(data)), **(headers or {})})
+        self._expect(answer, key, (200, 201))
+        expect_empty(self._body(answer, key), self.url_of(key))
+        info = self._info(key, len(data), answer)
+        return info if info.etag else self.find_stored(key, data, headers or {})
+
+    def find_stored(self, key: str, data: bytes | memoryview, headers: Mapping[str, str]) -> ObjectInfo:
+        """Return the object that a PUT with these headers has stored. `StoreUnavailableError` unless an object of this
+        size is there and has its metadata or, if there are none to tell it by, its bytes: a PUT whose answer does not
+        say what was stored may never have come to the store."""
+        url = self.url_of(key)
+        metadata = to_metadata(headers)
+        try:
+            info, found = self.look(key)
+            if info.etag and info.size_bytes == len(data):
+                if metadata:
+                    same = to_metadata(found).items() >= metadata.items()
+                else:
+                    same = not data or self.get(info.ref(self._url), 0, len(data))[0] == data
+                if same:
+                    return info
+        except ObjectNotFoundError as exc:
+            if exc.url == self._url:
+                raise
+        raise StoreUnavailableError(f"{url}: the store does not say that it was stored", url=url)
+
+    def call(
+        self,
+        method: str,
+        key: str,
+        good: tuple[int, ...],
+        *,
+        query: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | memoryview | Body = b"",
+    ) -> tuple[Mapping[str, str], bytes]:
+        """Headers and body of an answer whose status is one of `good`."""
+        length = {"Content-Length": str(len(body))} if method in ("PUT", "POST") else {}
+        answer = self.send(method, key, query=query, headers={**length, **(headers or {})}, body=body)
+        self._expect(answer, key, good)
+        return answer.headers, self._body(answer, key)
+
+    def delete(self, key: str, *, version: str = "", headers: Mapping[str, str] | None = None) -> None:
+        """DELETE; nothing there is fine. With a version that one is gone for good. After another status than 204, look
+        whether the object is gone (not whether a version is)."""
+        answer = self.send("DELETE", key, query={"versionId": version} if version else None, headers=headers)
+        try:
+            self._expect(answer, key, (200, 202, 204))
+        except ObjectNotFoundError as exc:
+            if exc.url == self._url or answer.status != 404:  # the bucket is not there, or DELETE is not allowed
+                raise
+            return
+        expect_empty(self._body(answer, key), self.url_of(key))
+        if answer.status != 204 and not version and self.etag(key):
+            url = self.url_of(key)
+            raise StoreUnavailableError(f"{url}: the store does not say that it was deleted", url=url)
+
+    def close(self) -> None:
+        """Close the pooled connections."""
+        if self._connection is not None:
+            self._connection.pool.close()
+
+    def _connected(self, access: S3Access) -> _Connection:
+        connection = self._connection
+        if connection is None or connection.access is not access:
+            # What another thread still reads over the earlier one's connections it reads to its end.
+            pool = connection.pool_for(access) if connection is not None else None
+            connection = self._connection = _Connection(access, pool)
+        return connection
+
+    def _part(
+        self, answer: urllib3.BaseHTTPResponse, ref: ObjectRef, start: int, stop: int, deadline: float
+    ) -> memoryview:
+        # What the server sends begins here, and the object is this large.
+        begins, size = 0, self._length(answer, ref.key)
+        sent = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
+        if sent is not None:
+            begins, size = int(sent[1]), None if sent[3] == "*" else int(sent[3])
+        elif answer.status == 206:
+            raise StoreUnavailableError(f"{ref.url}: the store does not say which bytes it sends", url=ref.url)
+        expect_same(ref, etag=plain_etag(answer.headers.get("ETag")), size_bytes=size)
+        if begins > start:
+            raise StoreUnavailableError(f"{ref.url}: the store sends other bytes than asked for", url=ref.url)
+        skip = start - begins
+        while skip:
+            passed = len(_read(answer, min(skip, _READ_BYTES), deadline))
+            if not passed:
+                break
+            skip -= passed
+        data = _read(answer, stop - start, deadline)
+        if len(data) != stop - start:
+            raise StoreUnavailableError(
+                f"{ref.url}: the answer ended after {len(data):,} of {stop - start:,} bytes", url=ref.url
+            )
+        return memoryview(data).toreadonly()
+
+    def _length(self, answer: urllib3.BaseHTTPResponse, key: str) -> int | None:
+        length = answer.headers.get("Content-Length")
+        if length is not None and not LENGTH.fullmatch(length):
+            raise StoreError(f"{self.url_of(key)}: the store does not say how large it is", url=self.url_of(key))
+        return None if length is None else int(length)
+
+    def _info(self, key: str, size_bytes: int, answer: urllib3.BaseHTTPResponse) -> ObjectInfo:
+        date = answer.headers.get("Last-Modified") or answer.headers.get("Date")
+        mtime_ns = 0
+        with suppress(TypeError, ValueError, OverflowError):
+            mtime_ns = min(int(parsedate_to_datetime(date or "").timestamp()) * 10**9, 2**63 - 1)
+        version = answer.headers.get("x-amz-version-id", "")
+        # "null" is what an unversioned bucket calls its one version, which the next PUT overwrites.
+        version = "" if version == "null" else version
+        return ObjectInfo(key, size_bytes, mtime_ns, plain_etag(answer.headers.get("ETag")), version)
+
+    def _head(
+        self, key: str, *, query: dict[str, str] | None = None, headers: Mapping[str, str] | None = None
+    ) -> urllib3.BaseHTTPResponse:
+        """HEAD; an error is asked for again with GET, because only that answer says which."""
+        answer = self.send("HEAD", key, query=query, headers=headers)
+        self._body(answer, key)
+        if answer.status >= 300:
+            again = self.send("GET", key, query=query, headers={"Range": "bytes=0-0"})
+            if again.status >= 300 and again.status != 416:
+                self._expect(again, key, ())
+            again.close()
+            url = self.url_of(key)
+            if answer.status in NOT_FOUND:
+                raise StoreUnavailableError(f"{url}: the store has it and has it not", url=url)
+            raise from_status(answer.status, "", url, store=self._url)
+        return answer
+
+    def _expect_id(self, answer: urllib3.BaseHTTPResponse, method: str, key: str) -> None:
+        """Raise where a request's success has no id and that of others of its kind had one: most stores give one, and a
+        web page in their place does not know of it."""
+        if answer.status >= 300:
+            return
+        kind = method, bool(key)
+        if _REQUEST_ID in answer.headers:
+            self._with_id.add(kind)
+        elif kind in self._with_id:
+            answer.close()
+            url = self.url_of(key)
+            raise StoreUnavailableError(f"{url}: the answer has no request id, so it may not be the store's", url=url)
+
+    def _expect(self, answer: urllib3.BaseHTTPResponse, key: str, good: tuple[int, ...]) -> None:
+        if answer.status in good:
+            return
+        body = self._start(answer, key).decode("utf-8", "replace")
+        expect_s3_not_found(answer.status, body, self.url_of(key))
+        code = error_code(body)
+        region = answer.headers.get("x-amz-bucket-region", "")
+        raise from_status(answer.status, code, self.url_of(key), store=self._url, region=region)
+
+    def _body(self, answer: urllib3.BaseHTTPResponse, key: str, *, within_s: float = _DONE_WITHIN_S) -> bytes:
+        url, whole = self.url_of(key), False
+        try:
+            body = read_document(answer, limit_bytes=MAX_DOCUMENT_BYTES, within_s=within_s)
+            whole = True
+        except TooMuchError as exc:
+            raise StoreError(
+                f"{url}: the store's answer is larger than any of S3's ({MAX_DOCUMENT_BYTES:,} bytes)",
+                url=url,
+                hint="Check the endpoint: it must be the S3 endpoint, not a website.",
+            ) from exc
+        except urllib3.exceptions.HTTPError as exc:
+            raise self._broken(exc, url) from exc
+        finally:
+            answer.release_conn() if whole else answer.close()
+        return body
+
+    def _start(self, answer: urllib3.BaseHTTPResponse, key: str) -> bytes:
+        """The beginning of an error's body, which says what it is. The connection is cut if there is more."""
+        whole = False
+        try:
+            body, whole = read_start(answer, limit_bytes=_MAX_ERROR_BYTES, within_s=_PAGE_WITHIN_S)
+        except urllib3.exceptions.HTTPError as exc:
+            raise self._broken(exc, self.url_of(key)) from exc
+        finally:
+            answer.release_conn() if whole else answer.close()
+        return body
+
+    def _broken(self, exc: Exception, url: str) -> DatacacheError:
+        return from_connection(f"{type(exc).__name__} {exc}", url, endpoint=self._endpoint())
+
+    def _endpoint(self) -> str:
+        return self._connection.access.endpoint if self._connection is not None else ""
+
+    def url_of(self, key: str) -> str:
+        """Return the URL of a key; of the bucket for ''."""
+        return f"{self._url}/{key}" if key else self._url
+
+
+class _Connection:
+    """The connections to an endpoint, and the credentials to sign with."""
+
+    def __init__(self, access: S3Access, pool: tuple[urllib3.HTTPConnectionPool, bool] | None = None) -> None:
+        self.access = access
+        base_path = urlsplit(access.endpoint).path
+        self._origin = access.endpoint.removesuffix(base_path) if base_path else access.endpoint
+        self._bucket_path = f"{base_path}/{access.bucket}"
+        self.pool, self._absolute = pool or _connect(access, self._origin)
+
+    def pool_for(self, access: S3Access) -> tuple[urllib3.HTTPConnectionPool, bool] | None:
+        """Its connections, if they are those to this endpoint, too."""
+        own = self.access
+        same = (access.endpoint, access.ca_bundle, access.rule) == (own.endpoint, own.ca_bundle, own.rule)
+        return (self.pool, self._absolute) if same else None
+
+    def send(
+        self, method: str, tail: str, headers: Mapping[str, str], body: bytes | memoryview | Body
+    ) -> urllib3.BaseHTTPResponse:
+        """One request; raises botocore's, urllib3's and the body's errors."""
+        path = self._bucket_path + tail
+        data = body if isinstance(body, bytes | memoryview) else BodyFile(body)
+        request = AWSRequest(method, self._origin + path, headers=dict(headers), data=data)
+        credentials = self.access.frozen_credentials()
+        if credentials is not None:
+            S3SigV4Auth(credentials, "s3", self.access.region).add_auth(request)
+        try:
+            return self.pool.urlopen(
+                method,
+                self._origin + path if self._absolute else path,
+                body=data or None,  # type: ignore[arg-type]  # a memoryview is sent as it lies
+                headers=dict(request.headers.items()),
+                retries=False,
+                redirect=False,
+                assert_same_host=False,
+                preload_content=False,
+                decode_content=False,
+            )
+        except urllib3.exceptions.HTTPError:
+            if isinstance(data, BodyFile) and data.error is not None:
+                raise data.error from None
+            raise
+
+
+def _lower(answer: urllib3.BaseHTTPResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in answer.headers.items()}
+
+
+def _read(answer: urllib3.BaseHTTPResponse, count: int, deadline: float) -> bytearray:
+    """Read so many bytes, or to the end of the body. A server that drips passes the timeout of each read."""
+    data = bytearray()
+    while len(data) < count and (came := answer.read1(min(count - len(data), _READ_BYTES), decode_content=False)):
+        data += came
+        if time.monotonic() > deadline:
+            raise urllib3.exceptions.ReadTimeoutError(None, None, "the answer takes too long")  # type: ignore[arg-type]
+    return data
+
+
+def quoted_key(text: str, safe: str = "/-_.~") -> str:
+    """A key as it stands in a URL."""
+    return quote(text.encode("utf-8", "surrogateescape"), safe=safe)
+
+
+def _connect(access: S3Access, origin: str) -> tuple[urllib3.HTTPConnectionPool, bool]:
+    """A pool for the endpoint, through a proxy where the environment has one, and whether its requests carry
+    the whole URL (plain HTTP through a proxy)."""
+    timeout = urllib3.Timeout(connect=min(10.0, access.timeout_s), read=access.timeout_s)
+    options: dict[str, object] = {"maxsize": _CONNECTIONS, "timeout": timeout, "blocksize": CHUNK_BYTES}
+    secure = origin.startswith("https:")
+    if secure:
+        options |= {"cert_reqs": "CERT_REQUIRED", "ca_certs": access.ca_bundle or get_cert_path(True)}
+    if access.rule is not None:
+        # Never through a proxy, which would resolve the name once more, and connect for us.
+        parts = urlsplit(origin)
+        pool = checked_pools(access.rule)[parts.scheme]
+        port = parts.port or (443 if secure else 80)
+        return pool(parts.hostname or "", port=port, **options), False  # type: ignore[arg-type]
+    proxy = get_environ_proxies(origin).get("https" if secure else "http")
+    if proxy:
+        manager = urllib3.ProxyManager(proxy, **options)  # type: ignore[arg-type]
+        return manager.connection_from_url(origin), not secure
+    return urllib3.connection_from_url(origin, **options), False

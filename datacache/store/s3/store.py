@@ -1,0 +1,206 @@
+"""`s3://bucket`: Amazon S3 and everything that speaks it (Ceph RGW, MinIO, …), path-style.
+
+GETs go over sockets of our own (`s3/get.py`), the rest (listings, writes, endpoints behind a proxy) through
+`s3/requests.py`. What comes whole is checked against the checksum that the store has of it. Used through
+`open_store`. Any thread; a forked child works, with connections of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from datacache.core.concurrency import PerProcess
+from datacache.core.errors import (
+    ObjectChangedError,
+    SettingsError,
+    StoreAccessError,
+    StoreUnavailableError,
+)
+from datacache.core.ids import ObjectRef
+from datacache.store.base import ObjectInfo
+from datacache.store.checksums import Checker, Checksum
+from datacache.store.cloud import addressable, usable_here
+from datacache.store.errors import expect_listing
+from datacache.store.s3.access import Accesses, S3Access
+from datacache.store.s3.get import S3Getter, UnusualAnswerError
+from datacache.store.s3.list import list_pages, parse_listing
+from datacache.store.s3.requests import S3Requests
+from datacache.store.s3.upload import put_file
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store as Driver
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+_CLIENTS = 8
+NO_RETRIES: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
+"""For obstore: `RetryingStore` decides alone."""
+
+
+class S3Store:
+    """One bucket. `find_access` is called when a request first needs it, and again when what `access_stamp` gives is
+    another one (see `Accesses`); in each process."""
+
+    node_wide = True
+    sorted_listing = True
+
+    def __init__(
+        self,
+        url: str,
+        find_access: Callable[[], Sequence[S3Access]],
+        access_stamp: Callable[[], object] = lambda: None,
+        *,
+        generation: Callable[[], int] = lambda: 0,
+        check_md5: bool = True,
+    ) -> None:
+        """`check_md5`: also check what has no other checksum than an ETag that looks like an MD5."""
+        self.url = url
+        self._access = PerProcess(lambda: Accesses(find_access, access_stamp, generation))
+        self._requests = PerProcess(lambda: S3Requests(url, self._access.get()))
+        self._getter = PerProcess(lambda: WithAccess(self._access.get(), self._make_getter, S3Getter.close))
+        self._checker = Checker(md5=check_md5)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
+        """See `ObjectStore`. A missing bucket is an `ObjectNotFoundError`."""
+        return list_pages(self._requests.get().page, prefix, start_after, self.url)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore`."""
+        return self._requests.get().head(key)
+
+    def read(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
+        """See `ObjectStore`. The whole object is checked, a part of it is not."""
+        if start >= stop:
+            return b""
+        try:
+            data, headers = self._get(ref, start, stop)
+        except ObjectChangedError:
+            self._expect_listing()
+            raise
+        if (start, stop) == (0, ref.size_bytes):
+            self._checker.check(ref, data, headers)
+        return data
+
+    def checksum(self, ref: ObjectRef) -> Checksum | None:
+        """See `ObjectStore`: one HEAD."""
+        return self._requests.get().checksum(ref)
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        """See `ObjectStore`."""
+        return self._requests.get().put(key, data)
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        """See `ObjectStore`."""
+        return put_file(self._requests.get(), self.url, key, path)
+
+    def delete(self, key: str) -> None:
+        """See `ObjectStore`."""
+        self._requests.get().delete(key)
+
+    def close(self) -> None:
+        """See `ObjectStore`. A store that is used again connects again, with the credentials there are then."""
+        requests = self._requests.take()
+        if requests is not None:
+            requests.close()
+        getters = self._getter.take()
+        if getters is not None:
+            getters.close()
+        self._access.take()
+
+    def _get(self, ref: ObjectRef, start: int, stop: int) -> tuple[bytes | memoryview, Mapping[str, str]]:
+        try:
+            return self._getter.get().call(lambda getter: getter.get(ref, start, stop))
+        except UnusualAnswerError:
+            return self._requests.get().get(ref, start, stop)
+
+    def _expect_listing(self) -> None:
+        """Raise where what answers cannot list the bucket: a web page says that every object has changed."""
+        query = {"list-type": "2", "max-keys": "1"}
+        with suppress(StoreAccessError), expect_listing():
+            parse_listing(self._requests.get().page(query), self.url)
+
+    def _by_obstore(self, key: str) -> bool:
+        """Tell whether obstore can ask for this key, and may: it resolves names itself, where no address can be
+        checked.
+        """
+        return addressable(key) and usable_here() and not self._access.get().checked
+
+    def _make_getter(self, access: S3Access) -> S3Getter:
+        return S3Getter(access, self.url)
+
+
+class WithAccess(Generic[C]):
+    """Clients that keep the credentials they were made with: one for each that is used. One process; any thread."""
+
+    def __init__(
+        self, accesses: Accesses, make: Callable[[S3Access], C], close: Callable[[C], None] = lambda _: None
+    ) -> None:
+        self._accesses = accesses
+        self._make = make
+        self._close = close
+        self._made: dict[int, tuple[S3Access, C]] = {}
+
+    def call(self, work: Callable[[C], T]) -> T:
+        """What `work` gives; where the store refuses it, with the next credentials there are."""
+        access = self._accesses.get()
+        refused: list[S3Access] = []
+        while True:
+            try:
+                return work(self._client(access))
+            except StoreAccessError:
+                refused.append(access)
+                other = self._accesses.after_refusal(refused)
+                if other is None:
+                    raise
+                access = other
+
+    def close(self) -> None:
+        """Give back what the clients hold."""
+        for _, client in list(self._made.values()):
+            self._close(client)
+
+    def _client(self, access: S3Access) -> C:
+        made = self._made.get(id(access))
+        if made is None:  # two threads may both make one: either is fine
+            if len(self._made) >= _CLIENTS:  # most are of credentials that were replaced
+                self._made = {}
+            made = self._made[id(access)] = access, self._make(access)
+        return made[1]
+
+
+def make_driver(access: S3Access) -> Driver:
+    """obstore's client of a bucket."""
+    from obstore.store import S3Store as Driver
+
+    if access.rule is not None:  # it came while a request was on its way; the next try goes the other way
+        raise StoreUnavailableError(f"s3://{access.bucket}: the way to it has changed this moment")
+    client: dict[str, Any] = {
+        "allow_http": access.endpoint.startswith("http:"),
+        "connect_timeout": timedelta(seconds=min(10.0, access.timeout_s)),
+        "timeout": timedelta(seconds=access.timeout_s),
+    }
+    if access.ca_bundle:
+        try:
+            with open(os.path.expanduser(access.ca_bundle), "rb") as file:
+                client["root_certificate"] = file.read()
+        except OSError as exc:
+            raise SettingsError(f"the CA bundle {access.ca_bundle} cannot be read: {exc.strerror}") from exc
+    # The constructor reads AWS_* by itself; what is given here goes before that, the service's endpoint
+    # included.
+    return Driver(
+        access.bucket,
+        endpoint=access.endpoint,
+        aws_endpoint_url_s3=access.endpoint,
+        region=access.region,
+        virtual_hosted_style_request=False,
+        skip_signature=access.credentials is None,
+        credential_provider=access.obstore_provider(),  # type: ignore[arg-type]
+        client_options=client,  # type: ignore[arg-type]
+        retry_config=NO_RETRIES,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,473 @@
+"""The journal of a staging area: keyed records that are durable when `commit` returns, and replayed at the next start.
+
+An append-only log in the manner of Bitcask (Sheehy and Smith, 2010: the newest record of each key is found through an
+index in memory) in segments that are cleaned from the oldest on (Rosenblum and Ousterhout, "The Design and
+Implementation of a Log-Structured File System", 1991): live records are written again at the end, then the file is
+removed. As only the oldest segment is ever removed, a drop is forgotten no earlier than every record it hides. The
+bytes are in `journal_format`.
+
+In memory: key and place of each live record, and what is not durable yet; headers and blobs are read from the files.
+Threads may call anything at any time. One process only: the lock of the staging area sees to that.
+
+What a crash leaves is a prefix of the groups in the order of `append`, at least up to the last one whose `commit`
+returned. A segment whose fsync failed is never written to again: its unsynced frames go to a new one, since the page
+cache does not tell what of them is on the disk (Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
+Not noticed: that the newest segment file as a whole was taken away, or damage to the very last group that was written.
+
+The journal's cleaner: finds the live records of the oldest segment, a bounded piece at a time. Used by `journal`.
+
+How much it reads follows from how much is written, so that the log stays within about three times its live bytes: while
+it is larger than twice these (and a segment), each byte written lets it scan four. At least half of a log that large is
+dead, so a round over it gives back more than its copies take.
+
+One thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from datacache.core.disk import sync_folder
+from datacache.core.errors import StagingError
+from datacache.writeback.journal import format as fmt
+from datacache.writeback.journal.index import Index, place_of, split_place
+from datacache.writeback.journal.segments import (
+    BALLAST,
+    FULL,
+    Ballast,
+    Group,
+    Log,
+    Segment,
+    damaged,
+    failed,
+    make_segment,
+    open_segments,
+)
+
+_log = logging.getLogger(__name__)
+
+_BATCH_BYTES = 2 << 20  # written and synced at a time
+_MAX_UNWRITTEN_BYTES = 32 << 20  # kept in memory while the disk refuses
+_BALLAST_EVERY_S = 5.0
+_HEADER_GUESS_BYTES = 1024
+
+
+class Change(NamedTuple):
+    """What becomes of one key."""
+
+    key: str
+    header: bytes | None
+    """None: the key's record is dropped."""
+    blob: bytes | memoryview = b""
+    """Small content: files up to 256 KiB lie here."""
+
+
+class Journal:
+    """See the module. Close it."""
+
+    def __init__(self, folder: Path, *, segment_bytes: int = 32 << 20, ballast_bytes: int = 8 << 20) -> None:
+        """Makes or replays the journal in a folder. StagingError if it is damaged anywhere but at its torn tail."""
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._changed = threading.Condition(threading.Lock())  # guards all that follows; never held during I/O
+        self._index = Index()
+        self._size_bytes = 0
+        self._unwritten: deque[Group] = deque()
+        self._unwritten_bytes = 0
+        self._appended = 0  # sequence number of the last group
+        self._durable = 0
+        self._first = 1  # the oldest segment that is needed, as of the last group
+        self._durable_first = 1
+        self._refused: StagingError | None = None  # why the last write failed
+        self._syncing = False  # one thread writes; it alone uses _log
+        self._tidying = False
+        self._closed = False
+        self._ballast_at = 0.0
+        self._warned = ""
+        self.before_write: Callable[[], None] = lambda: None
+        """Called before changes are made durable, after they were appended, in the thread that does it; of no lock."""
+        try:
+            self._open()
+            self._ballast = Ballast(folder / BALLAST, ballast_bytes)
+            self._ballast.make()
+        except StagingError:
+            raise
+        except OSError as exc:
+            raise failed(folder, exc) from exc
+        self._cleaner = Cleaner(self._index.live.get)
+
+    def _open(self) -> None:
+        if not self._folder.is_dir():
+            self._folder.mkdir(mode=0o700, parents=True)
+            sync_folder(self._folder.parent)
+        segments = open_segments(self._folder)
+        made = None
+        if not segments:
+            made = make_segment(self._folder, None, first=1, sequence=1)
+            segments = [made]
+        # Never go on in a segment that was there: its blocks may hold frames that were valid in it once.
+        self._log = Log(self._folder, self._segment_bytes, made)
+        self._appended = self._durable = self._index.replay(segments)
+        self._size_bytes = sum(segment.size_bytes for segment in segments)
+        self._first = self._durable_first = segments[0].number
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    @property
+    def size_bytes(self) -> int:
+        """What the segments take, without the ballast and what is not written yet."""
+        return self._size_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """What of that (and of what is not written yet) is the newest of its key."""
+        return self._index.live_bytes
+
+    def records(self) -> Iterator[tuple[str, bytes, int]]:
+        """(key, header, blob's length) of all live records, in the order they were last written. Changes meanwhile may
+        or may not be seen. Headers are read from the files, which replay has checked: meant for the start."""
+        with self._changed:
+            keys = list(self._index.live)
+        for key in keys:
+            try:
+                data, where = self._load(key, _HEADER_GUESS_BYTES)
+                if fmt.RECORD_BYTES <= len(data) < fmt.decode_record(data).blob_at:
+                    data, where = self._load(key, None)
+            except KeyError:
+                continue
+            if where is not None and not fmt.record_is_of(data, fmt.encode_key(key)):
+                raise self._wrong(where)
+            record = fmt.decode_record(data)
+            yield key, data[record.header_at : record.blob_at], record.blob_bytes
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a key has a live record, durable or not."""
+        with self._changed:
+            return key in self._index.live
+
+    def read(self, key: str) -> bytes:
+        """The live record's blob, durable or not. KeyError if there is none, StagingError if it is damaged."""
+        data, where = self._load(key, None)
+        if where is not None and not fmt.record_is_whole(data, fmt.encode_key(key)):
+            raise self._wrong(where)
+        return data[fmt.decode_record(data).blob_at :]
+
+    def _load(self, key: str, limit: int | None) -> tuple[bytes, tuple[Segment, int] | None]:
+        """A live record's first bytes, and where they are from."""
+        with self._changed:
+            if self._closed:
+                raise self._is_closed()
+            place = self._index.live[key]
+            if isinstance(place, bytes):
+                return place, None
+            number, offset, size = split_place(place)
+            segment = self._index.segments[number]
+        try:
+            return os.pread(segment.fd, size if limit is None else min(size, limit), offset), (segment, offset)
+        except OSError as exc:
+            raise failed(segment.path, exc) from exc
+
+    @staticmethod
+    def _wrong(where: tuple[Segment, int] | None) -> StagingError:
+        assert where is not None
+        return damaged(where[0].path, where[1], "not the record that was written here")
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def append(self, changes: Sequence[Change]) -> int:
+        """Take one atomic group: all or none of it survive a crash. Seen by `read` at once, durable after `commit` with
+        the ticket that this returns. No I/O. If it raises nothing was taken: ValueError for a group beyond 1 GiB,
+        StagingFullError (StagingError) when too much waits for a disk that is full (fails); drops are always taken."""
+        with self._changed:
+            if self._closed:
+                raise self._is_closed()
+            if not changes:
+                return self._appended
+            has_drop = any(change.header is None for change in changes)
+            has_value = any(change.header is not None for change in changes)
+            if has_value and self._refused and self._unwritten_bytes > _MAX_UNWRITTEN_BYTES:
+                raise _again(self._refused)
+            records = [
+                fmt.encode_record(serial, fmt.encode_key(change.key), change.header, change.blob)
+                for serial, change in enumerate(changes, self._index.serial + 1)
+            ]
+            self._push([change.key for change in changes], records, has_drop=has_drop)
+            self._index.serial += len(records)
+            for change, record in zip(changes, records, strict=True):
+                if change.header is None:
+                    self._index.remove(change.key)
+                else:
+                    self._index.put(change.key, record)
+            return self._appended
+
+    def _push(self, keys: list[str], records: list[bytes], *, has_drop: bool = False) -> None:
+        size = sum(map(len, records))
+        if size > fmt.MAX_GROUP_BYTES:
+            raise ValueError(
+                f"a group of {size} bytes is too large for the journal, {fmt.MAX_GROUP_BYTES} is the limit"
+            )
+        self._appended += 1
+        self._unwritten.append(Group(self._appended, self._durable, self._first, keys, records, size, has_drop))
+        self._unwritten_bytes += size
+
+    def _is_closed(self) -> StagingError:
+        return StagingError(f"the staging journal in {self._folder} is closed")
+
+    def commit(self, ticket: int | None = None) -> None:
+        """Return when everything up to the ticket (None: everything) is durable. StagingFullError or StagingError if
+        the disk refuses: nothing is lost then, and the next call tries again. While one thread writes and syncs,
+        others' groups gather for the next sync."""
+        target = self._appended if ticket is None else min(ticket, self._appended)
+        while self._durable < target:
+            with self._changed:
+                while self._syncing and self._durable < target:
+                    self._changed.wait()
+                if self._durable >= target:
+                    return
+                self._syncing = True
+                batch = self._batch()
+            tidy = False
+            try:
+                tidy = self._write(batch)
+            finally:
+                with self._changed:
+                    self._syncing = False
+                    self._changed.notify_all()
+            if tidy:
+                self._tidy()
+
+    def _batch(self) -> list[Group]:
+        batch: list[Group] = []
+        size = 0
+        for group in self._unwritten:
+            if batch and size + group.size_bytes > _BATCH_BYTES:
+                break
+            batch.append(group)
+            size += group.size_bytes
+        return batch
+
+    def _write(self, batch: list[Group]) -> bool:
+        """Make a batch durable; whether there is something to tidy up. One thread at a time."""
+        self.before_write()
+        try:
+            try:
+                segment, offsets, size = self._try_write(batch)
+            except OSError as exc:
+                if (
+                    exc.errno not in FULL
+                    or not any(g.has_drop for g in list(self._unwritten))
+                    or not self._ballast.give_up()
+                ):
+                    raise
+                segment, offsets, size = self._try_write(batch)
+        except OSError as exc:
+            self._refused = failed(self._folder, exc)
+            raise _again(self._refused) from exc
+        with self._changed:
+            self._refused = None
+            self._durable = batch[-1].sequence
+            self._durable_first = batch[-1].first
+            for group, at in zip(batch, offsets, strict=True):
+                self._unwritten.popleft()
+                self._unwritten_bytes -= group.size_bytes
+                self._index.settle(segment, at + fmt.FRAME_BYTES, group.keys, group.records)
+            segment.size_bytes += size
+            self._size_bytes += size
+            self._cleaner.owe(
+                size, self._size_bytes, self._index.live_bytes, len(self._index.segments), self._segment_bytes
+            )
+            return self._untidy()
+
+    def _try_write(self, batch: list[Group]) -> tuple[Segment, list[int], int]:
+        if self._log.needs_segment:
+            segment = self._log.rotate(self._index.newest, first=self._durable_first, sequence=batch[0].sequence)
+            with self._changed:
+                self._index.segments[segment.number] = segment
+                self._size_bytes += segment.size_bytes
+        return self._log.write(batch)
+
+    # --- cleaning --------------------------------------------------------------------------------------------------
+
+    def _untidy(self) -> bool:
+        oldest = self._index.oldest
+        return (
+            (oldest.live_bytes == 0 and len(self._index.segments) > 1)
+            or self._cleaner.is_due
+            or (self._ballast.is_small and time.monotonic() > self._ballast_at)
+        )
+
+    def _tidy(self) -> None:
+        """Remove old segments that nothing lives in any more, clean a little, make the ballast again. In the thread
+        that has just committed, after it let others write; bounded. A failure is no failure of the commit."""
+        with self._changed:
+            if self._tidying:
+                return
+            self._tidying = True
+        try:
+            self._retire()
+            if self._cleaner.is_due:
+                self._clean()
+            if self._ballast.is_small and time.monotonic() > self._ballast_at:
+                self._ballast_at = time.monotonic() + _BALLAST_EVERY_S
+                self._ballast.make()
+        except (OSError, StagingError) as exc:
+            if str(exc) != self._warned:
+                self._warned = str(exc)
+                _log.warning("old segments of the staging journal in %s are kept: %s", self._folder, exc)
+        finally:
+            with self._changed:
+                self._tidying = False
+
+    def _retire(self) -> None:
+        with self._changed:
+            first = self._first
+            while first < self._index.newest.number and not self._index.segments[first].live_bytes:
+                first += 1
+            if first > self._first:
+                # What replaced the old records may not be durable yet. This group comes after all of it and says so.
+                self._first = first
+                self._push([], [])
+            target = self._appended
+        if self._durable_first < self._first:
+            self.commit(target)
+        with self._changed:
+            segments = self._index.segments
+            gone = [segments.pop(number) for number in list(segments) if number < self._durable_first]
+            self._size_bytes -= sum(segment.size_bytes for segment in gone)
+        for segment in gone:
+            segment.path.unlink(missing_ok=True)
+
+    def _clean(self) -> None:
+        """Write a few live records of the oldest segments again."""
+        budget = self._cleaner.begin(self._ballast.size_bytes)
+        while budget > 0:
+            with self._changed:
+                oldest = next((segment for segment in self._index.segments.values() if segment.live_bytes), None)
+                if oldest is None or oldest is self._index.newest:
+                    return
+            found, budget = self._cleaner.step(oldest, budget)
+            with self._changed:
+                moved = [(key, record) for key, place, record in found if self._index.move(key, place, record)]
+                if moved:
+                    self._push([key for key, _ in moved], [record for _, record in moved])
+
+    def close(self) -> None:
+        """Commit everything. Raises as `commit` does; it is closed all the same, and what was not durable is lost."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self.commit()
+            if not self._index.live:  # one area for each bucket that was ever mounted would keep its ballast
+                self._ballast.give_up()
+        finally:
+            with self._changed:  # the files are closed as soon as nobody reads them any more
+                self._index.segments.clear()
+                self._log.close()
+
+
+def _again(error: StagingError) -> StagingError:
+    """The same error, to be raised once more without the other one's traceback."""
+    again = type(error)(error.message, hint=error.hint)
+    again.errno = error.errno
+    return again
+
+
+_SCAN_PER_WRITTEN = 4
+_MIN_STEP_BYTES = 64 << 10
+_MAX_STEP_BYTES = 4 << 20
+_MAX_DEBT_BYTES = 64 << 20
+_WINDOW_BYTES = 256 << 10
+_SEGMENT_COST_BYTES = 4 << 10
+
+
+class Cleaner:
+    """Where cleaning is, and how much of it is due."""
+
+    def __init__(self, find: Callable[[str], int | bytes | None]) -> None:
+        """`find` says where the live record of a key is."""
+        self._find = find
+        self._debt_bytes = 0
+        self._number = 0  # of the segment that is being scanned
+        self._offset = 0
+        self._left = 0  # records of the frame at the offset that are still to come
+
+    @property
+    def is_due(self) -> bool:
+        """Whether some steps are worth their while."""
+        return self._debt_bytes >= _MIN_STEP_BYTES
+
+    def begin(self, ballast_bytes: int) -> int:
+        """How many bytes may be scanned now: half of the ballast, where there is one. Copies that wait for room do not
+        eat up what drops need."""
+        budget = min(self._debt_bytes, ballast_bytes // 2 or _MAX_STEP_BYTES, _MAX_STEP_BYTES)
+        self._debt_bytes -= budget
+        return budget
+
+    def owe(self, written_bytes: int, size_bytes: int, live_bytes: int, segments: int, segment_bytes: int) -> None:
+        """Take into account what was written. Many small segments (one for each start) count as waste, too."""
+        if size_bytes > 2 * live_bytes + segment_bytes or segments > 8 + 2 * size_bytes // segment_bytes:
+            owed = _SCAN_PER_WRITTEN * written_bytes + _SEGMENT_COST_BYTES
+            self._debt_bytes = min(self._debt_bytes + owed, _MAX_DEBT_BYTES)
+        else:
+            self._debt_bytes = 0
+
+    def step(self, segment: Segment, budget: int) -> tuple[list[tuple[str, int, bytes]], int]:
+        """(key, place, record) of records that are live now, from where the last step ended, and what of the budget is
+        left. StagingError if a record is damaged; the segment stays then, and the next start says so."""
+        if self._number != segment.number or self._offset >= segment.size_bytes:
+            self._number, self._offset, self._left = segment.number, fmt.HEADER_BYTES, 0
+        found: list[tuple[str, int, bytes]] = []
+        window = _Window(segment)
+        offset, left = self._offset, self._left
+        stop = min(offset + budget, segment.size_bytes)
+        while offset < stop:
+            if not left:
+                head = fmt.decode_frame(window.get(offset, fmt.FRAME_BYTES))
+                if head is None:
+                    raise damaged(segment.path, offset, "no frame where one was written")
+                offset += fmt.FRAME_BYTES
+                left = head.records
+                continue
+            record = fmt.decode_record(window.get(offset, fmt.RECORD_BYTES))
+            size = record.size_bytes
+            key = fmt.decode_key(window.get(offset + fmt.RECORD_BYTES, record.key_bytes))
+            place = place_of(segment, offset, size)
+            if self._find(key) == place:
+                data = window.get(offset, size)
+                if not fmt.record_is_whole(data, fmt.encode_key(key)):
+                    raise damaged(segment.path, offset, "not the record that was written here")
+                found.append((key, place, data))
+            offset += size
+            left -= 1
+        spent = offset - self._offset + _SEGMENT_COST_BYTES
+        self._offset, self._left = offset, left
+        return found, budget - spent
+
+
+class _Window:
+    """A piece of a segment, read ahead."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._start = 0
+        self._data = b""
+
+    def get(self, offset: int, size: int) -> bytes:
+        """Bytes of the segment. StagingError if it is shorter."""
+        at = offset - self._start
+        if at < 0 or at + size > len(self._data):
+            wanted = min(max(size, _WINDOW_BYTES), self._segment.size_bytes - offset)
+            self._data = os.pread(self._segment.fd, wanted, offset)
+            self._start, at = offset, 0
+            if len(self._data) < size:
+                raise damaged(self._segment.path, offset, "cut off")
+        return self._data[at : at + size]

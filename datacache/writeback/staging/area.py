@@ -1,0 +1,361 @@
+"""Staging areas: the folders in which writes wait, durable, until they are in the bucket. One area for each bucket URL
+and, where the URL does not say which server is meant, for each endpoint.
+
+    <root>/<readable name>-<hash of the bucket's URL (and the endpoint)>/
+        area.json    format, URL, endpoint and id; written once
+        owner.json   who works on it: host, pid, boot, mount point, since when, a token; gone after a clean end
+        lock         held with flock(2) by the owner for as long as it lives; never deleted
+        journal/     `journal.Journal`
+        data/        `files.StagedFiles`
+
+Used by whoever composes a live bucket, and by status and flush (`areas()`). The root may be shared by several nodes.
+What keeps two of them from one area is flock(2) alone: CephFS has it between clients, NFS since Linux 2.6.12 as a lock
+of the whole file (flock(2), "NFS details"; a mount with `nolock` or `local_lock` has it within one node only). When an
+owner's node dies, the file system gives its lock away after a while, and the next one that opens the area replaces
+`owner.json`. Should the former owner not have died, `check()` tells it that the area is not its own any more.
+
+Any thread may call anything here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from datacache.core.boot import boot_id
+from datacache.core.errors import StagingBusyError, StagingError
+from datacache.store.urls import split_url
+from datacache.writeback.journal.segments import BALLAST
+from datacache.writeback.staging.area_files import (
+    AREA,
+    ELSEWHERE,
+    FORMAT_VERSION,
+    OWNER,
+    Owner,
+    damaged,
+    keep_private,
+    make_folder,
+    read_area,
+    read_owner,
+    refusing,
+    write_json,
+    write_owner,
+)
+from datacache.writeback.staging.losses import LOSSES
+from datacache.writeback.upload.conflicts import CONFLICTS
+
+_LOCK, _JOURNAL, _DATA = "lock", "journal", "data"
+_CHECK_EVERY_S = 1.0
+_LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
+"""`areas()` holds a lock for the moment it looks; and who has just got it may not have said so in `owner.json` yet."""
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class AreaInfo(NamedTuple):
+    """An area as it is found without opening it."""
+
+    folder: Path
+    bucket_url: str
+    """'' where `problem` says why it cannot be known."""
+    owner: Owner | None
+    """Who works on it, or who did when it died. None after a clean end."""
+    locked: bool
+    """Whether the owner lives."""
+    problem: str
+    endpoint: str | None = None
+    """See `area_files.Area`."""
+
+
+class StagingArea:
+    """An area that this process owns, from `open()` to `close()`."""
+
+    def __init__(
+        self, folder: Path, bucket_url: str, area_id: str, owner: Owner, lock: int, *, is_new: bool = False
+    ) -> None:
+        self.is_new = is_new
+        """Whether it was made just now."""
+        self.folder = folder
+        self.bucket_url = bucket_url
+        """In the form of `split_url`, with a trailing slash."""
+        self.id = area_id
+        """Random hex, made once with the area."""
+        self.owner = owner
+        self._lock = lock
+        self._checked_at_s = time.monotonic()
+
+    @property
+    def journal_folder(self) -> Path:
+        """Where the journal is."""
+        return self.folder / _JOURNAL
+
+    @property
+    def data_folder(self) -> Path:
+        """Where the data files are."""
+        return self.folder / _DATA
+
+    @classmethod
+    def open(cls, root: Path, bucket_url: str, *, who: str, endpoint: str = "") -> StagingArea:
+        """Take a bucket URL's area under `root`; what is not there is made (`root` too, but not its parent). An area
+        that was made before endpoints were noted is that of the first endpoint that opens it.
+
+        `StagingBusyError` if somebody else has it, `StagingError` if it cannot be used, `UsageError` for a URL that
+        names no place or carries credentials. `who` is shown to others.
+        """
+        url = "/".join(split_url(bucket_url))
+        with refusing(root):
+            make_folder(root)
+            folder = root / _folder_of(root, url, endpoint)
+            make_folder(folder)
+            try:
+                keep_private(folder)
+                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # if it is empty: nobody else is making the area
+                raise
+        try:
+            _take_lock(lock, folder)
+            area_id, is_new = _read_or_make_area(folder, url, endpoint)
+            owner = Owner(socket.gethostname(), os.getpid(), boot_id(), time.time(), who, secrets.token_hex(8))
+            with refusing(folder):
+                make_folder(folder / _JOURNAL)
+                make_folder(folder / _DATA)
+                write_owner(folder, owner, ballast=folder / _JOURNAL / BALLAST)
+        except BaseException as exc:
+            if not isinstance(exc, StagingBusyError):
+                _remove_unmade(folder)
+            os.close(lock)
+            raise
+        return cls(folder, url, area_id, owner, lock, is_new=is_new)
+
+    def check(self) -> None:
+        """`StagingError` if the area is not this one's any more: taken over after the lock was lost, moved away,
+        deleted, or out of reach. Looks at most once a second while all is well, so it may be asked before each write.
+        """
+        if self._lock >= 0 and time.monotonic() - self._checked_at_s < _CHECK_EVERY_S:
+            return
+        if self._lock < 0:
+            raise StagingError(f"the staging area {self.folder} is closed")
+        now_s = time.monotonic()
+        try:
+            # Opened anew, not only stat()ed: NFS asks its server at open(2), and not about what it has cached.
+            found = read_owner(self.folder)
+            there, mine = os.stat(self.folder / _LOCK), os.fstat(self._lock)
+        except FileNotFoundError as exc:
+            raise StagingError(
+                f"the staging area {self.folder} is gone: {exc.filename} is not there any more",
+                hint="If its file system was unmounted or the folder was moved, put it back; then mount again.",
+            ) from exc
+        except OSError as exc:
+            raise StagingError(
+                f"the staging area {self.folder} is out of reach: {exc.strerror}", hint="See to its file system."
+            ) from exc
+        if (
+            found is None
+            or found.token != self.owner.token
+            or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
+        ):
+            by = f"by {found}" if found is not None and found.token != self.owner.token else "or replaced"
+            raise StagingError(
+                f"the staging area {self.folder} was taken over {by}",
+                hint="Nothing is written from here any more. What was acknowledged is in the area, and whoever has it "
+                "now uploads it. Unmount here.",
+            )
+        self._checked_at_s = now_s
+
+    def close(self, *, discard: bool = False) -> None:
+        """Give the area back; with `discard` delete it, with all that is in it. Again: nothing happens."""
+        lock, self._lock = self._lock, -1
+        if lock < 0:
+            return
+        try:
+            if discard:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                return
+            with contextlib.suppress(OSError):  # gone or out of reach: there is nothing to say good-bye to
+                found = read_owner(self.folder)
+                if found is not None and found.token == self.owner.token:
+                    (self.folder / OWNER).unlink()
+        finally:
+            os.close(lock)
+
+    def __enter__(self) -> StagingArea:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _remove_unmade(folder: Path) -> None:
+    """Remove what there is of an area that could not be made, on a full disk say: it would be taken for a damaged one.
+    Whatever has something in it stays."""
+    if not os.path.lexists(folder / AREA):
+        with contextlib.suppress(OSError):
+            (folder / f"{AREA}.new").unlink(missing_ok=True)
+            for name in (_JOURNAL, _DATA):
+                with contextlib.suppress(FileNotFoundError):
+                    (folder / name).rmdir()
+            (folder / _LOCK).unlink(missing_ok=True)
+            folder.rmdir()
+
+
+def areas(root: Path) -> list[AreaInfo]:
+    """All areas under `root`, by name; changes nothing. A root that is not there has none; `StagingError` if it cannot
+    be looked into."""
+    try:
+        folders = sorted(path for path in root.iterdir() if re.search(r"-[0-9a-f]{16}$", path.name) and path.is_dir())
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise StagingError(f"the staging folder {root} cannot be looked into: {exc.strerror}", hint=ELSEWHERE) from exc
+    return [_look(folder) for folder in folders]
+
+
+def discard_clean(folder: Path) -> bool:
+    """Delete an area of which its last owner said at its end that everything is uploaded, and nobody has it. Whether it
+    is deleted. An area with conflicts or losses stays, for people to see them."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        told = [folder / name for name in (CONFLICTS, LOSSES)]
+        if (folder / OWNER).exists() or any(path.exists() and path.stat().st_size for path in told):
+            return False
+        shutil.rmtree(folder)
+        return True
+    finally:
+        os.close(lock)
+
+
+def _look(folder: Path) -> AreaInfo:
+    try:
+        locked = _is_locked(folder)
+        owner = None
+        with contextlib.suppress(FileNotFoundError):
+            owner = read_owner(folder)
+        area = read_area(folder)
+    except FileNotFoundError as exc:
+        return AreaInfo(folder, "", None, False, f"{exc.filename} is not there")
+    except OSError as exc:
+        reason = str(exc) if isinstance(exc, StagingError) else f"cannot be looked into: {exc.strerror}"
+        return AreaInfo(folder, "", None, False, reason)
+    return AreaInfo(folder, area.url, owner, locked, "", area.endpoint)
+
+
+def _is_locked(folder: Path) -> bool:
+    fd = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _folder_name(url: str, endpoint: str | None = None) -> str:
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:60].strip("-")
+    what = url if endpoint is None else f"{url}\n{endpoint}"
+    return f"{readable}-{hashlib.sha256(what.encode(errors='surrogateescape')).hexdigest()[:16]}"
+
+
+def _folder_of(root: Path, url: str, endpoint: str) -> str:
+    """The area's folder: named after the URL alone where there is no endpoint, or where such a folder was there before
+    endpoints were noted."""
+    plain, own = _folder_name(url), _folder_name(url, endpoint)
+    if (root / own).exists():
+        return own
+    try:
+        return plain if read_area(root / plain).endpoint in (None, endpoint) else own
+    except FileNotFoundError:
+        return own if endpoint and not (root / plain).exists() else plain
+    except OSError:
+        return plain  # which says what is wrong with it
+
+
+def _take_lock(fd: int, folder: Path) -> None:
+    for tries_left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as exc:
+            if not tries_left:
+                _raise_busy(folder, exc)
+        except OSError as exc:
+            if exc.errno not in _NO_LOCKS:
+                raise StagingError(f"the staging area {folder} cannot be locked: {exc.strerror}") from exc
+            raise StagingError(
+                f"the file system of {folder} has no locks ({exc.strerror})",
+                hint="An NFS mount needs its lock service (no `nolock`). Or set DATACACHE_STAGING to a folder on a "
+                "file system that has flock(2): CephFS, RBD, a disk.",
+            ) from exc
+        time.sleep(_LOCK_PAUSE_S)
+
+
+def _raise_busy(folder: Path, exc: OSError) -> NoReturn:
+    owner = None
+    with contextlib.suppress(OSError):
+        owner = read_owner(folder)
+    if owner is None:
+        raise StagingBusyError(
+            f"the staging area {folder} is in use by a process that does not say who it is",
+            hint=f"See who has {folder / _LOCK} open: fuser, on each node that reaches this folder.",
+        ) from exc
+    here = owner.host == socket.gethostname() and owner.boot_id == boot_id()
+    at = "there" if here else f"on {owner.host}"
+    if owner.who.startswith("/"):
+        hint = f"Unmount {at}: dsctl umount {owner.who}"
+    else:
+        hint = f"Wait until it has ended, or end it {at}: kill {owner.pid}"
+    if not here:
+        hint += (
+            f". If {owner.host} is dead, wait: the file system takes the lock from a dead node after its session "
+            "timeout (CephFS: 5 minutes unless set otherwise, NFS 4: a minute or two)."
+        )
+    raise StagingBusyError(f"the staging area {folder} is in use by {owner}", hint=hint) from exc
+
+
+def _read_or_make_area(folder: Path, url: str, endpoint: str) -> tuple[str, bool]:
+    """The area's id, and whether it was made just now."""
+    try:
+        found, area_id, noted = read_area(folder)
+    except FileNotFoundError:
+        with refusing(folder):
+            if any((folder / name).is_dir() and any((folder / name).iterdir()) for name in (_JOURNAL, _DATA)):
+                raise damaged(folder, "it is not there") from None
+            area_id = secrets.token_hex(8)
+            write_json(folder / AREA, _area(url, area_id, endpoint))
+        return area_id, True
+    except StagingError:
+        raise
+    except OSError as exc:
+        raise StagingError(f"the staging area {folder} cannot be read: {exc.strerror}") from exc
+    if found != url:
+        raise StagingError(
+            f"the staging area {folder} belongs to {found}, not to {url}",
+            hint=f"It was copied or renamed. Give it back its name and mount {found} to upload what is in it, or move "
+            "it away to begin with an empty one.",
+        )
+    if noted is None and endpoint:
+        with refusing(folder):
+            write_json(folder / AREA, _area(url, area_id, endpoint))
+    return area_id, False
+
+
+def _area(url: str, area_id: str, endpoint: str) -> dict[str, object]:
+    return {"format": FORMAT_VERSION, "bucket_url": url, "id": area_id, "endpoint": endpoint}

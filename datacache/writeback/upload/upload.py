@@ -1,0 +1,213 @@
+"""One claimed key is brought to the bucket: which requests that takes, and what their answers mean.
+
+Part of the uploader, whose threads call `Uploads.bring`, each with another key. How it gets there (in one request, in
+parts, as a copy) is a `Way` of `upload/ways.py`. Each is conditional on what the bucket had when the key was changed
+here, and each may be repeated after an answer that was lost: when the bucket has something else than expected, the
+object itself says whether we wrote it (`conflicts.standing`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from datacache.core.errors import (
+    DatacacheError,
+    NoMarkersError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
+from datacache.store.base import ObjectInfo
+from datacache.store.bucket import LiveObject
+from datacache.store.errors import expect_listing
+from datacache.writeback.claims import Claim
+from datacache.writeback.model import WRITER, Conflict, Pending, Stored
+from datacache.writeback.upload.conflicts import Standing, is_conflict_copy, standing
+from datacache.writeback.upload.ways import Copied, InOneRequest, InParts, Progress, Sending, Way
+
+_ROUNDS = 5
+"""Tries to write a key that somebody else writes at the same time."""
+_CHANGED = "somebody else changed it in the bucket since"
+_CHANGED_BEFORE_DELETE = (
+    "it was deleted or renamed here, but somebody else changed it in the bucket since: theirs stays"
+)
+_COPY_NAME_TAKEN = "somebody else's object has the name of this conflict copy"
+_COPY_NAME_HINT = "It is tried again. If that object is there to stay, rename or delete one of the two."
+
+
+class Outcome(NamedTuple):
+    """What became of a claim."""
+
+    version: int = -1
+    """The version that is in the bucket now; -1 for none."""
+    is_gone: bool = False
+    """Whether that version is a deletion."""
+    torn: bool = False
+    """Whether it was given up, because the file was written to meanwhile."""
+    conflict: Conflict | None = None
+
+
+class Uploads:
+    """Brings claims to the bucket of an engine. Any thread, another key each."""
+
+    def __init__(self, sending: Sending) -> None:
+        self._sending = sending
+        self.engine, self.bucket = sending.engine, sending.engine.bucket
+
+    def bring(self, claim: Claim, progress: Progress, *, look_first: bool) -> Outcome:
+        """Bring a claimed key to the bucket, and end the claim. `look_first`: an earlier try may have done it. Errors
+        are the store's; the key stays pending, then."""
+        try:
+            if claim.pending.attributes is None:
+                return self._remove(claim)
+            if claim.pending.key.endswith("/"):
+                return self._mark_folder(claim)
+            return self._write(claim, progress, look_first=look_first)
+        except BaseException as exc:
+            self.engine.claims.abandon(claim)
+            if isinstance(exc, ObjectNotFoundError):
+                raise StoreError(exc.message, url=exc.url, hint=exc.hint) from exc
+            raise
+
+    def _mark_folder(self, claim: Claim) -> Outcome:
+        """A folder's marker replaces whatever marker is there."""
+        pending = claim.pending
+        assert pending.attributes is not None
+        self.engine.area.check()
+        full = self.engine.prefix + pending.key
+        metadata = pending.attributes.to_metadata(self.engine.writer(pending))
+        try:
+            info = self.bucket.write(full, b"", metadata, expect=None)
+        except NoMarkersError:
+            # It is there as long as something is in it; until then it is known here alone.
+            self.engine.claims.keep_folder(claim)
+            return Outcome(pending.version)
+        return self._finish(claim, info)
+
+    def _write(self, claim: Claim, progress: Progress, *, look_first: bool) -> Outcome:
+        pending = claim.pending
+        full = self.engine.prefix + pending.key
+        expect = pending.base
+        is_large = pending.upload_bytes > self.bucket.whole_bytes
+        if look_first and (is_large or not self.bucket.conditional()):
+            found, how = self._look(full, pending, expect)
+            if how is Standing.SAME and found is not None:
+                self._sending.forget_unfinished(pending.key)
+                return self._finish(claim, found.info)
+        way = self._way(claim, progress)
+        keep = False
+        try:
+            for _ in range(_ROUNDS):
+                try:
+                    self.engine.area.check()
+                    info = way.send(expect)
+                except (ObjectChangedError, ObjectNotFoundError) as exc:
+                    self._sending.raise_if_bucket(exc)
+                    answer = self._not_as_expected(claim, way, expect)
+                    if isinstance(answer, Outcome):
+                        return answer
+                    expect = answer
+                    continue
+                if info is None:
+                    break
+                return self._finish(claim, info)
+            else:
+                raise StoreError(
+                    f"{full}: the store says that it has changed, {_ROUNDS} times in a row, and shows no change",
+                    url=full,
+                )
+        except DatacacheError:
+            keep = True
+            raise
+        finally:
+            way.end(keep=keep)
+        self.engine.claims.abandon(claim)  # not before: what is written while the way ends is to tear it
+        return Outcome(torn=claim.torn)
+
+    def _not_as_expected(self, claim: Claim, way: Way, expect: str) -> Outcome | str:
+        """The bucket has something else than expected: what to expect instead, or what came of it."""
+        found, how = self._look(self.engine.prefix + claim.pending.key, claim.pending, expect)
+        if found is not None and how is Standing.SAME:
+            return self._finish(claim, found.info)
+        if how is Standing.THEIRS and found is not None and WRITER not in found.metadata and way.is_same(found.info):
+            how = Standing.EARLIER
+        if found is not None and how is Standing.EARLIER:
+            self.engine.claims.rebase(claim, found.info.etag, self.engine.is_ours(found.metadata, claim.pending))
+            way.replaces(found.info)
+            return found.info.etag
+        if found is not None and how is Standing.THEIRS:
+            is_new_copy = not claim.pending.base and is_conflict_copy(claim.pending.key)
+            if is_new_copy and WRITER not in found.metadata:
+                # Only mounts give such names, so it is rather a store that shows something, such as a web page, under
+                # every key: a copy of the copy would be the next of thousands.
+                url = self.engine.prefix + claim.pending.key
+                raise StoreError(f"{url}: {_COPY_NAME_TAKEN}", url=url, hint=_COPY_NAME_HINT)
+            return self._conflict(claim, found.info, _CHANGED)
+        if how is Standing.FREE and expect:
+            return ""  # deleted by somebody: nothing of theirs is lost by writing it again
+        gone = way.source_gone()
+        if gone:
+            if self.engine.fetching.fetch_kept(claim):
+                return Outcome(torn=True)  # and is sent from here now
+            content = claim.pending.content
+            if isinstance(content, Stored) and content.key == claim.pending.key:
+                return Outcome(conflict=self.engine.claims.conflict(claim, None, gone))
+            lost = self.engine.claims.lose(claim, gone)
+            return Outcome(conflict=lost, torn=lost is None)
+        return expect
+
+    def _way(self, claim: Claim, progress: Progress) -> Way:
+        pending = claim.pending
+        assert pending.attributes is not None
+        metadata = pending.attributes.to_metadata(self.engine.writer(pending))
+        full = self.engine.prefix + pending.key
+        if pending.upload_bytes > self.bucket.whole_bytes:
+            return InParts(self._sending, claim, full, metadata, progress)
+        self._sending.forget_unfinished(pending.key)
+        if isinstance(pending.content, Stored):
+            return Copied(self.engine, pending, pending.content, metadata)
+        return InOneRequest(self._sending, claim, full, metadata, progress)
+
+    def _look(self, full: str, pending: Pending, expect: str | None) -> tuple[LiveObject | None, Standing]:
+        """What is under the key, and how it stands to what is to be done."""
+        found: LiveObject | None = None
+        try:
+            found = self.bucket.look(full)
+        except ObjectNotFoundError as exc:
+            self._sending.raise_if_bucket(exc)
+        ours = self.engine.is_ours(found.metadata, pending) if found is not None else None
+        return found, standing(found, base=expect or "", version=pending.version, ours=ours)
+
+    def _conflict(self, claim: Claim, found: ObjectInfo, why: str) -> Outcome:
+        """End the claim as one: if the object is listed as well, as no web page in the store's place is."""
+        with expect_listing():
+            listed = self.bucket.find(found.key)[0]
+        if listed is None:
+            raise StoreUnavailableError(f"{found.key}: the store shows an object and does not list it", url=found.key)
+        return Outcome(conflict=self.engine.claims.conflict(claim, found, why))
+
+    def _finish(self, claim: Claim, info: ObjectInfo | None) -> Outcome:
+        self.engine.claims.finish(claim, info)
+        return Outcome(claim.pending.version, is_gone=info is None)
+
+    def _remove(self, claim: Claim) -> Outcome:
+        pending = claim.pending
+        full = self.engine.prefix + pending.key
+        self._sending.forget_unfinished(pending.key)
+        expect = None if pending.key.endswith("/") else pending.base
+        for _ in range(_ROUNDS):
+            try:
+                self.engine.area.check()
+                self.bucket.remove(full, expect=expect)
+                return self._finish(claim, None)
+            except ObjectChangedError:
+                found, how = self._look(full, pending, expect)
+                if found is None:
+                    return self._finish(claim, None)
+                if how is Standing.THEIRS and WRITER not in found.metadata and found.info.etag == pending.sent:
+                    how = Standing.EARLIER  # our bytes, and the store has forgotten that they are ours
+                if how is Standing.THEIRS:
+                    return self._conflict(claim, found.info, _CHANGED_BEFORE_DELETE)
+                expect = found.info.etag
+        raise StoreError(f"{full}: it changes again and again while it is to be deleted", url=full)

@@ -1,0 +1,1 @@
+"""What `dsctl demo` and `examples/` share: drawn faces, a small detector, its training, its story."""

@@ -1,0 +1,137 @@
+"""The steps of `examples/mask_detection` around the training: data drawn into a bucket, shards of a split, a picture of
+what was found, the model in the bucket and back.
+
+Each is what a user would write with the public interface. Used by that example and by `dsctl demo`. One thread.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from datacache import api
+from datacache.annotations.image_header import read_header
+from datacache.annotations.model import Annotation, Box
+from datacache.annotations.pictures.preview import Picture, preview
+from datacache.annotations.query import Query, find_paths
+from datacache.core.errors import ObjectNotFoundError
+from datacache.manifest.model import SnapshotRecord
+from datacache.settings import Settings
+from datacache.store.open import open_store
+from datacache.store.urls import split_object_url, split_url
+from datacache.torch import ShardDataset
+from dataset_cli.demo.detector import MULTIPLE, Detector, Found, right
+
+_LONGEST_PX = 320
+_READ_BYTES = 4 * 2**20
+LEAST = 0.3
+"""Boxes with a lower score are not counted as found."""
+
+
+def draw_into(url: str, *, count: int, seed: int, settings: Settings) -> bool:
+    """Faces with and without masks, annotated as VOC, into a folder or a bucket. False if they are there already."""
+    from dataset_cli.demo.faces import draw_faces
+
+    store_url, prefix = split_url(url)
+    with closing(open_store(store_url, settings)) as store, tempfile.TemporaryDirectory() as folder:
+        with suppress(ObjectNotFoundError):
+            store.head(f"{prefix}ImageSets/Main/val.txt")
+            return False
+        draw_faces(Path(folder), count=count, seed=seed)
+        files = (path for path in Path(folder).rglob("*") if path.is_file())
+        for path in sorted(files, key=lambda path: (path.suffix == ".txt", path)):  # the one that is looked for is last
+            store.put_file(f"{prefix}{path.relative_to(folder)}", path)
+    return True
+
+
+def shards_of_split(
+    ref: str, split: str, bucket: str, *, name: str, tags: Sequence[str] = (), settings: Settings
+) -> SnapshotRecord | None:
+    """Shards of one split of a snapshot of the YOLO format, in `bucket`, as a snapshot of dataset `name-shards`. The
+    subset they are made of is a snapshot of dataset `name`. None where no image is in the split."""
+    with api.open_annotations(ref, settings=settings) as (_, table):
+        query = Query(where=f"folder == 'images/{split}'")
+        images = list(find_paths(table, query))
+    if not images:
+        return None
+    named: dict[str, Any] = {"tags": tags, "move_tags": bool(tags), "settings": settings}
+    part = api.subset(ref, images, name=name, parameters=query.as_json(), **named)
+    # Another version of the data is another set: each has a place of its own, and one that is there is not made again.
+    return api.shard(part.ref, to=f"{bucket}/shards/{name}-{part.id}", name=f"{name}-shards", **named).record
+
+
+def fitting_size(ref: str, settings: Settings) -> tuple[int, int]:
+    """Height and width that a data set's images are resized to: half of what the first one has, and no more than what
+    a processor can learn from in a minute."""
+    raw = ShardDataset(ref, target=None, settings=settings)
+    header = read_header(raw.read(0))
+    high, wide = header.displayed_height, header.displayed_width
+    scale = min(0.5, _LONGEST_PX / max(high, wide))
+    return _multiple(high * scale), _multiple(wide * scale)
+
+
+def _multiple(pixels: float) -> int:
+    return max(4, round(pixels / MULTIPLE)) * MULTIPLE
+
+
+def picture(ref: str, size: tuple[int, int], found: Sequence[Found], count: int, settings: Settings) -> bytes:
+    """A PNG of the first `count` images of a shard set: the boxes found in them in colour, the true ones below, thin
+    and grey. `found` is of all images, resized to `size`."""
+    dataset = ShardDataset(ref, settings=settings)
+    tiles = []
+    shown = min(count, len(dataset))
+    for number in range(shown):
+        data, target = dataset[number]
+        header = read_header(data)
+        high, wide = header.displayed_height, header.displayed_width
+        kept = found[number].scores >= LEAST
+        scale = torch.tensor([wide / size[1], high / size[0]]).repeat(2)
+        seen = Found(found[number].boxes[kept] * scale, found[number].labels[kept], found[number].scores[kept])
+        path = dataset.path(number)
+        boxes = _boxes(seen.boxes, seen.labels, dataset.classes)
+        truth = _boxes(target["boxes"], target["labels"], dataset.classes)
+        note = f"{int(right(seen, target).sum())} of them right, {len(truth)} true"
+        tiles.append(
+            Picture(path, data, Annotation(path, wide, high, boxes), Annotation(path, wide, high, truth), note)
+        )
+    subtitle = f"{shown} of {len(dataset):,} images the detector was not trained on"
+    return preview(tiles, title=f"Found in {ref}", subtitle=subtitle, before="the truth")
+
+
+def _boxes(boxes: Any, labels: Any, classes: Sequence[str]) -> tuple[Box, ...]:
+    return tuple(Box(classes[label], *box) for box, label in zip(boxes.tolist(), labels.tolist(), strict=True))
+
+
+def same(one: Sequence[Found], other: Sequence[Found]) -> bool:
+    """Whether two looks at the same images found the same boxes, with the same scores."""
+    pairs = (pair for found in zip(one, other, strict=True) for pair in zip(*found, strict=True))
+    return all(torch.equal(*pair) for pair in pairs)
+
+
+def put_model(url: str, network: Detector, about: dict[str, Any], settings: Settings) -> None:
+    """Store a detector as one object. `about` is kept with it: plain values, at least the names of the `classes`."""
+    out = io.BytesIO()
+    weights = {name: value.cpu() for name, value in network.state_dict().items()}
+    torch.save({"about": about, "weights": weights}, out)
+    store_url, key = split_object_url(url)
+    with closing(open_store(store_url, settings)) as store:
+        store.put(key, out.getvalue())
+
+
+def get_model(url: str, settings: Settings, device: str = "cpu") -> tuple[Detector, dict[str, Any]]:
+    """A stored detector, and what is known about it."""
+    store_url, key = split_object_url(url)
+    with closing(open_store(store_url, settings)) as store:
+        ref = store.head(key).ref(store_url)
+        starts = range(0, ref.size_bytes, _READ_BYTES)
+        data = b"".join(store.read(ref, start, min(start + _READ_BYTES, ref.size_bytes)) for start in starts)
+    stored = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    network = Detector(len(stored["about"]["classes"]))
+    network.load_state_dict(stored["weights"])
+    return network.to(device, memory_format=torch.channels_last).eval(), stored["about"]

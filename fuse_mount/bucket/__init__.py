@@ -1,0 +1,1 @@
+"""A live bucket prefix as a directory to read and write: its server, supervisor and commands."""

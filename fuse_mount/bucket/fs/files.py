@@ -1,0 +1,529 @@
+"""Open files of a read-write mount: where their bytes come from, drafts of those that are written.
+
+Part of `BucketFs`. What is called under its lock does not wait: `Needs` says what has to be done without it.
+`OpenFile.io` guards a draft's bytes and is taken before the lock, never the other way round (but for a try that does
+not wait).
+
+Where the bytes of an open file are read from, on a read-write mount.
+
+Used by `bucket_files`. `here` is called under the engine's lock and does not wait; `read` may, without it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError
+from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
+from datacache.writeback.draft import INLINE_BYTES, Draft
+from datacache.writeback.model import Content, Logged, Staged, Stored
+from datacache.writeback.remote.bucket import Needs
+from fuse_mount.bucket.fs.tree import LOCAL, Node
+
+if TYPE_CHECKING:
+    from datacache.writeback.live import LiveBucket
+    from fuse_mount.bucket.fs.view import State
+
+
+class OpenFile:
+    """A file that somebody has open."""
+
+    __slots__ = (
+        "attributes",
+        "base",
+        "charged",
+        "content",
+        "draft",
+        "extent",
+        "fetched",
+        "fetching",
+        "handles",
+        "io",
+        "loss",
+        "nameless",
+        "node",
+        "reader",
+        "replaced",
+        "spoiled",
+        "synced_at",
+        "ticket",
+        "uncommitted_bytes",
+        "unsettled_bytes",
+        "writers",
+    )
+
+    def __init__(self, node: Node, state: State) -> None:
+        self.node = node
+        self.attributes = state.attributes
+        """As they were when it was opened or last changed."""
+        self.content: Content = state.content or Logged(0)
+        """The bytes, where there is no draft."""
+        self.base = state.base
+        self.draft: Draft | None = None
+        self.reader: Reader | None = None
+        self.fetched: tuple[Content, bytes | int] | None = None
+        """What was fetched to begin a draft with: bytes, or the number of a staged file."""
+        self.fetching = threading.Lock()
+        """Held while it is fetched. Taken before the engine's lock, and never together with `io`."""
+        self.handles = 0
+        self.writers = 0
+        self.synced_at = time.monotonic()
+        """When it was opened, or what was written was last made durable."""
+        self.spoiled: BaseException | None = None
+        """Why something that the kernel has taken for written is not here: none of it is acknowledged any more."""
+        self.loss = 0
+        """The number of the loss that this is, in the engine's list; 0 for none."""
+        self.unsettled_bytes = 0
+        """Bytes that were written since it was last settled."""
+        self.uncommitted_bytes = 0
+        """Of those that were settled since, as many as the journal does not have yet; none that count as lost."""
+        self.ticket = 0
+        """Of the last change that was recorded of it."""
+        self.extent = 0
+        """Bytes that its draft has when the writes that are under way have ended."""
+        self.charged = 0
+        """What the draft counts for beside what was acknowledged; negative where it is smaller."""
+        self.nameless = False
+        """Whether it has no name any more: what is written to it never gets to the bucket."""
+        self.replaced = False
+        """Whether somebody else took the name away, while nothing was written here: nothing can be from now on."""
+        self.io = threading.Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes it has now."""
+        return self.draft.size if self.draft is not None else self.content.size_bytes
+
+
+class OpenFiles:
+    """What can be done with the bytes of open files. Which of them have a name is the caller's to know."""
+
+    def __init__(self, live: LiveBucket) -> None:
+        self._live = live
+        self._engine = live.engine
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, file: OpenFile, offset: int, size: int) -> bytes:
+        """Bytes of an open file."""
+        draft = file.draft
+        if draft is not None:
+            if draft.in_memory(0) or size <= QUICK_BYTES:
+                return draft.read(offset, size)
+            raise Needs(lambda: draft.read(offset, size), final=True)
+        size = min(size, file.content.size_bytes - offset)
+        if size <= 0:
+            return b""
+        if file.reader is None:
+            file.reader = self._reader(file)
+        reader = file.reader
+        found = reader.here(offset, size)
+        if found is not None:
+            return found
+        content = file.content
+        raise Needs(lambda: self._read(file, content, reader, offset, size), final=True)
+
+    def _read(self, file: OpenFile, content: Content, reader: Reader, offset: int, size: int) -> bytes:
+        while True:
+            try:
+                return reader.read(offset, size)
+            except (ObjectNotFoundError, ObjectChangedError):
+                # After a rename its bytes lie under the new key, and the object they lay in before is gone.
+                with self._engine.lock:
+                    if file.content == content:
+                        raise
+                    content = file.content
+                    if file.reader is None:
+                        file.reader = self._reader(file)
+                    reader = file.reader
+
+    def set_content(self, file: OpenFile, content: Content) -> None:
+        """The file has other bytes now."""
+        if content != file.content:
+            self._close_reader(file)
+        file.content = content
+        self.charge(file)
+
+    def set_place(self, file: OpenFile, content: Content) -> None:
+        """The same bytes lie somewhere else now. What has them open here goes on reading them."""
+        if isinstance(file.reader, StoredReader):
+            self._close_reader(file)
+        file.content = content
+
+    def keep_readable(self, file: OpenFile) -> None:
+        """The file is about to lose its name: have its bytes so that they can still be read."""
+        if file.draft is not None or not file.handles:
+            return
+        content = file.content
+        if isinstance(content, Stored):
+            if file.reader is not None and not isinstance(file.reader, StoredReader):
+                return
+            fd = self._engine.files.open_clean(self._engine.prefix + content.key, content.etag)
+            if fd is None:
+                raise Needs(lambda: self._bring(file, content))
+            self._close_reader(file)
+            file.reader = FileReader(fd)
+        elif file.reader is None:
+            file.reader = self._reader(file)
+
+    def _bring(self, file: OpenFile, content: Stored) -> None:
+        number = self._bring_stored(file, content)
+        if number is None:
+            return
+        try:
+            fd = self._engine.files.open(number)
+        finally:
+            self._engine.files.remove(number)
+        with self._engine.lock:
+            if file.content != content or not file.handles:
+                os.close(fd)
+                return
+            self._close_reader(file)
+            file.reader = FileReader(fd)
+
+    def _bring_stored(self, file: OpenFile, content: Stored) -> int | None:
+        """A staged file with an object's bytes; None if they lie somewhere else by now."""
+        try:
+            return self._engine.fetching.bring(content)
+        except (ObjectNotFoundError, ObjectChangedError):
+            with self._engine.lock:
+                if file.content == content:
+                    raise
+            return None
+
+    def _reader(self, file: OpenFile) -> Reader:
+        content = file.content
+        if isinstance(content, Logged):
+            return BytesReader(self._engine.blob(file.node.key) if content.size_bytes else b"")
+        if isinstance(content, Staged):
+            return FileReader(self._engine.files.open(content.file))
+        fd = self._engine.files.open_clean(self._engine.prefix + content.key, content.etag)
+        return FileReader(fd) if fd is not None else StoredReader(self._live, content)
+
+    def _close_reader(self, file: OpenFile) -> None:
+        if file.reader is not None:
+            file.reader.close()
+            file.reader = None
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def expect_current(self, file: OpenFile) -> None:
+        """Raise ESTALE for a file that somebody else has replaced or deleted. Who deleted it here knows that what is
+        written then goes with it; these writers do not."""
+        if file.replaced:
+            raise OSError(errno.ESTALE, "it was changed elsewhere", file.node.key)
+
+    def begin(self, file: OpenFile, *, empty: bool = False) -> Draft:
+        """The draft of a file that is to be changed; `empty`: of nothing."""
+        self.expect_current(file)
+        draft = file.draft
+        if draft is not None:
+            if empty and draft.size:
+                if not file.io.acquire(blocking=False):
+                    raise Needs(lambda: _wait(file))
+                try:
+                    draft.empty()
+                finally:
+                    file.io.release()
+                self.charge(file, 0)
+            return draft
+        content = file.content
+        # What the kernel had gathered of a deleted file comes late: its bytes are where `keep_readable` has them, and
+        # only there.
+        kept = file.reader if file.nameless and not isinstance(file.reader, StoredReader) else None
+        if empty:
+            self._drop_fetched(file.fetched)
+            draft = Draft(self._engine, file.attributes)
+        elif kept is not None or isinstance(content, Stored):
+            draft = self._of_fetched(file, kept)
+        elif isinstance(content, Logged):
+            draft = Draft(
+                self._engine, file.attributes, self._engine.blob(file.node.key) if content.size_bytes else b""
+            )
+        else:
+            draft = Draft.of_staged(self._engine, file.attributes, content.file)
+        file.fetched = None
+        self._close_reader(file)
+        file.draft = draft
+        self.charge(file, draft.size)
+        return draft
+
+    def wants_its_bytes(self, file: OpenFile, *, appends: bool) -> bool:
+        """Tell whether a file that is opened to be changed in part should have its bytes here before the first write.
+
+        An append needs them in any case, and small ones cost next to nothing. While they are here, an object that
+        somebody puts under the name cannot take them away: ours goes on beside it, whole. A large file that is opened
+        for reading and writing may be mapped and never written to.
+        """
+        content = file.content
+        return (
+            file.draft is None
+            and not file.nameless
+            and isinstance(content, Stored)
+            and (appends or content.size_bytes <= INLINE_BYTES)
+        )
+
+    def is_only_in_store(self, file: OpenFile) -> bool:
+        """Tell whether the bytes that a change of a part needs lie in the bucket and nowhere here."""
+        content = file.content
+        if file.draft is not None or file.nameless or not isinstance(content, Stored):
+            return False
+        if file.fetched is not None and file.fetched[0] == content:
+            return False
+        if self._engine.files.clean(self._engine.prefix + content.key, content.etag) is not None:
+            return False
+        # Only small ones are begun from the node's cache (see `_bring_to_change`).
+        size = content.size_bytes
+        return size > INLINE_BYTES or StoredReader(self._live, content).here(0, size) is None
+
+    def _of_fetched(self, file: OpenFile, kept: Reader | None) -> Draft:
+        """A draft of an object's bytes, or of those of a deleted file."""
+        content, fetched = file.content, file.fetched
+        if fetched is None or fetched[0] != content:
+            raise Needs(lambda: self._fetch(file, content, kept))
+        if isinstance(fetched[1], int):
+            return Draft.of_staged(self._engine, file.attributes, fetched[1])
+        return Draft(self._engine, file.attributes, fetched[1])
+
+    def _fetch(self, file: OpenFile, content: Content, kept: Reader | None) -> None:
+        """Bring bytes here that are to be changed in part. The kernel sends many writes at once: one of them fetches,
+        and the others find what it has brought, or that it failed."""
+        with file.fetching:
+            with self._engine.lock:
+                is_there = file.fetched is not None and file.fetched[0] == content
+                if is_there or file.draft is not None or file.spoiled is not None or file.content != content:
+                    return
+            found = self._copy(file, kept) if kept is not None else self._bring_to_change(file, content)
+            if found is None:
+                return
+            with self._engine.lock:
+                superseded, new = file.fetched, (content, found)
+                if file.handles and file.draft is None:
+                    file.fetched = new
+                else:
+                    superseded = new
+            self._drop_fetched(superseded)
+
+    def _copy(self, file: OpenFile, kept: Reader) -> bytes | int:
+        size = file.content.size_bytes
+        found: bytes | int | None
+        if size <= INLINE_BYTES:
+            found = kept.read(0, size)
+        else:
+            self._wait_for_room(size)
+            found = self._engine.fetching.copied(lambda start, stop: kept.read(start, stop - start), size)
+        if found is None or (isinstance(found, bytes) and len(found) != size):
+            raise StagingError(f"the bytes of {file.node.key}, which was deleted, are cut short")
+        return found
+
+    def _bring_to_change(self, file: OpenFile, content: Content) -> bytes | int | None:
+        if not isinstance(content, Stored):
+            return None
+        if content.size_bytes <= INLINE_BYTES:
+            return self._read(file, content, StoredReader(self._live, content), 0, content.size_bytes)
+        found = self._engine.files.take(self._engine.prefix + content.key, content.etag)
+        if found is None:
+            self._wait_for_room(content.size_bytes)
+            found = self._bring_stored(file, content)
+        return found
+
+    def _drop_fetched(self, fetched: tuple[Content, bytes | int] | None) -> None:
+        if fetched is not None and isinstance(fetched[1], int):
+            self._engine.files.remove(fetched[1])
+
+    def write(self, file: OpenFile, offset: int, data: bytes) -> int:
+        """Write to an open file. What does not fit into memory is written in a thread."""
+        if file.spoiled is not None:
+            raise file.spoiled
+        draft = self.begin(file)
+        file.node.cached = LOCAL
+        end = offset + len(data)
+        self._expect_room(file, end)
+        if not self._engine.files.make_room(max(0, end - draft.size)):
+            raise Needs(lambda: self._wait_for_room(end - draft.size))
+        quick = draft.in_memory(end) or (not draft.in_memory(0) and len(data) <= QUICK_BYTES)
+        if not quick or not file.io.acquire(blocking=False):
+            raise Needs(lambda: self._write(file, offset, data), final=True)
+        try:
+            self._changed(draft)
+            draft.write(offset, data)
+            file.unsettled_bytes += len(data)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise Needs(lambda: self._write(file, offset, data), final=True) from exc
+        finally:
+            file.io.release()
+        return len(data)
+
+    def _write(self, file: OpenFile, offset: int, data: bytes) -> int:
+        deadline = time.monotonic() + self._live.staging_wait_s
+        self._engine.area.check()
+        while True:
+            with file.io:
+                draft = file.draft
+                if draft is None:
+                    raise StagingError("the file was closed while it was written")
+                with self._engine.lock:
+                    self._changed(draft)
+                try:
+                    draft.write(offset, data)
+                    file.unsettled_bytes += len(data)
+                    return len(data)
+                except OSError as exc:
+                    if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+            self._engine.files.wait_for_room(len(data), deadline - time.monotonic(), refused=True)
+
+    def truncate(self, file: OpenFile, size: int) -> None:
+        """Cut an open file off, or extend it with zeros."""
+        if file.spoiled is not None:
+            raise file.spoiled
+        draft = self.begin(file, empty=size == 0)
+        file.node.cached = LOCAL
+        if draft.size != size:
+            self._expect_room(file, size)
+            if not file.io.acquire(blocking=False):
+                raise Needs(lambda: _wait(file))
+            try:
+                draft.truncate(size)
+            finally:
+                file.io.release()
+            self.charge(file, size)
+        self._changed(draft)
+
+    def _expect_room(self, file: OpenFile, end: int) -> None:
+        """Count what a file is going to have. `QuotaError` if the mount has no room for it; what is not larger than it
+        was when it was last acknowledged always has."""
+        if file.nameless or end <= file.extent:
+            return
+        if end > file.content.size_bytes:
+            self._engine.usage.expect_room(end - file.extent)
+        self.charge(file, end)
+
+    def charge(self, file: OpenFile, extent: int | None = None) -> None:
+        """Count what a file's draft takes beside what was acknowledged of the file."""
+        if extent is not None:
+            file.extent = extent
+        charged = 0 if file.draft is None or file.nameless else file.extent - file.content.size_bytes
+        self._engine.usage.draft_bytes += charged - file.charged
+        file.charged = charged
+
+    def lost_name(self, file: OpenFile) -> None:
+        """The file has no name any more."""
+        file.nameless = True
+        self.charge(file)
+
+    def _changed(self, draft: Draft) -> None:
+        draft.changes += 1
+        draft.attributes = draft.attributes._replace(mtime_ns=time.time_ns())
+
+    def _wait_for_room(self, n_bytes: int) -> None:
+        self._engine.files.wait_for_room(n_bytes, self._live.staging_wait_s)
+
+    def discard(self, file: OpenFile) -> None:
+        """Nobody has it open any more."""
+        self._close_reader(file)
+        if file.draft is not None:
+            file.draft.close()
+            file.draft = None
+            self.charge(file)
+        self._drop_fetched(file.fetched)
+        file.fetched = None
+
+
+def _wait(file: OpenFile) -> None:
+    with file.io:
+        pass
+
+
+QUICK_BYTES = 64 * 1024
+"""Up to here a read or write of a local file is done at once, and not in a thread."""
+
+
+class Reader(Protocol):
+    """Where an open file's bytes are read from."""
+
+    def here(self, offset: int, size: int) -> bytes | None:
+        """The bytes if they can be had at once."""
+        ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes, wherever they are."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class BytesReader:
+    """Bytes in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def here(self, offset: int, size: int) -> bytes | None:
+        return self._data[offset : offset + size]
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
+
+    def close(self) -> None:
+        pass
+
+
+class FileReader:
+    """A staged file, or a clean copy of an object."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = os.fdopen(fd, "rb", buffering=0)  # closed when the last read in a thread has ended
+
+    def here(self, offset: int, size: int) -> bytes | None:
+        return self.read(offset, size) if size <= QUICK_BYTES else None
+
+    def read(self, offset: int, size: int) -> bytes:
+        parts = []
+        while size > 0 and (part := os.pread(self._fd.fileno(), size, offset)):
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        pass
+
+
+class StoredReader:
+    """An object of the bucket, through the node's cache."""
+
+    def __init__(self, live: LiveBucket, content: Stored) -> None:
+        self._blocks = live.blocks
+        full = live.engine.prefix + content.key
+        self._ref = ObjectRef(live.engine.bucket.url, full, content.size_bytes, content.etag)
+        self._id = object_id(self._ref)
+
+    def here(self, offset: int, size: int) -> bytes | None:
+        number = offset // BLOCK_BYTES
+        start = offset - number * BLOCK_BYTES
+        if start + size > block_length(self._ref.size_bytes, number):
+            return None
+        view = self._blocks.view_here(block_id(self._id, number), start, start + size)
+        return bytes(view) if view is not None else None
+
+    def read(self, offset: int, size: int) -> bytes:
+        parts = []
+        end = min(offset + size, self._ref.size_bytes)
+        while offset < end:
+            number = offset // BLOCK_BYTES
+            first = number * BLOCK_BYTES
+            stop = min(end, first + BLOCK_BYTES)
+            parts.append(bytes(self._blocks.read(self._ref, number, offset - first, stop - first)))
+            offset = stop
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,320 @@
+"""Open files of a read-write mount by handle: reading, writing, and when what was written is acknowledged.
+
+Part of `BucketFs`; takes its lock itself. What `Needs` asks for, and what `flush`, `fsync`, `release` and `long_open`
+give back, waits, and is called in a thread without the lock. `bucket_files` has the bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, StagingFullError
+from datacache.writeback.model import Logged, Pending, Stored
+from datacache.writeback.overlay import parent_of
+from datacache.writeback.remote.bucket import Needs
+from fuse_mount.bucket.fs.files import OpenFile
+from fuse_mount.bucket.fs.nodes import Nodes
+from fuse_mount.bucket.fs.shared import Mounted
+
+_log = logging.getLogger("fuse_mount")
+
+
+class Handle(NamedTuple):
+    """One open(2)."""
+
+    file: OpenFile
+    writes: bool
+
+
+class Handles:
+    """One mount's open files."""
+
+    def __init__(self, mounted: Mounted, nodes: Nodes) -> None:
+        self._mounted = mounted
+        self._live, self._engine = mounted.live, mounted.engine
+        self._remote = mounted.remote
+        self._tree = mounted.tree
+        self._files = mounted.files
+        self._nodes = nodes
+        self._handles: dict[int, Handle] = {}
+
+    def open(self, ino: int, flags: int, *, fetches: bool = True) -> int:
+        """A handle. What the kernel has kept of the file's bytes is right: other bytes have another inode. With
+        `fetches` what is going to be appended to is brought here first. What cannot be changed, because the store that
+        has its bytes is away, is not opened to be: the kernel would take the writes, and only close(2) would fail."""
+        with self._engine.lock:
+            node = self._tree.get(ino)
+            state = self._nodes.state_of(node)
+            if state.content is None:
+                raise OSError(errno.EISDIR, "it is a folder")
+            truncates = bool(flags & os.O_TRUNC)
+            writes = truncates or flags & os.O_ACCMODE != os.O_RDONLY
+            if writes and node.open is not None:
+                self._files.expect_current(node.open)
+            if writes and not truncates and isinstance(state.content, Stored) and state.content.key == state.key:
+                self._remote.checked(state.key)  # a part of what somebody else has replaced cannot be changed
+                state = self._nodes.state_of(node)
+            if node.open is None:
+                node.open = OpenFile(node, state)
+            file = node.open
+            if file.draft is None and state.content != file.content:
+                self._files.set_content(file, state.content or Logged(0))  # another version by now
+                file.base, file.attributes = state.base, state.attributes
+            changes_part = fetches and writes and not truncates
+            if changes_part and self._files.is_only_in_store(file) and self._remote.is_away:
+                self.close_if_unused(file)
+                raise self._remote.unavailable(state.key)
+            if truncates:
+                self._files.truncate(file, 0)  # `Needs` where the file is still being closed: it stays what it is
+            handle = self.opened(file, writes=writes)
+            appends = bool(flags & os.O_APPEND)
+            if fetches and writes and self._files.wants_its_bytes(file, appends=appends):
+                raise Needs(partial(self._with_its_bytes, handle), final=True)
+            return handle
+
+    def _with_its_bytes(self, handle: int) -> int:
+        """Begin the draft of a file that is opened to be changed in part: the handle. Without the lock, in a thread."""
+        with self._engine.lock:
+            file = self._handles[handle].file
+        try:
+            while True:
+                try:
+                    with self._engine.lock:
+                        if file.spoiled is not None:
+                            raise file.spoiled
+                        self._files.begin(file)
+                    return handle
+                except Needs as needs:
+                    needs.load()
+        except (ObjectChangedError, ObjectNotFoundError) as exc:
+            self._let_go(handle)
+            with self._engine.lock:
+                self._remote.expire(parent_of(file.node.key))
+            raise OSError(errno.ESTALE, "it was changed elsewhere", file.node.key) from exc  # the kernel looks again
+        except BaseException:
+            self._let_go(handle)
+            raise
+
+    def _let_go(self, handle: int) -> None:
+        """Release a handle that nobody was given. What others wrote to the file meanwhile may be left to be done."""
+        left = self.release(handle)
+        if left is None:
+            return
+        try:
+            left()
+        except (DatacacheError, OSError) as exc:  # told to who wrote it, by its own close
+            _log.warning("an open file could not be made durable: %s", exc)
+
+    def opened(self, file: OpenFile, *, writes: bool) -> int:
+        """A new handle of a file. Under the lock."""
+        handle = self._mounted.new_handle()
+        self._handles[handle] = Handle(file, writes)
+        file.handles += 1
+        file.writers += writes
+        return handle
+
+    def read(self, handle: int, offset: int, size: int) -> bytes:
+        """Bytes of an open file."""
+        with self._engine.lock:
+            return self._files.read(self._handles[handle].file, offset, size)
+
+    def write(self, handle: int, offset: int, data: bytes) -> int:
+        """Write to an open file: how much was written, which is all."""
+        with self._engine.lock:
+            return self._files.write(self._handles[handle].file, offset, data)
+
+    def truncate(self, handle: int | None, size: int) -> bool:
+        """Change an open file's size, if there is one of this handle: whether there is. Under the lock."""
+        opened = self._handles.get(handle) if handle is not None else None
+        if opened is None or handle is None:
+            return False
+        self._files.truncate(opened.file, size)
+        if not opened.writes:  # open(2) with O_TRUNC, for reading: closing it is what acknowledges this
+            self._handles[handle] = Handle(opened.file, True)
+            opened.file.writers += 1
+        return True
+
+    def spoil(self, handle: int, exc: BaseException, n_bytes: int) -> str:
+        """Note that a write of so many bytes has failed: the file's key. The kernel has told its writer already that
+        all is well, keeps the bytes, and would not write them again: so no close or sync of this open file succeeds
+        from now on, and who opens the name anew gets another inode, with what is really here."""
+        with self._engine.lock:
+            file = self._handles[handle].file
+            if file.spoiled is not None:
+                self._engine.losses.grow(file.loss, n_bytes)
+                return file.node.key
+            file.spoiled = exc
+            node = file.node
+            key = node.key
+            self._lose(file, n_bytes, exc)
+            _log.error("%s: what was written is lost, and its writer is told at close: %s", key, exc)
+            if node.parent is None or self._tree.is_gone(node):
+                return key
+            self._mounted.on_stale(node.parent.ino, node.name)
+            self._tree.unname(node)
+            self._files.lost_name(file)
+            pending = self._engine.overlay.get(key)
+            if pending is not None and not pending.ready:  # a new file, of which nothing is to be kept
+                pendings, drop = self._engine.gone(key, base="")
+                self._engine.record(pendings, drop=drop)
+            return key
+
+    def _lose(self, file: OpenFile, n_bytes: int, exc: BaseException) -> None:
+        """Note what is lost of a file, for status and flush to tell. Of one that was deleted here nothing is."""
+        if self._tree.is_gone(file.node) and not file.replaced:
+            return
+        size = file.draft.size if file.draft is not None else 0
+        n_bytes += min(file.unsettled_bytes, size)  # a page that is written a thousand times is lost once
+        file.loss = self._engine.losses.add(file.node.key, n_bytes, _reason(exc))
+
+    def _doubt(self, file: OpenFile, exc: BaseException) -> None:
+        """Note that the journal has refused what was written to a file: it is lost, unless a later try succeeds before
+        the server ends."""
+        with self._engine.lock:
+            if not file.uncommitted_bytes or not self._engine.unsettled(file.ticket) or self._tree.is_gone(file.node):
+                return
+            lost_bytes, file.uncommitted_bytes = file.uncommitted_bytes, 0
+            self._engine.losses.add(file.node.key, lost_bytes, _reason(exc), ticket=file.ticket)
+        self._engine.losses.save()
+
+    def flush(self, handle: int, *, wait: bool = True) -> Callable[[], None] | None:
+        """close(2): what has to be done for all that was written to be acknowledged. It waits for a disk, with `wait`
+        for room as well."""
+        with self._engine.lock:
+            opened = self._handles[handle]
+            file = opened.file
+            if opened.writes and file.spoiled is not None:
+                raise file.spoiled
+            dirty = file.draft is not None and file.draft.dirty
+            waits = self._engine.ack == "uploaded" and file.ticket > 0
+            if not opened.writes or not (dirty or waits or self._engine.unsettled(file.ticket)):
+                return None
+            return partial(self.settle, file, wait=wait)
+
+    def is_small(self, handle: int) -> bool:
+        """Whether an open file's bytes go into the journal."""
+        draft = self._handles[handle].file.draft
+        return draft is not None and draft.in_memory(0)
+
+    def fsync(self, handle: int) -> Callable[[], None]:
+        """fsync(2): the same, and all else that was changed before."""
+        with self._engine.lock:
+            file = self._handles[handle].file
+
+        def settle() -> None:
+            self.settle(file)
+            self.commit()
+
+        return settle
+
+    def release(self, handle: int) -> Callable[[], None] | None:
+        """The handle is not used any more: what is left to be done, in a thread."""
+        with self._engine.lock:
+            opened = self._handles.pop(handle)
+            file = opened.file
+            file.handles -= 1
+            file.writers -= opened.writes
+            if file.handles or (file.draft is not None and file.draft.dirty and not self._tree.is_gone(file.node)):
+                if not file.writers and file.draft is not None and file.draft.dirty:
+                    return lambda: self.settle(file)
+                return None
+            self.close_if_unused(file)
+            return None
+
+    def long_open(self, for_s: float | None = None) -> list[tuple[int, Callable[[], None]]]:
+        """Inode numbers of files that have been open for writing for a while (None: as long as it is set), and what is
+        to be done in a thread for each, after the kernel has written what it has of it."""
+        now = time.monotonic()
+        for_s = self._live.upload_every_s if for_s is None else for_s
+        due: list[tuple[int, Callable[[], None]]] = []
+        with self._engine.lock:
+            for opened in self._handles.values():
+                if opened.writes and opened.file.synced_at + for_s <= now:
+                    opened.file.synced_at = now
+                    due.append((opened.file.node.ino, partial(self.settle, opened.file)))
+        return due
+
+    def commit(self, *, wait: bool = True) -> None:
+        """Return when all changes of names so far are durable. May take long: with `wait`, for room as well."""
+        self._engine.commit(wait_s=self._live.staging_wait_s if wait else 0.0)
+
+    def settle(self, file: OpenFile, *, wait: bool = True) -> None:
+        """Make what was written to a file durable and pending. Without the lock, and in a thread: with `wait` for room,
+        too. It may be called again after any error."""
+        if file.spoiled is not None:
+            self.close_if_unused(file)
+            raise file.spoiled
+        try:
+            pending = self._stage(file)
+        except BaseException as exc:
+            self.close_if_unused(file, exc)
+            raise
+        self.close_if_unused(file)
+        try:
+            self._engine.commit(file.ticket, wait_s=self._live.staging_wait_s if wait else 0.0)
+        except BaseException as exc:
+            if wait or not isinstance(exc, StagingFullError):  # else it is tried again at once
+                self._doubt(file, exc)
+            raise
+        if self._engine.ack == "uploaded":
+            pending = pending or self._engine.get(self._key_of(file))
+            if pending is not None and pending.ready:
+                self._live.uploader.wait_for(pending.key, pending.version, None)
+
+    def settle_all(self, files: list[OpenFile]) -> None:
+        """The same for several."""
+        for file in files:
+            self.settle(file)
+
+    def _key_of(self, file: OpenFile) -> str:
+        with self._engine.lock:
+            return "" if self._tree.is_gone(file.node) else file.node.key
+
+    def _stage(self, file: OpenFile) -> Pending | None:
+        with file.io:
+            draft = file.draft
+            if draft is None or not draft.dirty:
+                return None
+            changes, taken = draft.changes, file.unsettled_bytes
+            draft.sync()
+            with self._engine.lock:
+                if self._tree.is_gone(file.node):
+                    return None
+                key = file.node.key
+                content, blob = draft.content(), draft.blob()
+                pending = self._engine.change(key, draft.attributes, content, base=file.base)
+                uncommitted = file.uncommitted_bytes if self._engine.unsettled(file.ticket) else 0
+                file.ticket = self._engine.record([pending], blobs={key: blob} if blob else {})
+                draft.settled_changes = changes
+                file.unsettled_bytes -= taken
+                file.uncommitted_bytes = min(uncommitted + taken, draft.size)
+                file.synced_at = time.monotonic()
+                file.content, file.attributes = content, draft.attributes
+                self._files.charge(file)
+                return pending
+
+    def close_if_unused(self, file: OpenFile, failure: BaseException | None = None) -> None:
+        """Let go of a file that nobody has open any more. `failure`: why what was written to it could not be kept."""
+        with self._engine.lock:
+            if file.handles or file.node.open is not file or not file.io.acquire(blocking=False):
+                return  # who has `io` comes here afterwards
+            try:
+                if failure is not None and file.unsettled_bytes:
+                    self._lose(file, 0, failure)
+                self._files.discard(file)
+            finally:
+                file.io.release()
+            file.node.open = None
+            self._tree.drop(file.node)
+        if failure is not None:
+            self._engine.losses.save()
+
+
+def _reason(exc: BaseException) -> str:
+    return (exc.strerror if isinstance(exc, OSError) else None) or str(exc)

@@ -1,0 +1,210 @@
+"""The files and folders of a read-write mount that the kernel knows: inode numbers and names, not what they hold.
+
+Part of `BucketFs`, under its lock. A node is made when the kernel first hears of it. When the kernel forgets it, as it
+does whenever memory is short, it *rests*: programs compare the inode numbers and times that they were told, so the
+kernel hears the same ones when it asks again. Of resting nodes the tree drops those that were forgotten first. A node's
+key is found by walking up, so that a folder is renamed by one change.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fuse_mount.bucket.fs.files import OpenFile
+
+ROOT = 1
+MOST_RESTING = 50_000
+"""Files and empty folders that keep their numbers and times after the kernel has forgotten them. Each takes some 0.5 KB
+(a node, its name, its rows in four dictionaries)."""
+_LET_GO_AT_A_TIME = 4
+"""One that rests takes the place of more than one, since a folder may rest in turn when its last file is let go of."""
+_OLD_AT_A_TIME = 256
+LOCAL = "local"
+"""For `Node.cached`: bytes that were written through this mount, which the kernel has seen itself."""
+
+
+class Node:
+    """One inode."""
+
+    __slots__ = ("cached", "children", "ctime_ns", "ino", "is_folder", "lookups", "mtime_ns", "name", "open", "parent")
+
+    def __init__(self, ino: int, parent: Node | None, name: str, is_folder: bool) -> None:
+        self.ino = ino
+        self.parent = parent
+        self.name = name
+        """Without a slash; '' for the root."""
+        self.is_folder = is_folder
+        self.children: dict[str, Node] | None = {} if is_folder else None
+        self.lookups = 0
+        """How often the kernel was told of it, less what it has forgotten."""
+        self.open: OpenFile | None = None
+        """A file's state while somebody has it open."""
+        self.ctime_ns = 0
+        """When it was last changed through this mount; 0 for never."""
+        self.mtime_ns = 0
+        """Of a folder: when a name in it was last changed; not kept anywhere else."""
+        self.cached = ""
+        """Which bytes the kernel takes this inode for: an ETag, or `LOCAL`; '' before it was told."""
+
+    @property
+    def key(self) -> str:
+        """Relative to the mount: '' for the root, with a trailing slash for other folders."""
+        names = []
+        node = self
+        while node.parent is not None:
+            names.append(node.name)
+            node = node.parent
+        key = "/".join(reversed(names))
+        return f"{key}/" if self.is_folder and key else key
+
+
+class Tree:
+    """Nodes by inode number and by name."""
+
+    def __init__(self) -> None:
+        self.root = Node(ROOT, None, "", True)
+        self.root.lookups = 1
+        self._nodes: dict[int, Node] = {ROOT: self.root}
+        self._next = ROOT + 1
+        self._n_known = 1
+        """How many nodes the kernel was told of and has not forgotten."""
+        self._gone: set[int] = set()
+        self._resting: OrderedDict[int, Node] = OrderedDict()
+        """Those that only their names keep, in the order in which the kernel forgot them. None has children."""
+        self._not_asked: OrderedDict[int, Node] = OrderedDict()
+        """Files that the kernel knows and was not asked to forget, in the order in which it was told of them."""
+
+    def get(self, ino: int) -> Node:
+        """The node of an inode number that the kernel was told."""
+        try:
+            return self._nodes[ino]
+        except KeyError:
+            raise OSError(errno.ESTALE, "this inode number is not known any more") from None
+
+    def is_gone(self, node: Node) -> bool:
+        """Whether it has no name any more."""
+        return node.ino in self._gone
+
+    def child(self, parent: Node, name: str) -> Node | None:
+        """The node of a name, if there is one."""
+        return parent.children.get(name) if parent.children is not None else None
+
+    def make(self, parent: Node, name: str, *, is_folder: bool) -> Node:
+        """The node of a name, made if need be. One of the other kind has no name any more."""
+        node = self.child(parent, name)
+        if node is not None and node.is_folder == is_folder:
+            return node
+        if node is not None:
+            self.unname(node)
+        node = self._nodes[self._next] = Node(self._next, parent, name, is_folder)
+        self._next += 1
+        self._name(parent, name, node)
+        return node
+
+    def passing(self) -> Node:
+        """A file's node without a name."""
+        node = self._nodes[self._next] = Node(self._next, None, "", False)
+        self._gone.add(self._next)
+        self._next += 1
+        return node
+
+    def tell(self, node: Node) -> None:
+        """Count that the kernel is told of a node, and will `forget` it."""
+        if not node.lookups:
+            self._n_known += 1
+            self._resting.pop(node.ino, None)
+            if not node.is_folder:
+                self._not_asked[node.ino] = node
+        node.lookups += 1
+
+    def old(self, most: int) -> list[Node]:
+        """Return files that the kernel was told of a long time ago, if it knows more than `most` nodes: some at a time,
+        and each once until it is forgotten and told again."""
+        found: list[Node] = []
+        while self._n_known - most > _OLD_AT_A_TIME and len(found) < _OLD_AT_A_TIME and self._not_asked:
+            _, node = self._not_asked.popitem(last=False)
+            if node.open is None and node.parent is not None and node.ino not in self._gone:
+                found.append(node)
+        return found
+
+    def find(self, key: str) -> Node | None:
+        """The node of a key, if there is one."""
+        node: Node | None = self.root
+        for name in key.rstrip("/").split("/") if key else ():
+            node = self.child(node, name) if node is not None else None
+        return node if node is not None and node.is_folder == (key.endswith("/") or not key) else None
+
+    def rename(self, node: Node, parent: Node, name: str) -> None:
+        """Give a node another name. Whoever had it has none any more."""
+        other = self.child(parent, name)
+        if other is not None and other is not node:
+            self.unname(other)
+        old_parent = node.parent
+        _unname(node)
+        node.parent, node.name = parent, name
+        self._name(parent, name, node)
+        if old_parent is not None:
+            self.drop(old_parent)
+
+    def unname(self, node: Node) -> None:
+        """A node's file is deleted, or replaced by another one."""
+        _unname(node)
+        self._gone.add(node.ino)
+        self.drop(node)
+        if node.parent is not None:
+            self.drop(node.parent)
+
+    def forget(self, ino: int, count: int) -> None:
+        """The kernel has forgotten it so many times."""
+        node = self._nodes[ino]
+        node.lookups -= count
+        if not node.lookups:
+            self._n_known -= 1
+            self._not_asked.pop(ino, None)
+        self.drop(node)
+
+    def drop(self, node: Node) -> None:
+        """Let a node rest that neither the kernel nor anybody else knows any more; let go of one without a name."""
+        self._rest(node)
+        for _ in range(_LET_GO_AT_A_TIME):
+            if len(self._resting) > MOST_RESTING:
+                self._remove(next(iter(self._resting.values())))
+
+    def _rest(self, node: Node) -> None:
+        if node.lookups > 0 or node.open is not None or node.children or node is self.root:
+            return
+        if node.ino not in self._nodes:
+            return
+        if node.ino in self._gone:
+            self._remove(node)
+        else:
+            self._resting[node.ino] = node
+
+    def _remove(self, node: Node) -> None:
+        del self._nodes[node.ino]
+        self._resting.pop(node.ino, None)
+        self._gone.discard(node.ino)
+        _unname(node)
+        if node.parent is not None:
+            self._rest(node.parent)  # nothing may be left in it
+
+    def _name(self, parent: Node, name: str, node: Node) -> None:
+        if parent.children is not None:
+            parent.children[name] = node
+            self._resting.pop(parent.ino, None)
+
+    def below(self, folder: Node) -> list[Node]:
+        """All nodes below a folder."""
+        found = list((folder.children or {}).values())
+        for node in found:
+            found.extend((node.children or {}).values())
+        return found
+
+
+def _unname(node: Node) -> None:
+    parent = node.parent
+    if parent is not None and parent.children is not None and parent.children.get(node.name) is node:
+        del parent.children[node.name]

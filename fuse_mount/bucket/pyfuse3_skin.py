@@ -1,0 +1,491 @@
+"""`BucketFs` behind pyfuse3: requests in, answers and errnos out, and nothing else.
+
+Used by the server process of a read-write mount, which has one mount and runs `serve` in its main thread. What takes
+time (`Needs`, and all that makes something durable) runs in threads; everything else is answered in the loop.
+
+How the loop of a read-write mount waits for the kernel's next request: a moment by itself, then with trio.
+
+Used by `pyfuse3_adapter`. A program that creates files sends its requests one after the other, each right after the
+answer to the last. Waiting for each through trio (lock, epoll, scheduler) costs more than answering it: measured, a
+file system that does nothing takes 160 µs of CPU for a file that is created, written and closed, and 60 without. So
+where no other request is being worked on, the loop waits for the next one in poll(2), for a millisecond at most, which
+lets other threads run; then trio's turn comes.
+
+pyfuse3 looks its wait up by name for each request (`_wait_fuse_readable`, 3.3 to 3.5). A release that has none of that
+name is left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import select
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import pyfuse3
+import trio
+
+from datacache.core.errors import DatacacheError, StagingFullError
+from datacache.writeback.remote.bucket import Needs
+from fuse_mount.bucket.fs.bucket_fs import LONGEST_NAME, Attr, BucketFs, Changes
+from fuse_mount.errno_map import FailureLog, errno_of
+
+T = TypeVar("T")
+_log = logging.getLogger("fuse_mount")
+_CHECK_OPEN_S = 1.0
+_REMEMBER_S = 10.0
+_BLOCK_BYTES = 4096
+_ROOM_BLOCKS = 2**50 // _BLOCK_BYTES
+"""A bucket without a quota has no size: statfs(2) says 1 PiB, of which all is free."""
+_MAX_REQUESTS = 400
+"""At a time: many may wait for room or for an upload, and all others must be answered."""
+_THREADS = 420
+_TOLD = frozenset((errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT))
+"""Errnos of `BucketFs` that no program brings about by what it asks for: `dsctl status` tells of them."""
+_BY_HANDLE = frozenset(("read", "write", "flush", "fsync", "release"))
+"""Requests of open files: ESTALE of these reaches a program, and so does that of a `setattr` with a handle, which has
+no path. For all others the kernel looks the path up again, once: if the object is replaced all the time, the program
+gets the second ESTALE, and status does not tell it."""
+_LOST_HINT = "Write the file again. `lost` in dsctl status says how much of it, until dsctl flush --forget-lost."
+_SWITCH_S = 0.0005
+"""How long another thread may go on before it is this one's turn: a request waits for it, and an upload does not."""
+
+
+def serve(
+    fs: BucketFs,
+    mountpoint: str,
+    options: Iterable[str],
+    *,
+    failures: FailureLog | None = None,
+    ready: Callable[[], None] | None = None,
+) -> None:
+    """Mount, and answer the kernel until it is unmounted. `ready` is called once it is mounted. `failures` gets what
+    those see as an errno who read and write.
+
+    `options` are mount(8) options besides those that BucketFs relies on. Raises what pyfuse3 raises if it cannot be
+    mounted.
+    """
+    operations = _Operations(fs, failures or FailureLog())
+    sys.setswitchinterval(_SWITCH_S)
+    pyfuse3.init(operations, mountpoint, set(options))
+    try:
+        fs.on_stale = _forget_name
+        if ready is not None:
+            ready()
+        trio.run(_run, fs, operations)
+    finally:
+        pyfuse3.close(unmount=True)
+
+
+def sync_open(fs: BucketFs) -> None:
+    """Make durable what was written to files that are open: from another thread than `serve`'s."""
+    for ino, settle in fs.long_open(0.0):
+        try:
+            _bring_pages(ino)
+            settle()
+        except (DatacacheError, OSError) as exc:
+            _log.warning("an open file could not be made durable: %s", exc)
+
+
+def stop() -> None:
+    """End `serve` from another thread; the mount is taken away."""
+    token = pyfuse3.trio_token
+    if token is not None:
+        trio.from_thread.run_sync(pyfuse3.terminate, trio_token=token)
+
+
+async def _run(fs: BucketFs, operations: _Operations) -> None:
+    fd = _device_fd()
+    if fd is not None:
+        operations.waiting = Waiting(fd)
+        operations.waiting.install()
+    trio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_sync_long_open, fs)
+        nursery.start_soon(_remember, fs)
+        await pyfuse3.main(max_tasks=_MAX_REQUESTS)
+        nursery.cancel_scope.cancel()
+
+
+async def _sync_long_open(fs: BucketFs) -> None:
+    """Files that stay open are made durable, and so uploaded, from time to time."""
+    async with trio.open_nursery() as nursery:
+        while True:
+            await trio.sleep(_CHECK_OPEN_S)
+            try:
+                found = list(fs.long_open())
+            except Exception:  # noqa: BLE001 - what runs beside the requests must never end the server
+                _log.exception("open files could not be looked through")
+                continue
+            for ino, settle in found:
+                nursery.start_soon(_sync_open, ino, settle)
+
+
+async def _sync_open(ino: int, settle: Callable[[], None]) -> None:
+    try:
+        await trio.to_thread.run_sync(_bring_pages, ino, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(settle)
+    except (DatacacheError, OSError) as exc:
+        _log.warning("an open file could not be made durable: %s", exc)
+    except Exception:  # noqa: BLE001 - as above
+        _log.exception("an open file could not be made durable")
+
+
+async def _remember(fs: BucketFs) -> None:
+    while True:
+        await trio.sleep(_REMEMBER_S)
+        try:
+            await trio.to_thread.run_sync(fs.remember)
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("what is known of the bucket could not be noted")
+
+
+def _bring_pages(ino: int) -> None:
+    """Have the kernel write what it has gathered of a file: it does before it forgets the file's pages."""
+    try:
+        pyfuse3.invalidate_inode(ino)
+    except OSError as exc:
+        _log.info("the kernel did not write the pages of inode %d: %s", ino, exc)
+
+
+def _device_fd() -> int | None:
+    """The descriptor of the connection, which this process has one of."""
+    found = [int(name) for name in os.listdir("/proc/self/fd") if _is_device(f"/proc/self/fd/{name}")]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_device(link: str) -> bool:
+    try:
+        return os.readlink(link) == "/dev/fuse"
+    except OSError:
+        return False
+
+
+def _forget_name(parent: int, name: str) -> None:
+    try:
+        pyfuse3.invalidate_entry_async(parent, os.fsencode(name), ignore_enoent=True)
+    except OSError as exc:
+        _log.info("the kernel did not forget %s: %s", name, exc)
+
+
+async def _answer(call: Callable[..., T], *args: Any) -> T:
+    """What a call of `BucketFs` gives, after all that it needs."""
+    while True:
+        try:
+            return call(*args)
+        except Needs as needs:
+            found = await trio.to_thread.run_sync(needs.load)
+            if needs.final:
+                return found  # type: ignore[return-value]
+
+
+def _request(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """A request handler whose errors become errnos."""
+
+    @functools.wraps(handler)
+    async def answer(self: _Operations, *args: Any) -> T:
+        waiting = self.waiting
+        if waiting is not None:
+            waiting.under_way += 1
+        try:
+            return await handler(self, *args)
+        except pyfuse3.FUSEError:
+            raise
+        except DatacacheError as exc:
+            self.failures.report(_what(handler.__name__, exc), exc)
+            raise pyfuse3.FUSEError(errno_of(exc)) from exc
+        except OSError as exc:
+            if exc.errno in _TOLD and (exc.errno != errno.ESTALE or _has_handle(handler.__name__, args)):
+                self.failures.report(_what(handler.__name__, exc), exc, exc.errno)
+            raise pyfuse3.FUSEError(exc.errno or errno.EIO) from exc
+        except Exception as exc:
+            _log.exception("%s failed", handler.__name__)
+            raise pyfuse3.FUSEError(errno.EIO) from exc
+        finally:
+            if waiting is not None:
+                waiting.under_way -= 1
+
+    return answer
+
+
+def _has_handle(operation: str, args: tuple[Any, ...]) -> bool:
+    """Tell whether a request is made of an open file: ftruncate(2) and fchmod(2) are, truncate(2) and chmod(2) not."""
+    return operation in _BY_HANDLE or (operation == "setattr" and args[3] is not None)
+
+
+def _what(operation: str, exc: BaseException) -> str:
+    """Return what to call a failure by: what it is about, if it says so, and what was asked for."""
+    names = (getattr(exc, name, "") for name in ("path", "key", "url", "filename"))
+    about = next((name for name in names if name), "")
+    return f"{operation} {about}".rstrip()
+
+
+class _Operations(pyfuse3.Operations):  # type: ignore[misc]
+    supports_dot_lookup = False
+    # The kernel gathers small writes and keeps what was written; it trusts its own size and times of a file, which is
+    # why `BucketFs` gives another inode to what somebody else has put under a name. close(2) and fsync(2) bring all of
+    # it here before they ask for it to be made durable.
+    enable_writeback_cache = True
+
+    def __init__(self, fs: BucketFs, failures: FailureLog) -> None:
+        super().__init__()
+        self.failures = failures
+        self.waiting: Waiting | None = None
+        self._fs = fs
+        self._folders: dict[int, int] = {}  # handle of a folder -> its inode number
+
+    # --- names -----------------------------------------------------------------------------------------------------
+
+    @_request
+    async def lookup(self, parent: int, name: bytes, _ctx: Any) -> Any:
+        return self._entry(await _answer(self._fs.lookup, parent, name))
+
+    async def forget(self, inodes: Iterable[tuple[int, int]]) -> None:
+        for ino, count in inodes:
+            try:
+                self._fs.forget(ino, count)
+            except Exception:  # noqa: BLE001 - nobody waits for an answer: it would end the server
+                _log.exception("inode %d cannot be forgotten", ino)
+
+    @_request
+    async def getattr(self, ino: int, _ctx: Any) -> Any:
+        return self._entry(await _answer(self._fs.getattr, ino))
+
+    @_request
+    async def setattr(self, ino: int, attr: Any, fields: Any, fh: int | None, _ctx: Any) -> Any:
+        changes = Changes(
+            mode=attr.st_mode if fields.update_mode else None,
+            uid=attr.st_uid if fields.update_uid else None,
+            gid=attr.st_gid if fields.update_gid else None,
+            size=attr.st_size if fields.update_size else None,
+            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+            ctime_ns=attr.st_ctime_ns if fields.update_ctime else None,
+        )
+        return self._entry(await _answer(self._fs.setattr, ino, changes, fh))
+
+    @_request
+    async def opendir(self, ino: int, _ctx: Any) -> int:
+        handle = await _answer(self._fs.opendir, ino)
+        self._folders[handle] = ino
+        return handle
+
+    @_request
+    async def readdir(self, fh: int, start: int, token: Any) -> None:
+        ino = self._folders[fh]
+        entries = await _answer(self._fs.readdir, fh, start)
+        for number, entry in enumerate(entries, start + 1):
+            attr = self._fs.entered(ino, entry)
+            if not pyfuse3.readdir_reply(token, os.fsencode(entry.name), self._entry(attr), number):
+                self._fs.forget(attr.ino, 1)
+                return
+
+    @_request
+    async def releasedir(self, fh: int) -> None:
+        self._folders.pop(fh, None)
+        self._fs.releasedir(fh)
+
+    @_request
+    async def readlink(self, ino: int, _ctx: Any) -> bytes:
+        return await _answer(self._fs.readlink, ino)
+
+    # --- changes of names ------------------------------------------------------------------------------------------
+
+    @_request
+    async def create(self, parent: int, name: bytes, mode: int, flags: int, ctx: Any) -> Any:
+        call = functools.partial(self._fs.create, parent, name, flags, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid)
+        handle, attr = await _answer(call)
+        return pyfuse3.FileInfo(fh=handle, keep_cache=True), self._entry(attr)
+
+    @_request
+    async def mknod(self, parent: int, name: bytes, mode: int, _rdev: int, ctx: Any) -> Any:
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EPERM, "an object store has no devices, pipes or sockets")
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        call = functools.partial(self._fs.create, parent, name, flags, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid)
+        handle, attr = await _answer(call)
+        await self._close(handle)
+        return self._entry(attr)
+
+    @_request
+    async def mkdir(self, parent: int, name: bytes, mode: int, ctx: Any) -> Any:
+        call = functools.partial(self._fs.mkdir, parent, name, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid)
+        return await self._durably(self._entry(await _answer(call)))
+
+    @_request
+    async def symlink(self, parent: int, name: bytes, target: bytes, ctx: Any) -> Any:
+        call = functools.partial(self._fs.symlink, parent, name, target, uid=ctx.uid, gid=ctx.gid)
+        return await self._durably(self._entry(await _answer(call)))
+
+    @_request
+    async def unlink(self, parent: int, name: bytes, _ctx: Any) -> None:
+        await _answer(self._fs.unlink, parent, name)
+        await self._durably(None)
+
+    @_request
+    async def rmdir(self, parent: int, name: bytes, _ctx: Any) -> None:
+        await _answer(self._fs.rmdir, parent, name)
+        await self._durably(None)
+
+    @_request
+    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, _ctx: Any) -> None:
+        await _answer(self._fs.rename, parent, name, new_parent, new_name, flags)
+        await self._durably(None)
+
+    @_request
+    async def link(self, _ino: int, _parent: int, _name: bytes, _ctx: Any) -> Any:
+        raise OSError(errno.EPERM, "an object store has no hard links")
+
+    # --- open files ------------------------------------------------------------------------------------------------
+
+    @_request
+    async def open(self, ino: int, flags: int, _ctx: Any) -> Any:
+        return pyfuse3.FileInfo(fh=await _answer(self._fs.open, ino, flags), keep_cache=True)
+
+    @_request
+    async def read(self, fh: int, offset: int, size: int) -> bytes:
+        return await _answer(self._fs.read, fh, offset, size)
+
+    @_request
+    async def write(self, fh: int, offset: int, data: bytes) -> int:
+        try:
+            return await _answer(self._fs.write, fh, offset, data)
+        except (DatacacheError, OSError) as exc:
+            key = self._fs.spoil(fh, exc, len(data))
+            number = errno_of(exc) if isinstance(exc, DatacacheError) else exc.errno or errno.EIO
+            # The kernel has answered its writer already, and close(2) knows ENOSPC and EIO only.
+            told = errno.ENOSPC if number == errno.ENOSPC else errno.EIO
+            self.failures.report(f"write {key}", exc, told, _LOST_HINT)
+            await trio.to_thread.run_sync(self._fs.save_losses)
+            raise pyfuse3.FUSEError(number) from exc
+
+    @_request
+    async def flush(self, fh: int) -> None:
+        quick = self._fs.is_quick and self._fs.is_small(fh)
+        settle = self._fs.flush(fh, wait=not quick)
+        if settle is None:
+            return
+        if quick:
+            try:
+                settle()
+                return
+            except StagingFullError:  # room is waited for in a thread
+                settle = self._fs.flush(fh)
+        if settle is not None:
+            await trio.to_thread.run_sync(settle)
+
+    @_request
+    async def fsync(self, fh: int, _datasync: bool) -> None:
+        await trio.to_thread.run_sync(self._fs.fsync(fh))
+
+    @_request
+    async def fsyncdir(self, _fh: int, _datasync: bool) -> None:
+        await trio.to_thread.run_sync(self._fs.commit)
+
+    @_request
+    async def release(self, fh: int) -> None:
+        await self._close(fh)
+
+    @_request
+    async def statfs(self, _ctx: Any) -> Any:
+        found = pyfuse3.StatvfsData()
+        found.f_bsize = found.f_frsize = _BLOCK_BYTES
+        room = self._fs.room()
+        if room is None:
+            found.f_blocks = found.f_bfree = found.f_bavail = _ROOM_BLOCKS
+        else:
+            quota_bytes, used_bytes = room
+            found.f_blocks = quota_bytes // _BLOCK_BYTES
+            found.f_bfree = found.f_bavail = max(0, quota_bytes - used_bytes) // _BLOCK_BYTES
+        found.f_files = found.f_ffree = found.f_favail = 2**32
+        found.f_namemax = LONGEST_NAME
+        return found
+
+    # --- within ----------------------------------------------------------------------------------------------------
+
+    async def _close(self, fh: int) -> None:
+        settle = self._fs.release(fh)
+        if settle is not None:
+            await trio.to_thread.run_sync(settle)
+
+    async def _durably(self, answer: T) -> T:
+        if self._fs.is_quick:
+            try:
+                self._fs.commit(wait=False)
+                return answer
+            except StagingFullError:
+                pass
+        await trio.to_thread.run_sync(self._fs.commit)
+        return answer
+
+    def _entry(self, attr: Attr) -> Any:
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = attr.ino
+        entry.st_mode = attr.mode
+        entry.st_uid, entry.st_gid = attr.uid, attr.gid
+        entry.st_nlink = attr.links
+        entry.st_size = attr.size_bytes
+        entry.st_blksize = 1 << 20
+        entry.st_blocks = -(-attr.size_bytes // 512)
+        entry.st_mtime_ns = entry.st_atime_ns = attr.mtime_ns
+        entry.st_ctime_ns = attr.ctime_ns
+        entry.entry_timeout = entry.attr_timeout = self._fs.ttl_s if attr.complete else 0
+        entry.generation = 0
+        return entry
+
+
+_MOMENT_MS = 1
+_IN_A_ROW = 64
+"""Requests that are answered before trio has its turn all the same."""
+
+
+class Waiting:
+    """What is known of the requests of one session. In the loop's thread only."""
+
+    def __init__(self, fd: int) -> None:
+        self.under_way = 0
+        """Requests that are being worked on."""
+        self._fd = fd
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+        self._parked: list[trio.Event] = []
+        self._is_watched = False
+        self._is_closed = False
+        self._in_a_row = 0
+
+    def install(self) -> None:
+        """Have pyfuse3 wait this way."""
+        if hasattr(pyfuse3, "_wait_fuse_readable"):
+            pyfuse3._wait_fuse_readable = self.wait  # noqa: SLF001
+
+    async def wait(self) -> bool:
+        """Return when there is a request to read; false to end."""
+        if self._poll.poll(0 if self.under_way else _MOMENT_MS):
+            self._in_a_row += 1
+            if self._in_a_row < _IN_A_ROW:
+                return True
+        self._in_a_row = 0
+        if self._is_watched:
+            turn = trio.Event()
+            self._parked.append(turn)
+            await turn.wait()
+        self._is_watched = True
+        try:
+            while not self._is_closed:
+                await trio.lowlevel.wait_readable(self._fd)
+                if self._poll.poll(0):  # another task may have read it
+                    return True
+        except trio.ClosedResourceError:
+            self._is_closed = True
+        finally:
+            # The last to have come is the next to go: each task has a buffer of its own for requests, and those that
+            # are not needed are not touched.
+            if self._parked:
+                self._parked.pop().set()
+            else:
+                self._is_watched = False
+        return False

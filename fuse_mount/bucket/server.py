@@ -1,0 +1,403 @@
+"""The server of a read-write mount: the process that opens the live bucket, mounts it and answers the kernel.
+
+Run by `__main__`, started by `bucket_supervisor`. The main thread opens, mounts and serves (`pyfuse3_adapter`, with
+trio); beside it one thread says when the mount can be used, one waits for signals and the control socket has its own.
+
+The mount ends in one of these ways, and each time it goes on uploading for a while (`stop_flush_s`); what is left after
+that stays in the staging area:
+- somebody unmounts (`dsctl umount` has flushed before, umount(8) has not);
+- SIGTERM or SIGINT: it flushes, unmounts, and after a moment does not wait for who still has files open. A second
+  signal ends the flushing.
+
+A supervisor that dies is replaced by the server itself, also while no daemon (whose keeper would do it) runs.
+Where the connection to the kernel ends and the mount is still there (aborted through sysfs, an error of ours) the exit
+code is not 0, and the supervisor starts the next server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datacache.core.breaker import pause_s
+from datacache.core.errors import DatacacheError, MountError
+from datacache.settings import load_settings
+from fuse_mount.bucket import session as bucket_session
+from fuse_mount.bucket.areas import left_notes, left_of, note_left
+from fuse_mount.bucket.check import (
+    check_pyfuse3,
+    check_store,
+    open_live,
+    overlap_notes,
+    staging_notes,
+    written_before,
+)
+from fuse_mount.bucket.config import BucketConfig, BucketFiles, BucketInfo, normal_url
+from fuse_mount.bucket.control import ControlServer, Send
+from fuse_mount.bucket.metrics import render_metrics
+from fuse_mount.errno_map import Failure, FailureLog, with_failure
+from fuse_mount.kernel import session
+from fuse_mount.lifecycle import process
+from fuse_mount.lifecycle.control import Request
+
+if TYPE_CHECKING:
+    from datacache.writeback.live import LiveBucket
+
+_PROGRESS_EVERY_S = 0.2
+_SERVED_TIMEOUT_S = 2.0
+"""How long a lazy unmount waits for who has files open before the server ends anyway."""
+_ANSWER_TIMEOUT_S = 5.0
+_ALONE_S = 1.0
+"""From the supervisor's end until this server starts another one: the keeper may be quicker, and a mount host that ends
+kills the supervisor just before the server."""
+_LONGEST_PAUSE_S = 30.0
+_LOOK_EVERY_S = 3600.0
+
+_log = logging.getLogger("fuse_mount")
+
+Report = Callable[[dict[str, Any]], None]
+
+
+class _Interrupted(Exception):  # noqa: N818 - it is no error: nobody waits any more
+    """Raised in a flush that nobody waits for any more."""
+
+
+class BucketServer:
+    """One mount, from its start to its end."""
+
+    def __init__(self, config: BucketConfig, restarts: int) -> None:
+        self._config = config
+        self._restarts = restarts
+        self._files = BucketFiles(config.home, config.mountpoint)
+        self._supervisor = os.getppid()
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._live: LiveBucket
+        self._sync_open: Callable[[], None] = lambda: None
+        self._remember: Callable[[], None] = lambda: None
+        self._look_around: Callable[[], None] = lambda: None
+        self._info: BucketInfo
+        self._final_flush_s = config.stop_flush_s
+        """How long to go on uploading after the unmount. Set by who unmounts, read after it."""
+        self._hurry = threading.Event()
+        """Flushing is given up."""
+        self._served = threading.Event()
+        """Nothing is asked of the mount any more."""
+        self._finished = threading.Event()
+        """What is left is known."""
+        self._left: dict[str, Any] = {}
+        self._failures: tuple[Failure, ...] = ()
+        """The last errors that somebody who reads or writes got. Changed by the serving thread alone."""
+
+    def run(self, report: Report) -> int:
+        """Serve to the end; the exit code. Raises `DatacacheError` where it does not come to serving."""
+        check_pyfuse3()
+        _raise_open_files()
+        from fuse_mount.bucket import pyfuse3_skin as pyfuse3_adapter
+        from fuse_mount.bucket.fs.bucket_fs import BucketFs
+
+        config, target = self._config, self._config.mountpoint
+        notes = self._open()
+        try:
+            fs = BucketFs(self._live, uid=config.uid, gid=config.gid, umask=config.umask)
+            placed = bucket_session.place(target, normal_url(config.url), allow_other=config.allow_other)
+        except BaseException:
+            self._live.close(discard=True)
+            raise
+        notes += _stray_notes(target, placed.strays)
+        self._sync_open, self._remember = partial(pyfuse3_adapter.sync_open, fs), fs.remember
+        self._look_around = fs.remote.look_around
+        mount = session.mount_at(target)
+        self._info = BucketInfo(
+            mountpoint=Path(target),
+            url=normal_url(config.url),
+            ack=config.ack,
+            pid=os.getpid(),
+            supervisor=self._supervisor,
+            device=mount.device if mount is not None else 0,
+            staging=str(self._live.status()["staging"]["folder"]),
+            log=self._files.log,
+            started_at=time.time(),
+            restarts=self._restarts,
+            notes=tuple(notes),
+            config=replace(config, quota_bytes=self._live.engine.usage.quota_bytes),
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self._signals.put(number))
+        self._files.make_folder()
+        handlers = {"status": self._status, "metrics": self._metrics, "flush": self._flush, "stop": self._stop}
+        control = ControlServer(
+            self._files.listen(), handlers | {"quota": self._quota, "forget-lost": self._forget_lost}
+        )
+        threading.Thread(target=self._say_ready, args=(report,), name="ready", daemon=True).start()
+        threading.Thread(target=self._obey_signals, name="signals", daemon=True).start()
+        threading.Thread(target=self._stay_supervised, name="supervisor", daemon=True).start()
+        try:
+            # libfuse takes the descriptor of a mount that is made already for a mount point. The options that count are
+            # the mount's.
+            pyfuse3_adapter.serve(
+                fs, f"/dev/fd/{placed.fd}", {"default_permissions"}, failures=FailureLog(note=self._note_failure)
+            )
+        finally:
+            self._served.set()
+            self._finish()
+            control.close(timeout_s=_ANSWER_TIMEOUT_S)
+        if self._is_ours():
+            _log.error("the connection to the kernel has ended, but %s is still mounted", target)
+            return 1
+        self._files.remove_of(os.getpid())
+        _log.info("%s is unmounted; left: %s", target, self._left)
+        return 0
+
+    def _open(self) -> list[str]:
+        """Open the live bucket; what whoever mounts should know."""
+        config = self._config
+        settings = load_settings()
+        if config.staging:
+            settings = replace(settings, staging=Path(config.staging))
+        if config.credentials:  # a daemon that was started from here would have them, too
+            settings = replace(settings, credentials=Path(config.credentials), daemon="external")
+        before = written_before(settings, config.url)
+        self._live = open_live(config, settings, restarted=self._restarts > 0)
+        try:
+            status = self._live.status()
+            notes = left_notes(status)
+            if not self._restarts:
+                notes += check_store(config.url, settings, known=before, dirty=bool(status["dirty_files"]))
+                notes += staging_notes(status["staging"], settings) + overlap_notes(config, settings)
+        except BaseException:
+            self._live.close(discard=True)
+            raise
+        for note in notes:
+            _log.warning("%s", note)
+        return notes
+
+    # --- threads --------------------------------------------------------------------------------------------
+
+    def _say_ready(self, report: Report) -> None:
+        """Ask the mount something; when it answers it can be used."""
+        try:
+            os.statvfs(self._config.mountpoint)
+        except OSError as exc:
+            if not self._served.is_set():
+                report({"error": f"the mount does not answer: {exc.strerror}", "hint": f"See {self._files.log}"})
+            return
+        session.set_readahead(self._info.device)
+        if not self._restarts:
+            self._look_around()
+        try:
+            self._files.write(self._info)
+        except OSError as exc:  # a full disk must not end a mount
+            _log.warning("the state of the mount cannot be written: %s", exc)
+        _log.info("%s serves %s, staged in %s", self._config.mountpoint, self._info.url, self._info.staging)
+        report({"ok": self._info.to_dict()})
+
+    def _note_failure(self, failure: Failure) -> None:
+        self._failures = with_failure(self._failures, failure)
+
+    def _stay_supervised(self) -> None:
+        """Start another supervisor whenever there is none. Of several that are started one stays: they take turns at
+        the mount's lock (`BucketSupervisor.go_on`), and the one that stays writes itself into the state.
+        """
+        failed = 0
+        while True:
+            self._await_supervisors_end()
+            pause = pause_s(failed, first_s=_ALONE_S, longest_s=_LONGEST_PAUSE_S) if failed else _ALONE_S
+            if self._served.wait(pause):
+                return
+            if self._has_supervisor():
+                failed = 0
+                continue
+            _log.warning("the supervisor is gone; starting another one")
+            try:
+                process.start(["--bucket", self._config.to_json(), "--only-if-dead"], self._files, {}, foreground=False)
+            except (MountError, OSError) as exc:
+                failed += 1
+                _log.error("no supervisor can be started: %s", exc)
+
+    def _await_supervisors_end(self) -> None:
+        watched = process.watch(self._info.supervisor)
+        if watched is None:
+            return
+        try:
+            while process.serves(self._info.supervisor, self._config.mountpoint):
+                if process.readable(watched, _LOOK_EVERY_S):
+                    return
+        finally:
+            os.close(watched)
+
+    def _has_supervisor(self) -> bool:
+        """Tell whether the state names one that lives: perhaps another one than before, which is then this server's."""
+        known = self._files.read()
+        if known is None or not process.serves(known.supervisor, self._config.mountpoint):
+            return False
+        self._info = replace(self._info, supervisor=known.supervisor)
+        return True
+
+    def _obey_signals(self) -> None:
+        from fuse_mount.bucket import pyfuse3_skin as pyfuse3_adapter
+
+        number = self._signals.get()
+        _log.info("told to end by %s", signal.Signals(number).name)
+        threading.Thread(target=self._hurry_at_second_signal, name="signals-2", daemon=True).start()
+        deadline = time.monotonic() + self._config.stop_flush_s
+        self._drain(self._config.stop_flush_s)
+        self._final_flush_s = max(deadline - time.monotonic(), 1.0)
+        self._live.uploader.let_go()
+        try:
+            bucket_session.take_away(self._config.mountpoint, lazy=True)
+        except MountError as exc:
+            _log.error("%s", exc)
+        if not self._served.wait(_SERVED_TIMEOUT_S):
+            _log.warning("%s: some files are still open; the server ends all the same", self._config.mountpoint)
+            pyfuse3_adapter.stop()
+
+    def _hurry_at_second_signal(self) -> None:
+        self._signals.get()
+        self._hurry.set()
+
+    def _drain(self, timeout_s: float) -> None:
+        """Upload for a while. What is left is told by `_finish`."""
+
+        def go_on(_status: dict[str, Any]) -> None:
+            if self._hurry.is_set():
+                raise _Interrupted
+
+        if timeout_s <= 0 or self._hurry.is_set():
+            return
+        try:
+            self._sync_open()
+            self._live.flush(timeout_s=timeout_s, progress=go_on)
+        except _Interrupted:
+            _log.info("flushing was ended")
+        except DatacacheError as exc:
+            _log.error("%s %s", exc, exc.hint)
+
+    def _finish(self) -> None:
+        """Close, and say what is left. Where the mount is gone, upload for a while before; where it is not, the next
+        server is to come soon."""
+        try:
+            if not self._is_ours():
+                self._drain(self._final_flush_s)
+            self._remember()
+            self._left = left_of(self._live.status())
+            note_left(Path(self._info.staging), self._left)
+        finally:
+            self._live.close()
+            self._finished.set()
+
+    def _is_ours(self) -> bool:
+        there = session.mount_at(self._config.mountpoint)
+        return there is not None and there.device == self._info.device
+
+    # --- what the control socket is asked ---------------------------------------------------------------------
+
+    def _status(self, _request: Request, _send: Send) -> dict[str, Any]:
+        errors = [failure.to_dict() for failure in self._failures]
+        return self._info.to_dict() | {"live": self._live.status(), "errors": errors}
+
+    def _metrics(self, _request: Request, _send: Send) -> str:
+        return render_metrics([(self._info, self._live.status())], self._config.home)
+
+    def _quota(self, request: Request, _send: Send) -> dict[str, Any]:
+        """Set another quota, kept in the staging area for the next server, and in the state for whoever mounts anew."""
+        quota_bytes = int(request["quota_bytes"])
+        try:
+            self._live.quota.set(quota_bytes)
+        except OSError as exc:
+            raise MountError(f"the quota cannot be kept: {exc.strerror}", hint="See to the staging area.") from exc
+        self._info = replace(self._info, config=replace(self._info.config, quota_bytes=quota_bytes))
+        with contextlib.suppress(OSError), self._files.locked():
+            self._has_supervisor()  # the state may name another one than this server knows of
+            self._files.write(self._info)
+        _log.info("%s: the quota is %d bytes now", self._config.mountpoint, quota_bytes)
+        return self._live.status()
+
+    def _forget_lost(self, _request: Request, _send: Send) -> list[dict[str, Any]]:
+        """Forget what was lost: somebody has seen it."""
+        try:
+            return [loss._asdict() for loss in self._live.engine.losses.forget()]
+        except OSError as exc:
+            raise MountError(f"the note stays on the disk: {exc.strerror}", hint="See to the staging area.") from exc
+
+    def _flush(self, request: Request, send: Send) -> dict[str, Any]:
+        """Flush, and send where things are until it is done. A caller that goes away ends it."""
+        done, gone, failed = threading.Event(), threading.Event(), queue.SimpleQueue[BaseException]()
+
+        latest = self._live.status()
+
+        def go_on(status: dict[str, Any]) -> None:
+            nonlocal latest
+            latest = status
+            if gone.is_set():
+                raise _Interrupted
+
+        def flush() -> None:
+            try:
+                self._sync_open()
+                try:
+                    self._live.flush(timeout_s=request.get("timeout_s"), progress=go_on)
+                finally:
+                    self._remember()  # who asks may be about to kill this server
+            except BaseException as exc:  # noqa: BLE001 - raised again by who waits
+                failed.put(exc)
+            finally:
+                done.set()
+
+        thread = threading.Thread(target=flush, name="flush", daemon=True)
+        thread.start()
+        try:
+            while not done.wait(_PROGRESS_EVERY_S):
+                send({"progress": latest})
+        finally:
+            gone.set()
+        if not failed.empty():
+            raise failed.get()
+        return left_of(self._live.status())
+
+    def _stop(self, request: Request, send: Send) -> dict[str, Any]:
+        """Unmount, and say what is left when all is over; a lazy unmount says it at once."""
+        self._final_flush_s = float(request.get("flush_s", self._config.stop_flush_s))
+        lazy = bool(request.get("lazy"))
+        if self._is_ours():
+            try:
+                bucket_session.take_away(self._config.mountpoint, lazy=lazy)
+            except MountError:
+                self._final_flush_s = self._config.stop_flush_s
+                raise
+        elif not lazy:
+            self._hurry.set()  # it was unmounted before, and only flushes yet
+        if lazy and not self._served.wait(_PROGRESS_EVERY_S):
+            return left_of(self._live.status())
+        while not self._finished.wait(_PROGRESS_EVERY_S):
+            send({"progress": self._live.status()})
+        return self._left
+
+
+def _raise_open_files() -> None:
+    """Each file that is open here has a file in the staging area."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _stray_notes(mountpoint: str, strays: list[str]) -> list[str]:
+    if not strays:
+        return []
+    named = ", ".join(strays[:3]) + (" …" if len(strays) > 3 else "")
+    note = (
+        f"while the mount was replaced somebody wrote {named} into the folder below {mountpoint}: it is not in the "
+        "bucket, and hidden until the mount is gone"
+    )
+    _log.error("%s", note)
+    return [note]

@@ -1,0 +1,1 @@
+"""The kernel's side: the FUSE protocol, and mounting and unmounting."""

@@ -1,0 +1,1 @@
+"""The processes of mounts: started, supervised, handed over, found again, ended."""

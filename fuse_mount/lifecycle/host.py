@@ -1,0 +1,407 @@
+"""The mount host: one process below which the mounts of a home run, whoever asked for them.
+
+`python -m fuse_mount --host`, a container of its own on a node of Kubernetes. The CSI driver (anybody with the setting
+`mount_host`) asks it to start supervisors, so the driver may end and start again and no mount notices.
+
+- At its start, and then now and then, it takes over every mount of the home that runs elsewhere: from another host (the
+  pod before it, in an upgrade), from a supervisor that the keeper had to start, from the keeper itself. Read-write
+  mounts cannot move while they are served; those without processes are started again in their place.
+- When all is taken over that can be it makes a file with its process id (`--ready-file`): only then may an old host be
+  told to end. The file of a host that was killed stays until the next one begins, so who looks asks for the process.
+- The newest host has the socket. An older one leaves everything alone from then on, unless that one is gone for good
+  (an upgrade that was taken back): then it listens again.
+- Told to end (SIGTERM), it gives a newer host some time to take over. What is left of its supervisors it ends without
+  unmounting: the keeper holds the descriptors, and somebody else goes on. Servers of read-write mounts upload for a
+  while and then end with the mount left in its place, dead, for the next one.
+
+Threads: the main thread waits for signals and reaps (it is a subreaper: whatever loses its parent below it becomes its
+child). One thread takes connections, each of which has a thread, up to a limit: more wait to be let in. One looks after
+the home. It never forks by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from datacache.core import ipc as unix_sockets
+from datacache.core.breaker import pause_s
+from datacache.core.errors import DatacacheError, MountError
+from datacache.daemon import paths
+from datacache.settings import Settings
+from fuse_mount.bucket.config import BucketFiles, BucketInfo, read_bucket_state
+from fuse_mount.bucket.control import follow
+from fuse_mount.kernel import session
+from fuse_mount.lifecycle import mounting, process
+from fuse_mount.lifecycle.control import Request, receive, reply
+from fuse_mount.lifecycle.state import MOUNT_TYPE, MountConfig, MountFiles, MountInfo, read_state
+
+_PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+_LOOK_EVERY_S = 2.0
+_MAX_PAUSE_S = 60.0
+_AT_A_TIME = 4
+"""Mounts taken over at a time: each starts processes that import and open a snapshot."""
+_MOST_CALLERS = 32
+"""Heard at a time, each for as long as what it asks for takes to start."""
+_LEAVE_TIMEOUT_S = 25.0
+_LEAVE_RETRY_S = 0.1
+_GONE_S = _LOOK_EVERY_S
+"""How long nobody listens at the socket until an older host does again. Should the newer one start again after all, it
+takes everything over once more."""
+_READY_ANYWAY_S = 120.0
+"""How long a host is not ready because of mounts that others serve and that it cannot take over."""
+_CALL_TIMEOUT_S = 10.0
+_NEWER_TIMEOUT_S = 10.0
+"""How long a newer host may take to take over, once this one is told to end."""
+
+_log = logging.getLogger("fuse_mount")
+
+
+class MountHost:
+    """The process. `run()` returns when it was told to end and its mounts are left."""
+
+    def __init__(self, settings: Settings, ready_file: Path | None = None) -> None:
+        self._settings = settings
+        self._ready_file = ready_file
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)  # of one that was killed
+        self.path = settings.mount_host or paths.mount_host_path(settings.home)
+        self._listener = listen(self.path)
+        self._inode = os.stat(self.path).st_ino
+        self._started = time.monotonic()
+        self._generation = f"{os.getpid()} {process.born(os.getpid())}"
+        """Its pools are its own: the next host's take over from them."""
+        self._ending = threading.Event()
+        self._room = threading.Semaphore(_MOST_CALLERS)
+        self._failures: dict[str, tuple[int, float]] = {}
+        """By mount point of what could not be taken over: how often, and when to try again."""
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            raise MountError(f"no subreaper: {os.strerror(ctypes.get_errno())}")
+        wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _note_signal)
+        self._start_accepting()
+        threading.Thread(target=self._look_after, name="look-after", daemon=True).start()
+        _log.info("starting mounts of %s on request at %s", self._settings.home, self.path)
+        while not self._ending.is_set():
+            select.select([wake], [], [])
+            received = os.read(wake, 4096)
+            if signal.SIGTERM in received or signal.SIGINT in received:
+                self._ending.set()
+            _reap()
+        leaving = threading.Thread(target=self._leave, name="leave", daemon=True)
+        leaving.start()
+        while leaving.is_alive():
+            select.select([wake], [], [], _LEAVE_RETRY_S)
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, 4096)
+            _reap()
+        _log.info("ended")
+        return 0
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def _start_accepting(self) -> None:
+        threading.Thread(target=self._accept, args=(self._listener,), name="accept", daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while listener is self._listener and not self._ending.is_set():
+            self._room.acquire()
+            try:
+                connection, _ = listener.accept()
+                threading.Thread(target=self._talk, args=(connection,), name="client", daemon=True).start()
+            except (OSError, RuntimeError) as exc:  # RuntimeError: no more threads
+                self._room.release()
+                if listener is self._listener and not self._ending.wait(_LEAVE_RETRY_S):
+                    _log.warning("the socket: %s", exc)
+
+    def _talk(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                request, _ = receive(connection)
+                reply(connection, self._answer(request))
+        except (OSError, ValueError) as exc:
+            _log.info("a caller went away: %s", exc)
+        finally:
+            self._room.release()
+
+    def _answer(self, request: Request) -> Request:
+        try:
+            if request.get("op") == "ping":
+                return {"ok": {"pid": os.getpid(), "home": str(self._settings.home)}}
+            if request.get("op") != "start":
+                return {"error": f"unknown operation {request.get('op')!r}", "hint": ""}
+            variables = {str(name): str(value) for name, value in request["variables"].items()}
+            if variables.get("DATACACHE_HOME", str(self._settings.home)) != str(self._settings.home):
+                return {
+                    "error": f"the mount host serves {self._settings.home}, not {variables['DATACACHE_HOME']}",
+                    "hint": "",
+                }
+            arguments = [str(word) for word in request["arguments"]]
+            return {"ok": self._start(arguments, str(request["mountpoint"]), variables)}
+        except DatacacheError as exc:
+            return process.word_of(exc)
+        except Exception as exc:  # noqa: BLE001 - the caller is told
+            _log.exception("a mount could not be started")
+            return {"error": f"the mount host failed: {exc!r}", "hint": ""}
+
+    def _start(self, arguments: list[str], mountpoint: str, variables: dict[str, str]) -> Request:
+        if self._ending.is_set():
+            raise MountError("the mount host is ending", hint="Try again: another one starts.")
+        variables = variables | {"DATACACHE_MOUNT_HOST": str(self.path)}
+        if arguments[0] not in ("--config", "--takeover"):
+            files = MountFiles(self._settings.home, mountpoint)
+            started: Request = process.start([*arguments, "--hosted"], files, variables, foreground=False)
+            return started
+        environment = process.environment(variables)
+        if arguments[0] == "--config":
+            config = MountConfig.from_json(arguments[1])
+            return mounting.mount(config, environment, generation=self._generation).to_dict()
+        taken = mounting.take_over(
+            arguments[1],
+            self._settings.home,
+            environment,
+            only_if_dead="--only-if-dead" in arguments,
+            generation=self._generation,
+        )
+        return taken.to_dict() if taken is not None else {}
+
+    # --- what runs elsewhere ----------------------------------------------------------------------------------
+
+    def _look_after(self) -> None:
+        gone_since: float | None = None
+        with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="take-over") as pool:
+            while not self._ending.is_set():
+                wait_s = _LOOK_EVERY_S
+                try:
+                    if self._is_newest():
+                        gone_since = None
+                        works = self._works()
+                        self._forget_failures(works)
+                        done = list(pool.map(self._take, works))
+                        # Somebody else may have brought one back meanwhile: the keeper, in its own container.
+                        left = [at for at, _ in self._works() if at not in self._failures]
+                        if (all(done) and not left) or time.monotonic() - self._started > _READY_ANYWAY_S:
+                            self._say_ready()
+                        wait_s = _LEAVE_RETRY_S if left and done else _LOOK_EVERY_S
+                    elif self._somebody_listens():
+                        gone_since = None
+                    else:
+                        gone_since = gone_since or time.monotonic()
+                        if time.monotonic() - gone_since >= _GONE_S:
+                            self._listen_again()
+                            continue
+                except Exception:  # noqa: BLE001 - one look's, and the next one comes
+                    _log.exception("looking after the home's mounts failed")
+                self._ending.wait(wait_s)
+
+    def _forget_failures(self, works: list[tuple[str, list[str]]]) -> None:
+        """Of what is not to be taken over any more: what is at that place later is another mount."""
+        places = {mountpoint for mountpoint, _ in works}
+        self._failures = {at: failure for at, failure in self._failures.items() if at in places}
+
+    def _works(self) -> list[tuple[str, list[str]]]:
+        return [*self._elsewhere(), *self._unserved_buckets()]
+
+    def _say_ready(self) -> None:
+        """After a look that took over what could be."""
+        if self._ready_file is not None and not self._ready_file.exists():
+            self._ready_file.write_text(f"{os.getpid()}\n", encoding="ascii")
+
+    def _somebody_listens(self) -> bool:
+        try:
+            connection = unix_sockets.connect(self.path, timeout_s=_CALL_TIMEOUT_S)
+        except TimeoutError:  # so many wait to be let in
+            return True
+        except OSError:
+            return False
+        with connection, contextlib.suppress(OSError, ValueError):
+            reply(connection, {"op": "ping"})  # to part in peace; that it could be called is enough
+            receive(connection)
+        return True
+
+    def _listen_again(self) -> None:
+        _log.warning("the newer host is gone: this one has the socket again")
+        old, self._listener = self._listener, listen(self.path)
+        self._inode = os.stat(self.path).st_ino
+        with contextlib.suppress(OSError):
+            old.shutdown(socket.SHUT_RDWR)  # ends its thread's wait
+        old.close()
+        self._start_accepting()
+
+    def _is_newest(self) -> bool:
+        try:
+            return os.stat(self.path).st_ino == self._inode
+        except OSError:
+            return False
+
+    def _elsewhere(self) -> list[tuple[str, list[str]]]:
+        """Mount points and arguments of snapshots' mounts whose supervisors are not below this process."""
+        found, mounts = [], session.mounts_by_place()
+        for info in self._snapshots():
+            there = mounts.get(str(info.mountpoint))
+            if there is not None and there.kind == MOUNT_TYPE and not _is_below(info):
+                # Others may be bringing back one whose supervisor is dead, below this process.
+                dead = [] if process.is_served(info) else ["--only-if-dead"]
+                found.append((str(info.mountpoint), ["--takeover", str(info.mountpoint), *dead]))
+        return found
+
+    def _unserved_buckets(self) -> list[tuple[str, list[str]]]:
+        found, mounts = [], session.mounts_by_place()
+        for info in self._buckets():
+            there = mounts.get(str(info.mountpoint))
+            if there is None or there.kind != MOUNT_TYPE or info.problem:
+                continue
+            if not any(process.serves(pid, info.mountpoint) for pid in (info.supervisor, info.pid)):
+                found.append((str(info.mountpoint), ["--bucket", info.config.to_json(), "--only-if-dead"]))
+        return found
+
+    def _take(self, what: tuple[str, list[str]]) -> bool:
+        """False where somebody else has to go on serving it for the time being."""
+        mountpoint, arguments = what
+        served = arguments[0] == "--takeover" and "--only-if-dead" not in arguments
+        failed, not_before = self._failures.get(mountpoint, (0, 0.0))
+        if self._ending.is_set() or time.monotonic() < not_before:
+            return not served
+        try:
+            self._start(arguments, mountpoint, self._settings.environment())
+        except MountError as exc:
+            if not failed:
+                _log.error("%s is not taken over: %s", mountpoint, exc.message)
+            wait_s = pause_s(failed + 1, first_s=_LOOK_EVERY_S, longest_s=_MAX_PAUSE_S)
+            self._failures[mountpoint] = failed + 1, time.monotonic() + wait_s
+            return not served
+        self._failures.pop(mountpoint, None)
+        _log.info("%s is taken over", mountpoint)
+        return True
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)
+        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+        if self._is_newest():
+            self.path.unlink(missing_ok=True)
+        else:
+            self._wait_for_newer(time.monotonic() + _NEWER_TIMEOUT_S)
+        self._listener.close()
+        mine = [info for info in self._snapshots() if _is_below(info)]
+        buckets = [info for info in self._buckets() if _is_mine(info.supervisor, info.mountpoint)]
+        if not mine and not buckets:
+            return
+        with ThreadPoolExecutor(len(mine) + len(buckets), thread_name_prefix="leave") as pool:
+            for info in mine:
+                pool.submit(_leave_snapshot, info, deadline)
+            for bucket in buckets:
+                pool.submit(_leave_bucket, bucket, deadline)
+
+    def _wait_for_newer(self, deadline: float) -> None:
+        """Until a newer host has taken all mounts of snapshots over."""
+        while any(_is_below(info) for info in self._snapshots()) and time.monotonic() < deadline:
+            time.sleep(_LEAVE_RETRY_S)
+
+    def _snapshots(self) -> list[MountInfo]:
+        states = (read_state(path) for path in sorted((self._settings.home / "mounts").glob("*.json")))
+        return [info for info in states if info is not None]
+
+    def _buckets(self) -> list[BucketInfo]:
+        found = sorted((self._settings.home / "mounts").glob(f"*{BucketFiles.suffix}"))
+        return [info for path in found if (info := read_bucket_state(path)) is not None]
+
+
+def listen(path: Path) -> socket.socket:
+    """Listen in the place of whoever did. Raises `MountError`."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return unix_sockets.listen(path, backlog=64)
+    except OSError as exc:
+        raise MountError(f"{path} cannot be listened at: {exc.strerror}") from exc
+
+
+def _leave_snapshot(info: MountInfo, deadline: float) -> None:
+    """End a supervisor without unmounting, once the keeper holds the descriptor."""
+    files = MountFiles(info.config.home, info.mountpoint)
+    watched = process.watch(info.pid)
+    if watched is None:
+        return
+    try:
+        while time.monotonic() < deadline:
+            try:
+                with files.connect() as connection:
+                    reply(connection, {"op": "leave"})
+                    answer, _ = receive(connection)
+            except (OSError, ValueError):
+                answer = {"error": "its supervisor does not answer"}
+            if "ok" in answer:
+                process.readable(watched, max(deadline - time.monotonic(), 0.0))
+                return
+            if process.readable(watched, _LEAVE_RETRY_S):
+                return
+        _log.error("%s goes with this process: %s", info.mountpoint, answer["error"])
+    finally:
+        os.close(watched)
+
+
+def _leave_bucket(info: BucketInfo, deadline: float) -> None:
+    """Upload for a while, then end server and supervisor with the mount left in its place. What was acknowledged is in
+    the staging area, and what is in open files is brought there by the flush.
+    """
+    timeout_s = max(min(info.config.stop_flush_s, deadline - time.monotonic() - 2.0), 0.0)
+    try:
+        follow(BucketFiles(info.config.home, info.mountpoint), {"op": "flush", "timeout_s": timeout_s}, lambda _: None)
+    except DatacacheError as exc:
+        _log.warning("%s is left with files that are not uploaded yet: %s", info.mountpoint, exc)
+    for pid in (info.supervisor, info.pid):  # in this order: no other server is to be started here
+        if not process.serves(pid, info.mountpoint):
+            continue
+        watched = process.watch(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        if watched is not None:
+            process.readable(watched, max(deadline - time.monotonic(), 0.0))
+            os.close(watched)
+
+
+def _is_below(info: MountInfo) -> bool:
+    """Tell whether the supervisor of a snapshot's mount is a child of this process."""
+    return process.is_served(info) and _is_child(info.pid)
+
+
+def _is_mine(pid: int, mountpoint: Path) -> bool:
+    """Tell whether a process of a bucket's mount is a child of this one."""
+    return _is_child(pid) and process.serves(pid, mountpoint)
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] != "Z" and int(fields[1]) == os.getpid()
+
+
+def _reap() -> None:
+    """Let go of children that have ended. Whoever waits for one of them in a thread finds it gone."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _note_signal(_number: int, _frame: object) -> None:
+    """Signals act through the wake-up descriptor; a handler only has to be there."""

@@ -1,0 +1,241 @@
+"""A snapshot as a file system: inodes, names, attributes, listings and bytes. It knows nothing of FUSE.
+
+Used by `worker`; `datacache.reader.snapshot.Snapshot` is what it stands on. Nothing is kept per inode: an
+inode number *is* the position in the manifest, so any process that opened the same snapshot answers for any
+number, and memory does not grow with the files visited. It may not encode messages and may not start threads.
+`read_wait` may block and may be called from several threads at once; everything else is quick and belongs to
+the worker's loop.
+
+| inode | what |
+|---|---|
+| 1 | the root |
+| row + 2 | the file in this row |
+| bit 62, depth << 48, first row | the directory named by the first `depth` parts of this row's path |
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+from datacache.core.errors import DatacacheError, PathNotFoundError
+from datacache.core.paths import stays_inside
+
+ROOT = 1
+_FILE_BASE = 2
+_DIR_BIT = 1 << 62
+_DEPTH_SHIFT = 48
+_ROW_MASK = (1 << _DEPTH_SHIFT) - 1
+_DEPTH_MASK = (1 << 14) - 1
+COOKIE_BASE = 3
+"""Cookies 1 and 2 follow '.' and '..'; the cookie after a child is the row that follows it, plus this."""
+
+
+class Child(Protocol):
+    """One name in a directory (see `datacache.manifest.view.Child`)."""
+
+    @property
+    def name(self) -> bytes: ...
+    @property
+    def is_dir(self) -> bool: ...
+    @property
+    def row(self) -> int: ...
+    @property
+    def next_row(self) -> int: ...
+    @property
+    def is_link(self) -> bool: ...
+
+
+class FileEntry(Protocol):
+    """What a row says about a file (see `datacache.manifest.model.Entry`)."""
+
+    @property
+    def path(self) -> bytes: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def mtime_ns(self) -> int: ...
+    @property
+    def mode(self) -> int: ...
+    @property
+    def target(self) -> bytes: ...
+
+
+class Tree(Protocol):
+    """The directory tree over a manifest's sorted rows (see `datacache.manifest.view.Tree`)."""
+
+    def child(self, prefix: bytes, name: bytes) -> Child | None: ...
+    def children(self, prefix: bytes, start_row: int | None = None) -> Iterator[Any]: ...
+    def prefix_of(self, depth: int, first_row: int) -> bytes: ...
+    def entry(self, row: int) -> FileEntry: ...
+
+
+class Record(Protocol):
+    """What the catalog says about the snapshot (see `datacache.manifest.model.SnapshotRecord`)."""
+
+    @property
+    def dataset(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def files(self) -> int: ...
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def created_at(self) -> str: ...
+
+
+class Snapshot(Protocol):
+    """What the file system needs of an opened snapshot (see `datacache.reader.snapshot.Snapshot`)."""
+
+    @property
+    def tree(self) -> Tree: ...
+    @property
+    def record(self) -> Record: ...
+    def read_local(self, row: int, start: int, stop: int) -> memoryview | None: ...
+    def read_row(self, row: int, start: int, stop: int) -> bytes | memoryview: ...
+    def release_local(self, row: int, start: int, stop: int) -> None: ...
+    def sweep(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Node(NamedTuple):
+    """A file or directory and its attributes."""
+
+    ino: int
+    is_dir: bool
+    size_bytes: int
+    mtime_ns: int
+    mode: int = 0
+    """st_mode where it is a link, or where the snapshot knows it; else 0."""
+
+
+def directory_inode(depth: int, first_row: int) -> int:
+    """The inode of the directory named by the first `depth` parts of this row's path; depth 0: the root."""
+    return _DIR_BIT | depth << _DEPTH_SHIFT | first_row if depth else ROOT
+
+
+class SnapshotFs:
+    """One opened snapshot as a tree of inodes. `close()` closes the snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._tree = snapshot.tree
+        self._entry = snapshot.tree.entry
+        self._local = snapshot.read_local
+        self.files = snapshot.record.files
+        self.total_bytes = snapshot.record.total_bytes
+        self._created_ns = _nanoseconds(snapshot.record.created_at)
+        # Prefixes are asked for again with every name of a directory; the bound keeps the memory flat.
+        self._prefix = lru_cache(maxsize=4096)(snapshot.tree.prefix_of)
+
+    def close(self) -> None:
+        """Close the snapshot below."""
+        self._snapshot.close()
+
+    def lookup(self, parent: int, name: bytes) -> Node | None:
+        """The child of this name, or None. Raises `PathNotFoundError` when `parent` is no directory."""
+        depth, prefix = self._directory(parent)
+        child = self._tree.child(prefix, name)
+        if child is None:
+            return None
+        return self._child_node(depth, child.row, child.is_dir)
+
+    def getattr(self, ino: int) -> Node:
+        """Attributes of an inode. Raises `PathNotFoundError` for a number that cannot be one of this
+        snapshot.
+        """
+        if ino == ROOT or ino & _DIR_BIT:
+            return Node(ino, True, 0, self._created_ns)
+        return self._file_node(ino - _FILE_BASE)
+
+    def readlink(self, ino: int) -> bytes:
+        """Return where a link leads. One that leads out of the snapshot, which nothing of ours makes, is an error."""
+        entry = self._entry(ino - _FILE_BASE)
+        if not stays_inside(entry.path, entry.target):
+            raise DatacacheError(f"{self.path_of(ino)} is a link that leads out of the snapshot, or none")
+        return entry.target
+
+    def children(self, ino: int, cookie: int) -> Iterator[tuple[bytes, int, int, int]]:
+        """(name, inode, next cookie, type as in st_mode) of each child that follows `cookie` (0: all), in byte
+        order.
+
+        '.' and '..' are the caller's. Seeks straight to the cookie's row; nothing is kept from one call to
+        the next.
+        """
+        depth, prefix = self._directory(ino)
+        start = cookie - COOKIE_BASE if cookie >= COOKIE_BASE else None
+        directory = _DIR_BIT | (depth + 1) << _DEPTH_SHIFT
+        for name, is_dir, row, next_row, is_link in self._tree.children(prefix, start):
+            if is_dir:
+                yield name, directory | row, next_row + 3, stat.S_IFDIR
+            else:
+                yield name, row + 2, next_row + 3, stat.S_IFLNK if is_link else stat.S_IFREG
+
+    def read_now(self, ino: int, offset: int, size: int) -> memoryview | bytes | None:
+        """The bytes if all of them are on this node and verified, else None. Never waits. Short only at the
+        end.
+        """
+        row = ino - 2
+        if not 0 <= row < _ROW_MASK:
+            raise PathNotFoundError(f"inode {ino} is no file of this snapshot")
+        stop = min(offset + size, self._entry(row).size_bytes)
+        if offset >= stop:
+            return b""
+        return self._local(row, offset, stop)
+
+    def read_wait(self, ino: int, offset: int, size: int) -> bytes | memoryview:
+        """The bytes, fetched if need be; blocks for as long as the store does. Raises `core.errors`."""
+        row = ino - _FILE_BASE
+        stop = min(offset + size, self._entry(row).size_bytes)
+        if offset >= stop:
+            return b""
+        data = self._snapshot.read_row(row, offset, stop)
+        if len(data) != stop - offset:
+            raise DatacacheError(f"{stop - offset} bytes from {offset} were due, {len(data)} came")
+        return data
+
+    def release(self, ino: int, offset: int, length: int) -> None:
+        """A hint: the kernel keeps these bytes as pages of the mount now."""
+        self._snapshot.release_local(ino - _FILE_BASE, offset, offset + length)
+
+    def sweep(self) -> None:
+        """Let go of what was evicted on this node."""
+        self._snapshot.sweep()
+
+    def path_of(self, ino: int) -> str:
+        """The path of an inode for messages; never raises."""
+        try:
+            raw = self._directory(ino)[1] if ino == ROOT or ino & _DIR_BIT else self._entry(ino - _FILE_BASE).path
+        except Exception:  # noqa: BLE001 - a message must not fail for want of a path
+            return f"inode {ino}"
+        return raw.decode("utf-8", "backslashreplace") or "/"
+
+    def _directory(self, ino: int) -> tuple[int, bytes]:
+        if ino == ROOT:
+            return 0, b""
+        if not ino & _DIR_BIT:
+            raise PathNotFoundError(f"inode {ino} is no directory of this snapshot")
+        depth = ino >> _DEPTH_SHIFT & _DEPTH_MASK
+        return depth, self._prefix(depth, ino & _ROW_MASK)
+
+    def _child_node(self, depth: int, row: int, is_dir: bool) -> Node:
+        if is_dir:
+            return Node(directory_inode(depth + 1, row), True, 0, self._created_ns)
+        return self._file_node(row)
+
+    def _file_node(self, row: int) -> Node:
+        try:
+            entry = self._entry(row)
+        except IndexError as exc:
+            raise PathNotFoundError(f"row {row} is not in this snapshot") from exc
+        if entry.target:
+            return Node(row + _FILE_BASE, False, len(entry.target), entry.mtime_ns, stat.S_IFLNK | 0o777)
+        return Node(row + _FILE_BASE, False, entry.size_bytes, entry.mtime_ns, entry.mode)
+
+
+def _nanoseconds(created_at: str) -> int:
+    return int(datetime.fromisoformat(created_at).timestamp()) * 1_000_000_000

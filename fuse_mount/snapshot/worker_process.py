@@ -1,0 +1,320 @@
+"""A worker process: it serves a queue of each mount of its supervisor, each in a thread of its own (`worker`).
+
+Forked by `supervisor`, with nothing but a socket to it. Messages on it are JSON, one a packet:
+
+    {"op": "open", "mount": N, "config": …}     open the snapshot: {"mount": N, "opened": facts} or "error" and "hint"
+    {"op": "serve", "mount": N, "device": D}    with the descriptor: serve it
+    {"op": "stop", "mount": N}                  answer what was read, and let go of it: {"mount": N, "ended": "stopped"}
+    {"mount": N, "ended": "unmounted"}          the mount is gone
+    {"mount": N, "ended": "failed"}             its loop failed
+    {"mount": N, "failure": …}                  a reader got an error (`errno_map.Failure`)
+
+It holds no state that its successor would need, so it may be killed at any moment.
+
+**The supervisor dies.** The worker serves on, and starts a process that has all mounts taken over
+(`mounting.revive`). Whoever takes a mount over gets its descriptor from the worker's own socket
+(`pool.worker_socket`, mode 0600): `{"op": "descriptor", "mountpoint", "device"}`, and tells it to stop there, too.
+A worker without supervisor that serves no mount ends, whatever it is opening.
+
+Threads: the main one hears the supervisor and signals; each mount has one, with a pool for what it fetches; one for all
+lets go of cached pages while memory is short; one for each caller on the worker's own socket, of which there are few.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import os
+import queue
+import select
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any, NoReturn
+
+from datacache.core import ipc as unix_sockets
+from fuse_mount.errno_map import Failure, FailureLog
+from fuse_mount.kernel import protocol
+from fuse_mount.lifecycle.control import Request, receive, reply
+from fuse_mount.lifecycle.pool import Pool, worker_socket
+from fuse_mount.lifecycle.state import MountConfig
+from fuse_mount.snapshot.fs import SnapshotFs
+from fuse_mount.snapshot.worker import Worker, memory_is_short
+
+EXIT_STOPPED = 3
+"""The exit code of a worker that was told to stop and has answered all it had read."""
+EXIT_FAILED = 1
+MOST_MESSAGE_BYTES = 2**17
+_RELEASE_EVERY_S = 1.0
+_BEGIN_TIMEOUT_S = 4.0
+"""Less than the caller waits for a descriptor (`orphans`)."""
+_BACKLOG = 64
+
+_log = logging.getLogger("fuse_mount")
+
+
+def run(channel: socket.socket, pool: Pool, *, bypass: bool) -> NoReturn:
+    """Life of a worker process, from the fork to `_exit`. `channel` is the socket to the supervisor.
+
+    With `bypass` snapshots are opened with `DATACACHE_BYPASS_LOCAL=1`: nothing that lies on this node is trusted,
+    because workers that used it died one after another.
+    """
+    code = EXIT_FAILED
+    own_socket = worker_socket(pool.home, pool.id, os.getpid())
+    try:
+        if bypass:
+            os.environ["DATACACHE_BYPASS_LOCAL"] = "1"
+        code = _Process(channel, own_socket, pool.id).run()
+    except BaseException:  # noqa: BLE001 - logged
+        _log.exception("a worker failed")
+    finally:
+        with contextlib.suppress(OSError):
+            own_socket.unlink()
+        logging.shutdown()
+        os._exit(code)
+
+
+class _Mount:
+    """One mount in this process."""
+
+    def __init__(self, number: int, config: MountConfig) -> None:
+        self.number = number
+        self.config = config
+        self.device = 0
+        self.orders: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        """Gets the descriptor to serve, or None."""
+        self.is_given = False
+        """True once it has got the descriptor: requests may be lost without this process."""
+        self.worker: Worker | None = None
+        self.begun = threading.Event()
+        """Set when there is a worker, or will never be one."""
+        self.stopping = False
+
+
+class _Process:
+    def __init__(self, channel: socket.socket, own_socket: Path, pool: str) -> None:
+        self._channel = channel
+        self._pool = pool
+        self._orphaned = False
+        self._mounts: dict[int, _Mount] = {}
+        self._lock = threading.Lock()  # guards _mounts and each mount's worker
+        self._ended = threading.Event()
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_write = wake_write
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, _note_signal)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._listener = unix_sockets.listen(own_socket, backlog=_BACKLOG)
+
+    def run(self) -> int:
+        """Serve until it is told to stop, or has neither supervisor nor mounts."""
+        threading.Thread(target=self._release, name="release", daemon=True).start()
+        threading.Thread(target=self._listen, name="listen", daemon=True).start()
+        poll = select.poll()
+        for fd in (self._channel.fileno(), self._wake):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._wake in ready and signal.SIGTERM in os.read(self._wake, 4096):
+                self._stop_all()
+                return EXIT_STOPPED
+            if not self._orphaned and self._channel.fileno() in ready and not self._hear():
+                self._orphaned = True
+                poll.unregister(self._channel.fileno())
+                self._have_all_revived()
+            if self._orphaned and not self._serves():
+                return EXIT_STOPPED
+
+    def _serves(self) -> bool:
+        """Tell whether any mount counts on this process. One that is only being opened for a supervisor that is gone
+        does not: its descriptor will never come.
+        """
+        with self._lock:
+            return any(mount.is_given for mount in self._mounts.values())
+
+    # --- the supervisor ---------------------------------------------------------------------------------------
+
+    def _hear(self) -> bool:
+        """Do what the supervisor says next; False where there is none any more."""
+        try:
+            text, fds, _, _ = socket.recv_fds(self._channel, MOST_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError:  # it has ended with something unread; what it said before is still to come
+            return True
+        if not text:
+            return False
+        message = json.loads(text)
+        number = int(message["mount"])
+        if message["op"] == "open":
+            mount = _Mount(number, MountConfig.from_dict(message["config"]))
+            with self._lock:
+                self._mounts[number] = mount
+            threading.Thread(target=self._serve, args=(mount,), name=f"mount-{number}", daemon=True).start()
+        elif message["op"] == "serve":
+            mount = self._mounts[number]
+            with self._lock:
+                mount.device, mount.is_given = int(message["device"]), True
+            mount.orders.put(fds.pop())
+        elif message["op"] == "stop":
+            self._stop_in_background(number)
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # it is gone
+            self._channel.send(json.dumps(message).encode())
+
+    def _have_all_revived(self) -> None:
+        with self._lock:
+            configs = [mount.config for mount in self._mounts.values() if mount.is_given]
+        if not configs:
+            return
+        _log.warning("the supervisor is gone; a new one takes over")
+        from fuse_mount.lifecycle.mounting import revive
+
+        threading.Thread(target=revive, args=(configs[0], self._pool), name="revive", daemon=True).start()
+
+    # --- one mount ----------------------------------------------------------------------------------------------
+
+    def _serve(self, mount: _Mount) -> None:
+        """A mount's thread: open, serve, close."""
+        ended = "failed"
+        try:
+            snapshot = _opened(mount.config)
+        except Exception as exc:  # noqa: BLE001 - sent on
+            known = hasattr(exc, "hint")
+            where = mount.config.mountpoint
+            told = {"about": where}
+            _log.error("%s: %s cannot be opened: %s", where, mount.config.ref, exc, exc_info=not known, extra=told)
+            self._forget(mount)
+            text = str(exc) or type(exc).__name__
+            self._say({"mount": mount.number, "error": text, "hint": getattr(exc, "hint", "")})
+            return
+        record = snapshot.record
+        facts = {"dataset": record.dataset, "id": record.id, "files": record.files, "total_bytes": record.total_bytes}
+        self._say({"mount": mount.number, "opened": facts})
+        fd = mount.orders.get()
+        if fd is None:  # the supervisor changed its mind
+            snapshot.close()
+            self._forget(mount)
+            self._say({"mount": mount.number, "ended": "stopped"})
+            return
+        config = mount.config
+
+        def note(failure: Failure) -> None:
+            self._say({"mount": mount.number, "failure": failure.to_dict()})
+
+        failures = FailureLog(prefix=f"{config.mountpoint}: ", note=note)
+        owner = protocol.Ownership(config.uid, config.gid, config.umask)
+        worker = Worker(SnapshotFs(snapshot), fd, owner, failures=failures)
+        with self._lock:
+            mount.worker = worker
+            stopping = mount.stopping
+        mount.begun.set()
+        if stopping:
+            self._stop_in_background(mount.number)
+        try:
+            ended = "stopped" if worker.serve() else "unmounted"
+        except Exception:  # noqa: BLE001 - one mount's, and the supervisor has it served again
+            _log.exception("%s: the loop of a worker failed", config.mountpoint)
+        self._say({"mount": mount.number, "ended": ended})
+        self._forget(mount)
+        worker.close()
+
+    def _forget(self, mount: _Mount) -> None:
+        with self._lock:
+            if self._mounts.get(mount.number) is mount:
+                del self._mounts[mount.number]
+        mount.begun.set()
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"\0")  # the main thread looks whether any is left
+
+    def _stop_in_background(self, number: int) -> None:
+        threading.Thread(target=self._stop, args=(number,), name="stop", daemon=True).start()
+
+    def _stop(self, number: int) -> None:
+        with self._lock:
+            mount = self._mounts.get(number)
+            if mount is None:
+                return
+            mount.stopping, worker = True, mount.worker
+        if worker is not None:
+            worker.stop()
+        else:
+            mount.orders.put(None)  # read only if no descriptor has come before
+
+    def _stop_all(self) -> None:
+        self._orphaned = True
+        numbers = list(self._mounts)
+        for number in numbers:
+            self._stop_in_background(number)
+        while self._serves():
+            select.select([self._wake], [], [])
+            os.read(self._wake, 4096)
+
+    def _release(self) -> None:
+        while not self._ended.wait(_RELEASE_EVERY_S):
+            with self._lock:
+                workers = [mount.worker for mount in self._mounts.values() if mount.worker is not None]
+            short = memory_is_short()
+            for worker in workers:
+                worker.release_given(short=short)
+
+    # --- who takes mounts over --------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._ended.wait(_RELEASE_EVERY_S):
+                    return
+                continue
+            threading.Thread(target=self._talk, args=(connection,), name="caller", daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            self._answer(connection, receive(connection)[0])
+
+    def _answer(self, connection: socket.socket, request: Request) -> None:
+        mountpoint, device = str(request["mountpoint"]), int(request["device"])
+        with self._lock:
+            here = [
+                mount
+                for mount in self._mounts.values()
+                if mount.is_given and (mount.config.mountpoint, mount.device) == (mountpoint, device)
+            ]
+        if not here:
+            reply(connection, {"error": "it is not served here", "hint": ""})
+            return
+        if request["op"] == "stop":
+            self._stop_in_background(here[0].number)  # whether or not the caller still waits to hear of it
+            reply(connection, {"ok": None})
+            return
+        here[0].begun.wait(_BEGIN_TIMEOUT_S)
+        worker = here[0].worker
+        if worker is None:
+            reply(connection, {"error": "it does not begin", "hint": ""})
+            return
+        with worker.with_descriptor() as fd:
+            if fd is None:
+                reply(connection, {"error": "it ends just now", "hint": ""})
+            else:
+                reply(connection, {"ok": None}, [fd])
+
+
+def _opened(config: MountConfig) -> Any:
+    from datacache.settings import load_settings
+
+    module, _, name = config.opener.partition(":")
+    opener = getattr(importlib.import_module(module), name)
+    return opener(config.ref, settings=load_settings())
+
+
+def _note_signal(_number: int, _frame: object) -> None:
+    """Signals act through the wake-up descriptor; a handler only has to be there."""
