@@ -34,7 +34,7 @@ from datacache.api import open_catalog
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import commit_manifest
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import BlobId, Entry, Lineage, Source
+from datacache.manifest.model import BlobId, Entry, Lineage, Naming, Source
 from datacache.manifest.reader import Manifest
 from tests.servers import Mongod
 
@@ -245,7 +245,7 @@ def commit(catalog: Catalog, rows: list[Entry]) -> str:
     builder = ManifestBuilder([Source("s3://many", "")], catalog.put_blobs)
     for row in rows:
         builder.add(row)
-    record = commit_manifest(catalog, builder, name="many", origin="s3://many/", lineage=Lineage("create", {}))
+    record = commit_manifest(catalog, builder, Naming(name="many"), origin="s3://many/", lineage=Lineage("create", {}))
     return record.id
 
 

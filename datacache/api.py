@@ -19,7 +19,7 @@ from datacache.catalog.refs import check_tag, resolve
 from datacache.core.counters import count
 from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError
 from datacache.daemon.client import DaemonClient
-from datacache.manifest.model import DatasetRecord, SnapshotRecord
+from datacache.manifest.model import DatasetRecord, Naming, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.reader.blocks import NodeBlocks
 from datacache.reader.snapshot import Snapshot
@@ -403,8 +403,8 @@ def create_snapshot(
     with ExitStack() as stack:
         store = stack.enter_context(closing(open_store(store_url, settings)))
         catalog = stack.enter_context(closing(open_catalog(settings)))
-        named: dict[str, Any] = {"name": name, "origin": f"{store_url}/{prefix}", "message": message}
-        named |= {"tags": tags, "move_tags": move_tags, "replace": replace, "progress": progress}
+        naming = Naming(name=name, tags=tags, move_tags=move_tags, replace=replace, message=message)
+        named: dict[str, Any] = {"origin": f"{store_url}/{prefix}", "progress": progress}
         links = links if links is not None else Links()
         links.follow = follow_links
         named["warnings"] = lambda: _links_warnings(links, store_url)
@@ -415,11 +415,11 @@ def create_snapshot(
             timeout_s, threads = settings.store_timeout_s, min(THREADS, settings.concurrency)
             named["look"] = ObjectAttributes(bucket, prefix, links, timeout_s=timeout_s, threads=threads).page
         if not (copy or pin):
-            return create(catalog, store, prefix, **named)
+            return create(catalog, store, prefix, naming, **named)
         writer = stack.enter_context(closing(ObjectWriter(catalog, settings, url=objects)))
         threads = min(THREADS, settings.concurrency)
         return create_copied_snapshot(
-            catalog, store, prefix, writer, check_copies=check_copies, threads=threads, **named
+            catalog, store, prefix, writer, naming, check_copies=check_copies, threads=threads, **named
         )
 
 
@@ -546,12 +546,8 @@ def import_jsonl(
             catalog,
             settings,
             lines,
-            name=name,
+            Naming(name=name, tags=tags, move_tags=move_tags, replace=replace, message=message),
             options=options,
-            tags=tags,
-            move_tags=move_tags,
-            replace=replace,
-            message=message,
             progress=progress,
             on_failure=on_failure,
         )
@@ -638,7 +634,7 @@ def convert(
     settings = settings or load_settings()
     plan = Plan(
         to=to,
-        name=name,
+        naming=Naming(name=name, tags=tags, move_tags=move_tags, replace=replace, message=message),
         reading=Reading(
             format=format,
             origin=voc_origin,
@@ -661,10 +657,6 @@ def convert(
             quality=quality,
             min_visible=min_visible,
         ),
-        tags=tags,
-        move_tags=move_tags,
-        replace=replace,
-        message=message,
     )
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
         return run(
@@ -712,7 +704,7 @@ def shard(
     processes (`fork()`); `processes=1` makes none. `UsageError` where something else is at the URL (unless
     `overwrite`), `ShardError` that names the file that cannot be read, and what stores and catalogs raise.
     """
-    from datacache.catalog.commit import check_target, kind_of
+    from datacache.catalog.commit import check_target
     from datacache.conversion.index import Reading
     from datacache.core.errors import UsageError
     from datacache.manifest.model import Lineage
@@ -725,6 +717,9 @@ def shard(
         raise UsageError("tags and messages are of snapshots, and none is asked for", hint="Name it: --as NAME.")
     settings = settings or load_settings()
     listed = None if classes is None else tuple(classes)
+    naming = None
+    if name is not None:
+        naming = Naming(name=name, tags=tags, move_tags=move_tags, replace=replace, message=message)
     options = Options(
         format=format,
         max_size_bytes=max_size_bytes,
@@ -739,22 +734,10 @@ def shard(
         open_snapshot(ref, settings) as snapshot,
         closing(Place(to, settings)) as place,
     ):
-        if name is not None:
-            lineage = Lineage("shard", {"format": format}, (snapshot.ref,))
-            check_target(catalog, name, tags, kind=None if replace else kind_of(lineage))
+        if naming is not None:
+            check_target(catalog, naming, Lineage("shard", {"format": format}, (snapshot.ref,)))
         built = build(catalog, snapshot, place, options, overwrite=overwrite, processes=processes, progress=progress)
-        if name is None:
-            return Sharded(built, place.url, None)
-        record = commit_set(
-            catalog,
-            place,
-            built.set,
-            name=name,
-            tags=tags,
-            move_tags=move_tags,
-            replace=replace,
-            message=message,
-        )
+        record = None if naming is None else commit_set(catalog, place, built.set, naming)
         return Sharded(built, place.url, record)
 
 
@@ -808,12 +791,8 @@ def import_export(
             catalog,
             settings,
             path,
-            name=name,
+            Naming(name=name, tags=tags, move_tags=move_tags, replace=replace, message=message),
             options=options,
-            tags=tags,
-            move_tags=move_tags,
-            replace=replace,
-            message=message,
             progress=progress,
         )
 
@@ -848,14 +827,10 @@ def subset(
             catalog,
             snapshot,
             images,
-            name=name,
+            Naming(name=name, tags=tags, move_tags=move_tags, replace=replace, message=message),
             reading=Reading(format=format, origin=voc_origin, trust_sizes=trust_sizes, decode=decode),
             parameters=parameters or {},
             open_objects=lambda: ObjectWriter(catalog, settings),
-            tags=tags,
-            move_tags=move_tags,
-            replace=replace,
-            message=message,
         )
 
 

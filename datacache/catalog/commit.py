@@ -24,25 +24,27 @@ from datacache.core.counters import count
 from datacache.core.errors import CatalogError, CorruptManifestError, OtherKindError, TagExistsError
 from datacache.manifest import codec
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import PACKS, BlobId, DatasetRecord, Lineage, Root, SnapshotRecord
+from datacache.manifest.model import PACKS, BlobId, DatasetRecord, Lineage, Naming, Root, SnapshotRecord
 from datacache.manifest.reader import Manifest
 
 _SHOWN = 3
 
 
-def check_target(catalog: Catalog, name: str, tags: Sequence[str], *, kind: Kind | None = None) -> DatasetRecord | None:
-    """Before any work: whether a snapshot may be called so. The dataset, if there is one.
+def check_target(catalog: Catalog, naming: Naming, lineage: Lineage) -> DatasetRecord | None:
+    """Check before any work that a snapshot made so may have this name, and return the data set if there is one.
 
-    `UsageError` for a bad name or tag; `OtherKindError` for a `kind` that the dataset is not of. A tag that is taken is
-    seen only at the commit: the new snapshot may be the one that it names.
+    `UsageError` for a bad name or tag; `OtherKindError` where the data set is of another kind and is not replaced. A
+    tag that is taken is seen only at the commit: the new snapshot may be the one that it names.
     """
-    check_name(name)
-    for tag in tags:
+    check_name(naming.name)
+    for tag in naming.tags:
         check_tag(tag)
-    dataset = catalog.dataset(name)
-    latest = catalog.snapshot(name, dataset.latest) if dataset is not None and kind is not None else None
-    if latest is not None and kind is not None:
-        check_kind(latest, kind)
+    dataset = catalog.dataset(naming.name)
+    if dataset is not None and not naming.replace:
+        kind = kind_of(lineage)
+        latest = catalog.snapshot(naming.name, dataset.latest)
+        if latest is not None:
+            check_kind(latest, kind)
     return dataset
 
 
@@ -63,16 +65,12 @@ def known_blobs(catalog: Catalog, dataset: DatasetRecord | None) -> frozenset[Bl
 def commit_manifest(
     catalog: Catalog,
     builder: ManifestBuilder,
+    naming: Naming,
     *,
-    name: str,
     origin: str,
     lineage: Lineage,
     packs: Iterable[BlobId] = (),
     objects: ObjectWriter | None = None,
-    tags: Sequence[str] = (),
-    move_tags: bool = False,
-    replace: bool = False,
-    message: str = "",
     warnings: Sequence[str] = (),
 ) -> SnapshotRecord:
     """Finish the manifest and make it the dataset's latest snapshot. Idempotent: the same entries give the same id.
@@ -85,6 +83,7 @@ def commit_manifest(
     objects this one needs: nothing is visible then, and no tag was moved.
     """
     id, root = builder.finish(packs=packs)
+    name, tags, move_tags = naming.name, naming.tags, naming.move_tags
     dataset = catalog.dataset(name)
     if dataset is not None and not move_tags:
         for tag in tags:
@@ -97,7 +96,7 @@ def commit_manifest(
         origin=origin,
         files=root.files,
         total_bytes=root.total_bytes,
-        message=message,
+        message=naming.message,
         parent=dataset.latest if dataset is not None and dataset.latest != id else None,
         warnings=(*warnings, *_hidden_warning(root)),
         lineage=lineage,
@@ -105,7 +104,7 @@ def commit_manifest(
     )
     needs = blobs_of(BlobId(bytes.fromhex(id)), root)
     kind = kind_of(lineage)
-    check = None if replace else lambda latest: check_kind(latest, kind)
+    check = None if naming.replace else lambda latest: check_kind(latest, kind)
     if objects is not None:
         objects.confirm(Manifest(root, catalog.get_blobs))
     if check is not None and dataset is not None and (latest := catalog.snapshot(name, dataset.latest)) is not None:

@@ -16,7 +16,7 @@ from datacache.catalog.objects import MAX_OBJECT_BYTES, ObjectWriter
 from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import StoredObjectsGoneError, UsageError
 from datacache.core.ids import ObjectRef
-from datacache.manifest.model import Entry, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Naming, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest, root_of
 from datacache.store.base import ObjectStore
 from datacache.store.bodies import read_whole
@@ -36,13 +36,9 @@ def create_copied_snapshot(
     store: ObjectStore,
     prefix: str,
     writer: ObjectWriter,
+    naming: Naming,
     *,
-    name: str,
     origin: str,
-    tags: Sequence[str] = (),
-    move_tags: bool = False,
-    replace: bool = False,
-    message: str = "",
     check_copies: bool = False,
     threads: int = THREADS,
     progress: Progress | None = None,
@@ -62,19 +58,15 @@ def create_copied_snapshot(
         )
     tries = 1
     while True:
-        earlier, known = _earlier(catalog, name, origin, source)
+        earlier, known = _earlier(catalog, naming.name, origin, source)
         copier = _Copier(store, prefix, writer, known, check_copies=check_copies, threads=threads, progress=progress)
         try:
             record = create_snapshot(
                 catalog,
                 store,
                 prefix,
-                name=name,
+                naming,
                 origin=origin,
-                tags=tags,
-                move_tags=move_tags,
-                replace=replace,
-                message=message,
                 copied_to=writer,
                 copied=copier.copied,
                 warnings=warnings,
@@ -88,7 +80,7 @@ def create_copied_snapshot(
             continue
         # Had the earlier snapshot been removed meanwhile, garbage collection might have taken copies of both. If it is
         # still listed now, then it was all the time until the new one was.
-        if earlier is None or catalog.snapshot(name, earlier.id) is not None:
+        if earlier is None or catalog.snapshot(naming.name, earlier.id) is not None:
             return record
         check_copies = True
 

@@ -19,13 +19,13 @@ from contextlib import closing
 from typing import TypeVar
 
 from datacache.catalog.base import Catalog
-from datacache.catalog.commit import check_target, commit_manifest, kind_of, known_blobs
+from datacache.catalog.commit import check_target, commit_manifest, known_blobs
 from datacache.catalog.objects import ObjectWriter
 from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import CorruptManifestError, ObjectNotFoundError
 from datacache.core.paths import stays_inside
 from datacache.manifest.builder import ManifestBuilder, sorted_entries
-from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.store.base import ObjectInfo, ObjectStore
 from datacache.store.bucket import Bucket, LiveObject
 from datacache.store.local.walk import Links
@@ -40,20 +40,16 @@ def create_snapshot(
     catalog: Catalog,
     store: ObjectStore,
     prefix: str,
+    naming: Naming,
     *,
-    name: str,
     origin: str,
-    tags: Sequence[str] = (),
-    move_tags: bool = False,
-    replace: bool = False,
-    message: str = "",
     progress: Progress | None = None,
     copied: Callable[[Iterable[Entry]], Generator[Entry, None, None]] | None = None,
     copied_to: ObjectWriter | None = None,
     warnings: Callable[[], Sequence[str]] = tuple,
     look: Look | None = None,
 ) -> SnapshotRecord:
-    """List `prefix` of a store and commit what is there as a snapshot of dataset `name`.
+    """List `prefix` of a store and commit what is there as the snapshot that `naming` names.
 
     Idempotent: an unchanged prefix gives the same id. With `copied`, which takes the entries in order and gives them
     with keys of `copied_to`, the snapshot refers to copies. `warnings` are asked for once all is listed. Raises the
@@ -66,8 +62,7 @@ def create_snapshot(
         source = copied_to.source
         parameters["copied_to"] = f"{source.store}/{source.prefix}"
     lineage = Lineage("create", parameters)
-    kind = None if replace else kind_of(lineage)
-    known = known_blobs(catalog, check_target(catalog, name, tags, kind=kind))
+    known = known_blobs(catalog, check_target(catalog, naming, lineage))
     again = True
     while True:
         try:
@@ -79,14 +74,10 @@ def create_snapshot(
             return commit_manifest(
                 catalog,
                 builder,
-                name=name,
+                naming,
                 origin=origin,
                 lineage=lineage,
                 objects=copied_to,
-                tags=tags,
-                move_tags=move_tags,
-                replace=replace,
-                message=message,
                 warnings=warnings(),
             )
         except CorruptManifestError:

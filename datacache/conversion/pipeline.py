@@ -28,7 +28,7 @@ from datacache.annotations.model import Annotation, Problem
 from datacache.annotations.problems import quote, truncated_image
 from datacache.annotations.table.table import Row, Table
 from datacache.catalog.base import Catalog
-from datacache.catalog.commit import check_target, commit_manifest, kind_of
+from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.conversion.image import Image
 from datacache.conversion.index import Annotations, Reading
@@ -38,7 +38,7 @@ from datacache.conversion.targets import FORMATS, Target, open_target
 from datacache.core.counters import count
 from datacache.core.errors import BrokenImageError, ConversionError, UsageError
 from datacache.manifest.builder import ManifestBuilder, sorted_entries
-from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.reader.snapshot import Snapshot
 
 Progress = Callable[[str, int, int], None]
@@ -52,7 +52,7 @@ class Plan:
     """What a conversion is asked for."""
 
     to: str
-    name: str
+    naming: Naming
     reading: Reading = field(default_factory=Reading)
     splits: Splits | None = None
     """None: as the data set's own lists say, if it has any."""
@@ -68,10 +68,6 @@ class Plan:
     """These images and no others; None: all."""
     lineage: Lineage | None = None
     """How the snapshot is made, where that is not `convert`."""
-    tags: Sequence[str] = ()
-    move_tags: bool = False
-    replace: bool = False
-    message: str = ""
 
 
 class Conversion(NamedTuple):
@@ -95,7 +91,7 @@ def run(
     if plan.to not in FORMATS:
         raise UsageError(f"{plan.to!r} is no format to convert to", hint=f"There are: {', '.join(FORMATS)}.")
     asked = plan.lineage or Lineage("convert", {"to": plan.to}, (snapshot.ref,))
-    check_target(catalog, plan.name, plan.tags, kind=None if plan.replace else kind_of(asked))
+    check_target(catalog, plan.naming, asked)
     annotations = Annotations(snapshot, catalog, plan.reading)
     table = annotations.table(processes=processes, progress=progress)
     report = Report(images=table.images)
@@ -109,7 +105,7 @@ def run(
     order = class_order(
         found,
         given=plan.classes,
-        previous=_earlier_classes(catalog, plan.name) or table.meta.get("classes"),
+        previous=_earlier_classes(catalog, plan.naming.name) or table.meta.get("classes"),
         numbered=table.meta.get("format") in ("yolo", "keras-yolo3"),
     )
     if found and not set(order) & set(found):
@@ -152,15 +148,11 @@ def run(
     record = commit_manifest(
         catalog,
         builder,
-        name=plan.name,
+        plan.naming,
         origin=f"datacache://{snapshot.record.ref}",
         lineage=plan.lineage or Lineage("convert", _parameters(plan, splits, order), (snapshot.ref,)),
         packs=files.packs,
-        tags=plan.tags,
         objects=files.opened_objects,
-        move_tags=plan.move_tags,
-        replace=plan.replace,
-        message=plan.message,
     )
     return Conversion(record, report)
 

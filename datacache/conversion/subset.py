@@ -8,7 +8,7 @@ README) stay as they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from datacache.annotations.formats.metadata import is_metadata
@@ -18,7 +18,7 @@ from datacache.annotations.pairing import is_image
 from datacache.annotations.split_lists import ListedSplits, cut_down
 from datacache.annotations.table.table import Row
 from datacache.catalog.base import Catalog
-from datacache.catalog.commit import check_target, commit_manifest, kind_of
+from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.pipeline import Plan, run
@@ -26,7 +26,7 @@ from datacache.conversion.source import AnnotationSource
 from datacache.conversion.splits import Splits
 from datacache.core.errors import UsageError
 from datacache.manifest.builder import ManifestBuilder, sorted_entries
-from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.reader.snapshot import Snapshot
 
 
@@ -34,20 +34,16 @@ def subset(
     catalog: Catalog,
     snapshot: Snapshot,
     images: Collection[str],
+    naming: Naming,
     *,
-    name: str,
     reading: Reading,
     parameters: Mapping[str, Any],
     open_objects: Callable[[], ObjectWriter],
-    tags: Sequence[str] = (),
-    move_tags: bool = False,
-    replace: bool = False,
-    message: str = "",
 ) -> SnapshotRecord:
     """Commit the snapshot that has these images of `snapshot`, and what belongs to them. `parameters` say how they were
     chosen. Deterministic. `UsageError` where there are none, and for a path that is no usable image."""
     lineage = Lineage("query", {**parameters, **reading.as_json()}, (snapshot.ref,))
-    check_target(catalog, name, tags, kind=None if replace else kind_of(lineage))
+    check_target(catalog, naming, lineage)
     wanted = frozenset(images)
     if not wanted:
         raise UsageError("no image fits, and a snapshot without images is of no use", hint="Ask for less.")
@@ -59,16 +55,12 @@ def subset(
         listed = annotations.splits()
         plan = Plan(
             to=source.format,
-            name=name,
+            naming=naming,
             reading=reading,
             splits=None if all(_split(listed, row) for row in rows) else Splits(),
             keep_unannotated=True,
             only=wanted,
             lineage=lineage,
-            tags=tags,
-            move_tags=move_tags,
-            replace=replace,
-            message=message,
         )
         return run(catalog, snapshot, plan, open_objects=open_objects).record
     sources: list[Source] = list(snapshot.manifest.root.sources)
@@ -79,15 +71,11 @@ def subset(
     return commit_manifest(
         catalog,
         builder,
-        name=name,
+        naming,
         origin=f"datacache://{snapshot.record.ref}",
         lineage=lineage,
         packs=files.packs,
         objects=files.opened_objects,
-        tags=tags,
-        move_tags=move_tags,
-        replace=replace,
-        message=message,
     )
 
 

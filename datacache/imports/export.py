@@ -6,7 +6,7 @@ content-addressed storage. The same export gives the same snapshot; nothing is c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -25,7 +25,7 @@ from datacache.core.errors import ImportFailedError
 from datacache.imports.archives.archive import Export, Member, UnpackLimits, leading_folders, open_export
 from datacache.imports.target import check_import
 from datacache.manifest.builder import ManifestBuilder, Sorter
-from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 
@@ -76,32 +76,19 @@ def import_export(
     catalog: Catalog,
     settings: Settings,
     path: Path | str,
+    naming: Naming,
     *,
-    name: str,
     options: ExportOptions,
-    tags: Sequence[str] = (),
-    move_tags: bool = False,
-    replace: bool = False,
-    message: str = "",
     progress: Progress | None = None,
 ) -> ImportedExport:
-    """Import a zip, a tar, a folder or a COCO file and commit it as a snapshot of dataset `name`.
+    """Import a zip, a tar, a folder or a COCO file and commit it as the snapshot that `naming` names.
 
     `UsageError` for what is no export, `ImportFailedError` for one that is damaged, not safe or above the limits,
     `SnapshotNotFoundError`, `TagExistsError`, the errors of the storage.
     """
     place = Path(str(path).removeprefix("file://")).expanduser().absolute()
     parameters: dict[str, Any] = {"file": place.name, "content": _content(place), "images": options.images}
-    check_import(
-        catalog,
-        name,
-        tags,
-        move_tags=move_tags,
-        replace=replace,
-        command=COMMAND,
-        parameters=parameters,
-        inputs=[options.images] if options.images else [],
-    )
+    check_import(catalog, naming, Lineage(COMMAND, parameters, (options.images,) if options.images else ()))
     with ExitStack() as stack:
         others = resolve(catalog, options.images) if options.images else None
         export = stack.enter_context(closing(open_export(path, options.limits)))
@@ -125,7 +112,7 @@ def import_export(
         record = commit_manifest(
             catalog,
             builder,
-            name=name,
+            naming,
             origin=f"file://{place}",
             lineage=Lineage(
                 COMMAND,
@@ -134,10 +121,6 @@ def import_export(
             ),
             packs=files.packs,
             objects=files.opened_objects,
-            tags=tags,
-            move_tags=move_tags,
-            replace=replace,
-            message=message,
         )
         counts = (len(export.members), storing.images, merged.referenced, merged.replaced)
         return ImportedExport(record, *counts, export.passed_over, leading)

@@ -39,7 +39,7 @@ from datacache.imports.plan import METADATA, Plan
 from datacache.imports.target import check_import
 from datacache.imports.web import Web
 from datacache.manifest.builder import ManifestBuilder, Sorter
-from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.settings import Settings
 from datacache.store.open import Stores
 
@@ -99,17 +99,13 @@ def import_jsonl(
     catalog: Catalog,
     settings: Settings,
     file: LinesFile,
+    naming: Naming,
     *,
-    name: str,
     options: JsonlOptions,
-    tags: Sequence[str] = (),
-    move_tags: bool = False,
-    replace: bool = False,
-    message: str = "",
     progress: Progress | None = None,
     on_failure: Callable[[Failure], None] | None = None,
 ) -> ImportedLines:
-    """Import `file` and commit it as a snapshot of dataset `name`.
+    """Import `file` and commit it as the snapshot that `naming` names.
 
     `on_failure` is called for each line that failed, in the order of the lines, once all were tried. Then, unless they
     are to be left out, nothing is committed and `ImportFailedError` is raised. `UsageError` for a file that holds no
@@ -118,14 +114,14 @@ def import_jsonl(
     if not 0 < options.max_object_bytes <= MAX_OBJECT_BYTES:
         raise UsageError(f"the size limit of an object must be above 0 and at most {MAX_OBJECT_BYTES:,} bytes")
     parameters: dict[str, Any] = {"file": os.path.basename(file.name), "content": file.content, "pin": options.copy}
-    check_import(catalog, name, tags, move_tags=move_tags, replace=replace, command=COMMAND, parameters=parameters)
+    check_import(catalog, naming, Lineage(COMMAND, parameters))
     with ExitStack() as stack:
         failures = stack.enter_context(closing(Failures()))
         hosts = (*settings.allow_network, *parse_allowed(options.allow_network))
         places = Places(file.base, allow_local=options.allow_local, allow_network=hosts)
         plan = stack.enter_context(closing(Plan(file, failures, places)))
         run = _Run(catalog, settings, plan, options, stack)
-        journal = stack.enter_context(closing(Journal(settings.home / "imports", run.identity(name, file))))
+        journal = stack.enter_context(closing(Journal(settings.home / "imports", run.identity(naming.name, file))))
         run.fetch_all(journal, failures, progress)
         if on_failure is not None:
             for failure in failures:
@@ -133,13 +129,9 @@ def import_jsonl(
         _expect_enough(plan.lines, failures.count, options)
         parameters |= {"objects": run.objects_url, "lines": plan.lines, "left_out": failures.count}
         record = run.commit(
-            name=name,
+            naming,
             origin="-" if file.name == "-" else f"file://{file.name}",
             lineage=Lineage(COMMAND, parameters),
-            tags=tags,
-            move_tags=move_tags,
-            replace=replace,
-            message=message,
             warnings=[f"{failures.count:,} of {plan.lines:,} lines were left out"] if failures.count else [],
         )
         journal.remove()
@@ -266,7 +258,7 @@ class _Run:
             journal.add(origin_of(line.origin), entry)
         return line, entry, resumed
 
-    def commit(self, *, name: str, origin: str, lineage: Lineage, **options: Any) -> SnapshotRecord:
+    def commit(self, naming: Naming, *, origin: str, lineage: Lineage, warnings: Sequence[str]) -> SnapshotRecord:
         """Build the manifest and make it visible."""
         files = NewFiles(self._sources, self._catalog.put_blobs, lambda: self._objects or self._open_objects())
         builder = ManifestBuilder(self._sources, self._catalog.put_blobs)
@@ -279,12 +271,12 @@ class _Run:
         return commit_manifest(
             self._catalog,
             builder,
-            name=name,
+            naming,
             origin=origin,
             lineage=lineage,
             packs=files.packs,
             objects=self._objects or files.opened_objects,
-            **options,
+            warnings=warnings,
         )
 
     def _open_objects(self) -> ObjectWriter:

@@ -6,7 +6,7 @@ order. A path ending in '/' is a folder marker: it makes an empty directory visi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NewType
 
@@ -91,6 +91,20 @@ class Lineage(NamedTuple):
     """What the command was asked for, as JSON."""
     inputs: tuple[str, ...] = ()
     """The snapshots it was made from, as `dataset@id` with the whole id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Naming:
+    """Name a snapshot that is about to be made."""
+
+    name: str
+    """The data set that it becomes the latest version of."""
+    tags: Sequence[str] = ()
+    move_tags: bool = False
+    """Move tags that name another snapshot, instead of `TagExistsError`."""
+    replace: bool = False
+    """Let it follow a snapshot of another kind, instead of `OtherKindError`."""
+    message: str = ""
 
 
 class Held(NamedTuple):

@@ -29,7 +29,7 @@ from datacache.conversion.parallel import ordered_map
 from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import ShardError, UsageError
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.reader.snapshot import Snapshot
 from datacache.shards import samples
 from datacache.shards.index import FORMATS, SUFFIX, ShardIndex, index_name
@@ -361,14 +361,9 @@ def commit_set(
     catalog: Catalog,
     place: Place,
     made: ShardSet,
-    *,
-    name: str,
-    tags: Sequence[str] = (),
-    move_tags: bool = False,
-    replace: bool = False,
-    message: str = "",
+    naming: Naming,
 ) -> SnapshotRecord:
-    """Commit the files of a set as a snapshot of dataset `name`; other files at the URL are not in it. Idempotent.
+    """Commit the files of a set as the snapshot that `naming` names; other files at the URL are not in it. Idempotent.
 
     `ShardError` if one of them is not there (any more), `TagExistsError`, the catalog's errors.
     """
@@ -383,11 +378,7 @@ def commit_set(
     return commit_manifest(
         catalog,
         builder,
-        name=name,
+        naming,
         origin=place.url,
         lineage=Lineage("shard", parameters, (made.source,)),
-        tags=tags,
-        move_tags=move_tags,
-        replace=replace,
-        message=message,
     )

@@ -12,7 +12,7 @@ from datacache.catalog.commit import commit_manifest
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import AccessDeniedError, CatalogError, OtherKindError, SnapshotNotFoundError, UsageError
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import Entry, Lineage, Source
+from datacache.manifest.model import Entry, Lineage, Naming, Source
 from tests.conformance.catalog import a_record, run_together
 
 
@@ -152,7 +152,7 @@ def made(catalog: SqliteCatalog, name: str, *inputs: str, content: int = 0, repl
     builder = ManifestBuilder([Source("s3://faces", "")], catalog.put_blobs)
     builder.add(Entry(b"file", 10 + content, 0, f"{content:032x}"))
     lineage = Lineage("convert", {}, tuple(f"{each}@{'0' * 32}" for each in inputs))
-    commit_manifest(catalog, builder, name=name, origin="", lineage=lineage, replace=replace)
+    commit_manifest(catalog, builder, Naming(name=name, replace=replace), origin="", lineage=lineage)
 
 
 def test_what_is_made_of_a_closed_data_set_is_open_to_no_others_and_that_is_said(

@@ -15,7 +15,7 @@ from datacache.catalog.mark import reachable
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import CatalogError, TagExistsError
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import BlobId, Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.model import BlobId, Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
 from datacache.store.base import ObjectInfo
 from datacache.store.memory import MemoryStore
@@ -46,7 +46,7 @@ def store(request: pytest.FixtureRequest) -> MemoryStore:
 
 
 def create(catalog: SqliteCatalog, store: MemoryStore, name: str = "mask") -> SnapshotRecord:
-    return create_snapshot(catalog, store, "faces/", name=name, origin=f"{store.url}/faces/")
+    return create_snapshot(catalog, store, "faces/", Naming(name=name), origin=f"{store.url}/faces/")
 
 
 def test_an_unchanged_prefix_writes_no_blob_and_a_changed_one_the_ranges_that_changed(
@@ -126,7 +126,7 @@ def test_a_snapshot_whose_input_was_removed_meanwhile_is_made_only_if_it_needs_n
 
         def commit(builder: ManifestBuilder = builder) -> SnapshotRecord:
             lineage = Lineage("query", {}, (f"mask@{taken.id}",))
-            return commit_manifest(catalog, builder, name="part", origin="", lineage=lineage)
+            return commit_manifest(catalog, builder, Naming(name="part"), origin="", lineage=lineage)
 
         if removed and sources[0].content_addressed:
             with pytest.raises(CatalogError, match="was removed while part was made"):
@@ -159,7 +159,7 @@ def test_a_commit_that_is_taken_back_loses_no_tag(tmp_path: Path, store: MemoryS
     def commit(key: bytes, **tags: Any) -> SnapshotRecord:
         builder = ManifestBuilder([Source("s3://o", "x/", content_addressed=True)], catalog.put_blobs)
         builder.add(Entry(b"a", 1, 0, "", "", 0, key))
-        return commit_manifest(catalog, builder, name="part", origin="", lineage=lineage, **tags)
+        return commit_manifest(catalog, builder, Naming(name="part", **tags), origin="", lineage=lineage)
 
     first = commit(b"1", tags=["prod"])
     if what == "input removed":

@@ -16,7 +16,7 @@ from datacache.core import paths as beneath
 from datacache.core.errors import StoreAccessError, StoreError
 from datacache.core.ids import ObjectRef
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import Entry, Lineage, Source
+from datacache.manifest.model import Entry, Lineage, Naming, Source
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.store.local.store import LocalStore
@@ -130,7 +130,7 @@ def test_the_daemon_does_not_follow_it_either(tmp_path: Path, outside: Path, set
     with closing(api.open_catalog(settings)) as catalog:
         builder = ManifestBuilder([Source("file://", f"{str(folder)[1:]}/")], catalog.put_blobs)
         builder.add(entry)
-        commit_manifest(catalog, builder, name="mask", origin="", lineage=Lineage("create", {}))
+        commit_manifest(catalog, builder, Naming(name="mask"), origin="", lineage=Lineage("create", {}))
     with open_snapshot("mask", settings) as snapshot, pytest.raises(StoreAccessError, match="leads out"):
         snapshot.read("innocent")
 

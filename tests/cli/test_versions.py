@@ -17,7 +17,7 @@ import pytest
 from datacache.api import open_catalog
 from datacache.catalog.commit import commit_manifest
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.settings import load_settings
 from dataset_cli.completion import _BASH
 from tests.cli.conftest import ROOT, Dsctl
@@ -192,7 +192,7 @@ def derive(name: str, source: SnapshotRecord) -> SnapshotRecord:
         builder = ManifestBuilder([Source("file://", "")], catalog.put_blobs)
         builder.add(Entry(b"a", 1, 0))
         lineage = Lineage("convert", {"to": "yolo", "seed": 3}, (f"{source.dataset}@{source.id}",))
-        return commit_manifest(catalog, builder, name=name, origin=source.origin, lineage=lineage)
+        return commit_manifest(catalog, builder, Naming(name=name), origin=source.origin, lineage=lineage)
 
 
 def test_where_a_snapshot_comes_from_is_shown(dsctl: Dsctl, two: list[str], bucket: Path) -> None:

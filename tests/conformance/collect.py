@@ -26,7 +26,7 @@ from datacache.core.ids import ObjectRef
 from datacache.manifest import codec
 from datacache.manifest import codec as blobtree
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import PACKS, BlobId, Entry, Lineage, SnapshotRecord, Source
+from datacache.manifest.model import PACKS, BlobId, Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
 
 HOUR_S = 3600.0
@@ -53,7 +53,12 @@ def a_snapshot(
     for entry in sorted(entries):
         builder.add(entry)
     return commit_manifest(
-        catalog, builder, name=dataset, origin="s3://faces/", lineage=Lineage("test", {}), packs=packs, tags=list(tags)
+        catalog,
+        builder,
+        Naming(name=dataset, tags=tags),
+        origin="s3://faces/",
+        lineage=Lineage("test", {}),
+        packs=packs,
     )
 
 

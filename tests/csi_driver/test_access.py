@@ -20,7 +20,7 @@ from datacache.catalog.access import set_access
 from datacache.catalog.commit import commit_manifest
 from datacache.core.ids import ObjectRef
 from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import Entry, Lineage, Source
+from datacache.manifest.model import Entry, Lineage, Naming, Source
 from datacache.settings import Settings, load_settings
 from datacache.store.local.store import etag_of
 from tests import leftovers
@@ -239,7 +239,7 @@ def hostile(settings: Settings, files: dict[str, ObjectRef], *, name: str = "hos
             source = stores.index(ref.store)
             builder.add(Entry(path.encode(), ref.size_bytes, 0, ref.etag, ref.version, source, key))
         lineage = Lineage("create", {})
-        return commit_manifest(catalog, builder, name=name, origin="file:///", lineage=lineage, tags=["v1"]).id
+        return commit_manifest(catalog, builder, Naming(name=name, tags=["v1"]), origin="file:///", lineage=lineage).id
 
 
 def test_a_manifest_that_names_files_of_the_node_is_not_mounted(
