@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.blood_cells import FOLDER, ROOT, SCRIPT, find_blood_cells
+from tests.promises import promise
 
 NOWHERE = "file:///nowhere/to/be/found"
 
@@ -43,6 +44,7 @@ def commit(repository: Path) -> str:
     return repository.as_uri()
 
 
+@promise("One command fetches the public data set and compares it with its checksum")
 def test_the_fetched_data_set_is_checked_and_kept(copy: Path, blood_cells: Path, tmp_path: Path) -> None:
     target = tmp_path / "new" / "BCCD_Dataset"
     done = fetch(target, source=commit(copy))
@@ -54,6 +56,7 @@ def test_the_fetched_data_set_is_checked_and_kept(copy: Path, blood_cells: Path,
     assert os.listdir(target.parent) == ["BCCD_Dataset"]
 
 
+@promise("One command fetches the public data set and compares it with its checksum")
 def test_of_a_data_set_with_one_flipped_bit_nothing_is_kept(copy: Path, tmp_path: Path) -> None:
     flip_a_byte(copy / "BCCD")
     done = fetch(tmp_path / "new" / "x", source=commit(copy))
@@ -62,6 +65,7 @@ def test_of_a_data_set_with_one_flipped_bit_nothing_is_kept(copy: Path, tmp_path
     assert os.listdir(tmp_path / "new") == []
 
 
+@promise("One command fetches the public data set and compares it with its checksum")
 @pytest.mark.parametrize("harm", ["flipped", "missing", "more"])
 def test_a_folder_with_other_data_is_told_and_left_alone(copy: Path, harm: str) -> None:
     assert fetch(copy, source=NOWHERE).returncode == 0
@@ -78,6 +82,7 @@ def test_a_folder_with_other_data_is_told_and_left_alone(copy: Path, harm: str) 
     assert sorted(copy.rglob("*")) == before
 
 
+@promise("Tests that need the public data set fetch it, or are skipped with the command that does")
 def test_tests_without_the_data_fetch_it_or_skip_with_the_command(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ import fuse_mount
 from datacache import connect, create_snapshot, load_settings
 from datacache.api import running_daemon
 from datacache.core.errors import DatacacheError
+from tests.promises import promise
 
 COUNT, SIZE = 400, 30_000
 KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 30)
@@ -46,6 +47,7 @@ def wait_until_warm(ref: str) -> None:
     assert state["state"] == "done", state
 
 
+@promise("Every file of the snapshot is in the mount, byte for byte")
 @pytest.mark.ceph
 def test_real_blood_cells_from_ceph_are_mounted_byte_for_byte(
     blood_cells, ceph_rgw, mongod, settings, mountpoint, monkeypatch
@@ -113,6 +115,7 @@ class Killer:
                 pass
 
 
+@promise("Kills of workers and daemon during whole epochs cause no error and no wrong byte")
 @pytest.mark.slow
 @pytest.mark.parametrize("store_is_on", [True, False])
 def test_kills_while_epochs_are_read_cause_no_error_and_no_wrong_byte(

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.promises import promise
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -19,6 +21,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+@promise("README and guide run as they are written, from a fresh clone")
 def test_the_guide_runs_as_it_is_written(
     blood_cells: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

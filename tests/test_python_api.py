@@ -12,6 +12,7 @@ import datacache
 from datacache.core.errors import PathNotFoundError, SnapshotNotFoundError, TagExistsError
 from datacache.settings import Settings
 from dataset_cli.demo.faces import draw_faces
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -21,6 +22,7 @@ def ref(tmp_path: Path, settings: Settings) -> str:
     return datacache.create_snapshot("faces", (tmp_path / "bucket").as_uri(), settings=settings, tags=["v1"]).ref
 
 
+@promise("Python offers what the commands do")
 def test_completion_offers_what_can_be_used_and_nothing_else() -> None:
     offered = {name for name in dir(datacache) if not name.startswith("__")}
     assert offered == set(datacache.__all__)
@@ -45,6 +47,7 @@ def test_a_snapshot_is_read_by_path_and_shows_no_internals(ref: str, settings: S
         assert all(hasattr(snapshot, name) for name in offered)
 
 
+@promise("Python offers what the commands do")
 def test_what_the_commands_list_tag_count_and_draw_python_does(ref: str, settings: Settings) -> None:
     (dataset,) = datacache.list_datasets(settings)
     assert (dataset.name, list(dataset.tags)) == ("faces", ["v1"])

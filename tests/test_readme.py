@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dataset_cli.demo.faces import draw_faces
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +39,7 @@ def literal(lines: list[str], server: dict[str, str]) -> list[str]:
     return filled
 
 
+@promise("README and guide run as they are written, from a fresh clone")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_readme_runs_as_it_is_written(rclone_s3: RcloneS3, home: Path, tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from PIL import Image, ImageOps
 from datacache.annotations.check import SLACK_PX, SLACK_RELATIVE, check, clean_label, displayed
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.model import Annotation, Box, Draft, Problem
+from tests.promises import promise
+
+pytestmark = [promise("No box lies outside of its image, and none is lost without a line in the report")]
 
 FILE, PATH = "Annotations/a.xml", "JPEGImages/a.jpg"
 HEADER = ImageHeader("jpeg", 640, 480)

@@ -16,6 +16,7 @@ from datacache.core.errors import CatalogUnavailableError, CorruptManifestError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 from tests.conformance.catalog import CatalogConformance, a_blob, a_record, run_together
 from tests.conformance.collect import collect
+from tests.promises import promise
 
 
 class Shared(SqliteCatalog):
@@ -93,6 +94,7 @@ def test_what_was_put_here_is_not_asked_for(shared: Shared, cache_file: Path) ->
     assert BlobCache(shared, cache_file).get_blobs([blob[0]]) == dict([blob])
 
 
+@promise("While a shared catalog is away, known snapshots can still be opened and mounted")
 def test_a_mount_goes_on_and_another_begins_while_the_shared_catalog_is_away(
     shared: Shared, cache_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,6 +155,7 @@ def test_what_the_node_never_saw_fails_while_the_shared_catalog_is_away(shared: 
             ask()
 
 
+@promise("A catalog that answers is always asked for tags")
 def test_a_catalog_that_answers_is_always_asked_for_tags(shared: Shared, cache_file: Path) -> None:
     cache = BlobCache(shared, cache_file)
     for number in (1, 2):

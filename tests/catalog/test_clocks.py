@@ -23,6 +23,7 @@ from datacache.catalog.sqlite import file as sqlite_clock
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.manifest.model import BlobId, SnapshotRecord
 from datacache.settings import Settings, load_settings
+from tests.promises import promise
 from tests.servers import Mongod, RcloneS3
 
 FILES = 40
@@ -107,12 +108,14 @@ def site(
     return Site(load_settings(), data, ahead, grace)
 
 
+@promise("Ages go by the store's and the database's clock, not the node's")
 def test_a_collection_of_a_node_that_is_ahead_takes_nothing_of_a_creation_under_way(site: Site) -> None:
     record = site.create(pin=True, at_the_end=site.collect_ahead)
     assert record.files == FILES
     assert site.problems() == 0
 
 
+@promise("Ages go by the store's and the database's clock, not the node's")
 def test_a_snapshot_without_copies_survives_such_a_collection_too(site: Site) -> None:
     record = site.create(pin=False, at_the_end=site.collect_ahead)
     assert record.files == FILES
@@ -120,6 +123,7 @@ def test_a_snapshot_without_copies_survives_such_a_collection_too(site: Site) ->
         assert snapshot.read("007.jpg") == b"image 7"
 
 
+@promise("Ages go by the store's and the database's clock, not the node's")
 def test_what_is_old_is_stored_again_by_a_node_whose_clock_is_behind(site: Site, tmp_path: Path) -> None:
     """By its own clock it would take old objects for young, and rely on what the next collection takes."""
     if not site.settings.objects.startswith("file://"):
@@ -136,6 +140,7 @@ def test_what_is_old_is_stored_again_by_a_node_whose_clock_is_behind(site: Site,
     assert all(file.stat().st_mtime > old_s + 3600 for file in stored)
 
 
+@promise("What was stored for a creation under way stays, also without a grace period")
 def test_a_creation_whose_objects_went_makes_them_anew(site: Site) -> None:
     """A collection without grace, by a version or an account that does not know of creations under way."""
 
@@ -149,6 +154,7 @@ def test_a_creation_whose_objects_went_makes_them_anew(site: Site) -> None:
     assert site.problems() == 0
 
 
+@promise("What was stored for a creation under way stays, also without a grace period")
 def test_a_collection_without_grace_leaves_a_creation_under_way_alone(site: Site) -> None:
     def collect() -> None:
         report = api.collect_garbage(grace_s=0, settings=site.settings)
@@ -158,6 +164,7 @@ def test_a_collection_without_grace_leaves_a_creation_under_way_alone(site: Site
     assert site.problems() == 0
 
 
+@promise("The grace period counts from the removal of a snapshot")
 def test_a_removed_snapshot_stays_for_the_grace_period_and_then_goes(site: Site) -> None:
     record = site.create(pin=True)
     with closing(api.open_catalog(site.settings)) as catalog:
@@ -168,6 +175,7 @@ def test_a_removed_snapshot_stays_for_the_grace_period_and_then_goes(site: Site)
     site.collect_all()
 
 
+@promise("With SQLite, a clock that is set ahead ends nothing before the next boot")
 def test_a_step_of_the_nodes_clock_ends_no_grace_period(site: Site) -> None:
     """SQLite's clock is its node's, and follows no step ahead; a step back is followed, so nothing is of the future."""
     with closing(api.open_catalog(site.settings)) as catalog:
@@ -183,6 +191,7 @@ def test_a_step_of_the_nodes_clock_ends_no_grace_period(site: Site) -> None:
         assert catalog.get_blobs([BlobId(bytes.fromhex(record.id))])
 
 
+@promise("With SQLite, a clock that is set ahead ends nothing before the next boot")
 def test_each_boot_begins_with_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(SqliteCatalog(tmp_path / "catalog.db")) as catalog:
         before_s = catalog.now_s()

@@ -28,6 +28,7 @@ from datacache.manifest.model import Entry, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from tests.conformance.faults import Fault, FaultProxy
+from tests.promises import promise
 from tests.servers import CephRgw, Mongod
 from tests.store.conftest import WritableRclone
 
@@ -89,6 +90,7 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
         path.write_bytes(data)
 
 
+@promise("A snapshot made with `--copy` can be read when its bucket is gone")
 @pytest.mark.ceph
 def test_a_copied_snapshot_is_read_when_its_bucket_is_gone(
     ceph_rgw: CephRgw, settings: Settings, monkeypatch: pytest.MonkeyPatch
@@ -110,6 +112,7 @@ def test_a_copied_snapshot_is_read_when_its_bucket_is_gone(
         assert {path: opened.read(path) for path in FILES} == FILES
 
 
+@promise("A copied version and one that is not have an empty diff")
 def test_entries_keep_etag_size_and_time_so_a_diff_sees_no_change(bucket: Bucket, settings: Settings) -> None:
     plain = create_snapshot("faces", bucket.url, settings=settings)
     held = copied(bucket, settings)
@@ -122,12 +125,14 @@ def test_entries_keep_etag_size_and_time_so_a_diff_sees_no_change(bucket: Bucket
     assert held.lineage.parameters["copied_to"].startswith(f"s3://{bucket.copies}/x/")
 
 
+@promise("The same content is stored once, however many store it at a time")
 def test_the_same_content_is_copied_once(bucket: Bucket, settings: Settings) -> None:
     copied(bucket, settings)
     stored = bucket.server.client().list_objects_v2(Bucket=bucket.copies)["Contents"]
     assert len(stored) == len(set(FILES.values()))
 
 
+@promise("Copying the next version reads and writes only what is new")
 def test_what_has_not_changed_is_neither_read_nor_written_again(bucket: Bucket, settings: Settings) -> None:
     first = copied(bucket, settings)
     bucket.proxy.requests.clear()
@@ -143,6 +148,7 @@ def test_what_has_not_changed_is_neither_read_nor_written_again(bucket: Bucket, 
     assert list(verify_snapshot(second.ref, read=True, settings=settings)) == []
 
 
+@promise("An interrupted copy leaves nothing visible")
 def test_a_creation_that_broke_off_goes_on_and_sends_nothing_twice(bucket: Bucket, settings: Settings) -> None:
     puts: list[str] = []
 
@@ -207,6 +213,7 @@ def test_a_lost_copy_is_made_again_when_asked_to(tmp_path: Path, settings: Setti
     assert list(verify_snapshot(record.ref, read=True, settings=settings)) == []
 
 
+@promise("A copied snapshot is whole even if its sharer is removed and collected meanwhile")
 def test_copies_that_went_with_a_snapshot_removed_meanwhile_are_made_again(tmp_path: Path, settings: Settings) -> None:
     write(tmp_path / "data", FILES)
     first = create_snapshot("faces", str(tmp_path / "data"), copy=True, settings=settings)

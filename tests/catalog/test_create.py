@@ -19,6 +19,7 @@ from datacache.manifest.model import BlobId, Entry, Lineage, Naming, SnapshotRec
 from datacache.manifest.reader import Manifest
 from datacache.store.base import ObjectInfo
 from datacache.store.memory import MemoryStore
+from tests.promises import promise
 
 
 class Counting(SqliteCatalog):
@@ -49,6 +50,7 @@ def create(catalog: SqliteCatalog, store: MemoryStore, name: str = "mask") -> Sn
     return create_snapshot(catalog, store, "faces/", Naming(name=name), origin=f"{store.url}/faces/")
 
 
+@promise("A new version writes what changed and nothing else")
 def test_an_unchanged_prefix_writes_no_blob_and_a_changed_one_the_ranges_that_changed(
     catalog: Counting, store: MemoryStore
 ) -> None:

@@ -23,6 +23,7 @@ from datacache.catalog.objects import ObjectWriter
 from datacache.core.errors import CorruptManifestError
 from datacache.manifest.model import BlobId, SnapshotRecord
 from datacache.settings import Settings, load_settings
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 HOUR_S = 3600.0
@@ -69,6 +70,7 @@ def whole(ref: str, settings: Settings) -> bool:
     return list(verify_snapshot(ref, read=True, settings=settings)) == []
 
 
+@promise("Stored objects go when no snapshot refers to them")
 def test_objects_that_no_snapshot_refers_to_any_more_go_and_the_others_stay(
     settings: Settings, bucket: Path, catalog: Catalog
 ) -> None:
@@ -97,6 +99,7 @@ def test_an_object_that_two_datasets_share_stays_until_both_are_gone(
     assert numbers(collected(catalog, settings)) == (40, 0, 0)
 
 
+@promise("A dry run says what would go and removes nothing")
 def test_young_objects_stay_and_a_dry_run_removes_none(settings: Settings, bucket: Path, catalog: Catalog) -> None:
     catalog.remove_snapshot("mask", pinned(bucket, settings).id)
     before = objects_in(settings)
@@ -108,6 +111,7 @@ def test_young_objects_stay_and_a_dry_run_removes_none(settings: Settings, bucke
     assert dataclasses.replace(collected(catalog, settings), dry_run=True) == said
 
 
+@promise("Stored objects go when no snapshot refers to them")
 def test_what_others_put_into_the_storage_is_never_touched(settings: Settings, bucket: Path, catalog: Catalog) -> None:
     catalog.remove_snapshot("mask", pinned(bucket, settings).id)
     ours = next(iter(objects_in(settings)))
@@ -216,6 +220,7 @@ def test_a_storage_that_is_away_is_a_problem_and_blobs_are_collected_all_the_sam
     assert report.problems[0]
 
 
+@promise("Where a snapshot cannot be read, a collection removes nothing")
 def test_a_snapshot_that_cannot_be_read_keeps_all_objects(settings: Settings, bucket: Path, catalog: Catalog) -> None:
     catalog.remove_snapshot("mask", pinned(bucket, settings).id)
     catalog.commit(SnapshotRecord(dataset="broken", id="b" * 32, created_at="", origin="", files=0, total_bytes=0))

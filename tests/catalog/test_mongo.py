@@ -22,6 +22,7 @@ from datacache.core.errors import CatalogError, CatalogUnavailableError, Setting
 from datacache.manifest.model import SnapshotRecord
 from tests.conformance.catalog import CatalogConformance, a_blob, a_record
 from tests.conformance.collect import HOUR_S, a_snapshot, blobs_needed, collect, read_all
+from tests.promises import promise
 from tests.servers import Mongod
 
 
@@ -43,6 +44,7 @@ class TestMongoCatalogOnReplicaSet(CatalogConformance):
         return f"{replica_set.database_url()}?replicaSet=rs0"
 
 
+@promise("What MongoDB acknowledged survives its power cut")
 def test_what_was_acknowledged_survives_a_power_cut_of_the_server(tmp_path: Path) -> None:
     with Mongod(tmp_path / "own") as server:
         catalog = MongoCatalog(server.database_url())
@@ -80,6 +82,7 @@ def test_without_a_timeout_in_the_url_five_seconds_are_the_bound() -> None:
     catalog.close()
 
 
+@promise("A catalog server that is away is waited for once, not by each lookup")
 def test_an_outage_is_waited_for_once_and_its_end_is_noticed(tmp_path: Path) -> None:
     with Mongod(tmp_path / "own") as server:
         catalog = MongoCatalog(server.database_url())
@@ -102,6 +105,7 @@ def test_an_outage_is_waited_for_once_and_its_end_is_noticed(tmp_path: Path) -> 
         catalog.close()
 
 
+@promise("No credential appears in a message, a repr or a metric")
 @pytest.mark.parametrize(
     "url",
     [
@@ -145,6 +149,7 @@ def test_a_newer_schema_is_refused(mongod: Mongod) -> None:
     catalog.close()
 
 
+@promise("A catalog of an older version is brought up to date and keeps everything")
 def test_a_database_of_version_1_is_brought_up_to_date_and_keeps_everything(mongod: Mongod) -> None:
     url = mongod.database_url()
     blob = a_blob(b"old")

@@ -28,6 +28,7 @@ from datacache.store.base import ObjectInfo
 from datacache.store.open import open_store
 from datacache.store.urls import split_url
 from tests.conformance.faults import FaultProxy
+from tests.promises import promise
 from tests.store.conftest import WritableRclone
 
 
@@ -63,6 +64,7 @@ def test_an_object_lies_under_the_catalogs_name_and_its_hash(place: str, catalog
     assert contents(place, settings) == {stored.key: b"some bytes", empty.key: b""}
 
 
+@promise("The same content is stored once, however many store it at a time")
 def test_the_same_content_is_one_object_however_many_write_it_at_once(
     place: str, catalog: Catalog, settings: Settings
 ) -> None:
@@ -160,6 +162,7 @@ while True:
 """
 
 
+@promise("A killed writer of copies leaves only whole objects")
 def test_a_writer_that_is_killed_leaves_only_whole_objects(place: str, catalog: Catalog, settings: Settings) -> None:
     for _ in range(3):
         process = subprocess.Popen(

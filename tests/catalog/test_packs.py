@@ -34,6 +34,7 @@ from datacache.manifest.model import PACKS, BlobId, Entry, SnapshotRecord
 from datacache.settings import Settings
 from datacache.store.base import ObjectStore
 from datacache.store.open import Stores
+from tests.promises import promise
 
 
 class Blobs(dict[BlobId, bytes]):
@@ -207,6 +208,7 @@ class TestSnapshotsOfPackedFiles:
         yield commit_packed(catalog, files)
         catalog.close()
 
+    @promise("Small new files (labels) are read like any others")
     def test_they_are_read_through_the_daemon_and_then_from_its_tiers(
         self, settings: Settings, files: dict[str, bytes], record: SnapshotRecord
     ) -> None:
@@ -223,6 +225,7 @@ class TestSnapshotsOfPackedFiles:
         subprocess.run([*dsctl(), "warm", record.ref, "--wait"], check=True, capture_output=True)
         assert connect(settings).cache_status()["fetched"]["fetched"] == len(files) - 1
 
+    @promise("Small new files (labels) are read like any others")
     def test_they_are_read_without_a_daemon_in_children_and_by_pickle(
         self,
         settings: Settings,

@@ -12,6 +12,7 @@ from datacache.catalog.refs import Ref, check_name, check_tag, parse_ref, resolv
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import SnapshotNotFoundError, UsageError
 from datacache.manifest.model import SnapshotRecord
+from tests.promises import promise
 
 GOOD_NAMES = ["mask", "a", "0", "team/mask", "a.b-c_d/2024", "A" * 128]
 BAD_NAMES = ["", "/", "a/", "/a", "a//b", ".a", "-a", "a b", "a@b", "ä", "a\n", "A" * 129, "a/../b", "a:b"]
@@ -101,6 +102,7 @@ def test_an_ambiguous_or_too_short_id_is_not_guessed(catalog: SqliteCatalog) -> 
     assert resolve(catalog, "mask@abcdef1").id.startswith("abcdef1")
 
 
+@promise("A mistyped command, data set, tag or short id is answered with what may be meant")
 def test_a_failure_says_what_there_is_instead(catalog: SqliteCatalog) -> None:
     with pytest.raises(SnapshotNotFoundError, match="no dataset 'mask'") as caught:
         resolve(catalog, "mask@v1")

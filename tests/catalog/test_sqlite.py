@@ -17,6 +17,7 @@ from datacache.core.errors import CatalogError, CatalogUnavailableError
 from datacache.manifest.model import BlobId
 from tests import leftovers
 from tests.conformance.catalog import CatalogConformance, a_blob, a_record, run_together
+from tests.promises import promise
 
 
 class TestSqliteCatalog(CatalogConformance):
@@ -176,6 +177,7 @@ def version_1_file(path: Path) -> dict[BlobId, bytes]:
     return blobs
 
 
+@promise("A catalog of an older version is brought up to date and keeps everything")
 def test_a_file_of_version_1_is_brought_up_to_date_by_any_of_many_and_keeps_everything(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     blobs = version_1_file(path)

@@ -28,6 +28,7 @@ from datacache.settings import Settings
 from datacache.store.base import ObjectInfo
 from datacache.store.memory import MemoryStore
 from datacache.store.open import Stores
+from tests.promises import promise
 from tests.servers import CephRgw
 
 
@@ -95,6 +96,7 @@ def found(problems: Sequence[Problem]) -> list[tuple[str, bytes]]:
     return sorted((problem.kind, problem.path) for problem in problems)
 
 
+@promise("`dsctl snapshot verify` names every object that is missing or changed")
 @pytest.mark.parametrize("is_sorted", [True, False])
 def test_what_was_listed_is_compared_with_a_listing_and_asked_for_no_more(
     made: Made, settings: Settings, is_sorted: bool
@@ -173,6 +175,7 @@ def test_one_object_that_gives_no_answer_is_a_problem_and_a_store_that_gives_non
         made.verify(manifest, settings)
 
 
+@promise("`verify --read` finds flipped bits in copies, too")
 def test_reading_finds_what_sizes_and_etags_do_not_show(tmp_path: Path, settings: Settings) -> None:
     (tmp_path / "data").mkdir()
     for n in range(200):
@@ -269,6 +272,7 @@ def ceph(ceph_rgw: CephRgw, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
     return make_bucket
 
 
+@promise("`dsctl snapshot verify` names every object that is missing or changed")
 @pytest.mark.ceph
 def test_missing_and_changed_objects_of_a_real_bucket_are_found(
     ceph: Callable[..., str], ceph_rgw: CephRgw, settings: Settings
@@ -288,6 +292,7 @@ def test_missing_and_changed_objects_of_a_real_bucket_are_found(
         ]
 
 
+@promise("A recorded version of an object is fine for as long as it can be read")
 @pytest.mark.ceph
 def test_a_recorded_version_is_fine_for_as_long_as_it_can_be_read(
     ceph: Callable[..., str], ceph_rgw: CephRgw, settings: Settings

@@ -21,6 +21,7 @@ from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.store.local.store import LocalStore
 from tests.cli.conftest import Dsctl
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -46,6 +47,7 @@ def folder(tmp_path: Path, outside: Path) -> Path:
     return folder
 
 
+@promise("A link that leads out is left out with a line, or followed with `--follow-links`")
 def test_what_leads_out_is_left_out_with_a_line_or_followed(folder: Path, settings: Settings, dsctl: Dsctl) -> None:
     made = dsctl("snapshot", "create", "mask", "--from", folder, "--json")
     assert made.code == 0, made.err
@@ -73,6 +75,7 @@ def test_what_leads_out_is_left_out_with_a_line_or_followed(folder: Path, settin
         assert snapshot.read("images/again.jpg") == b"one"
 
 
+@promise("A link that leads out is left out with a line, or followed with `--follow-links`")
 def test_what_is_no_file_is_left_out_by_name(folder: Path, dsctl: Dsctl) -> None:
     for name in ("innocent.txt", "etc"):
         (folder / name).unlink()
@@ -90,6 +93,7 @@ def test_what_is_no_file_is_left_out_by_name(folder: Path, dsctl: Dsctl) -> None
     assert str(folder / "pipe") in again.json["warnings"][1]
 
 
+@promise("Reading a snapshot of a folder never leads out of it")
 @pytest.mark.parametrize("way", ["file", "folder"])
 @pytest.mark.parametrize("kernel", ["openat2", "by steps"])
 def test_a_link_that_takes_a_files_place_later_does_not_lead_out(
@@ -120,6 +124,7 @@ def test_a_link_that_takes_a_files_place_later_does_not_lead_out(
             snapshot.read("sub/shadow")
 
 
+@promise("Reading a snapshot of a folder never leads out of it")
 def test_the_daemon_does_not_follow_it_either(tmp_path: Path, outside: Path, settings: Settings) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
@@ -135,6 +140,7 @@ def test_the_daemon_does_not_follow_it_either(tmp_path: Path, outside: Path, set
         snapshot.read("innocent")
 
 
+@promise("Older snapshots that followed links inside stay readable")
 def test_an_older_snapshot_that_followed_links_inside_reads_on(tmp_path: Path, settings: Settings) -> None:
     real = tmp_path / "real"
     (real / "a").mkdir(parents=True)
@@ -157,6 +163,7 @@ def _manifest(prefix: str, entry: Entry):  # type: ignore[no-untyped-def]
     return builder.finish()[0], lambda ids: {id: blobs[id] for id in ids}
 
 
+@promise("A link that stays inside of the folder is a link in snapshots, mounts and exports")
 def test_a_mount_shows_links(folder: Path, settings: Settings, tmp_path: Path) -> None:
     api.create_snapshot("mask", str(folder), settings=settings)
     point = tmp_path / "mnt"
@@ -180,6 +187,7 @@ def test_a_mount_shows_links(folder: Path, settings: Settings, tmp_path: Path) -
         fuse_mount.unmount(point, settings=settings)
 
 
+@promise("A link that stays inside of the folder is a link in snapshots, mounts and exports")
 def test_an_export_has_the_links_and_goes_on_with_them(folder: Path, settings: Settings, tmp_path: Path) -> None:
     api.create_snapshot("mask", str(folder), settings=settings)
     for _ in range(2):

@@ -16,6 +16,9 @@ from dataset_cli.completion import _BASH
 from dataset_cli.main import COMMANDS, EXIT_CODES, cli
 from dataset_cli.output import format_bytes, format_seconds, printable
 from tests.cli.conftest import ROOT, Dsctl
+from tests.promises import promise
+
+pytestmark = [promise("Exit codes: 0 done, 1 the thing asked for failed, 2 wrong usage")]
 
 HEAVY = (
     "pymongo",
@@ -85,6 +88,7 @@ def test_every_error_of_ours_has_an_exit_code() -> None:
     assert all(any(issubclass(kind, known) for known, _code in EXIT_CODES) for kind in kinds)
 
 
+@promise("A mistyped command, data set, tag or short id is answered with what may be meant")
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [("unmount", "dsctl umount"), ("ls", "dsctl snapshot list"), ("version", "dsctl --version"), ("statsu", "stats")],

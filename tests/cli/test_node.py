@@ -21,6 +21,7 @@ from datacache.settings import Settings
 from dataset_cli.commands import doctor
 from dataset_cli.demo.faces import draw_faces
 from tests.cli.conftest import ROOT, Dsctl
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 
@@ -30,6 +31,7 @@ def ref(dsctl: Dsctl, bucket: Path) -> str:
     return "mask@v1"
 
 
+@promise("`dsctl status` has the last errors of each mount")
 def test_status_tells_the_last_errors_of_a_mount_and_what_to_do(
     dsctl: Dsctl, ref: str, bucket: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_mount_shows_the_bucket_until_it_is_unmounted(dsctl: Dsctl, ref: str, 
     assert both.err.startswith(f"error: nothing is mounted at {folder}\n       nothing is mounted at {folder.parent}\n")
 
 
+@promise("`dsctl umount` takes away no mount of another home")
 def test_several_mounts_are_unmounted_at_once_and_none_of_another_home(
     dsctl: Dsctl, ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +117,7 @@ def test_several_mounts_are_unmounted_at_once_and_none_of_another_home(
     assert dsctl("status", "--json").json["mounts"] == []
 
 
+@promise("`dsctl warm` says done only when every byte is on the node")
 def test_warm_waits_until_every_byte_is_here(dsctl: Dsctl, ref: str) -> None:
     job = dsctl("warm", ref, "--json")
     assert job.code == 0, job.err
@@ -126,6 +130,7 @@ def test_warm_waits_until_every_byte_is_here(dsctl: Dsctl, ref: str) -> None:
     assert missing.error["type"] == "SnapshotNotFoundError"
 
 
+@promise("`dsctl warm` says done only when every byte is on the node")
 def test_warm_fails_when_the_objects_are_gone(dsctl: Dsctl, ref: str, bucket: Path) -> None:
     gone = [path for path in sorted(bucket.rglob("*")) if path.is_file()][:3]
     for path in gone:
@@ -273,6 +278,7 @@ def test_doctor_knows_kernels(settings: Settings) -> None:
     assert doctor.ram(replace(settings, ram_dir=Path("/nowhere"))).state == "fail"
 
 
+@promise("The demo leaves nothing behind but its picture")
 def test_the_demo_goes_all_the_way_and_leaves_a_picture_alone(
     dsctl: Dsctl, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +356,7 @@ def test_the_drawn_faces_are_the_same_for_the_same_seed_and_well_formed(tmp_path
     assert sorted(splits["trainval"] + splits["test"]) == [f"{number:06}" for number in range(1, 13)]
 
 
+@promise("Logs and states of mounts are for their owner only")
 @pytest.mark.parametrize(
     "text", ['catalog = "mongodb://me:hush@127.0.0.1:9/x"', "[stores.lab]\nurl = 's3://x'\nsecret_access_key = 'hush'"]
 )
@@ -370,6 +377,7 @@ def test_doctor_reports_secrets_that_others_can_read(dsctl: Dsctl, home: Path, t
     assert check["state"] == "ok"
 
 
+@promise("Logs and states of mounts are for their owner only")
 def test_nothing_under_the_home_can_be_read_by_others(dsctl: Dsctl, ref: str, home: Path, tmp_path: Path) -> None:
     """The home itself may be a folder that was made before, for all to enter."""
     (home / "log").mkdir(exist_ok=True)
@@ -386,6 +394,7 @@ def test_nothing_under_the_home_can_be_read_by_others(dsctl: Dsctl, ref: str, ho
     assert dsctl("umount", tmp_path / "mnt").code == 0
 
 
+@promise("Settings of a shell that differ from the daemon's are named, with what to do")
 def test_settings_that_are_not_the_daemons_are_named_by_doctor_and_status(dsctl: Dsctl) -> None:
     assert dsctl("daemon", "start").code == 0
     assert dsctl("status", "--json").json["differing"] == []
@@ -401,12 +410,14 @@ def test_settings_that_are_not_the_daemons_are_named_by_doctor_and_status(dsctl:
     assert "DATACACHE_EVICTION" in dsctl("daemon", "start", **other).err
 
 
+@promise("Settings of a shell that differ from the daemon's are named, with what to do")
 def test_no_password_of_the_catalog_is_in_what_is_compared(settings: Settings) -> None:
     with_password = replace(settings, catalog="mongodb://me:secret-4f@db/faces")
     assert with_password.of_the_daemon()["DATACACHE_CATALOG"] == "mongodb://db/faces"
     assert "secret-4f" not in str(with_password.of_the_daemon())
 
 
+@promise("A lower limit evicts whole regions, read longest ago first")
 def test_a_lower_limit_evicts_down_to_it_and_the_start_says_what_went(dsctl: Dsctl, tmp_path: Path) -> None:
     for name in ("old", "new"):
         folder = tmp_path / name
@@ -422,6 +433,7 @@ def test_a_lower_limit_evicts_down_to_it_and_the_start_says_what_went(dsctl: Dsc
     assert kept["new"] >= 12_000_000
 
 
+@promise("A misspelt `DATACACHE_` variable is named by every command")
 @pytest.mark.parametrize("command", ["status", "warm"])
 def test_a_variable_that_is_misspelt_is_named_by_every_command(dsctl: Dsctl, ref: str, command: str) -> None:
     words = ["warm", ref] if command == "warm" else [command]
@@ -433,6 +445,7 @@ def test_a_variable_that_is_misspelt_is_named_by_every_command(dsctl: Dsctl, ref
     assert "DATACACHE_PORT" not in done.err
 
 
+@promise("A misspelt `DATACACHE_` variable is named by every command")
 def test_a_key_of_the_file_that_is_misspelt_is_an_error_that_says_what_was_meant(dsctl: Dsctl, home: Path) -> None:
     (home / "config.toml").write_text('ssdbytes = "1GB"\n')
     wrong = dsctl("status", "--json")
@@ -451,6 +464,7 @@ def many(dsctl: Dsctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert dsctl("snapshot", "create", "many", "--from", "s3://many").code == 0
 
 
+@promise("An interrupted warm-up says that it goes on in the daemon")
 @pytest.mark.usefixtures("many")
 def test_a_warm_up_that_is_interrupted_goes_on_is_listed_and_cancelled(dsctl: Dsctl) -> None:
     assert dsctl("jobs").out == "no jobs\n"

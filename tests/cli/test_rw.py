@@ -19,6 +19,7 @@ from dataset_cli.commands.writes import error_lines
 from tests import leftovers
 from tests.cli.conftest import Dsctl
 from tests.conformance.faults import Fault, FaultProxy
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 
@@ -92,6 +93,7 @@ def test_status_and_metrics_show_a_mount(dsctl: Dsctl, url: str, folder: Path) -
     assert re.search(rf"^datacache_write_uploaded_bytes_total{labels} 10000$", metrics, re.MULTILINE)
 
 
+@promise("`dsctl status` has the last errors of each mount")
 def test_status_tells_the_last_errors_of_a_read_write_mount(
     dsctl: Dsctl, store: FaultProxy, url: str, place: Path, folder: Path
 ) -> None:
@@ -110,6 +112,8 @@ def test_status_tells_the_last_errors_of_a_read_write_mount(
     assert f"error    {error['path']}: {error['reason']}" in dsctl("status").out
 
 
+@promise("What is written to an open file that others replaced goes on beside it as a whole file")
+@promise("`status` and `flush` tell of a conflict until its copy is deleted or renamed")
 @pytest.mark.parametrize("seen_to", ["deleted", "renamed"])
 def test_an_append_to_what_somebody_else_changed_meanwhile_goes_on_beside_it_until_somebody_sees_to_it(
     dsctl: Dsctl, url: str, place: Path, folder: Path, seen_to: str
@@ -152,6 +156,7 @@ def _lose_4096_bytes(dsctl: Dsctl, url: str, place: Path, folder: Path) -> None:
         os.close(fd)
 
 
+@promise("What is lost after a program was told it is written is told until somebody has seen it")
 def test_what_is_lost_is_told_by_status_and_flush_until_somebody_has_seen_it(
     dsctl: Dsctl, url: str, place: Path, folder: Path
 ) -> None:
@@ -186,6 +191,7 @@ def test_what_is_lost_is_told_by_status_and_flush_until_somebody_has_seen_it(
     assert "lost     " not in dsctl("status").out
 
 
+@promise("What is lost after a program was told it is written is told until somebody has seen it")
 def test_what_is_forgotten_of_a_mount_that_was_ended_is_named(
     dsctl: Dsctl, url: str, place: Path, folder: Path
 ) -> None:
@@ -200,6 +206,7 @@ def test_what_is_forgotten_of_a_mount_that_was_ended_is_named(
     assert dsctl("flush").out == "nothing is waiting to be uploaded\n"
 
 
+@promise("`dsctl status` also tells of an ESTALE of `ftruncate` or `fchmod`")
 def test_a_change_of_an_open_file_that_was_replaced_is_told_by_status_as_its_program_was(
     dsctl: Dsctl, url: str, place: Path, folder: Path
 ) -> None:
@@ -223,6 +230,7 @@ def test_a_change_of_an_open_file_that_was_replaced_is_told_by_status_as_its_pro
     assert [(error["path"], error["errno"]) for error in shown["live"]["errors"]] == [("setattr weights", "ESTALE")]
 
 
+@promise("`dsctl umount` takes away no mount of another home")
 def test_a_mount_of_another_home_is_not_unmounted_from_here(
     dsctl: Dsctl, url: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -234,6 +242,7 @@ def test_a_mount_of_another_home_is_not_unmounted_from_here(
     assert dsctl("umount", "--all").out == f"{folder} is unmounted\n"
 
 
+@promise("A program that opens a file to change a part of it changes what is there now")
 def test_status_tells_no_error_that_the_kernel_kept_from_the_program(
     dsctl: Dsctl, url: str, place: Path, folder: Path
 ) -> None:
@@ -250,6 +259,7 @@ def test_status_tells_no_error_that_the_kernel_kept_from_the_program(
     assert shown["live"]["errors"] == []
 
 
+@promise("An unmount uploads first, or says what is left and how it gets to the bucket")
 def test_what_cannot_be_uploaded_is_said_with_its_reason_and_kept(
     dsctl: Dsctl, store: FaultProxy, url: str, place: Path, folder: Path
 ) -> None:
@@ -328,6 +338,7 @@ def test_a_folder_that_the_store_cannot_keep_is_kept_here_and_waits_for_nothing(
     assert os.listdir(folder) == ["empty"]
 
 
+@promise("What an earlier mount left is uploaded by the next, or by `dsctl flush` without one")
 def test_a_mount_says_what_was_written_earlier(
     dsctl: Dsctl, store: FaultProxy, url: str, place: Path, folder: Path
 ) -> None:

@@ -13,6 +13,7 @@ from datacache import api
 from datacache.core.errors import SnapshotNotFoundError, TagExistsError
 from datacache.settings import Settings
 from tests.cli.conftest import Dsctl
+from tests.promises import promise
 
 KEYS = {
     "name",
@@ -90,6 +91,7 @@ def test_a_taken_tag_is_moved_only_when_asked_to(dsctl: Dsctl, bucket: Path) -> 
     assert dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v1", "--move-tags").code == 0
 
 
+@promise("stdout carries the result only; a pipe gets no colour and no bar")
 def test_for_people_it_is_a_table_without_colour_in_a_pipe(dsctl: Dsctl, bucket: Path) -> None:
     assert "There are no snapshots yet" in dsctl("snapshot", "list").out
     made = dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v1", "-m", "a \x1b[31mred\x1b[0m one")
@@ -129,6 +131,7 @@ def test_removing_asks_first_and_names_no_version_by_itself(dsctl: Dsctl, bucket
     assert len(dsctl("snapshot", "list", "--json").json) == 1
 
 
+@promise("Removing by a tag removes the tag, and the snapshot with its last tag")
 def test_removing_by_a_tag_removes_the_tag_and_the_snapshot_with_its_last(dsctl: Dsctl, bucket: Path) -> None:
     made = dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v1", "--tag", "v2", "--json").json
     first = dsctl("snapshot", "rm", "mask@v1", "--yes")
@@ -146,6 +149,7 @@ def test_removing_by_a_tag_removes_the_tag_and_the_snapshot_with_its_last(dsctl:
     assert dsctl("snapshot", "list", "--json").json == []
 
 
+@promise("Removing by a tag removes the tag, and the snapshot with its last tag")
 def test_a_snapshot_with_tags_is_removed_by_its_id_only_with_all_of_them(dsctl: Dsctl, bucket: Path) -> None:
     other = dsctl("snapshot", "create", "mask", "--from", bucket, "--json").json
     (bucket / "new").write_bytes(b"new")
@@ -164,6 +168,7 @@ def test_a_snapshot_with_tags_is_removed_by_its_id_only_with_all_of_them(dsctl: 
     assert dsctl("snapshot", "rm", "mask@latest", "--yes").out.endswith(", the last one of mask\n")
 
 
+@promise("Removing by a tag removes the tag, and the snapshot with its last tag")
 def test_python_removes_as_the_command_does(dsctl: Dsctl, bucket: Path, settings: Settings) -> None:
     api.create_snapshot("mask", str(bucket), tags=["v1", "v2"], settings=settings)
     with pytest.raises(TagExistsError, match="mask@v1, mask@v2"):
@@ -175,6 +180,7 @@ def test_python_removes_as_the_command_does(dsctl: Dsctl, bucket: Path, settings
         api.remove_snapshot("mask@v2", settings=settings)
 
 
+@promise("What a data set is made of changes only with `--replace`")
 def test_what_a_data_set_is_changes_only_when_asked_to(dsctl: Dsctl, bucket: Path, tmp_path: Path) -> None:
     made = dsctl("snapshot", "create", "mask", "--from", bucket, "--json").json
     (bucket / "new").write_bytes(b"new")
@@ -194,6 +200,7 @@ def test_what_a_data_set_is_changes_only_when_asked_to(dsctl: Dsctl, bucket: Pat
     assert made["ref"] in dsctl("snapshot", "list").out
 
 
+@promise("`snapshot list` and `show` say where the bytes are held")
 def test_list_and_show_say_whether_the_bytes_are_held(dsctl: Dsctl, bucket: Path) -> None:
     assert dsctl("snapshot", "create", "mask", "--from", bucket).code == 0
     assert dsctl("snapshot", "create", "kept", "--from", bucket, "--copy").code == 0
@@ -210,6 +217,7 @@ def test_list_and_show_say_whether_the_bytes_are_held(dsctl: Dsctl, bucket: Path
     assert "held:     copied\n" in dsctl("snapshot", "show", "kept").out
 
 
+@promise("`snapshot list` and `show` say where the bytes are held")
 def test_a_record_of_an_older_version_is_looked_up(dsctl: Dsctl, bucket: Path, settings: Settings) -> None:
     for pin in (False, True):
         record = api.create_snapshot(f"mask{pin}", str(bucket), pin=pin, settings=settings)

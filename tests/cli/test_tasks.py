@@ -13,6 +13,7 @@ from datacache.loaders.tasks.queue import TaskQueue
 from datacache.settings import Settings
 from tests.cli.conftest import Dsctl
 from tests.conformance.tasks import fetch, use_all
+from tests.promises import promise
 
 IMAGES = 25
 
@@ -126,6 +127,7 @@ def test_shards_are_cut_at_their_borders(dsctl: Dsctl, pictures: str, settings: 
         assert {name for _epoch, name, _record in used} == names
 
 
+@promise("Garbage collection leaves tasks alone")
 def test_garbage_collection_leaves_tasks_alone(dsctl: Dsctl, pictures: str, settings: Settings) -> None:
     make(dsctl, pictures)
     task = fetch(queue := api.open_tasks("job", settings))

@@ -22,6 +22,7 @@ from datacache.settings import load_settings
 from dataset_cli.completion import _BASH
 from tests.cli.conftest import ROOT, Dsctl
 from tests.conformance.faults import Fault, FaultProxy
+from tests.promises import promise
 from tests.servers import RcloneS3, free_port
 
 PATIENCE_S = 60
@@ -195,6 +196,7 @@ def derive(name: str, source: SnapshotRecord) -> SnapshotRecord:
         return commit_manifest(catalog, builder, Naming(name=name), origin=source.origin, lineage=lineage)
 
 
+@promise("A snapshot says from what, by which command and with which parameters it was made")
 def test_where_a_snapshot_comes_from_is_shown(dsctl: Dsctl, two: list[str], bucket: Path) -> None:
     shown = dsctl("snapshot", "show", "mask@v1", "--json").json
     assert shown["lineage"] == {"command": "create", "parameters": {"from": f"file://{bucket}/"}, "inputs": []}
@@ -221,6 +223,7 @@ def test_a_tag_is_removed_by_either_way_of_writing_it(dsctl: Dsctl, two: list[st
     assert [record["tags"] for record in dsctl("snapshot", "list", "--json").json] == [[], []]
 
 
+@promise("A caller that waits for a silent store is told after two seconds, once")
 def test_a_store_that_does_not_answer_is_told_about_while_it_is_asked_again(home: Path) -> None:
     command = [sys.executable, "-m", "dataset_cli", "snapshot", "create", "mask", "--from", "s3://bucket/x"]
     with FaultProxy(f"http://127.0.0.1:{free_port()}") as proxy:
@@ -236,6 +239,7 @@ def test_a_store_that_does_not_answer_is_told_about_while_it_is_asked_again(home
     assert "the store cannot answer now (HTTP 503, InternalError); it is asked again for 5" in warning
 
 
+@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
 @pytest.mark.parametrize("kind", ["refused", "unknown"])
 def test_an_endpoint_that_nobody_answers_at_is_named_soon_with_its_setting(dsctl: Dsctl, kind: str) -> None:
     endpoint = {"refused": f"http://127.0.0.1:{free_port()}", "unknown": "http://no-such-host.invalid:9000"}[kind]
@@ -247,6 +251,7 @@ def test_an_endpoint_that_nobody_answers_at_is_named_soon_with_its_setting(dsctl
     assert "AWS_ENDPOINT_URL" in result.error["hint"]
 
 
+@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
 def test_a_read_from_an_endpoint_that_nobody_answers_at_ends_soon(
     dsctl: Dsctl, rclone_s3: RcloneS3, tmp_path: Path
 ) -> None:
@@ -265,6 +270,7 @@ def test_a_read_from_an_endpoint_that_nobody_answers_at_ends_soon(
     assert f"{mistyped} refuses connections" in warm.err
 
 
+@promise("Copying is called `--copy` everywhere")
 def test_copying_is_called_copy_and_its_former_name_still_copies(dsctl: Dsctl, bucket: Path) -> None:
     described = dsctl("snapshot", "create", "--help").out
     assert "--copy" in described

@@ -19,6 +19,7 @@ from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket, FolderPage
 from datacache.store.retry import retry
 from tests.conformance.store import CONTROL_KEYS, ODD_KEYS, PLAIN_KEYS
+from tests.promises import promise
 
 MODE = {"mode": "33188", "uid": "1000", "mtime": "1700000000.000000001"}
 TRAILING_KEYS = (
@@ -251,6 +252,7 @@ class BucketConformance:
 
     # --- uploads in parts ---
 
+    @promise("An object is replaced as a whole")
     @pytest.mark.parametrize("name", ["up/load", "up+load %41 ü."])
     def test_parts_become_one_object_when_they_are_completed(self, bucket: Bucket, name: str) -> None:
         key, first, last = self.base + name, os.urandom(bucket.part_bytes), b"the end"

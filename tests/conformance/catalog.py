@@ -32,6 +32,7 @@ from datacache.manifest.model import BlobId, SnapshotRecord
 from tests.conformance.collect import CollectConformance
 from tests.conformance.documents import DocumentsConformance
 from tests.conformance.killed import reported_until_killed
+from tests.promises import promise
 
 _fork = multiprocessing.get_context("fork")
 
@@ -191,6 +192,7 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
         assert dataset.tags == {"v1": first.id}
         assert catalog.snapshots("mask") == [first, second]
 
+    @promise("A commit whose tag is taken changes nothing")
     def test_a_tag_that_is_taken_makes_the_commit_change_nothing(self, catalog: Catalog) -> None:
         first, second = a_record(number=1), a_record(number=2)
         catalog.commit(first, tags=["v1"])
@@ -298,6 +300,7 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
 
     # --- tags -----------------------------------------------------------------------------------------------
 
+    @promise("A tag is moved only when asked to")
     def test_a_tag_moves_only_when_asked_to(self, catalog: Catalog) -> None:
         first, second = a_record(number=1), a_record(number=2)
         catalog.commit(first)
@@ -333,6 +336,7 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
         assert not catalog.remove_tag("mask", "v1", id=a_record(number=2).id)
         assert catalog.remove_tag("mask", "v1", id=a_record(number=1).id)
 
+    @promise("Removing by a tag removes the tag, and the snapshot with its last tag")
     def test_a_snapshot_with_other_tags_than_expected_is_not_removed(self, catalog: Catalog) -> None:
         record = a_record()
         catalog.commit(record, tags=["v1", "v2"])
@@ -360,6 +364,7 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
         assert dataset is not None
         assert (dataset.latest, dataset.tags) == (a_record(number=2).id, {"v1": a_record(number=1).id})
 
+    @promise("What a data set is made of changes only with `--replace`")
     def test_of_two_first_commits_at_once_the_second_is_checked(
         self, catalog: Catalog, open_again: Callable[[], Catalog]
     ) -> None:
@@ -477,6 +482,7 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
                 thread.join()
         assert len(catalog.snapshots("child")) == 5
 
+    @promise("Concurrent writers of the catalog lose nothing")
     def test_processes_committing_at_once_lose_nothing(self, catalog: Catalog, catalog_url: str) -> None:
         def work(process: int) -> None:
             own = open_catalog_url(catalog_url)
@@ -496,6 +502,7 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
         assert dataset.latest == records[-1].id
         check_consistency(catalog)
 
+    @promise("Concurrent writers of the catalog lose nothing")
     def test_of_processes_racing_for_a_tag_one_wins_and_the_others_hear_of_it(
         self, catalog: Catalog, catalog_url: str
     ) -> None:
@@ -537,6 +544,7 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
         check_consistency(catalog)
         assert catalog.snapshots("mask") == [record]
 
+    @promise("A killed writer leaves a valid catalog, with all that was acknowledged")
     def test_a_killed_writer_leaves_a_valid_catalog_and_loses_nothing_it_was_told_is_done(
         self, catalog: Catalog, catalog_url: str
     ) -> None:

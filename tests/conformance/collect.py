@@ -28,6 +28,7 @@ from datacache.manifest import codec as blobtree
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import PACKS, BlobId, Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
+from tests.promises import promise
 
 HOUR_S = 3600.0
 _fork = multiprocessing.get_context("fork")
@@ -139,6 +140,7 @@ class CollectConformance:
 
     # --- what goes and what stays ---------------------------------------------------------------------------
 
+    @promise("What a listed snapshot needs stays, and the rest goes")
     def test_what_a_removed_snapshot_alone_needed_goes_and_the_rest_stays(
         self, catalog: Catalog, open_again: Callable[[], Catalog]
     ) -> None:
@@ -156,6 +158,7 @@ class CollectConformance:
         read_all(catalog, kept)
         assert collect(catalog).blobs == 0
 
+    @promise("What a listed snapshot needs stays, and the rest goes")
     def test_what_two_datasets_share_stays_until_both_are_gone(
         self, catalog: Catalog, open_again: Callable[[], Catalog]
     ) -> None:
@@ -170,6 +173,7 @@ class CollectConformance:
         assert collect(catalog).blobs == len(needed)
         assert open_again().get_blobs(needed) == {}
 
+    @promise("A dry run says what would go and removes nothing")
     def test_a_dry_run_says_what_would_go_and_removes_nothing(
         self, catalog: Catalog, open_again: Callable[[], Catalog]
     ) -> None:
@@ -186,6 +190,7 @@ class CollectConformance:
         assert said.blobs == len(needed) + 2
         assert open_again().get_blobs(needed) == {}
 
+    @promise("What is younger than the grace period stays")
     def test_what_was_put_within_the_grace_period_stays(
         self, catalog: Catalog, open_again: Callable[[], Catalog]
     ) -> None:
@@ -198,6 +203,7 @@ class CollectConformance:
         assert collect(catalog, later_s=HOUR_S + 60).blobs == 1
         assert not open_again().get_blobs([blob[0]])
 
+    @promise("What is younger than the grace period stays")
     def test_what_is_put_again_counts_as_put_now(
         self, catalog: Catalog, open_again: Callable[[], Catalog], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -209,6 +215,7 @@ class CollectConformance:
         assert collect(catalog, later_s=10 * HOUR_S + 60).blobs == 1
         assert set(open_again().get_blobs([again[0], once[0]])) == {again[0]}
 
+    @promise("The grace period counts from the removal of a snapshot")
     def test_the_grace_period_counts_from_the_removal(self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
         record = a_snapshot(catalog, "mask", range(50), label=b"old")
         with monkeypatch.context() as patch:
@@ -227,6 +234,7 @@ class CollectConformance:
         assert (found.blobs, found.young) == (0, 0)
         read_all(catalog, kept)
 
+    @promise("What is mounted anywhere stays readable after its removal")
     def test_what_is_mounted_stays_until_the_lease_ends(self, catalog: Catalog) -> None:
         record = a_snapshot(catalog, "mask", range(50), label=b"mounted")
         leases.write_mounts(catalog, "home", "node-1", [(record.id, "/mnt/mask"), (record.id, "/mnt/again")])
@@ -248,6 +256,7 @@ class CollectConformance:
         assert leases.mounted_at(catalog, record.id) == []
         assert collect(catalog).blobs > 1
 
+    @promise("What is mounted anywhere stays readable after its removal")
     def test_a_mount_that_comes_while_a_collection_marks_is_seen(self, catalog: Catalog) -> None:
         record = a_snapshot(catalog, "mask", range(50))
         a_snapshot(catalog, "mask", range(60))
@@ -285,10 +294,12 @@ class CollectConformance:
         for kind in (leases.MOUNTS, leases.CREATIONS, leases.REMOVED):
             assert catalog.documents(kind) == []
 
+    @promise("Ages go by the store's and the database's clock, not the node's")
     def test_the_catalogs_clock_is_about_right(self, catalog: Catalog) -> None:
         before_s = time.time()
         assert before_s - 5 < catalog.now_s() < time.time() + 5
 
+    @promise("What was stored for a creation under way stays, also without a grace period")
     def test_a_creation_under_way_is_noted_until_it_ends(self, catalog: Catalog) -> None:
         creation = leases.Creation(catalog)
         creation.begin()
@@ -304,6 +315,7 @@ class CollectConformance:
     def test_an_empty_catalog_has_nothing_to_collect(self, catalog: Catalog) -> None:
         assert collect(catalog) == Collected(blobs=0, size_bytes=0, young=0, derived=0, documents=0)
 
+    @promise("Where a snapshot cannot be read, a collection removes nothing")
     def test_a_snapshot_whose_root_cannot_be_read_ends_the_collection_and_nothing_goes(self, catalog: Catalog) -> None:
         blob = codec.blob_id(b"nobody's"), b"x"
         catalog.put_blobs([blob])
@@ -317,6 +329,7 @@ class CollectConformance:
 
     # --- what was derived -----------------------------------------------------------------------------------
 
+    @promise("Derived annotations go with the last snapshot they are of")
     def test_what_was_derived_goes_with_the_last_snapshot_it_is_of(
         self, catalog: Catalog, open_again: Callable[[], Catalog]
     ) -> None:
@@ -364,6 +377,7 @@ class CollectConformance:
 
     # --- creations under way --------------------------------------------------------------------------------
 
+    @promise("Collection costs a creation under way nothing")
     @pytest.mark.parametrize("moment", [0, 1])
     def test_a_commit_at_any_moment_of_a_collection_keeps_its_blobs(
         self, catalog: Catalog, open_again: Callable[[], Catalog], moment: int
@@ -405,6 +419,7 @@ class CollectConformance:
         assert catalog.derived(record.id, "table") == old[-1]
         assert set(catalog.get_blobs(old)) == set(old)
 
+    @promise("Collection costs a creation under way nothing")
     def test_a_commit_that_comes_too_late_fails_whole_and_can_be_made_again(self, catalog: Catalog) -> None:
         gone = a_snapshot(catalog, "mask", range(1000))
         needs = blobs_needed(catalog, gone)
@@ -419,6 +434,7 @@ class CollectConformance:
         collect(catalog, grace_s=0)
         read_all(catalog, gone)
 
+    @promise("Collection costs a creation under way nothing")
     def test_creations_lose_nothing_while_collections_run_again_and_again(
         self, catalog: Catalog, catalog_url: str
     ) -> None:
@@ -462,6 +478,7 @@ class CollectConformance:
         collect(catalog)
         assert read_everything(catalog) >= creators
 
+    @promise("Collections and creations killed at any point leave a valid catalog")
     def test_collections_and_creations_killed_at_any_point_leave_a_valid_catalog(
         self, catalog: Catalog, catalog_url: str
     ) -> None:

@@ -13,6 +13,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.core.errors import UsageError
 from tests.conformance.killed import reported_until_killed
+from tests.promises import promise
 
 _fork = multiprocessing.get_context("fork")
 
@@ -20,6 +21,7 @@ _fork = multiprocessing.get_context("fork")
 class DocumentsConformance:
     """Needs the fixtures `catalog`, `catalog_url` and `open_again` of the whole suite."""
 
+    @promise("A document is changed only from what it is")
     def test_a_document_is_what_was_set_last_from_what_it_was(
         self, catalog: Catalog, open_again: Callable[[], Catalog]
     ) -> None:
@@ -88,6 +90,7 @@ class DocumentsConformance:
         with pytest.raises(UsageError):
             catalog.set_document(kind, key, text, old=None)
 
+    @promise("A document is changed only from what it is")
     def test_of_processes_that_set_at_once_none_loses_what_another_has_set(
         self, catalog: Catalog, catalog_url: str
     ) -> None:
@@ -100,6 +103,7 @@ class DocumentsConformance:
         assert [child.exitcode for child in children] == [0] * 4
         assert catalog.document("counter", "one") == "60"
 
+    @promise("Acknowledged documents survive a killed writer")
     def test_a_killed_writer_of_documents_loses_nothing_it_was_told_is_done(
         self, catalog: Catalog, catalog_url: str
     ) -> None:

@@ -19,6 +19,7 @@ import pytest
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StoreError
 from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo, ObjectStore
+from tests.promises import promise
 
 PLAIN_KEYS = (
     "a.jpg",
@@ -101,6 +102,7 @@ class StoreConformance:
         assert head.mtime_ns // 10**9 == listed.mtime_ns // 10**9
         assert bool(put.etag) == self.has_etags
 
+    @promise("A snapshot has every object under its prefix, exactly once, by its exact key")
     def test_a_listing_has_every_key_exactly_once_and_exactly(self, store: ObjectStore) -> None:
         keys = [self.base + key for key in self.odd_keys]
         for key in keys:

@@ -29,6 +29,7 @@ from datacache.core.errors import LeaseLostError, TasksError, UsageError
 from datacache.loaders.tasks.queue import Span, Task, TaskParameters, TaskQueue, Wait
 from tests.conformance.catalog import run_together
 from tests.conformance.elastic_job import check, run_job
+from tests.promises import promise
 
 _fork = multiprocessing.get_context("fork")
 
@@ -105,6 +106,7 @@ class TasksConformance:
         with pytest.raises(TasksError, match="no task queue job"):
             TaskQueue(store, "job").fetch_shard()
 
+    @promise("Making a queue again gives the one that is there")
     def test_creating_a_queue_again_gives_the_same_and_other_parameters_are_refused(self, store: TaskStore) -> None:
         queue = make_queue(store)
         queue.report_done(fetch(queue))
@@ -144,12 +146,14 @@ class TasksConformance:
 
     # --- epochs ---------------------------------------------------------------------------------------------
 
+    @promise("Without losses every record comes once in an epoch")
     def test_every_epoch_has_every_record_once_and_they_come_one_after_the_other(self, store: TaskStore) -> None:
         used = use_all(make_queue(store, epochs=3))
         assert Counter(used) == records([0, 1, 2])
         assert [epoch for epoch, *_ in used] == sorted(epoch for epoch, *_ in used)
         assert used[:15] == sorted(used[:15])
 
+    @promise("The order of tasks is the same on every machine and in both databases")
     def test_a_shuffled_queue_has_another_order_in_every_epoch_and_the_same_for_everybody(
         self, store: TaskStore
     ) -> None:
@@ -192,6 +196,7 @@ class TasksConformance:
 
     # --- leases ---------------------------------------------------------------------------------------------
 
+    @promise("A task that changes hands goes on where the last accepted report ended")
     def test_a_task_that_was_leased_again_goes_on_where_the_last_report_ended(self, store: TaskStore) -> None:
         queue = make_queue(store)
         first = fetch(queue, "first")
@@ -202,6 +207,7 @@ class TasksConformance:
         assert second.left().tolist() == [3]
         assert queue.report_batch_done(second, 1) is True
 
+    @promise("A late report is refused and changes nothing")
     def test_whatever_a_lost_lease_reports_is_refused_and_changes_nothing(self, store: TaskStore) -> None:
         queue = make_queue(store)
         zombie = fetch(queue, "first")
@@ -229,6 +235,7 @@ class TasksConformance:
         with pytest.raises(LeaseLostError):
             queue.report_done(zombie)
 
+    @promise("A late report is refused and changes nothing")
     def test_a_lease_that_expired_counts_for_as_long_as_nobody_took_the_task(self, store: TaskStore) -> None:
         queue = make_queue(store)
         task = fetch(queue)
@@ -312,6 +319,7 @@ class TasksConformance:
 
     # --- failures -------------------------------------------------------------------------------------------
 
+    @promise("A task that cannot be done is listed with its errors, never dropped in silence")
     def test_a_task_that_fails_is_tried_after_all_others_and_then_listed_with_its_errors(
         self, store: TaskStore
     ) -> None:
@@ -335,6 +343,7 @@ class TasksConformance:
         assert failed.errors == ("first $error", "second")
         assert failed.owner == "two"
 
+    @promise("Failed tasks can be put back at any time")
     def test_failed_tasks_can_be_put_back_even_when_all_is_over(self, store: TaskStore) -> None:
         queue = make_queue(store, max_failures=1, epochs=2)
         for _task in range(2):
@@ -350,6 +359,7 @@ class TasksConformance:
         assert Counter(done) + Counter(again) == records([0, 1])
         assert queue.status().failed == []
 
+    @promise("A task that cannot be done is listed with its errors, never dropped in silence")
     def test_a_task_whose_workers_die_again_and_again_is_failed_and_one_that_gets_on_is_not(
         self, store: TaskStore
     ) -> None:
@@ -381,6 +391,7 @@ class TasksConformance:
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
+    @promise("A checkpoint brings back what was done and voids leases given since")
     def test_a_checkpoint_brings_back_what_was_done_and_voids_all_leases(self, store: TaskStore) -> None:
         queue = make_queue(store, epochs=3, max_failures=1)
         queue.report_failed(fetch(queue), "in the first epoch")
@@ -505,6 +516,7 @@ class TasksConformance:
         assert other.report_batch_done(same, 1) is False
         assert queue.status().doing[0].position == 1
 
+    @promise("Without losses every record comes once in an epoch")
     def test_processes_that_race_make_each_epoch_once_and_take_each_task_once(
         self, store: TaskStore, tasks_url: str
     ) -> None:
@@ -543,6 +555,7 @@ class TasksConformance:
             thread.join()
         assert Counter(used + found.get()) == records(spans=spans)
 
+    @promise("Killed, stopped and started workers see every record in every epoch")
     @pytest.mark.slow
     @pytest.mark.parametrize("seed", [1])
     def test_workers_that_are_killed_and_stopped_at_random_see_every_record_and_repeat_only_what_was_lost(

@@ -19,6 +19,9 @@ from datacache.annotations.problems import PROBLEMS
 from datacache.conversion.geometry import carry, plan
 from datacache.conversion.images import Operations, Processed, apply, parse_operations
 from datacache.core.errors import AnnotationError, UsageError
+from tests.promises import promise
+
+pytestmark = [promise("Boxes go with their images through every operation")]
 
 GROUND, PAINT, MIDDLE = (20, 40, 60), (240, 220, 200), 130
 SIZES = [(64, 48), (63, 47), (101, 33), (33, 101), (7, 5)]

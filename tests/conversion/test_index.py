@@ -14,6 +14,7 @@ from datacache import api
 from datacache.annotations.table.table import Table
 from datacache.core.errors import ObjectChangedError, UsageError
 from datacache.settings import Settings
+from tests.promises import promise
 
 Make = Callable[..., str]
 
@@ -38,6 +39,7 @@ def test_a_table_is_made_once_and_needs_neither_bucket_nor_cache_afterwards(
     assert len(first) == 30
 
 
+@promise("A converted version costs what changed")
 def test_the_next_version_reads_only_what_changed(
     faces: Path, make: Make, table: Callable[..., Table], settings: Settings
 ) -> None:
@@ -65,6 +67,7 @@ def test_the_next_version_reads_only_what_changed(
     assert new.images == old.images == 630
 
 
+@promise("A conversion that meets a changed object is an error")
 def test_an_object_that_changed_in_the_bucket_is_an_error_and_no_table(
     faces: Path, make: Make, table: Callable[..., Table]
 ) -> None:

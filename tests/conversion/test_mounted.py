@@ -14,6 +14,7 @@ import datacache
 from datacache import api
 from datacache.settings import Settings
 from fuse_mount import mount_snapshot, unmount
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -73,6 +74,7 @@ def test_jpegs_that_go_on_are_whole_for_ultralytics_when_they_are_ended(
             assert snapshot.read(path) == original[: original.rindex(b"\xff\xd9") + 2]
 
 
+@promise("Loaders of YOLO data read the mounted snapshot as it is")
 def test_an_ultralytics_style_loader_finds_every_image_and_its_labels(mounted: Path, drawn: Path) -> None:
     # As ultralytics.data.utils does: data.yaml beside the images, `/images/` in a path becomes `/labels/`.
     content = yaml.safe_load((mounted / "data.yaml").read_text())

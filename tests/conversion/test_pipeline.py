@@ -25,6 +25,7 @@ from datacache.conversion.pipeline import Conversion
 from datacache.core.errors import ConversionError, UsageError
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
+from tests.promises import promise
 
 Make = Callable[..., str]
 Files = Callable[[str], dict[str, bytes]]
@@ -83,6 +84,7 @@ def labels_of(files: dict[str, bytes]) -> dict[str, list[str]]:
 # --- what comes out --------------------------------------------------------------------------------------------------
 
 
+@promise("Converted labels agree with an independent computation to six decimals")
 def test_labels_of_real_data_agree_with_an_independent_computation_to_six_decimals(
     blood_cells: Path, make: Make, convert: Callable[..., Conversion], files: Files
 ) -> None:
@@ -108,6 +110,7 @@ def test_drawn_faces_agree_too_and_their_splits_are_honoured(
     assert done.report.problems == []
 
 
+@promise("A conversion copies no image")
 def test_images_are_the_same_objects_and_nothing_is_written_to_the_bucket(
     drawn: Path, make: Make, convert: Callable[..., Conversion], opened: Open
 ) -> None:
@@ -121,6 +124,7 @@ def test_images_are_the_same_objects_and_nothing_is_written_to_the_bucket(
     assert sorted(drawn.rglob("*")) == before
 
 
+@promise("The same input gives the same converted snapshot")
 def test_the_same_input_gives_the_same_snapshot_whatever_the_number_of_processes(
     drawn: Path, make: Make, convert: Callable[..., Conversion]
 ) -> None:
@@ -130,6 +134,7 @@ def test_the_same_input_gives_the_same_snapshot_whatever_the_number_of_processes
     assert len(ids) == 1
 
 
+@promise("Going through another format and back loses nothing")
 @pytest.mark.parametrize("through", ["coco", "voc", "darknet"])
 def test_a_way_through_another_format_loses_nothing(
     through: str, drawn: Path, make: Make, convert: Callable[..., Conversion], files: Files
@@ -176,6 +181,7 @@ def test_lineage_says_how_it_was_made(
         assert record.lineage.inputs == (source.ref,)
 
 
+@promise("The same input gives the same converted snapshot")
 def test_it_is_the_same_on_mongodb(
     drawn: Path, convert: Callable[..., Conversion], settings: Settings, mongod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +201,7 @@ def test_it_is_the_same_on_mongodb(
 # --- versions --------------------------------------------------------------------------------------------------------
 
 
+@promise("The numbers of classes stay the same from version to version")
 def test_the_next_version_keeps_the_numbers_of_classes(
     faces: Path, make: Make, convert: Callable[..., Conversion], files: Files
 ) -> None:
@@ -210,6 +217,7 @@ def test_the_next_version_keeps_the_numbers_of_classes(
     ]
 
 
+@promise("Images that are added move none of the others to another split")
 def test_images_that_are_added_move_none_of_the_others(
     faces: Path, make: Make, convert: Callable[..., Conversion], files: Files
 ) -> None:
@@ -222,6 +230,7 @@ def test_images_that_are_added_move_none_of_the_others(
     assert len(second) == len(first) + 20
 
 
+@promise("A converted version costs what changed")
 def test_a_version_with_one_change_shares_what_did_not_change(
     faces: Path, make: Make, convert: Callable[..., Conversion], settings: Settings
 ) -> None:
@@ -254,6 +263,8 @@ def _blobs(settings: Settings) -> set[bytes]:
 # --- what is wrong ---------------------------------------------------------------------------------------------------
 
 
+@promise("No box lies outside of its image, and none is lost without a line in the report")
+@promise("Every repair and omission is reported with file and line")
 def test_everything_that_is_wrong_is_mended_or_left_out_and_said(
     faces: Path, make: Make, convert: Callable[..., Conversion], files: Files
 ) -> None:
@@ -312,6 +323,7 @@ def _object_free(path: Path) -> None:
     path.write_text(re.sub(r"<object>.*</object>", "", path.read_text(), flags=re.DOTALL))
 
 
+@promise("`--strict` makes nothing where something is wrong")
 def test_strict_makes_nothing_and_names_every_problem(
     faces: Path, make: Make, convert: Callable[..., Conversion], settings: Settings
 ) -> None:
@@ -475,6 +487,7 @@ def test_resized_images_are_new_objects_with_boxes_that_fit(
             break
 
 
+@promise("A killed conversion leaves nothing visible and can be run again")
 def test_a_conversion_that_is_killed_can_be_run_again(
     drawn: Path, make: Make, convert: Callable[..., Conversion], settings: Settings
 ) -> None:

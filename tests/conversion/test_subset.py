@@ -14,6 +14,7 @@ from datacache import api
 from datacache.core.errors import UsageError
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
+from tests.promises import promise
 
 Make = Callable[..., str]
 Files = Callable[[str], dict[str, bytes]]
@@ -75,6 +76,7 @@ def test_a_subset_of_coco_data_has_a_json_of_its_images(
     assert [found["bbox"] for found in part["annotations"]] == expected
 
 
+@promise("A subset keeps what it needs when its source snapshot is gone")
 def test_the_subset_of_a_subset_still_has_its_packs_when_the_others_are_gone(
     drawn: Path, make: Make, subset: Callable[..., str], files: Files, settings: Settings
 ) -> None:

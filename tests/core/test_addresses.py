@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from datacache.core.addresses import AddressRule, ClosedAddressError, is_public, parse_network_rule, parse_network_rules
+from tests.promises import promise
 
 
+@promise("Special addresses are closed in every form they can be written in")
 @pytest.mark.parametrize(
     "address",
     [
@@ -36,6 +38,7 @@ def test_public_addresses_are_open(address: str) -> None:
     assert is_public(ip_address(address))
 
 
+@promise("What an administrator allows is asked, and no other port of it")
 def test_places_are_hosts_and_networks_with_or_without_a_port() -> None:
     rule = AddressRule(["10.20.0.0/16", "minio.example:9000", "[fd00::/8]:443", "192.168.1.5:81", "127.0.0.1"])
     assert rule.allows_address("10.20.255.1", 1)
@@ -74,6 +77,7 @@ def servers() -> Iterator[dict[str, socket.socket]]:
         each.close()
 
 
+@promise("A connection goes to the address that was checked")
 def test_a_name_is_resolved_once_and_the_connection_goes_to_what_was_checked(
     servers: dict[str, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +114,7 @@ def test_an_address_of_this_machine_is_closed_even_if_it_looks_public(monkeypatc
     assert not AddressRule().allows_address(own, 80)
 
 
+@promise("A list leads to no private address that is not allowed")
 def test_through_a_proxy_a_host_is_refused_for_any_closed_address(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"open.example": ["93.184.216.34"], "both.example": ["93.184.216.34", "169.254.169.254"]}
 

@@ -6,6 +6,7 @@ import threading
 import time
 
 from datacache.core.breaker import DOUBT, LATE_S, Breaker
+from tests.promises import promise
 
 NEVER = 1e6
 ERROR = ConnectionError("away")
@@ -68,6 +69,7 @@ def test_after_a_probe_that_failed_there_is_a_pause_before_the_next_and_it_grows
     assert pauses[0] < pauses[-1] < LATE_S
 
 
+@promise("While a store does not answer, one call asks and the others wait for it")
 def test_who_waits_in_doubt_is_given_its_own_deadline() -> None:
     breaker, clock = breaker_in_doubt()
     assert breaker.enter(clock.now, clock.now, late=False) is ERROR
@@ -76,6 +78,7 @@ def test_who_waits_in_doubt_is_given_its_own_deadline() -> None:
     assert breaker.enter(clock.now - 20, NEVER, late=False) is None
 
 
+@promise("After an outage as long as the deadline, readers are told soon")
 def test_who_comes_in_silence_fails_by_a_probe_that_began_after_it_came_and_not_from_memory() -> None:
     breaker, clock = breaker_in_doubt()
     clock.now += 100
@@ -87,6 +90,7 @@ def test_who_comes_in_silence_fails_by_a_probe_that_began_after_it_came_and_not_
     assert breaker.enter(clock.now, NEVER, late=True) is None  # nobody has asked since
 
 
+@promise("After an outage as long as the deadline, readers are told soon")
 def test_an_answer_ends_the_silence_for_all() -> None:
     breaker, clock = breaker_in_doubt()
     clock.now += 100

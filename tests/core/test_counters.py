@@ -12,6 +12,7 @@ import time
 import pytest
 
 from datacache.core import counters
+from tests.promises import promise
 
 
 def no_more(folder):
@@ -70,6 +71,7 @@ time.sleep(60)
 """
 
 
+@promise("Counts of processes are told apart and kept")
 def test_files_of_processes_in_other_pid_namespaces_are_told_apart_and_folded_when_they_end(tmp_path):
     wrapped = ["unshare", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*wrapped, "true"], check=False, capture_output=True).returncode:

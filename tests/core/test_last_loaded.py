@@ -8,6 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from datacache.core.last_loaded import LastLoaded
+from tests.promises import promise
+
+pytestmark = [promise("Pieces of an object of one block, read past the daemon, are checked")]
 
 
 def test_what_many_ask_for_at_once_is_loaded_once() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from datacache.core import logs
+from tests.promises import promise
 
 UNLINKED = """
 import os, sys
@@ -32,6 +33,7 @@ def run(program, log):
         subprocess.run([sys.executable, "-c", program], stdout=out, stderr=out, check=True)
 
 
+@promise("Logs stay small")
 def test_a_flood_of_lines_takes_two_files_of_bounded_size(tmp_path):
     log = tmp_path / "daemon.log"
     run(FLOOD, log)
@@ -41,6 +43,7 @@ def test_a_flood_of_lines_takes_two_files_of_bounded_size(tmp_path):
     assert log.read_text().endswith("line of its own 19999\nthe end\n")
 
 
+@promise("Logs stay small")
 def test_the_same_line_is_written_a_few_times_and_then_counted(monkeypatch):
     now_s = 0.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
@@ -80,6 +83,7 @@ def test_a_process_starts_whose_log_was_removed_when_it_was_large(tmp_path):
     assert done.stdout == "started\n"
 
 
+@promise("Logs stay small")
 def test_a_process_whose_file_another_has_moved_goes_on_in_the_new_one(tmp_path):
     log = tmp_path / "daemon.log"
     with log.open("ab") as file:

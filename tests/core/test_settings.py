@@ -9,6 +9,7 @@ import pytest
 
 from datacache.core.errors import DatacacheError, SettingsError
 from datacache.settings import StoreOptions, load_settings, parse_bytes
+from tests.promises import promise
 
 
 def load(tmp_path, **variables):
@@ -79,6 +80,7 @@ def test_a_wrong_file_is_an_error_that_names_it(tmp_path, text):
         load(tmp_path)
 
 
+@promise("No credential appears in a message, a repr or a metric")
 def test_a_stores_secret_is_not_shown(tmp_path):
     (tmp_path / "config.toml").write_text(
         "[stores.lab]\nurl='s3://faces'\naccess_key_id='id'\nsecret_access_key='hush'\nsession_token='hush2'\n"
@@ -90,6 +92,7 @@ def test_a_stores_secret_is_not_shown(tmp_path):
     assert "hush" not in repr(settings)
 
 
+@promise("No credential appears in a message, a repr or a metric")
 def test_the_catalogs_password_is_not_shown(tmp_path):
     settings = load(tmp_path, DATACACHE_CATALOG="mongodb://me:hush@db.example/x")
     assert settings.catalog == "mongodb://me:hush@db.example/x"

@@ -28,6 +28,7 @@ from tests.csi_driver.api_server import ApiServer
 from tests.csi_driver.conftest import StartDriver
 from tests.csi_driver.driver import READ, Driver
 from tests.csi_driver.kubelet import Kubelet, mounted_below, needs_root
+from tests.promises import promise
 from tests.servers import Mongod
 
 pytestmark = needs_root
@@ -79,6 +80,7 @@ def nothing_is_shown(node: Kubelet, home: Path) -> bool:
     return not mounted_below(node.folder) and not mounted_below(home)
 
 
+@promise("An id opens nothing by itself")
 def test_a_pod_has_no_id_of_another_data_set_inline(any_catalog: str, ids: Ids, node: Kubelet, home: Path) -> None:
     for number, ref in enumerate([*ids.foreign(), f"secret@{ids.secret}", "secret@v1", "secret"]):
         context = {"dataset": ref, NAMESPACE: "team", "asked": "open@v1", "namespace": "team"}
@@ -93,6 +95,7 @@ def test_a_pod_has_no_id_of_another_data_set_inline(any_catalog: str, ids: Ids, 
     ).read_text() == SECRET
 
 
+@promise("An id opens nothing by itself")
 def test_a_volume_made_by_hand_has_no_id_of_another_data_set(
     any_catalog: str, ids: Ids, node: Kubelet, home: Path
 ) -> None:
@@ -112,6 +115,7 @@ def test_a_volume_made_by_hand_has_no_id_of_another_data_set(
         assert nothing_is_shown(node, home), ref
 
 
+@promise("An id opens nothing by itself")
 def test_two_volumes_of_one_handle_do_not_lend_each_other_their_names(ids: Ids, node: Kubelet, home: Path) -> None:
     """The one is staged, and the other, which is open, is published: a kubelet knows a volume by its handle."""
     staged = {"dataset": f"secret@{ids.secret}"}
@@ -125,6 +129,7 @@ def test_two_volumes_of_one_handle_do_not_lend_each_other_their_names(ids: Ids, 
         node.unstage("h")
 
 
+@promise("An id opens nothing by itself")
 def test_a_claim_is_given_no_id_of_another_data_set(
     any_catalog: str, ids: Ids, start_driver: StartDriver, cluster: ApiServer, kubeconfig: Path
 ) -> None:
@@ -142,6 +147,7 @@ def test_a_claim_is_given_no_id_of_another_data_set(
     assert not driver.client.ListVolumes().entries
 
 
+@promise("A volume of an unknown namespace hears nothing of a closed data set")
 def test_what_a_closed_data_set_has_is_not_told_to_a_volume_of_nobody_knows_whom(ids: Ids, node: Kubelet) -> None:
     code, words = node.code("NodeStageVolume", node.stage_request("s", {"dataset": "secret@v9"}))
     assert code == "INVALID_ARGUMENT"
@@ -150,6 +156,7 @@ def test_what_a_closed_data_set_has_is_not_told_to_a_volume_of_nobody_knows_whom
     assert (code, "it has v1" in words) == ("INVALID_ARGUMENT", True)
 
 
+@promise("A volume that was given goes on after its snapshot left the catalog")
 def test_what_was_given_goes_on_and_revives_when_the_snapshot_was_removed(
     any_catalog: str, ids: Ids, start_driver: StartDriver, tmp_path: Path, home: Path
 ) -> None:
@@ -199,6 +206,7 @@ def kill_mounts(home: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+@promise("While the catalog is away, a node gives a volume only what the controller made it")
 def test_while_the_catalog_is_away_a_volume_is_given_what_the_controller_made_it_and_nothing_by_its_own_word(
     bucket: Path, home: Path, tmp_path: Path, start_driver: StartDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +250,7 @@ def hostile(settings: Settings, files: dict[str, ObjectRef], *, name: str = "hos
         return commit_manifest(catalog, builder, Naming(name=name, tags=["v1"]), origin="file:///", lineage=lineage).id
 
 
+@promise("A node reads data sets only from the stores that `DATACACHE_SOURCES` names")
 def test_a_manifest_that_names_files_of_the_node_is_not_mounted(
     bucket: Path, home: Path, start_driver: StartDriver, tmp_path: Path, cluster: ApiServer, kubeconfig: Path
 ) -> None:
@@ -268,6 +277,7 @@ def test_a_manifest_that_names_files_of_the_node_is_not_mounted(
     assert nothing_is_shown(node, home)
 
 
+@promise("A node reads data sets only from the stores that `DATACACHE_SOURCES` names")
 def test_what_a_manifest_names_outside_of_the_sources_is_read_by_no_pod(
     bucket: Path, home: Path, start_driver: StartDriver, tmp_path: Path
 ) -> None:
@@ -304,6 +314,7 @@ def test_what_a_manifest_names_outside_of_the_sources_is_read_by_no_pod(
 # --- who may pin ------------------------------------------------------------------------------------------------------
 
 
+@promise("A claim or a pod pins only where an administrator lets it")
 def test_only_whom_an_administrator_lets_pins(
     ids: Ids, start_driver: StartDriver, tmp_path: Path, cluster: ApiServer, kubeconfig: Path, home: Path
 ) -> None:

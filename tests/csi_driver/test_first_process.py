@@ -29,6 +29,7 @@ from tests.csi_driver.containers import KubeletContainer, until
 from tests.csi_driver.kubelet import needs_root
 from tests.deploy.test_manifests import node_container
 from tests.fuse_mount.test_crashes import Readers
+from tests.promises import promise
 
 KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 8)
 RUN = [sys.executable, "-m", "csi_driver.first_process"]
@@ -41,6 +42,7 @@ def start(*command: str) -> subprocess.Popen[str]:
 # --- alone ----------------------------------------------------------------------------------------------------------
 
 
+@promise("A killed program of a container is started again at once, and the log says so")
 def test_a_command_that_is_killed_is_started_again_and_the_log_says_so() -> None:
     first = start("sh", "-c", "echo $$; exec sleep 100")
     assert first.stdout is not None
@@ -53,6 +55,7 @@ def test_a_command_that_is_killed_is_started_again_and_the_log_says_so() -> None
     assert not Path(f"/proc/{last}").exists()
 
 
+@promise("SIGTERM reaches a container's program, whose orphans live on and are reaped")
 def test_signals_reach_the_command_and_its_exit_code_is_passed_on() -> None:
     script = "trap 'echo again' HUP; trap 'echo ends; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
     first = start("sh", "-c", script)
@@ -65,6 +68,7 @@ def test_signals_reach_the_command_and_its_exit_code_is_passed_on() -> None:
     assert (out, first.returncode) == ("ends\n", 7)
 
 
+@promise("A killed program of a container is started again at once, and the log says so")
 def test_a_command_that_cannot_start_is_not_hidden() -> None:
     first = start("sh", "-c", "echo tried; exit 3")
     out, log = first.communicate(timeout=60)
@@ -86,6 +90,7 @@ def test_it_can_be_told_to_end_while_it_pauses() -> None:
     assert first.returncode in (1, 128 + signal.SIGTERM)
 
 
+@promise("SIGTERM reaches a container's program, whose orphans live on and are reaped")
 def test_what_the_command_leaves_behind_lives_on_and_is_reaped() -> None:
     first = start("sh", "-c", "sleep 0.01 & sleep 100 & echo $!; exec sleep 100")
     assert first.stdout is not None
@@ -106,6 +111,7 @@ def children_of(pid: int) -> set[int]:
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
+@promise("Liveness probes notice a driver, a mount host and a daemon that hang")
 def test_the_probe_of_the_mounts_notices_a_host_that_hangs(tmp_path: Path) -> None:
     place = tmp_path / "mounts.sock"
     check = [sys.executable, "-m", "csi_driver.host_check", str(place)]
@@ -224,6 +230,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
+@promise("After any kill but of first processes, reads only wait, and mounts have owners again")
 @needs_root
 def test_kills_of_both_keepers_in_turn_break_no_read_with_the_pauses_of_a_kubelet(
     node: Node, source: Path, tmp_path: Path

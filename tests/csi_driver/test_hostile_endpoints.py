@@ -21,6 +21,7 @@ from csi_driver.wire import csi_pb2 as csi
 from tests.csi_driver.conftest import StartDriver
 from tests.csi_driver.driver import CALL_TIMEOUT_S, WRITE, Driver
 from tests.csi_driver.kubelet import needs_root
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 pytestmark = needs_root
@@ -99,6 +100,7 @@ def peak_bytes(driver: Driver) -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
 
+@promise("A Secret's endpoint that leads to this machine or a private network is refused")
 def test_an_endpoint_of_this_machine_or_a_private_network_is_refused_and_not_asked(
     start_driver: StartDriver, hostile: Hostile, tmp_path: Any
 ) -> None:
@@ -112,6 +114,7 @@ def test_an_endpoint_of_this_machine_or_a_private_network_is_refused_and_not_ask
     assert hostile.asked == 0
 
 
+@promise("What an administrator allows is asked, and no other port of it")
 def test_a_place_that_an_administrator_allows_is_asked_and_no_other_port_of_it(
     start_driver: StartDriver, hostile: Hostile, tmp_path: Any
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_place_that_an_administrator_allows_is_asked_and_no_other_port_of_it(
     assert hostile.asked > 0
 
 
+@promise("An answer that is read whole takes bounded memory")
 @pytest.mark.parametrize("kind", ["blanks", "tags", "attributes", "drawn out"])
 def test_an_answer_takes_bounded_memory_however_it_is_packed(
     kind: str, start_driver: StartDriver, hostile: Hostile, tmp_path: Any
@@ -145,6 +149,7 @@ def test_an_answer_takes_bounded_memory_however_it_is_packed(
     assert peak_bytes(driver) - before < 100 * _MIB
 
 
+@promise("A document that is no plain listing is refused at once and in bounded memory")
 @pytest.mark.parametrize("kind", ["defaults in UTF-16", "entities in UTF-16", "a prefix without an end"])
 def test_an_answer_that_is_no_plain_listing_is_refused_at_once(
     kind: str, start_driver: StartDriver, hostile: Hostile, tmp_path: Any
@@ -164,6 +169,7 @@ def test_an_answer_that_is_no_plain_listing_is_refused_at_once(
     assert peak_bytes(driver) - before < 100 * _MIB
 
 
+@promise("Errors repeat no text of a server that is not an S3 server")
 def test_what_something_else_answers_is_not_repeated(
     start_driver: StartDriver, hostile: Hostile, tmp_path: Any
 ) -> None:
@@ -177,6 +183,7 @@ def test_what_something_else_answers_is_not_repeated(
     assert "abc" not in driver.text
 
 
+@promise("Endpoints that never answer keep a bounded number of a driver's calls waiting")
 def test_endpoints_that_never_answer_take_few_threads_of_each_namespace_and_leave_others_theirs(
     start_driver: StartDriver, tmp_path: Any
 ) -> None:
@@ -206,6 +213,7 @@ def test_endpoints_that_never_answer_take_few_threads_of_each_namespace_and_leav
             driver.kill()  # and with it all calls end
 
 
+@promise("Endpoints that never answer keep a bounded number of a driver's calls waiting")
 def test_a_namespace_without_a_turn_gets_one_however_many_others_have_and_may_end_its_volume(
     start_driver: StartDriver, rclone_s3: RcloneS3, tmp_path: Any
 ) -> None:
@@ -232,6 +240,7 @@ def test_a_namespace_without_a_turn_gets_one_however_many_others_have_and_may_en
             driver.kill()  # and with it all calls end
 
 
+@promise("Endpoints that never answer keep a bounded number of a driver's calls waiting")
 def test_turns_of_all_namespaces_together_leave_threads_to_others() -> None:
     assert OF_ALL + OF_FIRST <= THREADS * 3 // 4
     turns = EndpointTurns()

@@ -32,6 +32,7 @@ from tests.csi_driver.api_server import ApiServer
 from tests.csi_driver.conftest import StartDriver
 from tests.csi_driver.kubelet import Kubelet, mounted_below, needs_root
 from tests.fuse_mount.bucket_mount import _kill
+from tests.promises import promise
 
 pytestmark = needs_root
 _ROUNDS = int(os.environ.get("DATACACHE_TEST_KILLS") or 8) // 4
@@ -145,6 +146,7 @@ def _context(service: NodeService, volume: str) -> dict[str, str]:
     return record.context
 
 
+@promise("Each pod whose volume was lost and mounted anew has an Event that says so")
 def test_each_pod_of_a_lost_mount_gets_an_event_also_if_the_api_is_away_at_first(
     masks: dict[str, str],
     start_driver: StartDriver,

@@ -22,6 +22,7 @@ from datacache.settings import Settings
 from fuse_mount import list_bucket_mounts, mount_bucket, unmount
 from fuse_mount.bucket.metrics import mount_id
 from tests.csi_driver.kubelet import needs_root
+from tests.promises import promise
 
 
 def ask(server: MetricsServer, path: str, *, method: str = "GET", address: str = "127.0.0.1") -> tuple[int, str]:
@@ -61,6 +62,7 @@ def test_a_node_shows_the_daemons_metrics_and_its_own(server: MetricsServer, tmp
     assert len(named) == len(set(named)), "Prometheus refuses a name that is described twice"
 
 
+@promise("A node's metrics do not say which bucket a mount is of or where it is")
 @needs_root
 def test_the_port_tells_mounts_apart_and_not_what_they_are(
     server: MetricsServer, settings: Settings, tmp_path: Path
@@ -134,6 +136,7 @@ def test_a_controller_shows_no_node() -> None:
         server.close()
 
 
+@promise("Metrics are served on the address that is named, by default to this machine alone")
 def test_it_listens_on_the_address_that_it_is_told_and_on_no_other() -> None:
     server = serve_metrics(0, None)
     try:
@@ -151,6 +154,7 @@ def test_it_listens_on_the_address_that_it_is_told_and_on_no_other() -> None:
         serve_metrics(0, None, address="192.0.2.1")
 
 
+@promise("Liveness probes notice a driver, a mount host and a daemon that hang")
 def test_health_notices_a_driver_whose_threads_all_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_server, "PROBE_S", 0.5)
     going_on = threading.Event()

@@ -25,6 +25,7 @@ from datacache.settings import Settings
 from tests import leftovers
 from tests.csi_driver.driver import capability
 from tests.csi_driver.kubelet import Kubelet, mounted_below, needs_root
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 pytestmark = needs_root
@@ -181,6 +182,7 @@ def test_the_group_of_a_pod_can_write_to_a_bucket(bucket: Path, kubelet: Kubelet
     assert "fsGroup" in words
 
 
+@promise("An unstaged bucket volume leaves no staging area on the node")
 def test_a_volume_that_is_unstaged_leaves_no_staging_area(bucket: Path, kubelet: Kubelet, settings: Settings) -> None:
     target = kubelet.show("w", {"bucket": f"s3://{bucket.name}/out"})
     (target / "a").write_text("x")
@@ -190,6 +192,7 @@ def test_a_volume_that_is_unstaged_leaves_no_staging_area(bucket: Path, kubelet:
     assert list((settings.home / "staging").iterdir()) == []
 
 
+@promise("A bucket without fsGroup is root's (0755): others read it, and only root writes")
 def test_without_a_group_a_bucket_is_roots_and_others_may_read(bucket: Path, kubelet: Kubelet) -> None:
     target = kubelet.show("w", {"bucket": f"s3://{bucket.name}/out"}, volume_capability=of_group(""))
     found = target.stat()
@@ -199,6 +202,7 @@ def test_without_a_group_a_bucket_is_roots_and_others_may_read(bucket: Path, kub
     assert list(target.iterdir()) == []
 
 
+@promise("A data set's volume reports no fill level, so that alerts on full volumes stay quiet")
 def test_a_data_set_is_never_about_to_be_full(masks: dict[str, str], kubelet: Kubelet) -> None:
     target = kubelet.show("v", {"dataset": f"mask@{masks['v1']}"})
     for usage in kubelet.stats("v", target).usage:
@@ -218,6 +222,7 @@ def group_of_new_file(folder: Path, name: str) -> int:
     return (folder / name).stat().st_gid
 
 
+@promise("A pod with another fsGroup gets a bucket volume when its other pods have ended")
 @pytest.mark.parametrize("staged_again", [False, True], ids=["", "after a restart of the kubelet"])
 def test_a_pod_with_another_fsgroup_gets_the_bucket_when_the_others_have_ended(
     bucket: Path, kubelet: Kubelet, settings: Settings, staged_again: bool
@@ -242,6 +247,7 @@ def test_a_pod_with_another_fsgroup_gets_the_bucket_when_the_others_have_ended(
     assert not list((settings.home / "csi").rglob("*.json"))
 
 
+@promise("Which of two pods came first does not decide whether they can share a volume")
 @pytest.mark.parametrize("first", ["5000", ""])
 def test_of_pods_with_and_without_a_group_the_order_does_not_decide(bucket: Path, kubelet: Kubelet, first: str) -> None:
     context = {"bucket": f"s3://{bucket.name}/out"}
@@ -255,6 +261,7 @@ def test_of_pods_with_and_without_a_group_the_order_does_not_decide(bucket: Path
     assert group_of_new_file(target, "file") == int(second or 0)
 
 
+@promise("Which of two pods came first does not decide whether they can share a volume")
 def test_options_of_the_class_hold_for_pods_of_every_group(bucket: Path, kubelet: Kubelet) -> None:
     context = {"bucket": f"s3://{bucket.name}/out"}
     for pod, group in (("pod-1", "5000"), ("pod-2", ""), ("pod-3", "6000")):
@@ -264,6 +271,7 @@ def test_options_of_the_class_hold_for_pods_of_every_group(bucket: Path, kubelet
         assert group_of_new_file(target, pod) == 7000
 
 
+@promise("A volume's credentials go along with its mount, and nothing of them is left")
 def test_credentials_of_a_volume_go_along_to_the_mount_of_another_group(
     rclone_s3: RcloneS3, kubelet: Kubelet, settings: Settings
 ) -> None:
@@ -279,6 +287,7 @@ def test_credentials_of_a_volume_go_along_to_the_mount_of_another_group(
     assert everything_below(settings.credentials_dir) == b""
 
 
+@promise("A bucket's mount that no pod has stands in no other volume's way")
 def test_a_bucket_prefix_is_mounted_in_one_way_on_a_node_as_its_pods_have_it(
     bucket: Path, kubelet: Kubelet, settings: Settings
 ) -> None:
@@ -302,6 +311,7 @@ def test_a_bucket_prefix_is_mounted_in_one_way_on_a_node_as_its_pods_have_it(
     assert mounted_below(settings.home) == []
 
 
+@promise("A bucket's mount that no pod has stands in no other volume's way")
 def test_a_volume_whose_mount_gave_way_stays_staged_when_the_driver_starts_again(
     bucket: Path, kubelet: Kubelet, service: NodeService
 ) -> None:

@@ -16,6 +16,7 @@ from datacache.core.errors import MountError
 from datacache.settings import Settings, StoreOptions, load_settings
 from datacache.store.credentials import CredentialFiles
 from tests.csi_driver.kubelet import Kubelet, needs_root
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 pytestmark = needs_root
@@ -33,6 +34,7 @@ def secret_of(server: RcloneS3, **more: str) -> dict[str, str]:
     return keys | {"endpoint_url": server.endpoint} | more
 
 
+@promise("Credentials of a bucket's volume are used by its mount alone")
 def test_a_buckets_mount_has_its_own_credentials_and_nobody_else_has_them(
     rclone_s3: RcloneS3, bucket: str, kubelet: Kubelet, settings: Settings
 ) -> None:
@@ -63,6 +65,7 @@ def test_a_buckets_mount_has_its_own_credentials_and_nobody_else_has_them(
     assert list(settings.credentials_dir.iterdir()) == []
 
 
+@promise("Credentials of a bucket's volume are used by its mount alone")
 def test_a_secret_does_not_lead_to_the_credentials_of_a_store_of_the_node(
     rclone_s3: RcloneS3, bucket: str, settings: Settings, tmp_path: Path
 ) -> None:
@@ -84,6 +87,7 @@ def snapshot_of(server: RcloneS3, bucket: str, monkeypatch: pytest.MonkeyPatch) 
     return f"faces@{create_snapshot('faces', f's3://{bucket}', settings=load_settings()).id}"
 
 
+@promise("Credentials of a bucket's volume are used by its mount alone")
 def test_a_secret_cannot_have_a_data_set_read_from_another_server(
     rclone_s3: RcloneS3, bucket: str, kubelet: Kubelet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +103,7 @@ def test_a_secret_cannot_have_a_data_set_read_from_another_server(
     assert not CredentialFiles(settings.credentials_dir).owners()
 
 
+@promise("A data set is read with a Secret only where the store refuses the node's credentials")
 def test_a_secret_does_not_take_the_place_of_the_nodes_credentials_while_the_store_is_away(
     rclone_s3: RcloneS3, bucket: str, kubelet: Kubelet, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

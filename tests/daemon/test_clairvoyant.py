@@ -20,6 +20,7 @@ from datacache.daemon.orders.uses import NEVER, Contents, Units, Uses
 from datacache.loaders.lookahead import publish
 from datacache.tiers.layout import Location, pack_location
 from tests.daemon.test_lookahead import Files, wait_for
+from tests.promises import promise
 
 MIB = 2**20
 COUNT, SIZE = 1200, 100_000
@@ -92,6 +93,7 @@ def test_where_epochs_read_other_files_each_it_hits_more_often_than_keep(small, 
     assert clairvoyant < keep
 
 
+@promise("`clairvoyant` evicts first what no published order reads")
 def test_the_data_of_an_earlier_training_goes_and_what_is_pinned_stays(small, bucket, tmp_path):
     settings = dataclasses.replace(small, eviction="clairvoyant")
     old = tmp_path / "old"

@@ -25,6 +25,7 @@ from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
 from datacache.store.retry import UNREACHED_S
 from tests.conformance.faults import Fault, FaultProxy
+from tests.promises import promise
 
 COUNT, SIZE = 300, 20_000
 DATA = {f"{n % 7}/{n:04d}.bin": random.Random(n).randbytes(SIZE) for n in range(COUNT)}
@@ -89,12 +90,14 @@ def test_a_second_daemon_of_a_home_is_refused_with_the_pid_of_the_first(settings
     assert connect(settings).health()["pid"] == pid
 
 
+@promise("A home has one daemon, however many start one at a time")
 def test_many_clients_starting_at_once_get_one_daemon(settings):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         pids = set(pool.map(lambda _: connect(settings).health()["pid"], range(8)))
     assert len(pids) == 1
 
 
+@promise("Only its owner reaches the daemon")
 def test_the_socket_is_for_its_owner_only_and_works_under_a_long_path(settings, tmp_path):
     long = dataclasses.replace(settings, home=tmp_path / ("h" * 150))
     client = connect(long)
@@ -129,6 +132,7 @@ def test_a_daemon_that_cannot_start_says_why(settings):
         connect(settings)
 
 
+@promise("A block is fetched once, however many ask for it at a time")
 def test_each_block_is_fetched_once_however_many_ask(s3_bucket, home, monkeypatch):
     settings = no_prefetch(monkeypatch)
     name, get_count = s3_bucket
@@ -146,6 +150,7 @@ def test_each_block_is_fetched_once_however_many_ask(s3_bucket, home, monkeypatc
     assert get_count() == COUNT
 
 
+@promise("`dsctl warm` says done only when every byte is on the node")
 def test_warming_is_done_only_when_every_byte_is_there(s3_bucket, settings):
     name, get_count = s3_bucket
     create_snapshot("mask", f"s3://{name}", tags=["v1"])
@@ -279,6 +284,7 @@ def test_eviction_refuses_pinned_data_and_frees_the_rest(bucket, settings):
     assert client.cache_status()["tiers"][1]["blocks"] == 0
 
 
+@promise("No credential appears in a message, a repr or a metric")
 def test_metrics_are_prometheus_text_and_show_no_secret(s3_bucket, home, monkeypatch):
     settings = no_prefetch(monkeypatch)
     name, _ = s3_bucket
@@ -315,6 +321,7 @@ def test_a_daemon_without_the_readers_credentials_does_not_stop_the_reader(s3_bu
     assert "wrong" not in str(caught.value) + caught.value.hint
 
 
+@promise("A store that is away is an error within a bounded time")
 def test_a_store_that_is_away_is_an_error_in_bounded_time_and_no_harm_to_what_is_warm(
     s3_bucket, home, monkeypatch, rclone_s3
 ):
@@ -336,6 +343,7 @@ def test_a_store_that_is_away_is_an_error_in_bounded_time_and_no_harm_to_what_is
         assert all(snapshot.read(path) == data for path, data in DATA.items())
 
 
+@promise("While a store does not answer, one call asks and the others wait for it")
 def test_a_store_that_answers_503_to_all_is_asked_by_few_and_fails_all_readers_by_one_deadline(
     s3_bucket, home, monkeypatch, rclone_s3
 ):
@@ -373,6 +381,7 @@ def test_a_store_that_answers_503_to_all_is_asked_by_few_and_fails_all_readers_b
         client.stop()
 
 
+@promise("The daemon may be killed again and again")
 @pytest.mark.slow
 def test_readers_see_no_error_and_no_wrong_byte_while_the_daemon_is_killed(s3_bucket, settings):
     name, _ = s3_bucket
@@ -462,6 +471,7 @@ def test_where_something_else_starts_the_daemon_no_client_does_and_reads_go_past
     assert running_daemon(settings) is None
 
 
+@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
 def test_a_daemon_that_starts_while_its_store_is_away_waits_for_it(s3_bucket, rclone_s3, settings, monkeypatch):
     with FaultProxy(rclone_s3.endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
@@ -479,6 +489,7 @@ def test_a_daemon_that_starts_while_its_store_is_away_waits_for_it(s3_bucket, rc
             assert reading.result(60) == DATA[name]
 
 
+@promise("Logs stay small")
 def test_a_daemon_short_of_descriptors_says_so_a_few_times_and_answers_again(settings, tmp_path):
     log = tmp_path / "daemon.log"
     with log.open("wb") as file:

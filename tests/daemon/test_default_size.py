@@ -15,6 +15,7 @@ from datacache.core.errors import SettingsError
 from datacache.settings import load_settings
 from dataset_cli.variables import differences
 from tests import leftovers
+from tests.promises import promise
 
 MIB = 2**20
 
@@ -35,6 +36,7 @@ def small_disk(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     subprocess.run(["umount", "-l", disk], check=True)
 
 
+@promise("The tier on disk keeps the size that its first daemon found")
 def test_it_is_what_the_first_daemon_found_whatever_fills_the_disk_later(small_disk: Path) -> None:
     connect()
     size_bytes = load_settings().ssd_bytes

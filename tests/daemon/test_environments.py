@@ -17,6 +17,7 @@ from datacache.daemon import paths
 from datacache.settings import load_settings
 from datacache.store.environments import Environments
 from tests.daemon.test_requests import post
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +71,7 @@ def daemon_pid():
     return api.running_daemon(load_settings()).health()["pid"]
 
 
+@promise("A shell reads with its own AWS variables through another shell's daemon")
 def test_a_shell_with_keys_reads_through_a_daemon_that_was_started_without(faces, rclone_s3, settings):
     pid = daemon_pid()
     data, said = read("faces@latest", "0.bin", **rclone_s3.env())
@@ -86,6 +88,7 @@ def test_a_shell_with_keys_reads_through_a_daemon_that_was_started_without(faces
         assert secret not in Path(f"/proc/{pid}/cmdline").read_text()
 
 
+@promise("The names of variables that a daemon took are told, their values never")
 def test_dsctl_says_in_one_line_that_the_daemon_reads_with_this_shells_variables(faces, rclone_s3):
     warm = shell(("-m", "dataset_cli"), "warm", "faces@latest", **rclone_s3.env())
     assert warm.returncode == 0, warm.stderr
@@ -110,6 +113,7 @@ def test_a_command_that_only_looks_has_the_daemon_go_on_with_what_works(faces, r
     assert log.count("another shell's") == 1, "the one that has read"
 
 
+@promise("A shell reads with its own AWS variables through another shell's daemon")
 def test_rotated_keys_and_shells_with_wrong_ones_do_not_hinder_those_with_right_ones(faces, rclone_s3):
     right = rclone_s3.env()
     wrong = right | {"AWS_ACCESS_KEY_ID": "old", "AWS_SECRET_ACCESS_KEY": "rotated-away"}
@@ -122,6 +126,7 @@ def test_rotated_keys_and_shells_with_wrong_ones_do_not_hinder_those_with_right_
     assert read("faces@latest", "3.bin", **right)[0] == b"\3" * 1000
 
 
+@promise("A shell reads with its own AWS variables through another shell's daemon")
 def test_a_profile_that_is_written_again_is_read_again(faces, rclone_s3, tmp_path):
     file = tmp_path / "profiles"
     variables = {name: value for name, value in rclone_s3.env().items() if "KEY" not in name}
@@ -138,6 +143,7 @@ def test_a_profile_that_is_written_again_is_read_again(faces, rclone_s3, tmp_pat
     assert [read("faces@latest", f"{number}.bin")[0] for number in range(4)] == [bytes([n]) * 1000 for n in range(4)]
 
 
+@promise("A shell reads with its own AWS variables through another shell's daemon")
 def test_another_endpoint_is_asked_from_then_on(faces, rclone_s3, tmp_path):
     right = rclone_s3.env()
     with RcloneS3(tmp_path / "moved") as moved:
@@ -155,6 +161,7 @@ def test_another_endpoint_is_asked_from_then_on(faces, rclone_s3, tmp_path):
     assert read("faces@latest", "2.bin", **right)[0] == b"\2" * 1000
 
 
+@promise("The names of variables that a daemon took are told, their values never")
 def test_a_daemon_that_others_depend_on_takes_credentials_from_nobody(settings, home, monkeypatch):
     monkeypatch.setenv("DATACACHE_DAEMON", "external")
     daemon = subprocess.Popen(

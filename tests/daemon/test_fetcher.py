@@ -17,6 +17,7 @@ from datacache.daemon import whole_objects
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.whole_objects import WholeObjects
 from datacache.store.checksums import Tally
+from tests.promises import promise
 
 LARGE = ObjectRef("s3://b", "large", 8 * BLOCK_BYTES, "e", "")
 
@@ -205,6 +206,7 @@ def test_what_has_not_begun_when_it_closes_fails(store):
         second.result(10)
 
 
+@promise("Data sets take turns in bytes, however many readers one has")
 def test_a_read_of_another_data_set_waits_for_one_block_and_not_for_all_readers_of_one(store):
     go_on = threading.Semaphore(0)
     begun = []
@@ -225,6 +227,7 @@ def small_of(key: str) -> ObjectRef:
     return ObjectRef("s3://other", key, 10, "e", "")
 
 
+@promise("Bytes in the daemon are bounded from the fetch until they were stored and sent")
 def test_no_more_bytes_are_under_way_than_fit_until_they_were_stored_and_sent(store, monkeypatch):
     monkeypatch.setattr(fetcher_module, "_READ_BYTES", 40)
     fetcher = fetcher_of(store, Tiers())
@@ -257,6 +260,7 @@ def test_what_is_read_ahead_and_asked_for_by_now_does_not_wait_behind_what_nobod
     fetcher.close()
 
 
+@promise("Bytes in the daemon are bounded from the fetch until they were stored and sent")
 def test_a_block_goes_with_the_last_who_needs_it_and_waits_for_no_garbage_collection(store):
     class Bytes(bytearray):
         """Bytes that can be referred to weakly."""
@@ -290,6 +294,7 @@ class Odd(Store):
         raise ValueError("no header of this world")
 
 
+@promise("An object whose check breaks off is counted as not checked, and logged once")
 def test_an_object_whose_check_breaks_is_logged_and_counts_as_not_checked(caplog, monkeypatch):
     tally = Tally()
     monkeypatch.setattr(whole_objects, "TALLY", tally)

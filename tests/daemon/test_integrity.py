@@ -25,6 +25,7 @@ from datacache.core.errors import ChecksumError
 from datacache.daemon.client import DaemonClient
 from datacache.reader.blocks import NodeBlocks
 from tests.conformance.faults import Answer, Fault
+from tests.promises import promise
 from tests.servers import ChecksummingS3, RcloneS3
 
 DATA = {f"{n:04d}.bin": random.Random(n).randbytes(2000) for n in range(1000)}
@@ -57,6 +58,7 @@ def bucket_of(rclone_s3: RcloneS3, home: Path, monkeypatch: pytest.MonkeyPatch) 
         server.close()
 
 
+@promise("Bits that flip between store and node reach no reader and no cache")
 @pytest.mark.parametrize("algorithm", ["crc64nvme", "crc32c", ""])
 def test_of_a_thousand_objects_no_wrong_byte_is_delivered_and_none_is_cached(
     bucket_of: Callable[..., Bucket], algorithm: str
@@ -77,6 +79,7 @@ def test_of_a_thousand_objects_no_wrong_byte_is_delivered_and_none_is_cached(
     assert f'datacache_checksum_failures_total{{by="{by}"}}' in metrics
 
 
+@promise("Wrong bytes are asked for again three times, then an error names object and checksum")
 def test_what_stays_wrong_is_an_error_for_the_reader_and_is_not_cached(bucket_of: Callable[..., Bucket]) -> None:
     bucket = bucket_of("crc64nvme")
     create_snapshot("a", bucket.url)
@@ -90,6 +93,7 @@ def test_what_stays_wrong_is_an_error_for_the_reader_and_is_not_cached(bucket_of
         assert snapshot.read("0007.bin") == DATA["0007.bin"]
 
 
+@promise("Bytes are checked past the daemon, in copies and imports, and through a proxy")
 def test_past_the_daemon_copying_and_importing_are_checked_as_well(
     bucket_of: Callable[..., Bucket], tmp_path: Path
 ) -> None:
@@ -112,6 +116,7 @@ def test_past_the_daemon_copying_and_importing_are_checked_as_well(
             assert all(snapshot.read(path) == data for path, data in list(DATA.items())[:count])
 
 
+@promise("Pieces of an object of one block, read past the daemon, are checked")
 @pytest.mark.parametrize("direct", [False, True])
 def test_pieces_that_are_read_past_the_daemon_are_of_whole_checked_objects(
     bucket_of: Callable[..., Bucket], direct: bool
@@ -156,6 +161,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@promise("An object of several blocks is checked when its last block is here")
 @pytest.mark.parametrize("algorithm", ["crc64nvme", "sha256", ""])
 def test_a_large_object_that_came_wrong_leaves_the_cache_and_is_read_right(
     bucket_of: Callable[..., Bucket], algorithm: str
@@ -178,6 +184,7 @@ def test_a_large_object_that_came_wrong_leaves_the_cache_and_is_read_right(
         assert snapshot.read("large.bin") == large
 
 
+@promise("An object of several blocks is checked when its last block is here")
 def test_a_large_object_that_stays_wrong_is_an_error(bucket_of: Callable[..., Bucket]) -> None:
     bucket = bucket_of("crc32c", 1)
     (bucket.folder / "large.bin").write_bytes(bytes(9 << 20))
@@ -195,6 +202,7 @@ def test_a_large_object_that_stays_wrong_is_an_error(bucket_of: Callable[..., Bu
     wait_for(is_refused)
 
 
+@promise("A check that a killed daemon did not finish is done by the next one")
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_what_a_daemon_left_unchecked_the_next_one_checks(bucket_of: Callable[..., Bucket], end: str) -> None:
     """End it after the last block is here, before the store has said the checksum."""
@@ -238,6 +246,7 @@ def flip_first(answer: Answer) -> None:
         answer.body = bytes([answer.body[0] ^ 4]) + answer.body[1:]
 
 
+@promise("`verify --read` compares every byte with a hash or checksum")
 @pytest.mark.parametrize("algorithm", ["crc64nvme", ""])
 def test_verify_names_every_object_that_comes_with_other_bytes(
     bucket_of: Callable[..., Bucket], algorithm: str
@@ -262,6 +271,7 @@ def test_verify_names_every_object_that_comes_with_other_bytes(
     assert list(verify_snapshot("a", read=True)) == []
 
 
+@promise("`verify --read` compares every byte with a hash or checksum")
 def test_verify_says_how_many_files_could_not_be_checked(bucket_of: Callable[..., Bucket]) -> None:
     bucket = bucket_of("", 100)
     forward = bucket.server.forward
@@ -284,6 +294,7 @@ def test_verify_says_how_many_files_could_not_be_checked(bucket_of: Callable[...
     assert "100 of 100 files could not be checked" in said
 
 
+@promise("`--copy` keeps no damaged bytes")
 def test_large_objects_are_copied_as_the_store_says_they_are(bucket_of: Callable[..., Bucket]) -> None:
     bucket = bucket_of("crc64nvme", 50)
     large = random.Random(2).randbytes(9 << 20)

@@ -26,6 +26,7 @@ from datacache.loaders.lookahead import PlanSource, publish
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import lookahead_dir
 from tests.conformance.faults import Fault, FaultProxy
+from tests.promises import promise
 
 COUNT, SIZE = 160, 50_000
 MIB = 2**20
@@ -98,6 +99,7 @@ def small(settings, **changes):
     return dataclasses.replace(settings, **({"concurrency": 4} | changes))
 
 
+@promise("A published order is fetched in that order, within a window")
 def test_blocks_are_fetched_in_the_published_order(bucket):
     settings, proxy, _ = bucket
     settings = small(settings)
@@ -111,6 +113,7 @@ def test_blocks_are_fetched_in_the_published_order(bucket):
     assert max(abs(place - at) for at, place in enumerate(got)) <= 3 * settings.concurrency
 
 
+@promise("A published order is fetched in that order, within a window")
 def test_nothing_beyond_the_window_is_fetched_while_the_position_stands_still(bucket):
     settings, proxy, _ = bucket
     settings = small(settings, ssd_bytes=16 * MIB)  # a window of 4 MiB
@@ -289,6 +292,7 @@ def test_a_background_warm_up_that_runs_waits_for_a_plan(bucket):
         wait_for(lambda: set(rows_got(proxy)) == set(range(COUNT)))
 
 
+@promise("Publishing an order never fails a training or makes it wait")
 def test_a_killed_daemon_is_told_again_and_every_byte_is_right(bucket):
     settings, _, _ = bucket
     order = np.random.default_rng(5).permutation(COUNT)
@@ -308,6 +312,7 @@ def test_a_killed_daemon_is_told_again_and_every_byte_is_right(bucket):
         assert connect(settings).cache_status()["plans"][0]["items"] == COUNT
 
 
+@promise("An order ends with the process that published it")
 def test_the_plan_of_a_process_that_was_killed_goes(bucket, tmp_path):
     settings, _, _ = bucket
     code = """
@@ -347,6 +352,7 @@ def test_since_when_a_position_stands_still_is_known(tmp_path):
     file.remove()
 
 
+@promise("An order ends with the process that published it")
 def test_a_child_of_a_killed_process_does_not_keep_its_plan(settings):
     code = """
 import os, signal, sys, time
@@ -372,6 +378,7 @@ time.sleep(60)
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@promise("An order ends with the process that published it")
 def test_a_plan_from_another_pid_namespace_is_followed_until_its_process_ends(bucket):
     settings, _, _ = bucket
     unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]

@@ -13,6 +13,7 @@ from datacache.core import ipc as unix_sockets
 from datacache.core.ids import BLOCK_BYTES, ObjectRef
 from datacache.daemon import paths, wire
 from datacache.daemon.memory import Trimmer
+from tests.promises import promise
 
 BLOCKS = 60
 
@@ -24,6 +25,7 @@ def until(true, what):
         time.sleep(0.02)
 
 
+@promise("Bytes in the daemon are bounded from the fetch until they were stored and sent")
 def test_readers_that_take_no_answer_hold_little_memory_and_nobody_else_up(settings, tmp_path):
     settings = dataclasses.replace(settings, prefetch=False)
     for number in range(BLOCKS):
@@ -80,6 +82,7 @@ def take(connection: socket.socket) -> int:
         return len(answer.read(length))
 
 
+@promise("Bytes in the daemon are bounded from the fetch until they were stored and sent")
 def test_memory_is_given_back_once_nothing_happens_any_more():
     counts = iter([0, 1, 2, 2, 2, 2, 3, 3, 3])
     last = [0]

@@ -22,6 +22,7 @@ from datacache.daemon.client import DaemonClient
 from datacache.daemon.pulse import PulseWatch
 from datacache.daemon.server import Daemon
 from datacache.tiers.recovery import open_tiers
+from tests.promises import promise
 
 DATA = {f"{n:03d}.bin": bytes([n]) * 5_000 for n in range(60)}
 
@@ -67,6 +68,7 @@ def stopped(settings):
     os.kill(pid, signal.SIGCONT)
 
 
+@promise("A hanging or stopped daemon costs a read three seconds, and later reads nothing")
 def test_reads_past_a_stopped_daemon_wait_once_and_use_it_again_when_it_goes_on(settings, snapshot, stopped):
     # Three seconds are promised. Waiting for an answer takes 2 T + 10 s, here 130.
     settings = dataclasses.replace(settings, store_timeout_s=60.0)
@@ -84,6 +86,7 @@ def test_reads_past_a_stopped_daemon_wait_once_and_use_it_again_when_it_goes_on(
     assert 20 <= connect(settings).cache_status()["reads"]["direct_reads"] < 30
 
 
+@promise("A hanging or stopped daemon costs a read three seconds, and later reads nothing")
 def test_a_process_that_comes_later_does_not_wait_at_all(settings, snapshot, stopped):
     until(lambda: DaemonClient(settings).silence(), "not silent")
     late = DaemonClient(settings)
@@ -92,6 +95,7 @@ def test_a_process_that_comes_later_does_not_wait_at_all(settings, snapshot, sto
         late.block(ObjectRef("file://", "x", 1, "", ""), 0, "d", "s")
 
 
+@promise("A daemon whose event loop, writer or gets hang counts as silent")
 def test_commands_and_probes_say_so_within_seconds(settings, stopped):
     until(lambda: DaemonClient(settings).silence(), "not silent")
     environment = os.environ | settings.environment()
@@ -119,6 +123,7 @@ def test_commands_and_probes_say_so_within_seconds(settings, stopped):
     assert run("dataset_cli.main", "daemon", "status").returncode == 0
 
 
+@promise("A daemon whose event loop, writer or gets hang counts as silent")
 def test_without_a_daemon_the_probe_fails_and_starts_none(settings):
     environment = os.environ | settings.environment()
     command = [sys.executable, "-m", "datacache.daemon", "--check"]
@@ -126,6 +131,7 @@ def test_without_a_daemon_the_probe_fails_and_starts_none(settings):
     assert not paths.lock_path(settings.home).exists()
 
 
+@promise("A liveness probe does not kill a daemon that takes long to open its cache")
 def test_a_daemon_that_is_opening_its_tiers_still_passes_the_probe_unless_it_is_stopped(settings, tmp_path):
     environment = os.environ | settings.environment() | {"GO_ON": str(tmp_path / "go-on")}
     program = (
@@ -156,6 +162,7 @@ def test_a_daemon_that_is_opening_its_tiers_still_passes_the_probe_unless_it_is_
         daemon.wait()
 
 
+@promise("A hanging or stopped daemon costs a read three seconds, and later reads nothing")
 def test_a_killed_daemon_is_not_silent_but_gone_and_the_next_read_starts_another(settings, snapshot):
     client = connect(settings)
     until(client.beats, "no pulse")
@@ -168,6 +175,7 @@ def test_a_killed_daemon_is_not_silent_but_gone_and_the_next_read_starts_another
     assert connect(settings).health()["pid"] != pid
 
 
+@promise("A daemon whose event loop, writer or gets hang counts as silent")
 def test_a_daemon_that_hangs_shows_no_pulse(settings, monkeypatch):
     """Its loop turns, but a thread of it makes no progress; or its loop does not turn."""
     monkeypatch.setattr(pulse_module, "SILENT_S", 0.5)
@@ -200,6 +208,7 @@ def test_a_daemon_that_hangs_shows_no_pulse(settings, monkeypatch):
     assert not PulseWatch(settings.home).beats()
 
 
+@promise("A daemon whose event loop, writer or gets hang counts as silent")
 def test_gets_that_never_end_count_as_hanging(settings, monkeypatch):
     from datacache.daemon.fetcher import Fetcher
 
@@ -226,6 +235,7 @@ def test_gets_that_never_end_count_as_hanging(settings, monkeypatch):
         fetcher.close()
 
 
+@promise("What keeps a daemon from starting is not found out by each read anew")
 def test_a_daemon_that_cannot_be_started_is_not_tried_by_each_read_anew(settings, monkeypatch):
     (settings.home / "cache").write_text("in the way")
     spawned = []
@@ -242,6 +252,7 @@ def test_a_daemon_that_cannot_be_started_is_not_tried_by_each_read_anew(settings
     assert len(spawned) == 2
 
 
+@promise("A pin of a snapshot of a million files is waited for")
 def test_what_takes_long_is_waited_for_whatever_the_patience_with_stores(settings, monkeypatch):
     """A pin of a million files takes the daemon longer than a store may take for an answer."""
     waited: dict[str, float] = {}

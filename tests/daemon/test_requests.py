@@ -14,6 +14,7 @@ from datacache.daemon import paths
 from datacache.daemon.client import _Connection
 from datacache.daemon.server import Daemon, hold_lock
 from tests.daemon.test_lookahead import wait_for
+from tests.promises import promise
 
 REF = ["file:///nowhere", "key", 100, "", ""]
 WRONG = [
@@ -42,6 +43,7 @@ def post(settings, path, body):
     return response.status, json.loads(response.read())
 
 
+@promise("The daemon checks each field of a request")
 @pytest.mark.parametrize("number", range(len(WRONG)))
 def test_a_field_that_is_wrong_is_wrong_usage_that_names_it(daemon, settings, number):
     status, answer = post(settings, "/v1/block", json.dumps(WRONG[number]))
@@ -117,6 +119,7 @@ def daemon(settings):
     client.stop()
 
 
+@promise("The daemon checks each field of a request")
 def test_a_defect_of_the_daemon_is_not_called_wrong_usage(settings, monkeypatch):
     import asyncio
 
@@ -135,6 +138,7 @@ def test_a_defect_of_the_daemon_is_not_called_wrong_usage(settings, monkeypatch)
     assert json.loads(response.text)["error"] == DaemonError.__name__
 
 
+@promise("A snapshot whose background fill could not begin is filled when it is read again")
 def test_a_snapshot_whose_fill_did_not_begin_is_considered_again(settings):
     import asyncio
 
@@ -152,6 +156,7 @@ def test_a_snapshot_whose_fill_did_not_begin_is_considered_again(settings):
     assert not daemon._considered
 
 
+@promise("Deleting `<home>/run` gives a home no second daemon, and the first one makes way")
 def test_deleting_the_run_folder_gives_no_second_daemon_and_the_first_makes_way(settings):
     client = connect(settings)
     pid = client.health()["pid"]

@@ -22,6 +22,7 @@ from datacache.daemon import turns as sends
 from datacache.daemon.turns import Sends
 from datacache.settings import Settings
 from datacache.store.local.store import LocalStore
+from tests.promises import promise
 
 
 class Sender:
@@ -57,6 +58,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sends, "_READ_LATELY_S", 60.0)
 
 
+@promise("Large blocks go one at a time to each of several data sets")
 @pytest.mark.usefixtures("patient")
 def test_a_data_set_that_is_read_alone_is_sent_all_at_once() -> None:
     async def run() -> None:
@@ -73,6 +75,7 @@ def test_a_data_set_that_is_read_alone_is_sent_all_at_once() -> None:
     asyncio.run(run())
 
 
+@promise("Large blocks go one at a time to each of several data sets")
 @pytest.mark.usefixtures("patient")
 def test_while_others_read_each_is_sent_one_after_the_other_in_order() -> None:
     async def run() -> None:
@@ -132,6 +135,7 @@ def test_a_turn_that_is_given_to_somebody_who_goes_away_is_given_on() -> None:
     asyncio.run(run())
 
 
+@promise("Large blocks go one at a time to each of several data sets")
 @pytest.mark.usefixtures("patient")
 def test_a_reader_that_takes_nothing_keeps_nobody_waiting_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sends, "SLOW_S", 0.01)

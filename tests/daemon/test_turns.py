@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from datacache.daemon.turns import EXTRA_TURNS, QUANTUM_BYTES, FairQueue, Kind, Turn, Turns
+from tests.promises import promise
 
 BLOCK = QUANTUM_BYTES
 
@@ -29,6 +30,7 @@ def turns_of(fetching: int = 2, *, read_blocks: int = 100, fill_blocks: int = 10
     return Turns(fetching, ahead=1, read_bytes=read_blocks * BLOCK, fill_bytes=fill_blocks * BLOCK)
 
 
+@promise("Data sets take turns in bytes, however many readers one has")
 def test_data_sets_take_turns_however_many_readers_one_has() -> None:
     queue, log = FairQueue(), Log()
     for _ in range(200):
@@ -41,6 +43,7 @@ def test_data_sets_take_turns_however_many_readers_one_has() -> None:
     assert len(queue) == 195
 
 
+@promise("Data sets take turns in bytes, however many readers one has")
 def test_turns_are_counted_in_bytes() -> None:
     queue, log = FairQueue(), Log()
     for _ in range(1000):
@@ -83,6 +86,7 @@ def test_bytes_count_until_they_were_stored_and_sent() -> None:
     assert (len(log), turns.held_bytes(), turns.waiting()) == (4, 3 * BLOCK, 6)
 
 
+@promise("Data sets take turns in bytes, however many readers one has")
 def test_a_data_set_that_has_all_turns_keeps_no_other_one_waiting() -> None:
     turns, log = turns_of(4), Log()
     for _ in range(20):
@@ -105,6 +109,7 @@ def test_the_reserve_is_bounded() -> None:
     assert len(log) == 4 + EXTRA_TURNS
 
 
+@promise("Reads that somebody waits for go before reads ahead and warm-ups")
 def test_reads_go_before_what_is_read_ahead_and_before_fills() -> None:
     turns, log = turns_of(1), Log()
     first = log.turn("a")
@@ -118,6 +123,7 @@ def test_reads_go_before_what_is_read_ahead_and_before_fills() -> None:
     assert [turn.kind for turn in log][2] is Kind.READ
 
 
+@promise("Reads that somebody waits for go before reads ahead and warm-ups")
 def test_few_fills_begin_while_reads_wait_and_all_when_none_does() -> None:
     turns, log = turns_of(16), Log()
     for _ in range(40):

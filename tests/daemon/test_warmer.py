@@ -12,6 +12,7 @@ from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, Store
 from datacache.core.ids import BLOCK_BYTES, MAX_READABLE_BYTES, ObjectRef
 from datacache.daemon import warmer as warmer_module
 from datacache.daemon.warmer import Warmer
+from tests.promises import promise
 
 COUNT = 200
 
@@ -105,6 +106,7 @@ class Large(Snapshot):
         return ObjectRef("s3://b", str(entry.number), entry.size_bytes, "e", "")
 
 
+@promise("A missing or changed object is asked for until its first block says so")
 @pytest.mark.parametrize("kind", [ObjectChangedError, ObjectNotFoundError])
 def test_a_large_object_that_is_gone_or_changed_is_given_up_at_its_first_block(kind):
     def answer(ref):
@@ -120,6 +122,7 @@ def test_a_large_object_that_is_gone_or_changed_is_given_up_at_its_first_block(k
     assert (job.bytes_done, job.bytes_total) == (3 * BLOCK_BYTES, Large.root.total_bytes)
 
 
+@promise("A missing or changed object is asked for until its first block says so")
 def test_what_comes_before_the_first_block_that_is_lost_counts():
     class One(Large):
         sizes = (5 * BLOCK_BYTES,)

@@ -15,6 +15,7 @@ from datacache.core.ids import BLOCK_BYTES, ObjectId, ObjectRef, block_id, objec
 from datacache.daemon import whole_objects
 from datacache.daemon.whole_objects import WholeObjects
 from datacache.store.checksums import Checksum, Tally, compute
+from tests.promises import promise
 
 DATA = b"q" * 100
 RIGHT = Checksum("sha256", compute("sha256", DATA + DATA))
@@ -119,6 +120,7 @@ def come(whole: WholeObjects, tiers: Tiers, ref: ObjectRef, *numbers: int) -> No
         whole.landed(ref, number)
 
 
+@promise("Every large object is checked, however many come at once")
 @pytest.mark.parametrize("head_s", [0.0, 0.01, 0.1])
 def test_of_a_flood_of_wrong_objects_every_one_leaves_the_cache(
     whole: WholeObjects, tiers: Tiers, store: Store, tally: Tally, head_s: float
@@ -135,6 +137,7 @@ def test_of_a_flood_of_wrong_objects_every_one_leaves_the_cache(
     assert tally.counts() == ({}, {"sha256": 100})
 
 
+@promise("Every large object is checked, however many come at once")
 def test_objects_whose_other_blocks_come_much_later_are_checked(
     whole: WholeObjects, tiers: Tiers, tally: Tally
 ) -> None:
@@ -147,6 +150,7 @@ def test_objects_whose_other_blocks_come_much_later_are_checked(
     assert len(whole._objects) <= 8
 
 
+@promise("Every large object is checked, however many come at once")
 def test_a_store_that_does_not_say_checksums_holds_up_a_fetch_for_a_moment_and_nothing_is_forgotten(
     whole: WholeObjects, tiers: Tiers, store: Store, tally: Tally
 ) -> None:
@@ -165,6 +169,7 @@ def test_a_store_that_does_not_say_checksums_holds_up_a_fetch_for_a_moment_and_n
     assert tally.counts() == ({"sha256": 20}, {})
 
 
+@promise("A check that a killed daemon did not finish is done by the next one")
 def test_what_an_earlier_daemon_left_is_checked_where_all_of_it_is_here(
     tally: Tally, tiers: Tiers, store: Store
 ) -> None:
@@ -182,6 +187,7 @@ def test_what_an_earlier_daemon_left_is_checked_where_all_of_it_is_here(
     whole.close()
 
 
+@promise("An object whose check breaks off is counted as not checked, and logged once")
 def test_an_object_that_could_not_be_checked_counts_once_and_is_checked_when_the_store_is_back(
     whole: WholeObjects, tiers: Tiers, store: Store, tally: Tally, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,6 +204,7 @@ def test_an_object_that_could_not_be_checked_counts_once_and_is_checked_when_the
     assert tally.counts() == ({"none": 1, "sha256": 1}, {})
 
 
+@promise("An object whose check breaks off is counted as not checked, and logged once")
 def test_an_object_that_is_gone_from_the_store_counts_as_not_checked_and_is_not_asked_for_again(
     whole: WholeObjects, tiers: Tiers, store: Store, tally: Tally, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts import lock_image
+from tests.promises import promise
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +18,7 @@ def lock() -> dict[str, tuple[str, str]]:
     return lock_image.read(lock_image.LOCK.read_text(encoding="utf-8"))
 
 
+@promise("Images can be named by digest, and ours is built from locked versions and checksums")
 def test_the_lock_has_what_the_project_asks_for(lock: dict[str, tuple[str, str]]) -> None:
     assert lock_image.misfits(lock) == [], "run: python scripts/lock_image.py"
     assert lock_image.misfits(lock | {"grpcio": ("1.0", "sha256:0")})
@@ -50,6 +52,7 @@ def test_what_a_locked_package_needs_is_locked_as_well(lock: dict[str, tuple[str
     assert looked_at > 0
 
 
+@promise("Images can be named by digest, and ours is built from locked versions and checksums")
 def test_the_image_is_built_from_it_and_nothing_else() -> None:
     dockerfile = (lock_image.ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
     assert "pip install --require-hashes --no-deps -r requirements.lock" in dockerfile

@@ -20,6 +20,7 @@ from datacache.api import create_snapshot
 from datacache.settings import Settings
 from dataset_cli.commands.k8s import _name_of
 from scripts import render_manifests as chart
+from tests.promises import promise
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "deploy" / "examples").glob("*.yaml"))
@@ -273,6 +274,7 @@ def test_a_nodes_driver_reaches_the_stores_as_those_who_read_from_them(values: s
     assert environment == mounts["env"] == daemon["env"]
 
 
+@promise("Examples and printed pods pass the Pod Security Standard `restricted`")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_pods_of_examples_are_restricted_and_those_outside_our_namespace_have_no_secret(path: Path) -> None:
     objects = examples(path)
@@ -314,6 +316,7 @@ def check_restricted(spec: dict[str, Any]) -> None:
         assert not [port for port in container.get("ports", []) if "hostPort" in port]
 
 
+@promise("Examples and printed pods pass the Pod Security Standard `restricted`")
 def test_pods_that_dsctl_prints_are_restricted(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     (tmp_path / "bucket" / "a").write_text("a")
@@ -326,6 +329,7 @@ def test_pods_that_dsctl_prints_are_restricted(settings: Settings, tmp_path: Pat
         assert spec["containers"][0]["volumeMounts"][0]["mountPropagation"] == "HostToContainer"
 
 
+@promise("No example changes what a documented command or another example has made")
 def test_what_is_applied_once_is_not_changed_by_another_example_or_by_a_documented_command() -> None:
     names = [
         (each["kind"], each["metadata"].get("namespace", "default"), each["metadata"]["name"])
@@ -347,6 +351,7 @@ def blocks(text: str) -> Iterator[dict[str, Any]]:
         yield from (each for each in yaml.safe_load_all(block) if isinstance(each, dict))
 
 
+@promise("Every container has requests and a limit of memory")
 def test_every_container_has_requests_and_a_limit_of_memory() -> None:
     for values in ("the defaults", "sidecars"):
         for name, spec in pod_specs(rendered(values)):
@@ -363,6 +368,7 @@ def test_the_daemons_limit_holds_its_tier_in_memory_and_what_readers_make_it_use
     assert 2 * idle_and_readers + tier <= 2 * 2**30
 
 
+@promise("Liveness probes notice a driver, a mount host and a daemon that hang")
 def test_a_container_that_hangs_is_noticed() -> None:
     commands = {name: node_container("the defaults", name)["livenessProbe"] for name in ("driver", "mounts", "daemon")}
     assert commands["driver"]["httpGet"]["path"] == "/healthz"  # which is Identity.Probe, see `server.probe`
@@ -379,6 +385,7 @@ def test_each_container_of_a_node_has_a_first_process_that_outlives_its_program(
         assert node_container("the defaults", name)["command"][:3] == ["python", "-m", "csi_driver.first_process"]
 
 
+@promise("The network reaches metrics from monitoring and MongoDB from datacache, and nothing else")
 def test_nobody_reaches_a_pod_over_the_network_but_monitoring_and_datacache_itself() -> None:
     policies = {each["metadata"]["name"]: each["spec"] for each in kind("the defaults", "NetworkPolicy")}
     mine = {"app.kubernetes.io/instance": "datacache"}
@@ -398,6 +405,7 @@ def test_nobody_reaches_a_pod_over_the_network_but_monitoring_and_datacache_itse
     assert labels == {"app.kubernetes.io/name": "datacache"}
 
 
+@promise("MongoDB has a password or does not start")
 def test_mongodb_starts_with_a_password_or_not_at_all() -> None:
     [stateful_set] = kind("the defaults", "StatefulSet")
     [mongodb] = stateful_set["spec"]["template"]["spec"]["containers"]
@@ -426,6 +434,7 @@ def test_the_controller_may_be_drained_one_pod_at_a_time_and_nodes_are_critical(
     assert deployment["spec"]["template"]["spec"]["priorityClassName"] == "system-cluster-critical"
 
 
+@promise("Images can be named by digest, and ours is built from locked versions and checksums")
 def test_images_can_be_named_by_digest() -> None:
     digest = f"sha256:{'0' * 64}"
     assert node_container("digests", "daemon")["image"] == f"datacache@{digest}"

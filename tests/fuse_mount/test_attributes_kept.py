@@ -11,8 +11,10 @@ from datacache import create_snapshot, open_snapshot
 from datacache.api import diff_snapshots, export_snapshot
 from datacache.settings import load_settings
 from tests.fuse_mount.mount_processes import BucketMounter
+from tests.promises import promise
 
 
+@promise("With `--attributes`, links and permissions that a mount wrote are kept")
 def test_a_snapshot_of_what_a_mount_wrote_keeps_links_and_permissions(
     bucket_mounter: BucketMounter, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from datacache.settings import Settings
 from tests.conformance.faults import Fault, FaultProxy
 from tests.fuse_mount.bucket_mount import BucketMount
 from tests.fuse_mount.crash.rig import Writers, disturb, files_below, without_markers
+from tests.promises import promise
 from tests.servers import CephRgw, RcloneS3
 
 pytestmark = pytest.mark.slow
@@ -136,6 +137,7 @@ def kill_at_random(mount: BucketMount) -> Counter[str]:
     return disturb(KILLS, random.Random(SEED), weighted, apart_s=0.7)
 
 
+@promise("Kills of server, supervisor and daemon lose nothing that was acknowledged")
 @LONG
 def test_kills_lose_nothing(writable_rclone: RcloneS3, experiment: Callable[..., Experiment]) -> None:
     trial = experiment(writable_rclone)
@@ -143,6 +145,7 @@ def test_kills_lose_nothing(writable_rclone: RcloneS3, experiment: Callable[...,
     assert sum(said["failed"].values()) < sum(said["tried"].values()) / 2
 
 
+@promise("Kills of server, supervisor and daemon lose nothing that was acknowledged")
 @pytest.mark.ceph
 @LONG
 def test_kills_lose_nothing_on_ceph(ceph_rgw: CephRgw, experiment: Callable[..., Experiment]) -> None:
@@ -150,6 +153,7 @@ def test_kills_lose_nothing_on_ceph(ceph_rgw: CephRgw, experiment: Callable[...,
     trial.write(lambda: kill_at_random(trial.mount), largest=12_000_000)
 
 
+@promise("Nobody notices that the cache daemon was killed under a read-write mount")
 @LONG
 def test_killing_the_cache_daemon_is_not_even_noticed(
     writable_rclone: RcloneS3, experiment: Callable[..., Experiment]
@@ -182,6 +186,7 @@ def rain(proxy: FaultProxy, dice: random.Random, share: float) -> None:
         proxy.always(Fault(**{**fault.__dict__, "only": lambda _method, _path, chance=chance: dice.random() < chance}))
 
 
+@promise("Faults of the store lose nothing, with kills or without")
 @LONG
 def test_faults_of_the_store_lose_nothing(writable_rclone: RcloneS3, experiment: Callable[..., Experiment]) -> None:
     with FaultProxy(writable_rclone.endpoint) as proxy:
@@ -200,6 +205,7 @@ def test_faults_of_the_store_lose_nothing(writable_rclone: RcloneS3, experiment:
         assert sum(said["failed"].values()) <= 0.02 * sum(said["tried"].values()), said
 
 
+@promise("Faults of the store lose nothing, with kills or without")
 @LONG
 def test_faults_and_kills_together_lose_nothing(
     writable_rclone: RcloneS3, experiment: Callable[..., Experiment]
@@ -227,6 +233,8 @@ def small_disk(tmp_path: Path, settings: Settings) -> Path:
     return path  # unmounted with the home
 
 
+@promise("With full staging a writer waits, then gets ENOSPC")
+@promise("A full staging disk loses nothing")
 @LONG
 def test_a_full_staging_disk_loses_nothing(
     writable_rclone: RcloneS3,

@@ -23,6 +23,7 @@ from fuse_mount.bucket.fs import nodes as bucket_nodes
 from fuse_mount.bucket.fs import tree as bucket_tree
 from fuse_mount.bucket.fs.bucket_fs import Attr, BucketFs, Changes
 from tests.conformance.faults import Answer, Fault, FaultProxy
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 ROOT = 1
@@ -164,6 +165,7 @@ def until(look: Callable[[], Any], value: Any) -> None:
     assert look() == value
 
 
+@promise("A new file that was never closed or synced is not in the bucket")
 def test_a_new_file_is_in_the_bucket_only_after_it_was_closed(opened: Open, bucket: Path):
     directory = opened()
     handle = directory.create("a", b"bytes")
@@ -175,6 +177,7 @@ def test_a_new_file_is_in_the_bucket_only_after_it_was_closed(opened: Open, buck
     assert (bucket / "a").read_bytes() == b"bytes"
 
 
+@promise("Changes of others are seen after the TTL (`--ttl`, 5 s)")
 def test_what_others_put_there_and_take_away_appears(opened: Open, bucket: Path):
     directory = opened()
     assert directory.names() == []
@@ -188,6 +191,7 @@ def test_what_others_put_there_and_take_away_appears(opened: Open, bucket: Path)
     until(directory.names, ["folder"])
 
 
+@promise("Another object under a name has another inode")
 def test_other_bytes_under_a_name_have_another_inode_and_our_own_upload_has_not(opened: Open, bucket: Path):
     directory = opened()
     directory.write("a", b"ours")
@@ -200,6 +204,7 @@ def test_other_bytes_under_a_name_have_another_inode_and_our_own_upload_has_not(
     assert directory.read("a") == b"theirs, longer"
 
 
+@promise("A file keeps inode number and times when the kernel forgets it and asks again")
 def test_what_the_kernel_forgets_has_the_same_inode_and_times_when_it_asks_again(opened: Open, bucket: Path):
     directory = opened()
     directory.mkdir("d")
@@ -218,6 +223,7 @@ def test_what_the_kernel_forgets_has_the_same_inode_and_times_when_it_asks_again
         directory.attr("d")
 
 
+@promise("A file keeps inode number and times when the kernel forgets it and asks again")
 def test_a_change_has_the_time_at_which_the_kernel_saw_it_however_late_it_tells(opened: Open):
     directory = opened()
     directory.write("a", b"1")
@@ -229,6 +235,7 @@ def test_a_change_has_the_time_at_which_the_kernel_saw_it_however_late_it_tells(
     assert (directory.attr("a").mtime_ns, directory.attr("a").ctime_ns) == (5_000, 7_000)
 
 
+@promise("A file keeps inode number and times when the kernel forgets it and asks again")
 def test_what_is_put_or_made_under_a_forgotten_name_has_another_inode(opened: Open, bucket: Path):
     directory = opened()
     directory.write("theirs", b"1")
@@ -245,6 +252,7 @@ def test_what_is_put_or_made_under_a_forgotten_name_has_another_inode(opened: Op
     assert directory.attr("ours").ino not in inodes.values()
 
 
+@promise("A file keeps inode number and times when the kernel forgets it and asks again")
 def test_so_many_forgotten_names_are_remembered_and_no_more(opened: Open, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bucket_tree, "MOST_RESTING", 10)
     directory = opened()
@@ -277,6 +285,7 @@ def test_a_kernel_that_knows_much_is_asked_once_to_forget_what_it_heard_of_first
     assert directory.stale == [*"abcdefgh", *"hgfedcba"]
 
 
+@promise("Another object under a name has another inode")
 def test_the_old_inode_of_a_file_that_others_changed_sends_the_kernel_to_look_again(opened: Open, bucket: Path):
     (bucket / "a").write_bytes(b"1")
     directory = opened()
@@ -288,6 +297,7 @@ def test_the_old_inode_of_a_file_that_others_changed_sends_the_kernel_to_look_ag
         directory.do(directory.fs.getattr, inode)
 
 
+@promise("`fstat` of an open file that was replaced elsewhere says what it was")
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
 def test_an_open_file_that_others_changed_is_what_it_was_to_fstat(opened: Open, bucket: Path, change: str):
     (bucket / "a").write_bytes(b"1")
@@ -309,6 +319,7 @@ def test_an_open_file_that_others_changed_is_what_it_was_to_fstat(opened: Open, 
             directory.attr("a")
 
 
+@promise("A first write to a larger replaced file is refused and never dropped")
 @pytest.mark.parametrize("seen_by", ["fstat", "lookup", "create"])
 def test_what_is_written_to_an_open_file_that_others_took_away_is_refused_and_never_dropped(
     opened: Open, bucket: Path, seen_by: str
@@ -347,6 +358,7 @@ def test_what_is_written_to_an_open_file_that_others_took_away_is_refused_and_ne
     assert (loss["key"], loss["size_bytes"], loss["reason"]) == ("a", 4, "as the adapter does")
 
 
+@promise("What is written to an open file that others replaced goes on beside it as a whole file")
 @pytest.mark.parametrize(("size", "flags"), [(0, os.O_RDWR), (10, os.O_WRONLY), (300_000, os.O_WRONLY | os.O_APPEND)])
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
 def test_what_is_written_to_an_open_file_that_others_changed_goes_on_beside_it_whole(
@@ -370,6 +382,7 @@ def test_what_is_written_to_an_open_file_that_others_changed_goes_on_beside_it_w
     assert directory.live.status()["losses"] == []
 
 
+@promise("What is written to an open file that others replaced goes on beside it as a whole file")
 def test_a_file_that_is_opened_to_be_written_and_is_not_shows_again_what_others_put_there(opened: Open, bucket: Path):
     (bucket / "log").write_bytes(b"1")
     directory = opened()
@@ -382,6 +395,7 @@ def test_a_file_that_is_opened_to_be_written_and_is_not_shows_again_what_others_
     assert directory.live.status()["dirty_files"] == 0
 
 
+@promise("A program that opens a file to change a part of it changes what is there now")
 def test_an_append_to_what_others_are_replacing_sends_the_kernel_to_look_again(
     opened: Open, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -399,6 +413,7 @@ def test_an_append_to_what_others_are_replacing_sends_the_kernel_to_look_again(
     assert (bucket / "log").read_bytes() == b"theirsmine"
 
 
+@promise("What is lost after a program was told it is written is told until somebody has seen it")
 def test_what_is_lost_is_told_until_somebody_has_seen_it_and_by_the_next_process_too(opened: Open, bucket: Path):
     directory = opened()
     handle = directory.create("a", b"12")
@@ -419,6 +434,7 @@ def test_what_is_lost_is_told_until_somebody_has_seen_it_and_by_the_next_process
     assert opened().live.status()["losses"] == []
 
 
+@promise("What is lost after a program was told it is written is told until somebody has seen it")
 @pytest.mark.parametrize("when", ["periodic look", "flush", "close"])
 def test_a_loss_that_a_full_disk_did_not_let_us_write_down_is_written_when_there_is_room(
     opened: Open, bucket: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -446,6 +462,7 @@ def test_a_loss_that_a_full_disk_did_not_let_us_write_down_is_written_when_there
     assert (loss["key"], loss["size_bytes"]) == ("a", 102)
 
 
+@promise("What the journal refuses at `close` or `fsync` counts as lost until a later try succeeds")
 @pytest.mark.parametrize("size", [10, 400_000])
 def test_what_the_journal_refuses_is_lost_until_it_takes_it(
     opened: Open, bucket: Path, monkeypatch: pytest.MonkeyPatch, size: int
@@ -485,6 +502,7 @@ def test_what_the_journal_refuses_is_lost_until_it_takes_it(
     assert (loss["key"], loss["size_bytes"]) == ("c", size)
 
 
+@promise("What is lost after a program was told it is written is told until somebody has seen it")
 def test_a_page_that_is_written_again_and_again_is_lost_once(opened: Open, bucket: Path):
     directory = opened()
     handle = directory.create("a", b"x" * 4096)
@@ -495,6 +513,7 @@ def test_a_page_that_is_written_again_and_again_is_lost_once(opened: Open, bucke
     assert loss["size_bytes"] == 4196
 
 
+@promise("An open that fails after others wrote to the file leaves their bytes durable")
 def test_an_open_that_fails_leaves_what_another_writer_wrote_durable(
     opened: Open, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -512,6 +531,7 @@ def test_an_open_that_fails_leaves_what_another_writer_wrote_durable(
     directory.close(reader)
 
 
+@promise("A first write to a larger replaced file is refused and never dropped")
 @pytest.mark.parametrize("folder", [False, True])
 def test_a_rename_of_what_others_replaced_takes_nothing_along_of_who_has_the_old_one_open(
     opened: Open, bucket: Path, folder: bool
@@ -530,6 +550,7 @@ def test_a_rename_of_what_others_replaced_takes_nothing_along_of_who_has_the_old
     assert [path.read_bytes() for path in bucket.rglob("*") if path.is_file()] == [b"theirs"]
 
 
+@promise("Another object under a name has another inode")
 @pytest.mark.parametrize("uploaded", [False, True])
 def test_a_listing_from_before_a_file_was_written_or_uploaded_takes_no_name_from_it(
     opened: Open, bucket: Path, uploaded: bool
@@ -565,6 +586,7 @@ def test_what_is_written_down_of_a_bucket_is_private(opened: Open, bucket: Path)
     assert stat.S_IMODE((directory.live.engine.area.folder / "known.json").stat().st_mode) == 0o600
 
 
+@promise("An object that was changed in the bucket is never overwritten in silence")
 def test_a_file_that_somebody_else_wrote_meanwhile_is_not_overwritten(opened: Open, bucket: Path):
     (bucket / "a.pt").write_bytes(b"first")
     directory = opened()
@@ -594,6 +616,7 @@ def test_a_new_file_over_one_that_was_put_there_unseen_is_kept_beside_it(opened:
     assert len(os.listdir(bucket)) == 2
 
 
+@promise("A renamed file whose source others took away is sent from here, or told as lost")
 @pytest.mark.parametrize("was_read", [True, False])
 @pytest.mark.parametrize("size", [5, 5_000_000])
 def test_a_renamed_file_whose_object_others_take_away_is_sent_from_the_nodes_cache_or_is_told_as_lost(
@@ -633,6 +656,7 @@ def test_a_renamed_file_whose_object_others_take_away_is_sent_from_the_nodes_cac
     assert [conflict.key for conflict in engine.conflict_log.unsettled()] == ["changed"]
 
 
+@promise("A deletion of what somebody changed does not happen")
 def test_a_deletion_of_what_others_changed_does_not_happen(opened: Open, bucket: Path):
     (bucket / "a").write_bytes(b"first")
     directory = opened(ttl_s=60.0)
@@ -644,6 +668,7 @@ def test_a_deletion_of_what_others_changed_does_not_happen(opened: Open, bucket:
     assert directory.read("a") == b"theirs!"
 
 
+@promise("A deleted file can be read and written by programs that have it open")
 def test_a_deleted_file_can_be_read_by_who_has_it_open(opened: Open, bucket: Path):
     (bucket / "a").write_bytes(b"x" * 100_000)
     directory = opened()
@@ -655,6 +680,7 @@ def test_a_deleted_file_can_be_read_by_who_has_it_open(opened: Open, bucket: Pat
     directory.close(handle)
 
 
+@promise("A deleted file can be read and written by programs that have it open")
 @pytest.mark.parametrize("size", [10, 300_000])
 @pytest.mark.parametrize("uploaded", [False, True])
 def test_a_deleted_file_can_be_written_by_who_has_it_open(opened: Open, bucket: Path, size: int, uploaded: bool):
@@ -720,6 +746,7 @@ def _is_deleted(fd: Path, directory: Directory) -> bool:
     return target.startswith(str(directory.live.engine.area.data_folder)) and target.endswith(" (deleted)")
 
 
+@promise("A folder is renamed in one step, with all that the bucket has in it")
 def test_a_folder_is_renamed_in_one_step_with_all_that_the_bucket_has_in_it(opened: Open, bucket: Path):
     for name in ("a", "b/c", "b/d"):
         (bucket / "old" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -829,6 +856,7 @@ def test_what_is_written_while_somebody_else_changes_the_object_has_a_name_in_th
     assert kept.read_bytes() == b"ours"
 
 
+@promise("Another object under a name has another inode")
 def test_an_open_file_is_renamed_while_its_new_attributes_are_uploaded(opened: Open, bucket: Path):
     (bucket / "a").write_bytes(b"1")
     directory = opened(ttl_s=60.0)
@@ -859,6 +887,7 @@ def test_two_names_are_swapped(opened: Open, bucket: Path):
     assert {path.name: path.read_bytes() for path in bucket.iterdir()} == {"a": b"22", "b": b"1"}
 
 
+@promise("A folder whose last file was deleted stays until it is deleted itself")
 def test_an_emptied_folder_stays_until_it_is_deleted(opened: Open, bucket: Path):
     (bucket / "d").mkdir()
     (bucket / "d" / "a").write_bytes(b"1")
@@ -872,6 +901,7 @@ def test_an_emptied_folder_stays_until_it_is_deleted(opened: Open, bucket: Path)
     assert os.listdir(bucket) == []
 
 
+@promise("`rename`, `unlink`, `mkdir`, `rmdir` and `symlink` are durable without `fsync`")
 def test_what_was_acknowledged_is_there_in_the_next_process_and_what_was_not_is_not(opened: Open, bucket: Path):
     directory = opened()
     directory.write("closed", b"1" * 200_000)
@@ -887,6 +917,7 @@ def test_what_was_acknowledged_is_there_in_the_next_process_and_what_was_not_is_
     assert (bucket / "d" / "c").read_bytes() == b"2"
 
 
+@promise("Modes, owners, times and symbolic links are kept in the bucket")
 def test_modes_times_and_links_are_kept_in_the_bucket(opened: Open):
     directory = opened()
     directory.write("a", b"1")
@@ -917,6 +948,7 @@ def test_attributes_that_change_again_after_an_upload_copy_what_is_there_then(op
     assert directory.live.status()["conflict_count"] == 0
 
 
+@promise("Appending to a large object keeps what the bucket has")
 def test_files_that_are_appended_to_keep_what_the_bucket_has(opened: Open, bucket: Path):
     (bucket / "log").write_bytes(b"a" * 100_000)
     directory = opened()
@@ -951,6 +983,7 @@ def test_a_file_that_is_opened_anew_while_it_is_closed_is_what_was_written_and_l
     assert directory.staged() == []
 
 
+@promise("A program that opens a file to change a part of it changes what is there now")
 def test_what_is_appended_goes_behind_what_others_wrote_meanwhile(opened: Open, bucket: Path):
     (bucket / "log").write_bytes(b"1")
     directory = opened(ttl_s=60.0)
@@ -978,6 +1011,7 @@ def test_a_new_file_that_could_not_be_written_is_not_there(opened: Open):
     assert directory.read("a") == b"2"
 
 
+@promise("A name that no object can have is refused")
 def test_names_that_no_object_can_have_are_refused(opened: Open):
     directory = opened()
     with expect_errno(errno.ENAMETOOLONG):
@@ -990,6 +1024,7 @@ def test_names_that_no_object_can_have_are_refused(opened: Open):
             directory.mkdir("/".join(deep.split("/")[:depth]))
 
 
+@promise("With `--ack uploaded`, `close` and `fsync` return when the bytes are in the bucket")
 def test_with_ack_uploaded_a_closed_file_is_in_the_bucket(opened: Open, bucket: Path):
     directory = opened(ack="uploaded")
     directory.write("a", b"1" * 100_000)
@@ -1005,6 +1040,7 @@ def proxied(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fa
         yield proxy
 
 
+@promise("With the store away, staged and known data is read, and writing goes on")
 def test_an_outage_leaves_what_is_staged_and_what_is_known_and_uploads_go_on_by_themselves(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1025,6 +1061,7 @@ def test_an_outage_leaves_what_is_staged_and_what_is_known_and_uploads_go_on_by_
     until(lambda: directory.live.status()["dirty_files"], 0)
 
 
+@promise("With the store away, work goes on in a root that nobody has looked into")
 def test_status_says_that_the_store_does_not_answer_who_looks_though_all_is_uploaded(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
 ):
@@ -1041,6 +1078,7 @@ def test_status_says_that_the_store_does_not_answer_who_looks_though_all_is_uplo
     monkeypatch.undo()
 
 
+@promise("With the store away, work goes on in folders that this mount made or worked in")
 def test_work_goes_on_in_an_outage_in_folders_that_were_made_or_looked_into_here_and_that_nobody_listed(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1074,6 +1112,7 @@ def test_work_goes_on_in_an_outage_in_folders_that_were_made_or_looked_into_here
     }
 
 
+@promise("With the store away, work goes on in folders that this mount made or worked in")
 def test_what_was_written_here_is_known_in_an_outage_where_others_have_too_many_names_to_list(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1096,6 +1135,7 @@ def test_what_was_written_here_is_known_in_an_outage_where_others_have_too_many_
         directory.attr("full/somebodys")
 
 
+@promise("A file whose bytes only the silent store has is not opened for a change in part")
 @pytest.mark.parametrize("size_bytes", [3, 300_000])
 @pytest.mark.parametrize("flags", [os.O_WRONLY | os.O_APPEND, os.O_RDWR])
 def test_what_only_a_store_has_that_is_away_is_not_opened_to_be_changed_in_part(
@@ -1124,6 +1164,7 @@ def test_what_only_a_store_has_that_is_away_is_not_opened_to_be_changed_in_part(
     assert directory.live.engine.losses.all() == []
 
 
+@promise("A file whose bytes only the silent store has is not opened for a change in part")
 def test_a_small_file_that_the_nodes_cache_has_is_appended_to_in_an_outage(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1142,6 +1183,7 @@ def test_a_small_file_that_the_nodes_cache_has_is_appended_to_in_an_outage(
     assert (folder / "log").read_bytes() == b"onetwo"
 
 
+@promise("With the store away, a name in an unknown folder is an error, never missing")
 def test_names_that_were_never_asked_for_are_errors_in_an_outage_and_not_missing(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1155,6 +1197,7 @@ def test_names_that_were_never_asked_for_are_errors_in_an_outage_and_not_missing
             directory.names()
 
 
+@promise("The next server of the same boot knows what the former one knew")
 def test_what_was_known_is_known_in_the_next_process_when_the_store_is_away(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1174,6 +1217,7 @@ def test_what_was_known_is_known_in_the_next_process_when_the_store_is_away(
     assert rclone_s3.client().get_object(Bucket="recall", Key="live/after")["Body"].read() == b"2"
 
 
+@promise("The next server of the same boot knows what the former one knew")
 def test_what_was_uploaded_since_it_was_written_down_is_known_in_the_next_process_too(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1203,6 +1247,7 @@ def test_what_was_uploaded_since_it_was_written_down_is_known_in_the_next_proces
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"before": b"changed", "gone": b"again"}
 
 
+@promise("With the store away, a name in an unknown folder is an error, never missing")
 def test_what_another_boot_or_a_cut_off_log_has_left_is_an_error_in_an_outage_and_not_missing(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
 ):
@@ -1272,6 +1317,7 @@ def test_refused_credentials_leave_what_is_staged_and_what_is_known(
     assert directory.live.status()["dirty_files"] == 0
 
 
+@promise("One name in a large folder is asked for alone")
 def test_one_name_in_a_large_folder_is_asked_for_alone(opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3):
     rclone_s3.make_bucket("probe")
     directory = opened("s3://probe/live", ttl_s=60.0)
@@ -1305,6 +1351,7 @@ def test_a_large_folder_is_listed_again_when_many_of_its_names_are_asked_for(
     assert 1 < len([request for request in proxied.requests[before:] if "list-type=2" in request]) < 20
 
 
+@promise("What a store lists and does not have (404) is left out until the next listing")
 @pytest.mark.parametrize("small", [1000, 0])
 def test_what_a_store_lists_and_does_not_have_is_left_out_until_the_folder_is_listed_again(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch, small: int
@@ -1345,6 +1392,7 @@ def test_what_a_store_lists_and_does_not_have_is_left_out_until_the_folder_is_li
     assert sorted(os.listdir(folder)) == ["gone", "moved", "ok"]
 
 
+@promise("Changes of others are seen after the TTL (`--ttl`, 5 s)")
 def test_a_slow_listing_does_not_hide_what_was_uploaded_meanwhile(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1373,6 +1421,7 @@ def test_a_slow_listing_does_not_hide_what_was_uploaded_meanwhile(
     assert directory.names() == ["before", "new"]
 
 
+@promise("With the store away, staged and known data is read, and writing goes on")
 def test_requests_that_fail_are_retried_until_all_is_in_the_bucket(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):

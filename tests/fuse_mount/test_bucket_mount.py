@@ -33,6 +33,7 @@ from tests.fuse_mount.mount_processes import (
     waiting_for_the_end_of,
 )
 from tests.leftovers import processes_with
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 _NOBODY = 65534
@@ -51,6 +52,7 @@ def proxy(mounter: BucketMounter, rclone_s3: RcloneS3, monkeypatch: pytest.Monke
         yield proxy
 
 
+@promise("An unmount uploads first, or says what is left and how it gets to the bucket")
 def test_what_is_written_is_in_the_bucket_after_the_unmount(mounter: BucketMounter) -> None:
     info = mounter()
     assert (info.url, info.ack, info.notes) == (f"{mounter.url}/", "staged", ())
@@ -81,6 +83,8 @@ def test_the_mount_is_what_the_kernel_needs(mounter: BucketMounter) -> None:
     assert stat.S_IMODE(socket.stat().st_mode) == 0o600
 
 
+@promise("In a folder with the sticky bit only an owner renames a file")
+@promise("A file keeps inode number and times when the kernel forgets it and asks again")
 def test_what_the_kernel_forgets_keeps_inodes_and_times_and_a_sticky_folder_what_is_in_it(
     mounter: BucketMounter,
 ) -> None:
@@ -132,6 +136,7 @@ def _make_the_kernel_forget() -> None:
         pytest.skip(f"the kernel cannot be made to forget here: {exc}")  # as in a container
 
 
+@promise("A killed server is replaced, and its successor has all that was acknowledged")
 def test_a_killed_server_is_replaced_and_what_it_acknowledged_is_there(mounter: BucketMounter) -> None:
     first = mounter()
     for number in range(3):
@@ -145,6 +150,7 @@ def test_a_killed_server_is_replaced_and_what_it_acknowledged_is_there(mounter: 
     assert len([m for m in fuse_mount.kernel.session.mounts() if m.mountpoint == str(mounter.target)]) == 1
 
 
+@promise("A killed server is replaced, and its successor has all that was acknowledged")
 @pytest.mark.slow
 def test_the_folder_below_is_never_free_while_a_server_is_replaced(mounter: BucketMounter) -> None:
     if os.geteuid() != 0:
@@ -172,6 +178,7 @@ def test_the_folder_below_is_never_free_while_a_server_is_replaced(mounter: Buck
     assert list(mounter.target.iterdir()) == []
 
 
+@promise("A killed supervisor costs nothing while the server lives")
 def test_the_server_goes_on_without_its_supervisor(mounter: BucketMounter) -> None:
     info = mounter()
     assert fuse_mount.is_supervised(info)
@@ -183,6 +190,7 @@ def test_the_server_goes_on_without_its_supervisor(mounter: BucketMounter) -> No
     assert (mounter.bucket / "a").read_text() == "text"
 
 
+@promise("A read-write mount whose processes are killed one after another is served again")
 def test_daemon_supervisor_and_server_are_killed_one_after_another_and_nobody_remounts(mounter: BucketMounter) -> None:
     first = mounter()
     (mounter.target / "a").write_text("text")
@@ -200,6 +208,7 @@ def test_daemon_supervisor_and_server_are_killed_one_after_another_and_nobody_re
     assert mounter.unmount()["files"] == 0
 
 
+@promise("A killed supervisor costs nothing while the server lives")
 def test_a_mount_whose_processes_were_all_killed_is_mounted_again(mounter: BucketMounter) -> None:
     mounter()
     (mounter.target / "a").write_bytes(b"x" * 1_000_000)
@@ -233,6 +242,7 @@ def test_who_mounts_again_what_is_brought_back_meanwhile_is_told_so(
     mounter.unmount()
 
 
+@promise("A killed supervisor costs nothing while the server lives")
 def test_a_dead_mount_can_be_taken_away(mounter: BucketMounter) -> None:
     mounter()
     mounter.kill_all()
@@ -241,6 +251,7 @@ def test_a_dead_mount_can_be_taken_away(mounter: BucketMounter) -> None:
     assert fuse_mount.list_bucket_mounts(mounter.settings) == []
 
 
+@promise("An area has one owner at a time, on whatever node")
 def test_one_url_is_mounted_once_and_the_other_mount_is_named(mounter: BucketMounter, tmp_path: Path) -> None:
     mounter()
     other = tmp_path / "other"
@@ -253,6 +264,7 @@ def test_one_url_is_mounted_once_and_the_other_mount_is_named(mounter: BucketMou
         mounter()
 
 
+@promise("`dsctl flush` returns when all that was acknowledged before is in the bucket")
 def test_a_flush_goes_on_when_the_server_dies(mounter: BucketMounter, proxy: FaultProxy) -> None:
     info = mounter()
     assert os.listdir(mounter.target) == []
@@ -289,6 +301,7 @@ def test_a_supervisor_gives_up_on_servers_that_cannot_start_and_says_so(mounter:
     assert (mounter.target / "a").read_text() == "kept"
 
 
+@promise("An unmount uploads first, or says what is left and how it gets to the bucket")
 def test_an_unmount_by_hand_uploads_before_the_server_ends(mounter: BucketMounter) -> None:
     info = mounter()
     (mounter.target / "a").write_text("text")
@@ -349,6 +362,7 @@ def test_a_busy_mount_stays_and_who_uses_it_is_named(mounter: BucketMounter) -> 
         assert fuse_mount.list_bucket_mounts(mounter.settings) == []
 
 
+@promise("The next server of the same boot knows what the former one knew")
 def test_a_store_that_is_down_does_not_keep_a_known_url_from_being_mounted(
     mounter: BucketMounter, proxy: FaultProxy
 ) -> None:
@@ -373,6 +387,7 @@ def test_a_store_that_is_down_does_not_keep_a_known_url_from_being_mounted(
     assert (mounter.bucket / "a").read_text() == "text"
 
 
+@promise("With the store away, work goes on in a root that nobody has looked into")
 def test_a_store_that_goes_down_before_anybody_looks_into_the_mount_keeps_nobody_from_working_in_it(
     mounter: BucketMounter, proxy: FaultProxy
 ) -> None:
@@ -398,6 +413,7 @@ def test_a_store_that_is_down_is_said_when_a_new_url_is_mounted(mounter: BucketM
     assert not os.path.ismount(mounter.target)
 
 
+@promise("A mount that fails leaves no area behind")
 def test_a_bucket_that_is_not_there_and_wrong_credentials_are_said_before_anything_is_mounted(
     mounter: BucketMounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,6 +437,7 @@ def test_mount_points_and_ways_to_acknowledge_are_checked(mounter: BucketMounter
         mounter(ack="perhaps")
 
 
+@promise("Mounting warns of a staging folder in memory or with little room")
 def test_whoever_mounts_hears_of_an_overlap_and_of_staging_in_memory(mounter: BucketMounter, tmp_path: Path) -> None:
     mounter()
     other = tmp_path / "other"

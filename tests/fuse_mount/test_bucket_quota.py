@@ -22,6 +22,7 @@ from fuse_mount.bucket.areas import LeftArea, flush_area
 from fuse_mount.bucket.fs.bucket_fs import Changes
 from tests.fuse_mount.mount_processes import BucketMounter
 from tests.fuse_mount.test_bucket_fs import Directory, expect_errno
+from tests.promises import promise
 
 QUOTA = 100_000
 FILE = Attributes(stat.S_IFREG | 0o644, 0, 0, 0)
@@ -62,6 +63,7 @@ def used(directory: Directory) -> int:
     return room[1]
 
 
+@promise("Quota use is the bucket's prefix, with what is pending and being written")
 def test_what_is_there_what_is_pending_and_what_is_being_written_count(opened: Open) -> None:
     directory = opened()
     assert directory.fs.room() == (QUOTA, 60_000)
@@ -75,6 +77,7 @@ def test_what_is_there_what_is_pending_and_what_is_being_written_count(opened: O
     assert used(directory) == 70_000
 
 
+@promise("Quota use is the bucket's prefix, with what is pending and being written")
 def test_overwriting_counts_the_difference_and_what_is_deleted_or_cut_off_gives_room_at_once(opened: Open) -> None:
     directory = opened()
     handle = directory.open("old", os.O_WRONLY | os.O_TRUNC)
@@ -92,6 +95,7 @@ def test_overwriting_counts_the_difference_and_what_is_deleted_or_cut_off_gives_
     assert used(directory) == 10_000
 
 
+@promise("Quota use is the bucket's prefix, with what is pending and being written")
 def test_renaming_costs_nothing(opened: Open, bucket: Path) -> None:
     directory = opened()
     directory.rename("sub", "moved")
@@ -102,6 +106,7 @@ def test_renaming_costs_nothing(opened: Open, bucket: Path) -> None:
     assert used(directory) == 60_000
 
 
+@promise("What does not fit a quota is refused with ENOSPC")
 def test_what_does_not_fit_is_refused_and_what_was_acknowledged_stays(opened: Open, bucket: Path) -> None:
     directory = opened()
     directory.write("kept", b"k" * 30_000)
@@ -123,6 +128,7 @@ def test_what_does_not_fit_is_refused_and_what_was_acknowledged_stays(opened: Op
     assert status == {"quota_bytes": QUOTA, "used_bytes": QUOTA, "is_known": True, "refused": 3}
 
 
+@promise("Under a quota smaller than what is there, reading, deleting and shrinking go on")
 def test_under_a_quota_that_is_smaller_than_what_is_there_reading_deleting_and_shrinking_go_on(opened: Open) -> None:
     directory = opened(quota_bytes=10_000)
     assert directory.read("old") == b"o" * 40_000
@@ -185,6 +191,7 @@ def test_the_quota_that_was_set_last_is_the_next_processs_and_so_is_what_was_in_
     assert opened(quota_bytes=0).fs.room() is None
 
 
+@promise("Until a prefix was listed to its end, the former use or the listed part counts")
 def test_until_the_first_walk_what_was_in_use_last_counts_and_what_was_changed_since_counts_once(
     bucket: Path, settings: Settings, opened: Open
 ) -> None:
@@ -208,6 +215,7 @@ def test_until_the_first_walk_what_was_in_use_last_counts_and_what_was_changed_s
     assert directory.live.engine.usage.used_bytes == 11_000
 
 
+@promise("A quota can be changed while the mount is used")
 def test_the_quota_outlives_an_upload_of_what_a_mount_has_left(opened: Open, bucket: Path, settings: Settings) -> None:
     live = api.open_bucket(f"file://{bucket}", settings, who="test", quota_bytes=QUOTA)
     Directory(live).write("new", b"n" * 10_000)
@@ -226,6 +234,7 @@ def mounter(bucket_mounter: BucketMounter) -> BucketMounter:
     return bucket_mounter
 
 
+@promise("What does not fit a quota is refused with ENOSPC")
 def test_a_program_is_told_by_write_or_close_and_statvfs_shows_the_quota(mounter: BucketMounter) -> None:
     info = mounter(quota_bytes=1 << 20)
     file = mounter.target / "a"
@@ -243,6 +252,7 @@ def test_a_program_is_told_by_write_or_close_and_statvfs_shows_the_quota(mounter
     assert "quota of this mount is used up" in info.log.read_text()
 
 
+@promise("A quota can be changed while the mount is used")
 def test_a_quota_is_changed_while_files_are_written_and_kept_when_the_server_is_killed(
     mounter: BucketMounter,
 ) -> None:

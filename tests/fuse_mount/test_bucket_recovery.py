@@ -18,6 +18,7 @@ from datacache.settings import Settings
 from tests.conformance.faults import Fault, FaultProxy
 from tests.fuse_mount.bucket_mount import BucketMount
 from tests.fuse_mount.mount_processes import waiting_for_the_end_of
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 LARGE = 300_000
@@ -84,6 +85,7 @@ def end(mount: BucketMount, proxy: FaultProxy) -> dict[str, bytes]:
     return {key: data for key, data in mount.objects("").items() if not key.endswith("/")}
 
 
+@promise("A deletion stays one, also when a new file of the name is never closed")
 @pytest.mark.parametrize("size", [5, LARGE])
 @pytest.mark.parametrize("how", ["unlink", "rename"])
 def test_a_deletion_survives_a_new_file_of_the_name_that_was_cut_off(
@@ -107,6 +109,7 @@ def test_a_deletion_survives_a_new_file_of_the_name_that_was_cut_off(
     assert found.get("other") == (None if how == "unlink" else b"o" * size)
 
 
+@promise("The next server of the same boot knows what the former one knew")
 def test_what_a_flush_has_uploaded_is_known_to_the_next_server_in_an_outage(
     mount: BucketMount, proxy: FaultProxy
 ) -> None:
@@ -123,6 +126,7 @@ def test_what_a_flush_has_uploaded_is_known_to_the_next_server_in_an_outage(
     assert end(mount, proxy) == {"changed": b"new"}
 
 
+@promise("`O_TRUNC` begins a new version")
 @pytest.mark.parametrize("size", [5, LARGE])
 @pytest.mark.parametrize("uploaded", [False, True])
 def test_a_truncated_file_is_as_it_was_until_the_new_bytes_are_acknowledged(
@@ -177,6 +181,7 @@ def test_attributes_and_bytes_of_an_open_file_change_after_its_upload(
     assert end(mount, proxy) == {"file": b"x" * size + b"y"}
 
 
+@promise("`close`, `fsync` and `fdatasync` make all that was written durable, with attributes")
 @pytest.mark.parametrize("size", [5, LARGE])
 def test_what_was_synced_survives_and_is_continued(mount: BucketMount, proxy: FaultProxy, size: int) -> None:
     path = mount.mountpoint / "log"
@@ -190,6 +195,7 @@ def test_what_was_synced_survives_and_is_continued(mount: BucketMount, proxy: Fa
     assert end(mount, proxy) == {"log": b"1" * size + b"2" * size}
 
 
+@promise("`rename`, `unlink`, `mkdir`, `rmdir` and `symlink` are durable without `fsync`")
 def test_a_renamed_folder_is_renamed_whole(mount: BucketMount, proxy: FaultProxy) -> None:
     folder = mount.mountpoint / "new"
     folder.mkdir()
@@ -206,6 +212,8 @@ def test_a_renamed_folder_is_renamed_whole(mount: BucketMount, proxy: FaultProxy
     assert end(mount, proxy) == expected
 
 
+@promise("`truncate` of a path makes the size durable")
+@promise("`rename`, `unlink`, `mkdir`, `rmdir` and `symlink` are durable without `fsync`")
 def test_truncate_rmdir_and_symlink_survive(mount: BucketMount, proxy: FaultProxy) -> None:
     file, large, folder, link = (mount.mountpoint / name for name in ("file", "large", "folder", "link"))
     file.write_bytes(b"f" * 10)
@@ -258,6 +266,7 @@ def closing(path: Path) -> subprocess.Popen[str]:
     return process
 
 
+@promise("In an outage a `close` with `--ack uploaded` waits")
 def test_with_ack_uploaded_close_waits_in_an_outage_and_then_says_so(uploading: BucketMount, proxy: FaultProxy) -> None:
     proxy.refuse()
     program = closing(uploading.mountpoint / "another")
@@ -271,6 +280,7 @@ def test_with_ack_uploaded_close_waits_in_an_outage_and_then_says_so(uploading: 
     assert end(uploading, proxy) == {"before": b"before", "new": b"new", "another": b"new"}
 
 
+@promise("In an outage a `close` with `--ack uploaded` waits")
 def test_with_ack_uploaded_who_waits_is_told_when_the_mount_ends(uploading: BucketMount, proxy: FaultProxy) -> None:
     info = uploading.info()
     stop_uploads(proxy)

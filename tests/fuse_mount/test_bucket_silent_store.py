@@ -14,6 +14,7 @@ import pytest
 
 from datacache.settings import load_settings
 from tests.fuse_mount.bucket_mount import BucketMount
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 STORE_TIMEOUT_S = 600
@@ -69,6 +70,7 @@ def write(path: Path, text: str) -> bool:
     return True
 
 
+@promise("Writing in a known folder waits three seconds at most for a store that hangs")
 def test_writers_do_not_wait_for_a_store_that_hangs(mount: BucketMount, store: SilentStore) -> None:
     folder = mount.folder()
     (folder / "logs").mkdir()
@@ -94,6 +96,7 @@ def test_writers_do_not_wait_for_a_store_that_hangs(mount: BucketMount, store: S
     assert {key: data for key, data in found.items() if not key.endswith("/") and key} == expected
 
 
+@promise("Writing in a known folder waits three seconds at most for a store that hangs")
 def test_what_others_wrote_is_seen_again_when_the_store_goes_on(mount: BucketMount, store: SilentStore) -> None:
     folder = mount.folder()
     write(folder / "mine", "1")

@@ -18,6 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from datacache.settings import Settings
 from tests.fuse_mount.bucket_mount import BucketMount
 from tests.fuse_mount.posix_model import Comparison, Seen, Side, Subject
+from tests.promises import promise
 from tests.servers import CephRgw, RcloneS3
 
 pytestmark = pytest.mark.alone
@@ -103,6 +104,8 @@ def writable_rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rclone
         yield server
 
 
+@promise("Hard links, devices, FIFOs and sockets are refused with EPERM")
+@promise("Over long random sequences the mount does and says what a plain directory does")
 @pytest.mark.timeout(max(300, SEQUENCES * 10))
 def test_a_mount_does_what_a_plain_directory_does(
     writable_rclone: RcloneS3, placed: Callable[..., Place], tmp_path: Path
@@ -112,6 +115,7 @@ def test_a_mount_does_what_a_plain_directory_does(
     place.look_from_elsewhere(tmp_path, keeps_folders=False)
 
 
+@promise("Over long random sequences the mount does and says what a plain directory does")
 @pytest.mark.ceph
 @pytest.mark.timeout(max(300, SEQUENCES * 10))
 def test_a_mount_of_a_ceph_bucket_does_what_a_plain_directory_does(

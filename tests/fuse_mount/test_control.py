@@ -18,6 +18,9 @@ from fuse_mount.errno_map import FailureLog
 from fuse_mount.lifecycle.control import receive, reply
 from fuse_mount.lifecycle.state import MountFiles
 from tests.leftovers import descriptors_below
+from tests.promises import promise
+
+pytestmark = [promise("One process at a time becomes a mount's supervisor")]
 
 
 @pytest.fixture

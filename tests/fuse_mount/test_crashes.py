@@ -23,6 +23,7 @@ from fuse_mount import MountInfo
 from fuse_mount.kernel.session import resend
 from tests.fuse_mount.conftest import Mounter
 from tests.fuse_mount.test_session import ended
+from tests.promises import promise
 
 KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 8)
 
@@ -103,6 +104,7 @@ def kill_a_worker(info: MountInfo, settings: Settings, dice: random.Random) -> N
         time.sleep(0.005)
 
 
+@promise("Workers may be killed again and again: no read breaks")
 @pytest.mark.usefixtures("kernel_resends")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killing_workers_again_and_again_breaks_no_read(
@@ -134,6 +136,7 @@ def test_a_read_that_waits_for_the_store_survives_its_worker(
         os.close(opened)
 
 
+@promise("On older kernels a killed worker's reads end with an error instead of hanging")
 def test_without_resend_a_dead_workers_requests_are_aborted_and_new_ones_served(
     folder: Path, mounter: Mounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +192,7 @@ def _threads(pid: int) -> str:
     return " ".join(states)
 
 
+@promise("Workers that crash over local files end up reading around them")
 def test_workers_that_crash_over_local_bytes_go_round_them_in_the_end(
     folder: Path, mounter: Mounter, settings: Settings
 ) -> None:
@@ -204,6 +208,7 @@ def test_workers_that_crash_over_local_bytes_go_round_them_in_the_end(
     assert "nothing that lies on this node is used" in info.log.read_text()
 
 
+@promise("A killed supervisor is replaced, and no read breaks")
 def test_a_killed_supervisor_is_replaced_and_no_read_breaks(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter()
     readers = Readers(info, folder)
@@ -221,6 +226,7 @@ def test_a_killed_supervisor_is_replaced_and_no_read_breaks(folder: Path, mounte
     assert ended(after.pid)
 
 
+@promise("An upgrade does not unmount")
 def test_a_hand_over_while_others_read_breaks_no_read(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter()
     readers = Readers(info, folder)

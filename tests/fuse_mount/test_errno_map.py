@@ -10,6 +10,7 @@ import pytest
 from datacache.core.errors import DaemonUnavailableError, ObjectChangedError, StoreUnavailableError
 from datacache.core.logs import Repeated
 from fuse_mount.errno_map import FailureLog, errno_of
+from tests.promises import promise
 
 
 def test_unknown_errors_are_eio() -> None:
@@ -48,6 +49,7 @@ def test_a_flood_of_failures_is_counted_instead(
     assert "(3 other failures were not logged)" in caplog.records[-1].getMessage()
 
 
+@promise("A mount with many failing reads hides no failure of another in the log they share")
 def test_a_mount_with_many_failures_hides_no_failure_of_another_in_the_log_that_they_share(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -16,8 +16,10 @@ import pytest
 
 from datacache.settings import Settings
 from tests.fuse_mount.conftest import ODD_NAMES, Mounter, files_below
+from tests.promises import promise
 
 
+@promise("Every file of the snapshot is in the mount, byte for byte")
 def test_every_file_is_there_and_equal(folder: Path, mounter: Mounter) -> None:
     mnt = mounter().mountpoint
     assert files_below(mnt) == files_below(folder)
@@ -112,6 +114,7 @@ def test_another_user_can_read(folder: Path, mounter: Mounter) -> None:
     assert said.stdout == (folder / "large.bin").read_bytes()
 
 
+@promise("An ordinary user can mount; others read only if allowed")
 @pytest.mark.parametrize("options", [{"allow_other": False}, {"umask": 0o077}])
 def test_another_user_is_kept_out_without_allow_other_or_by_modes(
     folder: Path, mounter: Mounter, options: dict[str, int]
@@ -123,6 +126,7 @@ def test_another_user_is_kept_out_without_allow_other_or_by_modes(
     assert said.returncode != 0
 
 
+@promise("Nothing in a snapshot's mount can be changed")
 def test_nothing_can_be_changed(folder: Path, mounter: Mounter) -> None:
     mnt = mounter().mountpoint
     attempts = [
@@ -162,6 +166,7 @@ def test_extended_attributes_are_not_offered(folder: Path, mounter: Mounter) -> 
                 ask(mnt / "large.bin")
 
 
+@promise("`mmap` works")
 def test_a_mapped_file_has_the_same_bytes(folder: Path, mounter: Mounter) -> None:
     mnt = mounter().mountpoint
     with (
@@ -190,6 +195,7 @@ def test_a_large_file_reads_the_same_in_any_order_and_without_the_page_cache(fol
         os.close(direct)
 
 
+@promise("A read that waits for the store delays no other")
 def test_a_read_that_waits_delays_no_other(folder: Path, mounter: Mounter, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "slow").mkdir()
     for number in range(6):
@@ -211,6 +217,7 @@ def test_a_read_that_waits_delays_no_other(folder: Path, mounter: Mounter, monke
             os.close(opened)
 
 
+@promise("A failed read has its errno, and the log says path and reason")
 @pytest.mark.parametrize(
     ("error", "number"),
     [

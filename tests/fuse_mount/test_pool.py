@@ -34,6 +34,7 @@ from tests.fuse_mount.conftest import files_below
 from tests.fuse_mount.mount_processes import kill, wait_until
 from tests.fuse_mount.test_crashes import Readers
 from tests.fuse_mount.test_session import ended
+from tests.promises import promise
 
 MANY = 16
 MOST_MIB = 12
@@ -78,6 +79,7 @@ def served_by_another(mounts: list[MountInfo], settings: Settings) -> list[Mount
     return found
 
 
+@promise("Mounts of a home in the same surroundings share their processes")
 def test_mounts_of_a_home_are_served_by_the_same_processes_until_the_last_one_is_gone(
     mount_many: MountMany, settings: Settings, folder: Path
 ) -> None:
@@ -96,6 +98,7 @@ def test_mounts_of_a_home_are_served_by_the_same_processes_until_the_last_one_is
     assert not list((settings.home / "run").glob("*.sock"))
 
 
+@promise("Many mounts take three processes (2 cores) and at most 12 MiB each")
 def test_many_mounts_take_few_processes_and_little_memory_each(
     mount_many: MountMany, settings: Settings, folder: Path
 ) -> None:
@@ -135,6 +138,7 @@ def pss_mib(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
+@promise("Many mounts whose processes are killed come back below one supervisor")
 def test_a_killed_supervisor_of_many_mounts_is_replaced_by_one_and_no_read_breaks(
     mount_many: MountMany, settings: Settings, folder: Path
 ) -> None:
@@ -151,6 +155,7 @@ def test_a_killed_supervisor_of_many_mounts_is_replaced_by_one_and_no_read_break
     assert ended(now[0].pid)
 
 
+@promise("A worker of a killed supervisor ends once its mounts are taken over")
 def test_a_worker_of_a_killed_supervisor_ends_also_while_it_opens_a_mount(
     mount_many: MountMany, settings: Settings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +173,7 @@ def test_a_worker_of_a_killed_supervisor_ends_also_while_it_opens_a_mount(
     assert files_below(now.mountpoint) == files_below(folder)
 
 
+@promise("A mount that cannot be taken over keeps no other one of its pool from it")
 def test_a_mount_that_cannot_be_taken_over_keeps_no_other_one_from_it(
     mount_many: MountMany, settings: Settings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +187,7 @@ def test_a_mount_that_cannot_be_taken_over_keeps_no_other_one_from_it(
         assert files_below(info.mountpoint) == files_below(folder)
 
 
+@promise("A mount that cannot be taken over keeps no other one of its pool from it")
 def test_mounts_that_are_taken_over_at_once_get_one_new_supervisor(
     mount_many: MountMany, settings: Settings, folder: Path
 ) -> None:
@@ -194,6 +201,7 @@ def test_mounts_that_are_taken_over_at_once_get_one_new_supervisor(
         assert files_below(info.mountpoint) == files_below(folder)
 
 
+@promise("Many mounts whose processes are killed come back below one supervisor")
 def test_all_processes_of_many_mounts_killed_at_once_come_back_and_no_read_breaks(
     mount_many: MountMany, settings: Settings, folder: Path
 ) -> None:
@@ -219,6 +227,7 @@ def test_all_processes_of_many_mounts_killed_at_once_come_back_and_no_read_break
     DaemonClient(settings).stop()
 
 
+@promise("An upgrade does not unmount")
 def test_a_hand_over_moves_one_mount_after_the_other(mount_many: MountMany, settings: Settings, folder: Path) -> None:
     first, second = mount_many(2)
     readers = Readers(second, folder, count=1)
@@ -232,6 +241,7 @@ def test_a_hand_over_moves_one_mount_after_the_other(mount_many: MountMany, sett
     assert third.pid == moved.pid
 
 
+@promise("Mounts of a home in the same surroundings share their processes")
 def test_other_credentials_another_home_and_other_options_have_processes_of_their_own(
     mount_many: MountMany, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +281,7 @@ def test_an_upgrade_of_either_package_has_processes_of_its_own(
         before = after
 
 
+@promise("Mounts of a home in the same surroundings share their processes")
 def test_who_lives_in_another_mount_namespace_has_another_pool(
     mount_many: MountMany, settings: Settings, folder: Path
 ) -> None:
@@ -292,6 +303,7 @@ def test_who_lives_in_another_mount_namespace_has_another_pool(
     assert there.stdout.strip() != here
 
 
+@promise("A mount whose store or catalog is silent costs the readers of others nothing")
 def test_a_mount_whose_store_and_catalog_do_not_answer_keeps_no_other_one_waiting(
     mount_many: MountMany, settings: Settings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +344,7 @@ def mount_never(mount_many: MountMany) -> None:
         print(exc)
 
 
+@promise("A mount whose store or catalog is silent costs the readers of others nothing")
 def test_a_worker_that_dies_over_one_mount_costs_the_readers_of_others_nothing(
     mount_many: MountMany, settings: Settings, folder: Path
 ) -> None:
@@ -379,6 +392,7 @@ def devices_of(pid: int) -> int:
     return found
 
 
+@promise("Mounts of a home in the same surroundings share their processes")
 def test_two_that_mount_at_once_start_one_pool(mount_many: MountMany, settings: Settings, folder: Path) -> None:
     found: list[MountInfo] = []
     threads = [threading.Thread(target=lambda: found.extend(mount_many(1))) for _ in range(4)]
@@ -404,6 +418,7 @@ def test_a_link_to_nothing_among_the_code_breaks_no_mount(
     assert pool_id(config, {}) == before
 
 
+@promise("`dsctl umount` takes away no mount of another home")
 def test_a_mount_of_nobody_knows_whom_is_not_unmounted_by_a_home_that_has_an_old_state_of_the_place(
     mount_many: MountMany, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from datacache.settings import Settings
 from fuse_mount.lifecycle.state import MountFiles
 from tests.fuse_mount.conftest import files_below
 from tests.fuse_mount.test_session import ended
+from tests.promises import promise
 
 
 def test_a_snapshot_is_read_cold_and_warm_and_stays_when_its_tag_moves(
@@ -63,6 +64,7 @@ def test_a_snapshot_that_is_removed_while_it_is_mounted_is_read_on_by_the_next_w
             fuse_mount.mount_snapshot(ref, tmp_path / "other", settings=settings)
 
 
+@promise("An id opens nothing by itself")
 def test_an_id_is_mounted_only_under_a_name_that_has_it(folder: Path, settings: Settings, tmp_path: Path) -> None:
     id = create_snapshot("mask", folder.as_uri(), settings=settings).id
     (folder / "later").write_bytes(b"new")
@@ -79,6 +81,7 @@ def test_a_ref_that_names_nothing_is_said(settings: Settings, tmp_path: Path) ->
         fuse_mount.mount_snapshot("mask@v9", tmp_path / "mnt", settings=settings)
 
 
+@promise("A snapshot's mount that cannot be noted down (a full disk) is an error")
 def test_a_mount_that_cannot_be_noted_down_is_not_left_mounted(
     folder: Path, settings: Settings, tmp_path: Path
 ) -> None:
@@ -95,6 +98,7 @@ def test_a_mount_that_cannot_be_noted_down_is_not_left_mounted(
     fuse_mount.unmount(mountpoint, settings=settings)
 
 
+@promise("What is mounted anywhere stays readable after its removal")
 @pytest.mark.parametrize("with_daemon", [True, False])
 def test_what_is_mounted_is_held_until_it_is_unmounted(
     folder: Path, settings: Settings, tmp_path: Path, with_daemon: bool
@@ -122,6 +126,7 @@ def test_what_is_mounted_is_held_until_it_is_unmounted(
     assert report.storages[0].objects > 0
 
 
+@promise("What is mounted anywhere stays readable after its removal")
 def test_what_is_mounted_from_another_catalog_than_the_daemons_is_held_there(
     folder: Path, settings: Settings, tmp_path: Path
 ) -> None:
@@ -141,6 +146,7 @@ def test_what_is_mounted_from_another_catalog_than_the_daemons_is_held_there(
     assert not (settings.home / "run" / "mount-lease").exists()
 
 
+@promise("With SQLite, a clock that is set ahead ends nothing before the next boot")
 def test_a_clock_that_is_set_a_year_ahead_takes_nothing_that_is_mounted_here(
     folder: Path, settings: Settings, tmp_path: Path
 ) -> None:
@@ -158,6 +164,7 @@ def test_a_clock_that_is_set_a_year_ahead_takes_nothing_that_is_mounted_here(
     assert files_below(info.mountpoint) == files_below(folder)  # cold: nothing was read before
 
 
+@promise("What is mounted anywhere stays readable after its removal")
 @pytest.mark.parametrize("boot_known", [True, False])
 def test_no_clock_says_whether_a_mount_is_of_an_earlier_boot(
     folder: Path, settings: Settings, tmp_path: Path, boot_known: bool
@@ -184,6 +191,7 @@ def test_no_clock_says_whether_a_mount_is_of_an_earlier_boot(
     assert mounted(settings.home) == []
 
 
+@promise("What is mounted anywhere stays readable after its removal")
 def test_the_next_daemon_takes_the_lease_of_what_is_mounted(folder: Path, settings: Settings, tmp_path: Path) -> None:
     record = create_snapshot("mask", folder.as_uri(), settings=settings)
     (tmp_path / "mnt").mkdir()

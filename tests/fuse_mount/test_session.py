@@ -22,6 +22,7 @@ from fuse_mount.lifecycle.state import MountFiles
 from tests import leftovers
 from tests.fuse_mount.conftest import Mounter
 from tests.fuse_mount.mount_processes import unmount_by_hand
+from tests.promises import promise
 
 
 def ended(pid: int) -> bool:
@@ -67,6 +68,7 @@ def test_a_signal_to_the_supervisor_unmounts(
     assert session.mount_at(info.mountpoint) is None
 
 
+@promise("A busy mount stays, and the message names its users")
 def test_a_busy_mount_stays_and_names_who_uses_it(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter()
     with (info.mountpoint / "large.bin").open("rb") as file:
@@ -174,6 +176,7 @@ def test_a_missing_device_or_helper_is_said_clearly(monkeypatch: pytest.MonkeyPa
         session.check_device()
 
 
+@promise("`status` and `doctor` tell of a snapshot's mount that lost all its processes")
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_dead_mount_is_told_and_can_be_unmounted_or_replaced(
     folder: Path, mounter: Mounter, settings: Settings, replaced: bool
@@ -230,6 +233,7 @@ def _runs_for_nobody(python: str) -> bool:
         return False
 
 
+@promise("An ordinary user can mount; others read only if allowed")
 def test_an_ordinary_user_mounts_through_fusermount3(folder: Path, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user; the other tests ran through fusermount3 then")

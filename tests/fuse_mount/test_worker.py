@@ -16,6 +16,7 @@ import pytest
 
 from fuse_mount.kernel import protocol
 from fuse_mount.snapshot.worker import Worker
+from tests.promises import promise
 
 SIZE = 3 * mmap.PAGESIZE
 _IN_HEADER = struct.Struct("<IIQQIIII")  # linux/fuse.h
@@ -55,6 +56,7 @@ def kernel() -> Iterator[ExitStack]:
         yield stack
 
 
+@promise("A disk that fails is read around")
 @pytest.mark.parametrize("gone", [0, 1, 100])
 def test_a_read_is_answered_also_if_its_bytes_go_away_before_the_answer(
     kernel: ExitStack, tmp_path: Path, gone: int

@@ -24,6 +24,9 @@ from fuse_mount.lifecycle.pool import Pool, worker_socket
 from fuse_mount.lifecycle.state import MountConfig
 from fuse_mount.snapshot.worker_process import EXIT_STOPPED, MOST_MESSAGE_BYTES
 from tests.fuse_mount.mount_processes import wait_until
+from tests.promises import promise
+
+pytestmark = [promise("A worker of a killed supervisor ends once its mounts are taken over")]
 
 _RUN = (
     "import socket, sys\n"

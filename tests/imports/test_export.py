@@ -28,6 +28,7 @@ from datacache.settings import Settings
 from dataset_cli.demo.faces import draw_faces
 from tests.imports.archives import Raw, make_tar, make_zip, raw_zip
 from tests.imports.conftest import files_of
+from tests.promises import promise
 from tests.servers import Mongod, RcloneS3
 
 SMALL, LARGE = b"\xff\xd8 small", b"\xff\xd8" + bytes(range(256)) * 200
@@ -99,6 +100,7 @@ def test_small_files_are_packed_and_images_are_objects(write: Write, settings: S
     assert made.record.lineage[0] == "import-export"
 
 
+@promise("The same export gives the same snapshot")
 def test_the_same_export_gives_the_same_snapshot(write: Write, settings: Settings, tmp_path: Path) -> None:
     for name, content in [("a.zip", make_zip(VOC)), ("b.tar", make_tar(VOC)), ("folder", VOC)]:
         first = api.import_export("faces", write(name, content), settings=settings)
@@ -116,6 +118,7 @@ def test_a_coco_file_is_an_export(write: Write, settings: Settings) -> None:
     assert made.record.origin.endswith("/instances_default.json")
 
 
+@promise("Annotations join the images of another snapshot without reading one of them")
 def test_annotations_join_the_images_of_a_snapshot(
     write: Write, settings: Settings, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +159,7 @@ def test_images_that_are_packed_can_be_joined_and_outlive_their_snapshot(write: 
     assert files_of(settings)["JPEGImages/2.jpg"] == SMALL
 
 
+@promise("The same export gives the same snapshot")
 def test_two_exports_share_what_did_not_change(write: Write, settings: Settings) -> None:
     files = {f"Annotations/{n:05}.xml": b"<annotation>%d</annotation>" % n * 5 for n in range(3000)}
     api.import_export("faces", write("a.zip", make_zip(files)), settings=settings)
@@ -212,6 +216,7 @@ BAD = {
 }
 
 
+@promise("A hostile archive is refused and nothing of it is unpacked")
 @pytest.mark.parametrize("name", BAD)
 def test_nothing_of_a_bad_export_is_committed_or_written_anywhere(
     write: Write, settings: Settings, tmp_path: Path, name: str

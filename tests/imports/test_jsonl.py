@@ -29,6 +29,7 @@ from datacache.imports.failures import Failure
 from datacache.settings import Settings
 from tests.conformance.faults import Answer, Fault, FaultProxy
 from tests.imports.conftest import Request, WebServer, files_of
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,6 +132,7 @@ def test_without_other_fields_there_is_no_metadata(web: WebServer, write_lines: 
     assert list(files_of(settings)) == ["1.jpg"]
 
 
+@promise("Two lines never go to one path")
 def test_metadata_never_takes_the_place_of_a_file(web: WebServer, write_lines: WriteLines, settings: Settings) -> None:
     url = web.add("/metadata.jsonl", b"data")
     for path in ("metadata.jsonl", "metadata.jsonl/x"):
@@ -159,6 +161,7 @@ def test_large_metadata_is_stored_as_an_object(web: WebServer, write_lines: Writ
     assert len(files_of(shared)["metadata.jsonl"].splitlines()) == 70
 
 
+@promise("The same lines give the same snapshot, in any order")
 def test_the_same_lines_give_the_same_snapshot_in_any_order(
     web: WebServer, write_lines: WriteLines, settings: Settings
 ) -> None:
@@ -171,6 +174,7 @@ def test_the_same_lines_give_the_same_snapshot_in_any_order(
     assert api.import_jsonl("faces", write_lines(*lines), settings=settings).record.id != first.record.id
 
 
+@promise("Two lines never go to one path")
 def test_two_lines_with_one_path_fail_and_name_each_other(
     web: WebServer, write_lines: WriteLines, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +208,8 @@ def _redirect(to: str, status: int = 302) -> Callable[[Request], None]:
     return lambda request: request.answer(b"", status=status, Location=to)
 
 
+@promise("What a web server sends is whole, within a size and a time, or a failure")
+@promise("An import tries every line and reports every failure")
 def test_every_line_is_tried_and_every_failure_is_reported(
     web: WebServer, tmp_path: Path, write_lines: WriteLines, settings: Settings
 ) -> None:
@@ -301,6 +307,8 @@ def test_odd_answers_that_are_whole_are_taken(web: WebServer, write_lines: Write
     }
 
 
+@promise("An answer that is read whole takes bounded memory")
+@promise("What a web server sends is whole, within a size and a time, or a failure")
 def test_a_packed_answer_that_is_a_bomb_is_too_large(
     web: WebServer, write_lines: WriteLines, settings: Settings
 ) -> None:
@@ -312,6 +320,7 @@ def test_a_packed_answer_that_is_a_bomb_is_too_large(
     assert [failure.code for failure in found] == ["too-large"]
 
 
+@promise("An import asks a busy server again")
 def test_a_server_that_is_busy_or_breaks_off_is_asked_again(
     web: WebServer, write_lines: WriteLines, settings: Settings
 ) -> None:
@@ -344,6 +353,7 @@ def test_web_servers_are_asked_through_the_proxy_of_the_environment(
     assert files_of(settings) == {"a.jpg": b"by way of the proxy"}
 
 
+@promise("What a web server sends is whole, within a size and a time, or a failure")
 @pytest.mark.parametrize("by_proxy", [False, True])
 def test_a_server_that_draws_out_its_headers_is_given_up(
     web: WebServer, write_lines: WriteLines, settings: Settings, monkeypatch: pytest.MonkeyPatch, by_proxy: bool
@@ -359,6 +369,7 @@ def test_a_server_that_draws_out_its_headers_is_given_up(
     assert failure.code == "unavailable", failure
 
 
+@promise("An import asks a busy server again")
 def test_a_host_that_is_gone_does_not_hold_up_a_million_lines(
     web: WebServer, write_lines: WriteLines, settings: Settings
 ) -> None:
@@ -425,6 +436,7 @@ def start_import(file: Path, *, concurrency: int = 1) -> subprocess.Popen[str]:
     )
 
 
+@promise("A killed import leaves nothing visible and goes on where it was")
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_a_killed_import_goes_on_where_it_was(
     web: WebServer, write_lines: WriteLines, settings: Settings, concurrency: int
@@ -466,6 +478,7 @@ def test_a_killed_import_goes_on_where_it_was(
     assert clean.resumed == 0
 
 
+@promise("After a failure only what failed is tried again")
 def test_after_a_failure_only_what_failed_is_tried_again(
     web: WebServer, tmp_path: Path, write_lines: WriteLines, settings: Settings
 ) -> None:
@@ -480,6 +493,7 @@ def test_after_a_failure_only_what_failed_is_tried_again(
     assert web.asked - before == {"/late": 1}
 
 
+@promise("A resumed import looks again at what it refers to")
 def test_what_is_referenced_and_changed_after_a_failure_is_imported_as_it_is_now(
     web: WebServer, tmp_path: Path, write_lines: WriteLines, settings: Settings
 ) -> None:

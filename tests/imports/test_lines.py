@@ -17,6 +17,7 @@ from datacache.core.errors import UsageError
 from datacache.imports.failures import Failure, shown_url
 from datacache.imports.lines import MAX_LINE_BYTES, Line, LinesFile, parse_line
 from datacache.imports.places import WEB, Places, from_archive, is_junk, unusable
+from tests.promises import promise
 
 PLACES = Places("/data/list", allow_local=["/"], allow_network=["host"])
 
@@ -134,6 +135,7 @@ def test_other_paths_are_taken(path: str) -> None:
     assert line({"url": "s3://b/1.jpg", "path": path}).path == path.encode()
 
 
+@promise("Credentials in a URL are refused and repeated nowhere")
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -225,6 +227,7 @@ _JSON = st.recursive(
 )
 
 
+@promise("No path of a line and no name in an archive leads out of the snapshot")
 @settings(deadline=None)
 @given(
     st.dictionaries(
@@ -241,6 +244,7 @@ def test_whatever_a_line_says_its_path_stays_inside(value: dict[str, Any]) -> No
         assert b"\\" not in found.path
 
 
+@promise("No path of a line and no name in an archive leads out of the snapshot")
 @settings(deadline=None)
 @given(st.text(alphabet="ab/.\\:\0é ", max_size=20))
 def test_a_name_from_an_archive_is_refused_or_stays_inside(name: str) -> None:

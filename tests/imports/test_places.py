@@ -14,6 +14,7 @@ from datacache.core.errors import ImportFailedError, UsageError
 from datacache.imports.failures import Failure
 from datacache.settings import Settings
 from tests.imports.conftest import WebServer, files_of
+from tests.promises import promise
 
 WriteLines = Callable[..., Path]
 
@@ -34,6 +35,7 @@ def failures_of(file: Path, settings: Settings, **options: object) -> list[Failu
     return failures
 
 
+@promise("A list names no file outside of its own folder unless that folder is allowed")
 def test_files_outside_of_the_lists_folder_are_refused_unless_their_folder_is_named(
     write_lines: WriteLines, settings: Settings, outside: Path, tmp_path: Path
 ) -> None:
@@ -53,6 +55,7 @@ def test_files_outside_of_the_lists_folder_are_refused_unless_their_folder_is_na
     assert files["own"] == files["inside"] == b"own"
 
 
+@promise("A list names no file outside of its own folder unless that folder is allowed")
 def test_other_names_for_local_files_are_no_way_around(
     write_lines: WriteLines, settings: Settings, outside: Path
 ) -> None:
@@ -62,6 +65,7 @@ def test_other_names_for_local_files_are_no_way_around(
     assert [failure.code for failure in found] == ["url"] * 5
 
 
+@promise("A list leads to no private address that is not allowed")
 def test_private_addresses_are_refused_and_not_asked_unless_they_are_named(
     web: WebServer, write_lines: WriteLines, settings: Settings
 ) -> None:
@@ -83,6 +87,7 @@ def test_private_addresses_are_refused_and_not_asked_unless_they_are_named(
     assert files_of(settings)["metadata"] == b"secret"
 
 
+@promise("A list leads to no private address that is not allowed")
 def test_each_redirect_is_a_new_address(web: WebServer, write_lines: WriteLines, settings: Settings) -> None:
     other = WebServer()
     try:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from datacache.core.errors import ImportFailedError, UsageError
 from datacache.imports.archives.archive import UnpackLimits, open_export
 from tests.imports.archives import make_tar, tar_member, tar_of
+from tests.promises import promise
 
 FILES = {"Annotations/1.xml": b"<annotation/>" * 100, "JPEGImages/1.jpg": bytes(range(256)) * 400, "empty": b""}
 Unpack = Callable[..., dict[str, bytes]]
@@ -79,6 +80,7 @@ def test_names_that_lead_out_are_refused(unpack: Unpack, name: str) -> None:
         unpack(make_tar({"good": b"x", name: b"x"}))
 
 
+@promise("A hostile archive is refused and nothing of it is unpacked")
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
@@ -114,6 +116,7 @@ def test_sparse_files_and_endless_headers_are_refused(unpack: Unpack) -> None:
         unpack(tar_of([(long, b"")]))
 
 
+@promise("Errors about limits of unpacking name the limit and the way to raise it")
 def test_limits_are_named_with_the_way_to_raise_them(unpack: Unpack) -> None:
     data = make_tar({"a": b"\0" * 40_000_000, "b": b"x", "c": b"y"}, mode="w:gz")
     for limits, name in [
@@ -128,6 +131,7 @@ def test_limits_are_named_with_the_way_to_raise_them(unpack: Unpack) -> None:
     assert len(unpack(data, UnpackLimits(ratio=5000))) == 3
 
 
+@promise("A damaged archive is an error that names the member")
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_a_tar_that_is_cut_short_is_damaged_wherever_it_is_cut(unpack: Unpack, mode: str) -> None:
     whole = make_tar({"a": bytes(3000), "b": b"y" * 700}, mode=mode)
@@ -189,6 +193,7 @@ def test_a_folder_is_read_with_links_inside_it(tmp_path: Path) -> None:
     assert len(unpacked(tmp_path / "way")) == 6
 
 
+@promise("A folder import refuses links that lead out of the folder")
 @pytest.mark.parametrize("target", ["/etc/passwd", "..", "../outside", "/", "missing", "../export-2/x", "loop", "."])
 def test_a_link_that_leads_out_or_nowhere_is_refused(tmp_path: Path, target: str) -> None:
     folder = tmp_path / "export"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from datacache.core.errors import ImportFailedError, UsageError
 from datacache.imports.archives.archive import UnpackLimits, open_export
 from tests.imports.archives import MTIME, Raw, make_zip, raw_zip
+from tests.promises import promise
 
 FILES = {"Annotations/1.xml": b"<annotation/>" * 100, "JPEGImages/1.jpg": b"\xff\xd8" + bytes(5000), "empty": b""}
 TIME_NS = 1_714_979_290 * 10**9
@@ -121,6 +122,7 @@ def test_names_that_say_their_encoding_are_read(unpack: Unpack) -> None:
         unpack(raw_zip(Raw(b"\xff.xml", flags=0x800)))
 
 
+@promise("A hostile archive is refused and nothing of it is unpacked")
 @pytest.mark.parametrize(
     "name",
     [
@@ -139,6 +141,7 @@ def test_names_that_are_there_twice_are_refused(unpack: Unpack, names: list[byte
         unpack(raw_zip(*map(Raw, names)))
 
 
+@promise("A hostile archive is refused and nothing of it is unpacked")
 @pytest.mark.parametrize(
     ("mode", "what"), [(0o120777, "symbolic link"), (0o020666, "no file"), (0o010666, "no file"), (0o140777, "no file")]
 )
@@ -165,6 +168,7 @@ def test_methods_no_tool_uses_are_named(unpack: Unpack, method: int, name: str) 
         unpack(raw_zip(Raw(b"a", b"x", method=method)))
 
 
+@promise("A hostile archive is refused and nothing of it is unpacked")
 def test_bytes_that_are_another_members_too_are_refused(unpack: Unpack) -> None:
     """Every name of the directory leads to one and the same large member, or into the middle of another."""
     kernel = Raw(b"a", b"\0" * 1000)
@@ -180,6 +184,7 @@ def test_bytes_that_are_another_members_too_are_refused(unpack: Unpack) -> None:
         unpack(raw_zip(Raw(b"a", b"x", method=0, packed_bytes=40, size_bytes=40)))
 
 
+@promise("Errors about limits of unpacking name the limit and the way to raise it")
 def test_limits_are_named_with_the_way_to_raise_them(unpack: Unpack) -> None:
     data = make_zip({"a": b"\0" * 20_000_000, "b": b"x", "c": b"y"})
     for limits, name in [
@@ -204,6 +209,7 @@ def test_a_directory_of_a_million_names_is_refused_before_it_is_read_to_its_end(
         unpack(body + directory + end, UnpackLimits(members=1000))
 
 
+@promise("A damaged archive is an error that names the member")
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -220,6 +226,7 @@ def test_a_damaged_member_is_named(unpack: Unpack, change: dict[str, object], wh
         unpack(raw_zip(Raw(b"good", b"x"), entry))
 
 
+@promise("A damaged archive is an error that names the member")
 def test_a_zip_that_is_cut_short_is_damaged_wherever_it_is_cut(unpack: Unpack) -> None:
     whole = make_zip(FILES)
     for length in range(len(whole) - 1):

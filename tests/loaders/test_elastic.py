@@ -37,6 +37,7 @@ from datacache.loaders.tasks.queue import Span, TaskParameters, TaskQueue
 from datacache.settings import Settings
 from datacache.torch import ShardDataset, SnapshotDataset
 from tests.conformance.tasks import fetch
+from tests.promises import promise
 
 
 class Numbers:
@@ -105,6 +106,7 @@ def test_what_is_left_of_an_epoch_is_a_smaller_batch_or_dropped(store: TaskStore
     assert TaskQueue(store, "job").status().finished
 
 
+@promise("A batch of `ElasticDataset` counts when the training comes back for the next")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_batch_counts_when_the_training_comes_back_and_what_was_read_ahead_does_not(
     store: TaskStore, num_workers: int
@@ -140,6 +142,7 @@ def test_two_processes_share_the_work_and_wait_for_each_other(store: TaskStore) 
     assert queue.status().finished
 
 
+@promise("A stopping worker gives back at once what the training is not at")
 def test_stopping_gives_back_at_once_what_the_training_is_not_at(store: TaskStore) -> None:
     queue = make_queue(store, records=4)
     elastic = ElasticDataset(Numbers(), queue, batch_size=4, num_workers=2)
@@ -168,6 +171,7 @@ def test_a_signal_handler_may_stop_it(store: TaskStore) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+@promise("A stopping worker gives back at once what the training is not at")
 @pytest.mark.parametrize("error", [ValueError, StoreUnavailableError, KeyboardInterrupt, ShardError])
 def test_after_an_error_of_the_training_all_is_given_back(store: TaskStore, error: type[BaseException]) -> None:
     queue = make_queue(store, shuffle=False)

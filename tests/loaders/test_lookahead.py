@@ -17,6 +17,7 @@ from datacache.daemon.orders.plan_file import PlanFile
 from datacache.loaders.lookahead import PlanSource, publish
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import lookahead_dir
+from tests.promises import promise
 
 SIZE = 10_000
 
@@ -104,6 +105,7 @@ def test_long_orders_are_made_and_sent_in_pieces(settings, objects):
     assert sum(following.asked) == 250_000
 
 
+@promise("An order ends with the process that published it")
 def test_a_forked_child_neither_moves_nor_ends_its_parents_plan(settings, objects):
     with publish(settings, objects, np.arange(20)) as ahead:
         assert ahead.wait_sent()
@@ -121,6 +123,7 @@ def test_a_forked_child_neither_moves_nor_ends_its_parents_plan(settings, object
         assert connect(settings).cache_status()["plans"]
 
 
+@promise("An order ends with the process that published it")
 def test_workers_of_a_dataloader_leave_the_plan_alone(settings, objects):
     torch_data = pytest.importorskip("torch.utils.data")
     ahead = publish(settings, objects, np.arange(20))
@@ -149,6 +152,7 @@ def test_workers_of_a_dataloader_leave_the_plan_alone(settings, objects):
     assert not list(lookahead_dir(settings.home, settings.ram_dir).iterdir())
 
 
+@promise("Publishing an order never fails a training or makes it wait")
 def test_a_plan_that_the_daemon_does_not_know_is_published_again_without_waiting(settings, objects, monkeypatch):
     with publish(settings, objects, np.arange(20)) as ahead:
         assert ahead.wait_sent()
@@ -185,6 +189,7 @@ def test_closing_ends_the_sending(settings, objects, monkeypatch):
     assert not connect(settings).cache_status()["plans"]
 
 
+@promise("Publishing an order never fails a training or makes it wait")
 def test_a_home_that_cannot_be_written_or_a_data_set_that_cannot_be_planned_costs_nothing(settings, objects, caplog):
     (settings.home / "run").write_text("in the way")
     with publish(settings, objects, np.arange(20)) as ahead:

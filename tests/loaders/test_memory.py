@@ -12,6 +12,7 @@ from datacache import api
 from datacache.loaders.dataset import SampleDataset
 from datacache.settings import Settings
 from datacache.torch import ShardDataset, SnapshotDataset, collate
+from tests.promises import promise
 
 _EPOCHS, _WARM = 50, 15
 _MAY_GROW_KIB = 4096
@@ -40,6 +41,7 @@ def _shards(ref: str, settings: Settings, folder: Path) -> SampleDataset:
     return ShardDataset("set", packed=True)
 
 
+@promise("Memory and open files stay flat over fifty epochs with persistent workers")
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [_snapshot, _packed, _shards], ids=lambda make: make.__name__.strip("_"))
 def test_memory_and_files_stay_flat_over_fifty_epochs(

@@ -19,6 +19,7 @@ from torch.utils.data import DistributedSampler
 from datacache.core.errors import UsageError
 from datacache.loaders.order import EpochOrder, Even, Permutation, RankOrder, derive_key, mix
 from datacache.loaders.remaining import Stage, stages_of
+from tests.promises import promise
 
 
 def every(size: int) -> np.ndarray:
@@ -39,6 +40,7 @@ def test_each_value_is_at_exactly_one_position(size: int, key: int) -> None:
     assert np.array_equal(np.sort(Permutation(size, key)(every(size))), every(size))
 
 
+@promise("The same seed means the same order in every release")
 def test_the_permutation_never_changes_between_releases() -> None:
     assert mix(1) == 0x5692161D100B05E5
     assert derive_key(1, 2, 3) == 15020427595393229491
@@ -86,6 +88,7 @@ def test_neighbours_have_nothing_to_do_with_each_other(size: int) -> None:
         assert max(steps.values()) < 15
 
 
+@promise("An order takes no memory")
 def test_a_large_permutation_takes_no_memory() -> None:
     tracemalloc.start()
     try:
@@ -178,6 +181,7 @@ def test_an_order_that_cannot_be_is_an_error() -> None:
 # --- the share of a rank --------------------------------------------------------------------------------------------
 
 
+@promise("An epoch's order follows from size, seed, epoch and shuffle alone")
 def test_the_global_order_and_the_global_batches_are_the_same_for_any_number_of_ranks() -> None:
     order = EpochOrder(960, seed=9)
     whole = order.take(0, 960)
@@ -190,6 +194,7 @@ def test_the_global_order_and_the_global_batches_are_the_same_for_any_number_of_
             assert set(together.tolist()) == set(whole[at * world : at * world + 48].tolist())
 
 
+@promise("Every sample comes once per epoch, on any number of ranks")
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 100])
 @pytest.mark.parametrize("world", [1, 3, 8])
 @pytest.mark.parametrize("even", ["pad", "drop"])
@@ -207,6 +212,7 @@ def test_ranks_are_made_even_as_by_pytorchs_distributed_sampler(size: int, world
         assert len(mine) == len(theirs)
 
 
+@promise("Every sample comes once per epoch, on any number of ranks")
 def test_uneven_ranks_together_have_every_sample_once() -> None:
     shares = [RankOrder(EpochOrder(100), rank=rank, world=7, even="uneven") for rank in range(7)]
     assert [len(share) for share in shares] == [15, 15, 14, 14, 14, 14, 14]
@@ -216,6 +222,7 @@ def test_uneven_ranks_together_have_every_sample_once() -> None:
 # --- going on -------------------------------------------------------------------------------------------------------
 
 
+@promise("A training resumes in the middle of an epoch with exactly the samples not yet seen")
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_every_sample_is_seen_once_however_often_the_number_of_ranks_changes(data: st.DataObject) -> None:
@@ -273,6 +280,7 @@ def test_what_is_left_comes_in_the_epochs_order() -> None:
     assert rest.take(0, 100).tolist() == order.at(np.array([*missed, *range(20, 100)])).tolist()
 
 
+@promise("After lockstep, the global batches go on as if nothing had happened")
 def test_after_lockstep_the_global_batches_go_on_as_if_nothing_had_happened() -> None:
     order = EpochOrder(1000, seed=3)
     state = RankOrder(order, rank=5, world=8).state_dict(10)
@@ -280,6 +288,7 @@ def test_after_lockstep_the_global_batches_go_on_as_if_nothing_had_happened() ->
     assert np.array_equal(np.stack([rank.take(0, 99) for rank in ranks], axis=1).ravel(), order.take(80, 80 + 198))
 
 
+@promise("A state stays small, however large the dataset")
 def test_a_state_is_small() -> None:
     order = EpochOrder(10**9, seed=3)
     ranks = [RankOrder(order, rank=rank, world=256) for rank in range(256)]
@@ -296,6 +305,7 @@ def _state(**changes: Any) -> dict[str, Any]:
     return {**RankOrder(EpochOrder(100, seed=1), rank=0, world=2).state_dict(3), **changes}
 
 
+@promise("A state that does not fit is an error that says what differs")
 @pytest.mark.parametrize(
     ("states", "message"),
     [

@@ -17,6 +17,7 @@ from datacache.loaders import loader as loaders
 from datacache.loaders.packed import EmptyBatch, pack_targets
 from datacache.settings import Settings
 from datacache.torch import PackedBatch, SnapshotDataset, collate, loader
+from tests.promises import promise
 
 # --- collate ----------------------------------------------------------------------------------------------------------
 
@@ -152,6 +153,7 @@ def test_a_plain_dataloader_gives_batches_of_nothing(
         assert len(batches[1]) == len(batches[0])
 
 
+@promise("A batch whose samples were all skipped does not come out, and counts as used in a state")
 @pytest.mark.parametrize("kind", _KINDS.values(), ids=_KINDS)
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"device": "cpu"}], ids=["here", "workers", "device"])
 def test_a_loader_passes_over_batches_of_nothing_and_counts_them(
@@ -178,6 +180,7 @@ def test_a_users_collate_is_asked_for_no_batch_of_nothing(pictures: Callable[...
         assert "failed" not in batches.choice.text
 
 
+@promise("A batch whose samples were all skipped does not come out, and counts as used in a state")
 def test_a_stream_passes_over_batches_of_nothing(
     pictures: Callable[..., SnapshotDataset], settings: Settings, tmp_path: Path
 ) -> None:

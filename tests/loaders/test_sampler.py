@@ -22,6 +22,7 @@ from datacache.loaders.lookahead import PlanSource
 from datacache.loaders.order import EpochOrder
 from datacache.loaders.sampler import EpochSampler, _plannable
 from datacache.tiers.memory import lookahead_dir
+from tests.promises import promise
 
 
 class Numbers(Dataset):
@@ -107,6 +108,7 @@ def test_what_was_handed_out_counts_as_used_unless_a_number_is_given() -> None:
         sampler.state_dict(consumed=50_001)
 
 
+@promise("A training resumes in the middle of an epoch with exactly the samples not yet seen")
 def test_it_goes_on_in_the_middle_of_an_epoch_on_another_number_of_ranks() -> None:
     before = [EpochSampler(1000, seed=5, rank=rank, world=4) for rank in range(4)]
     seen: list[int] = []
@@ -184,6 +186,7 @@ def test_it_can_be_pickled_in_the_middle_of_an_epoch() -> None:
 # --- in a DataLoader --------------------------------------------------------------------------------------------------
 
 
+@promise("An epoch's order follows from size, seed, epoch and shuffle alone")
 @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
 def test_a_dataloader_with_workers_gives_its_order_epoch_after_epoch(context: str, workers: int) -> None:
     sampler = EpochSampler(Numbers(60), seed=1, rank=0, world=1)

@@ -21,6 +21,7 @@ from datacache.settings import Settings
 from datacache.shards.index import ShardIndex, index_name
 from datacache.torch import PackedBatch, ShardDataset, SnapshotDataset, collate
 from tests.loaders.conftest import COUNT, read_until_here
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 _SHARD_BYTES = 100_000
@@ -59,6 +60,7 @@ def _equal(first: ShardDataset, second: SnapshotDataset) -> None:
         assert torch.equal(target["labels"], boxes["labels"])
 
 
+@promise("Shards have the samples of the snapshot they were made from")
 def test_a_folder_of_shards_has_the_samples_of_the_snapshot(shards: Path, faces_ref: str) -> None:
     dataset = ShardDataset(shards)
     assert dataset.kind == "detection"
@@ -68,6 +70,7 @@ def test_a_folder_of_shards_has_the_samples_of_the_snapshot(shards: Path, faces_
     assert len(ShardDataset(shards.as_uri())) == COUNT
 
 
+@promise("Shards have the samples of the snapshot they were made from")
 def test_a_snapshot_of_shards_is_read_through_the_cache(shards: Path, faces_ref: str, settings: Settings) -> None:
     api.create_snapshot("sharded", shards.as_uri(), settings=settings, tags=["v1"])
     dataset = ShardDataset("sharded@v1")
@@ -84,6 +87,7 @@ def bucket(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> Path:
     return rclone_s3.root / "shard-bucket"
 
 
+@promise("Shards have the samples of the snapshot they were made from")
 def test_shards_in_a_bucket_are_read_through_the_cache(bucket: Path, shards: Path, faces_ref: str) -> None:
     shutil.copytree(shards, bucket / "set")
     dataset = ShardDataset("s3://shard-bucket/set")
@@ -92,6 +96,7 @@ def test_shards_in_a_bucket_are_read_through_the_cache(bucket: Path, shards: Pat
     _equal(dataset, SnapshotDataset(faces_ref))
 
 
+@promise("A DataLoader gives every sample once an epoch")
 @pytest.mark.parametrize("workers", [("", 0), ("fork", 2), ("spawn", 1)], ids=lambda kind: kind[0] or "none")
 def test_dataloaders_decode_shards(shards: Path, workers: tuple[str, int]) -> None:
     context, count = workers
@@ -158,6 +163,7 @@ def test_spans_are_the_shards(shards: Path) -> None:
     assert [span.first for span in spans] == dataset.shards.starts[:-1].tolist()
 
 
+@promise("A stream's batches are the same for any number of workers")
 @pytest.mark.parametrize("shuffle", ["blocks", "global", False])
 def test_a_stream_gives_the_same_batches_with_any_number_of_workers(shards: Path, shuffle: str | bool) -> None:
     dataset = ShardDataset(shards, target="path", packed=True)
@@ -248,6 +254,7 @@ def _swap_same_size(folder: Path, name: str) -> None:
 _NAME = "shard-000001.tar"
 
 
+@promise("A shard that is cut short, damaged, missing or swapped is an error that names it")
 @pytest.mark.parametrize("through_cache", [False, True], ids=["folder", "cache"])
 @pytest.mark.parametrize("damage", [_cut, _flip, _lose, _swap, _swap_same_size], ids=lambda damage: damage.__name__)
 def test_damage_is_an_error_naming_shard_and_sample(
@@ -333,6 +340,7 @@ def test_a_byte_flipped_in_the_cache_is_mended_from_the_store(
         assert got == contents
 
 
+@promise("A shard that is cut short, damaged, missing or swapped is an error that names it")
 def test_a_shard_cut_short_while_it_is_read_is_an_error(shards: Path) -> None:
     dataset = ShardDataset(shards, packed=True, target=None)
     dataset.__getitems__(range(COUNT))  # all is mapped

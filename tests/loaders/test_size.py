@@ -6,8 +6,10 @@ import pytest
 
 from datacache.core.errors import UsageError
 from datacache.loaders.dataset import Options
+from tests.promises import promise
 
 
+@promise("`size` is height and width as numbers, and width x height as text")
 def test_numbers_are_height_and_width_and_text_is_width_x_height() -> None:
     assert Options(decode="rgb", size=(480, 640)).resized == (480, 640)
     assert Options(decode="rgb", size="640x480").resized == (480, 640)

@@ -37,6 +37,7 @@ from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.torch import PackedBatch, SnapshotDataset, collate
 from tests.loaders.conftest import COUNT, read_until_here
+from tests.promises import promise
 
 
 def _images(folder: Path) -> list[Path]:
@@ -62,6 +63,7 @@ class _Flip:
         return image.flip(1), target["labels"]
 
 
+@promise("A sample is the snapshot's bytes with the boxes of its annotation")
 def test_samples_are_the_images_with_their_boxes_in_path_order(faces_ref: str, drawn_faces: Path) -> None:
     dataset = SnapshotDataset(faces_ref)
     assert len(dataset) == COUNT
@@ -194,6 +196,7 @@ def test_a_target_changed_by_one_reader_is_whole_for_the_next(faces_ref: str) ->
     assert torch.equal(dataset[0][1]["boxes"], before)
 
 
+@promise("A DataLoader gives every sample once an epoch")
 @pytest.mark.parametrize("workers", [("", 0), ("fork", 2), ("spawn", 1)], ids=lambda kind: kind[0] or "none")
 def test_dataloader_gives_every_sample_once(faces_ref: str, drawn_faces: Path, workers: tuple[str, int]) -> None:
     context, count = workers
@@ -297,6 +300,7 @@ def test_a_pickled_dataset_reads_the_same(faces_ref: str) -> None:
     assert again.classes == dataset.classes
 
 
+@promise("What a dataset returns is the caller's own")
 def test_what_a_dataset_gives_keeps_no_view_of_the_cache(faces_ref: str) -> None:
     image, _ = SnapshotDataset(faces_ref)[0]
     assert type(image) is bytes
@@ -313,6 +317,7 @@ def with_a_broken_image(settings: Settings, tmp_path: Path, drawn_faces: Path) -
     return api.create_snapshot("broken", tmp_path.as_uri(), settings=settings).ref
 
 
+@promise("A broken image is an error that names it, or skipped and counted")
 def test_an_image_that_is_cut_short_is_an_error_that_names_it(with_a_broken_image: str) -> None:
     dataset = SnapshotDataset(with_a_broken_image, decode="rgb", target="path", size=(8, 8))
     with pytest.raises(AnnotationError, match=r"000003\.jpg"):
@@ -321,6 +326,7 @@ def test_an_image_that_is_cut_short_is_an_error_that_names_it(with_a_broken_imag
         dataset.__getitems__([0, 1, 2])
 
 
+@promise("A broken image is an error that names it, or skipped and counted")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_cannot_be_read_is_skipped_and_counted_if_the_user_asks(with_a_broken_image: str, workers: int) -> None:
     dataset = SnapshotDataset(with_a_broken_image, decode="rgb", target="path", size=(8, 8), on_error="skip")

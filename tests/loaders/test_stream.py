@@ -18,6 +18,7 @@ from datacache.loaders.epochs import Epochs
 from datacache.settings import Settings
 from datacache.torch import ShardDataset
 from tests.loaders.conftest import COUNT
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ _WAYS = {
 }
 
 
+@promise("Each iteration of a stream is the next epoch, or the one that was set")
 @pytest.mark.parametrize("way", _WAYS.values(), ids=_WAYS)
 def test_each_iteration_is_the_next_epoch_or_the_one_that_was_set(dataset: ShardDataset, way: dict[str, Any]) -> None:
     expected = _orders(dataset, 6)
@@ -132,6 +134,7 @@ def _rank(rank: int, stream: Any, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@promise("Each iteration of a stream is the next epoch, or the one that was set")
 def test_ranks_that_are_made_after_the_stream_share_each_epoch_out(dataset: ShardDataset, tmp_path: Path) -> None:
     stream = dataset.stream(6, seed=3)
     torch.multiprocessing.spawn(_rank, args=(stream, str(tmp_path)), nprocs=2)

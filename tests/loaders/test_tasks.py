@@ -25,6 +25,7 @@ from datacache.loaders.tasks.queue import Span, TaskQueue, Wait
 from tests.catalog.test_sqlite import in_read_only
 from tests.conformance.catalog import a_record
 from tests.conformance.tasks import TasksConformance, fetch, make_queue, records, use_all
+from tests.promises import promise
 from tests.servers import Mongod
 
 
@@ -77,6 +78,7 @@ class TestMongoTasks(TasksConformance):
 # --- MongoDB ----------------------------------------------------------------------------------------------------------
 
 
+@promise("A database that is killed and restarted costs no record, no lease and no repeat")
 @pytest.mark.slow
 def test_a_server_that_is_killed_and_started_again_costs_no_record_and_no_lease(tmp_path: Path) -> None:
     spans = [Span(f"shard-{number}", number * 20, 20) for number in range(40)]
@@ -217,6 +219,7 @@ def version_2_file(path: Path) -> None:
         )
 
 
+@promise("A catalog of the version before gets the tables of tasks and keeps everything")
 def test_a_catalog_of_the_version_before_gets_the_tables_and_keeps_everything(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     version_2_file(path)
@@ -230,6 +233,7 @@ def test_a_catalog_of_the_version_before_gets_the_tables_and_keeps_everything(tm
     catalog.close()
 
 
+@promise("A catalog of the version before gets the tables of tasks and keeps everything")
 def test_a_catalog_of_the_version_before_that_cannot_be_written_has_no_queues_and_is_read(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "catalog.db"
     path.parent.mkdir()
@@ -284,6 +288,7 @@ def test_many_thousands_of_tasks_are_made_taken_and_counted(
     store.close()
 
 
+@promise("Packed catalog records are refused by their declared size, before they take memory")
 def test_a_plan_that_would_unpack_to_more_than_there_is_room_for_is_refused():
     plan = Plan([("shard", 3)])
     assert Plan.decode(plan.encode()).spans == plan.spans

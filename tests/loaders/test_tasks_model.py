@@ -19,6 +19,9 @@ from datacache.catalog.tasks.sqlite import SqliteTasks
 from datacache.core.errors import LeaseLostError
 from datacache.loaders.tasks.queue import Task, TaskQueue, Wait
 from tests.conformance.tasks import SPANS, make_queue
+from tests.promises import promise
+
+pytestmark = [promise("Any sequence of calls does what a model of the queue does")]
 
 EPOCHS, MAX_FAILURES, MAX_LOST = 2, 2, 3
 TASKS = [("a", 0, 4), ("a", 4, 4), ("a", 8, 2), ("b", 0, 4), ("c", 0, 1)]

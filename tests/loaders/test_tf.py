@@ -39,6 +39,7 @@ from datacache.tiers import layout
 from datacache.tiers.memory import lookahead_dir
 from tests import leftovers
 from tests.loaders.conftest import COUNT
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 FORMATS = ("webdataset", "tfrecord")
@@ -140,6 +141,7 @@ def _plans(world: World) -> set[Path]:
 # --- what elements are ------------------------------------------------------------------------------------------------
 
 
+@promise("TensorFlow elements are the samples that PyTorch gets")
 @pytest.mark.parametrize("target", ["auto", "detection", "classification", "path"])
 def test_elements_are_the_samples_that_pytorch_gets(world: World, dataset: Callable[..., Any], target: str) -> None:
     found = [_plain(element) for element in dataset(world.faces, target=target)]
@@ -166,6 +168,7 @@ def test_the_specification_says_what_elements_are(world: World, dataset: Callabl
     assert targets["boxes"] == tf.RaggedTensorSpec([4, None, 4], tf.float32, 1, tf.int64)
 
 
+@promise("TensorFlow elements are the samples that PyTorch gets")
 @pytest.mark.parametrize("format", ["files", *FORMATS])
 @pytest.mark.parametrize("target", ["detection", "path", None])
 def test_batches_hold_the_same_samples_boxes_ragged(
@@ -208,6 +211,7 @@ def test_queries_and_splits_choose_images_as_for_pytorch(world: World, dataset: 
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
+@promise("A TensorFlow epoch has every sample once, in another order than the one before")
 @pytest.mark.parametrize("format", ["files", *FORMATS])
 def test_each_epoch_has_every_sample_once_in_another_order_and_the_same_in_another_run(
     world: World, dataset: Callable[..., Any], format: str
@@ -251,6 +255,7 @@ def test_several_iterators_at_once_do_not_disturb_one_another(world: World, data
 # --- shards -----------------------------------------------------------------------------------------------------------
 
 
+@promise("TensorFlow elements are the samples that PyTorch gets")
 @pytest.mark.parametrize("format", FORMATS)
 def test_shards_give_the_samples_that_they_were_made_of(world: World, dataset: Callable[..., Any], format: str) -> None:
     folder = world.shards["faces", format]
@@ -316,6 +321,7 @@ def _large_set(settings: Settings, url: str, tmp_path: Path, **options: Any) -> 
     return images
 
 
+@promise("TensorFlow's shards outlive their eviction while they are read")
 def test_cached_shards_are_read_through_links_that_outlive_eviction_and_are_cleaned_up(
     rclone_s3: RcloneS3, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dataset: Callable[..., Any]
 ) -> None:
@@ -365,6 +371,7 @@ def test_the_order_of_samples_is_published_for_as_long_as_it_is_read(world: Worl
         assert _plans(world) == before
 
 
+@promise("TensorFlow's shards outlive their eviction while they are read")
 def test_at_most_two_groups_of_shards_are_held_and_the_next_is_published(
     world: World, own: Callable[[str], Path]
 ) -> None:
@@ -428,6 +435,7 @@ def test_images_are_decoded_in_a_map_and_a_model_learns_from_them(
     assert len(history.history["loss"]) == 2
 
 
+@promise("`datacache.tf` needs no PyTorch")
 def test_importing_it_does_not_import_pytorch_and_without_tensorflow_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("raise ModuleNotFoundError('no', name='tensorflow')")
     code = """
@@ -452,6 +460,7 @@ def test_importing_it_does_not_import_pytorch_and_without_tensorflow_says_what_t
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
+@promise("A missing or damaged file or shard is a TensorFlow error that names it, or left out")
 def test_a_file_that_is_gone_is_an_error_that_names_it_or_left_out(
     world: World, tmp_path: Path, dataset: Callable[..., Any], tf: Any
 ) -> None:
@@ -486,6 +495,7 @@ def test_a_store_that_is_away_or_lets_nobody_in_is_never_left_out(tf: Any) -> No
     assert not lenient.skips(StoreAccessError("forbidden"))
 
 
+@promise("A missing or damaged file or shard is a TensorFlow error that names it, or left out")
 @pytest.mark.parametrize("how", ["missing", "cut short", "flipped"])
 def test_a_damaged_shard_of_records_is_an_error_that_names_it_or_left_out(
     own: Callable[[str], Path], dataset: Callable[..., Any], tf: Any, how: str
@@ -519,6 +529,7 @@ def test_a_flipped_bit_in_a_tar_is_an_error_that_names_shard_and_sample(
     assert len(list(dataset(folder, on_error="skip"))) == COUNT - 1
 
 
+@promise("A missing or damaged file or shard is a TensorFlow error that names it, or left out")
 def test_a_shard_in_a_bucket_that_is_not_what_the_set_says_is_an_error_that_names_it(
     world: World, own: Callable[[str], Path], dataset: Callable[..., Any], tf: Any
 ) -> None:

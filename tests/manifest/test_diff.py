@@ -15,6 +15,7 @@ from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.diff import Change, diff
 from datacache.manifest.model import BlobId, Entry, Source
 from datacache.manifest.reader import Manifest
+from tests.promises import promise
 
 BUCKET = Source("s3://bucket", "data/")
 ELSEWHERE = Source("s3://elsewhere", "copy/")
@@ -112,6 +113,7 @@ def edited(edit: tuple[list[Entry], list[bytes], int, int]) -> dict[bytes, Entry
     return entries
 
 
+@promise("A diff is exactly the comparison of both lists of files")
 @settings(deadline=None)
 @given(EDITS, SOURCES, EDITS, SOURCES)
 def test_a_diff_is_the_plain_comparison_of_both_lists(a_edit, a_sources, b_edit, b_sources):
@@ -121,6 +123,7 @@ def test_a_diff_is_the_plain_comparison_of_both_lists(a_edit, a_sources, b_edit,
     assert found == expected(a, a_sources, b, b_sources)
 
 
+@promise("A diff reads only ranges that differ")
 def test_only_ranges_that_differ_are_loaded():
     before = numbered(20_000)
     after = dict(before)

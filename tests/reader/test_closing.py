@@ -23,6 +23,7 @@ from datacache.settings import Settings
 from datacache.store.open import Stores
 from datacache.writeback.staging.quota import Quota
 from tests.leftovers import descriptors_below
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def bucket(tmp_path: Path) -> Path:
     return folder
 
 
+@promise("A closed snapshot gives back its connections")
 def test_what_is_read_after_the_close_is_an_error_and_says_so(bucket: Path, settings: Settings) -> None:
     api.create_snapshot("mask", str(bucket), settings=settings)
     snapshot = api.open_snapshot("mask", settings)
@@ -61,6 +63,7 @@ def test_what_is_read_after_the_close_is_an_error_and_says_so(bucket: Path, sett
         assert again.read("2.jpg") == b"image 2"
 
 
+@promise("A closed snapshot gives back its connections")
 def test_a_close_closes_the_stores_and_the_catalog(
     bucket: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +77,7 @@ def test_a_close_closes_the_stores_and_the_catalog(
     assert descriptors_below(settings.home / "catalog.db") == 0
 
 
+@promise("A closed snapshot gives back its connections")
 def test_a_snapshot_that_cannot_be_opened_keeps_no_catalog_open(bucket: Path, settings: Settings) -> None:
     api.create_snapshot("mask", str(bucket), settings=settings)
     gc.disable()  # or it would be closed by luck
@@ -89,6 +93,7 @@ def test_a_snapshot_that_cannot_be_opened_keeps_no_catalog_open(bucket: Path, se
         gc.enable()
 
 
+@promise("A read that fails because the snapshot was removed and collected says so")
 def test_a_read_that_fails_since_the_snapshot_was_removed_says_so(bucket: Path, settings: Settings) -> None:
     record = api.create_snapshot("mask", str(bucket), settings=settings, pin=True)
     with api.open_snapshot("mask", settings) as snapshot:
@@ -101,6 +106,7 @@ def test_a_read_that_fails_since_the_snapshot_was_removed_says_so(bucket: Path, 
             snapshot.read("0.jpg")
 
 
+@promise("A closed snapshot gives back its connections")
 def test_a_bucket_that_cannot_be_opened_to_the_end_lets_its_staging_area_go(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from datacache.core.ids import BLOCK_BYTES
 from datacache.reader.export import folder as export_folder
 from datacache.reader.export.folder import Folder
 from tests.conformance.faults import Fault, FaultProxy
+from tests.promises import promise
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {
@@ -80,6 +81,7 @@ def mounted(folder: Path, *options: str) -> Iterator[Path]:
 # --- what is in the folder -----------------------------------------------------------------------------------------
 
 
+@promise("An export has every file with its bytes and its time")
 @pytest.mark.parametrize("link", ["auto", "hard", "none"])
 def test_the_folder_has_every_file_with_its_bytes_and_time_and_a_note_of_what_it_is(settings, bucket, tmp_path, link):
     create_snapshot("mask", str(bucket))
@@ -159,6 +161,7 @@ def test_what_is_cached_is_exported_when_the_bucket_has_lost_it(settings, bucket
     assert contents(tmp_path / "out") == FILES
 
 
+@promise("An export of an object that changed in the bucket is an error")
 @pytest.mark.parametrize("link", ["auto", "hard", "none"])
 def test_a_changed_object_is_an_error_that_names_it_and_no_file_of_its_name_appears(settings, bucket, tmp_path, link):
     create_snapshot("mask", str(bucket))
@@ -190,6 +193,7 @@ def test_hard_links_are_the_buckets_files_and_are_kept_when_it_is_run_again(sett
     assert export_snapshot("mask", tmp_path / "out", link="hard").kept == len(FILES)
 
 
+@promise("Editing an export changes no snapshot with stored objects")
 def test_stored_objects_are_never_hard_links_so_that_editing_the_folder_changes_no_snapshot(settings, bucket, tmp_path):
     create_snapshot("mask", str(bucket), pin=True, objects=str(tmp_path / "objects"))
     shutil.rmtree(bucket)
@@ -211,6 +215,7 @@ def test_hard_links_across_file_systems_become_copies_and_are_counted_as_such(se
         assert contents(other / "out") == FILES
 
 
+@promise("Editing an export changes no snapshot with stored objects")
 def test_clones_share_the_disk_blocks_of_the_bucket_and_are_files_of_their_own(settings, tmp_path):
     image = tmp_path / "xfs"
     with image.open("wb") as file:
@@ -265,6 +270,7 @@ export_snapshot("mask", sys.argv[1], progress=progress)
 """
 
 
+@promise("A file has its name only when it is whole")
 def test_an_export_that_is_killed_has_whole_files_only_and_goes_on_when_run_again(settings, tmp_path):
     bucket = tmp_path / "bucket"
     rng = random.Random(2)
@@ -289,6 +295,7 @@ def test_an_export_that_is_killed_has_whole_files_only_and_goes_on_when_run_agai
     assert contents(out) == files
 
 
+@promise("A file has its name only when it is whole")
 def test_a_full_disk_is_an_error_with_a_way_out_and_what_is_there_stays(settings, bucket, tmp_path):
     create_snapshot("mask", str(bucket))
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=1m", "tmpfs") as small:
@@ -306,6 +313,7 @@ def test_a_full_disk_is_an_error_with_a_way_out_and_what_is_there_stays(settings
         assert contents(small / "out") == FILES
 
 
+@promise("Two exports into one folder are kept apart")
 def test_two_exports_into_one_folder_at_a_time_are_refused(settings, bucket, tmp_path):
     create_snapshot("mask", str(bucket))
     refused: list[str] = []
@@ -321,6 +329,7 @@ def test_two_exports_into_one_folder_at_a_time_are_refused(settings, bucket, tmp
     assert contents(tmp_path / "out") == FILES
 
 
+@promise("An export refuses a folder that holds anything else, or another version")
 def test_an_unfinished_export_of_another_snapshot_is_refused_naming_it(settings, bucket, tmp_path):
     first = create_snapshot("mask", str(bucket))
 
@@ -337,6 +346,7 @@ def test_an_unfinished_export_of_another_snapshot_is_refused_naming_it(settings,
     assert export_snapshot(f"mask@{first.id}", tmp_path / "out").files == len(FILES)
 
 
+@promise("An export refuses a folder that holds anything else, or another version")
 @pytest.mark.parametrize("pin", [False, True])
 def test_a_version_is_never_taken_for_another_however_alike_their_files_are(settings, tmp_path, pin):
     bucket, out = tmp_path / "bucket", tmp_path / "out"
@@ -358,6 +368,7 @@ def test_a_version_is_never_taken_for_another_however_alike_their_files_are(sett
             export_snapshot(ref, out)
 
 
+@promise("Two exports into one folder are kept apart")
 def test_an_export_that_ends_while_another_begins_is_not_mixed_with_it(settings, bucket, tmp_path, monkeypatch):
     first = create_snapshot("mask", str(bucket))
     (bucket / "new").write_bytes(b"new")
@@ -406,6 +417,7 @@ def replace_by_folder(out: Path) -> None:
     (out / "a.bin").mkdir()
 
 
+@promise("An export refuses a folder that holds anything else, or another version")
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -471,6 +483,7 @@ def test_a_snapshot_of_an_unfinished_export_is_exported_like_any_other(settings,
 # --- nothing outside of it -----------------------------------------------------------------------------------------
 
 
+@promise("An export writes nothing outside of its folder")
 def test_paths_that_lead_out_of_the_folder_are_left_out_and_reported(settings, tmp_path):
     from datacache.store.open import open_store
 
@@ -486,6 +499,7 @@ def test_paths_that_lead_out_of_the_folder_are_left_out_and_reported(settings, t
     assert not Path("/etc/escaped").exists()
 
 
+@promise("An export writes nothing outside of its folder")
 def test_a_link_that_appears_in_the_folder_is_not_followed(settings, bucket, tmp_path):
     create_snapshot("mask", str(bucket))
     (tmp_path / "outside").mkdir()

@@ -20,6 +20,7 @@ from datacache.daemon import paths
 from datacache.reader.local_file import LocalFiles
 from datacache.settings import Settings, load_settings
 from datacache.tiers import layout
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 LARGE = random.Random(7).randbytes(3 * BLOCK_BYTES + 54321)
@@ -52,6 +53,7 @@ def _links(path: Path) -> int:
     return path.stat().st_nlink
 
 
+@promise("A local path has the version's bytes for as long as it is held")
 def test_every_file_has_a_local_path_for_as_long_as_it_is_held(in_a_bucket: tuple[Settings, Path]) -> None:
     settings, bucket = in_a_bucket
     ref = api.create_snapshot("files", f"s3://{bucket.name}", settings=settings).ref
@@ -79,6 +81,7 @@ def test_a_large_object_that_is_cached_is_linked_and_costs_no_room(in_a_bucket: 
     assert _links(cached) == 1
 
 
+@promise("A local path has the version's bytes for as long as it is held")
 def test_a_path_that_is_held_outlives_the_eviction_of_its_object(in_a_bucket: tuple[Settings, Path]) -> None:
     settings, bucket = in_a_bucket
     ref = _warm(settings, f"s3://{bucket.name}")
@@ -88,6 +91,7 @@ def test_a_path_that_is_held_outlives_the_eviction_of_its_object(in_a_bucket: tu
         assert file.path.read_bytes() == LARGE
 
 
+@promise("A cached file is linked to only if all its bytes match their checksums")
 def test_a_cached_object_with_a_flipped_bit_is_never_linked_to(in_a_bucket: tuple[Settings, Path]) -> None:
     settings, bucket = in_a_bucket
     ref = _warm(settings, f"s3://{bucket.name}")
@@ -101,6 +105,7 @@ def test_a_cached_object_with_a_flipped_bit_is_never_linked_to(in_a_bucket: tupl
             assert file.path.read_bytes() == LARGE
 
 
+@promise("A cached file is linked to only if all its bytes match their checksums")
 def test_a_cached_object_that_was_cut_short_is_read_another_way(in_a_bucket: tuple[Settings, Path]) -> None:
     settings, bucket = in_a_bucket
     ref = _warm(settings, f"s3://{bucket.name}")
@@ -129,6 +134,7 @@ def in_a_folder(settings: Settings, home: Path) -> tuple[Settings, Path]:
     return settings, folder
 
 
+@promise("A replaced `file://` object is an error")
 def test_a_file_of_this_machine_is_linked_and_a_change_in_place_is_found(in_a_folder: tuple[Settings, Path]) -> None:
     settings, folder = in_a_folder
     ref = api.create_snapshot("files", folder.as_uri(), settings=settings).ref
@@ -142,6 +148,7 @@ def test_a_file_of_this_machine_is_linked_and_a_change_in_place_is_found(in_a_fo
             file.check()
 
 
+@promise("A replaced `file://` object is an error")
 def test_a_file_that_was_replaced_is_an_error_and_one_that_is_replaced_later_stays(
     in_a_folder: tuple[Settings, Path],
 ) -> None:
@@ -181,6 +188,7 @@ sys.stdin.readline()
 """
 
 
+@promise("The next process removes what killed ones left of local files")
 def test_what_a_killed_process_left_is_removed_by_the_next_and_the_living_ones_stay(
     in_a_folder: tuple[Settings, Path],
 ) -> None:
@@ -208,6 +216,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_the_living_ones_s
     assert not held[1].parent.exists()
 
 
+@promise("The next process removes what killed ones left of local files")
 def test_a_child_of_a_fork_takes_nothing_from_its_parent(in_a_folder: tuple[Settings, Path]) -> None:
     settings, folder = in_a_folder
     ref = api.create_snapshot("files", folder.as_uri(), settings=settings).ref

@@ -24,6 +24,7 @@ from datacache.core.errors import (
 )
 from datacache.core.ids import BLOCK_BYTES
 from datacache.tiers.memory import memory_dir
+from tests.promises import promise
 
 FILES = {
     "a.bin": b"hello",
@@ -119,6 +120,7 @@ def test_children_of_a_fork_read_what_the_parent_opened(snapshot):
     assert snapshot.read("large.bin") == FILES["large.bin"]
 
 
+@promise("A reference is resolved once")
 def test_a_pickled_snapshot_is_the_same_bytes_even_when_the_tag_has_moved(snapshot, bucket):
     frozen = pickle.dumps(snapshot)
     (bucket / "new").write_bytes(b"new")
@@ -130,6 +132,7 @@ def test_a_pickled_snapshot_is_the_same_bytes_even_when_the_tag_has_moved(snapsh
         assert "new" in moved.paths()
 
 
+@promise("The same objects give the same id")
 def test_an_unchanged_folder_gives_the_same_id_and_a_changed_one_another(settings, bucket):
     first = create_snapshot("mask", str(bucket))
     assert create_snapshot("mask", str(bucket)).id == first.id
@@ -139,6 +142,7 @@ def test_an_unchanged_folder_gives_the_same_id_and_a_changed_one_another(setting
     assert second.parent == first.id
 
 
+@promise("A snapshot's bytes never change")
 def test_a_changed_object_is_an_error_that_names_it_never_other_bytes(settings, bucket):
     create_snapshot("mask", str(bucket), tags=["v1"])
     (bucket / "a.bin").write_bytes(b"HELLO")
@@ -150,6 +154,7 @@ def test_a_changed_object_is_an_error_that_names_it_never_other_bytes(settings, 
             snapshot.read("dir/b.bin")
 
 
+@promise("Cached objects stay readable when the bucket has lost them")
 def test_what_was_cached_is_still_read_when_the_object_is_gone(snapshot, bucket):
     for path in FILES:
         snapshot.read(path)
@@ -190,6 +195,7 @@ def test_an_empty_or_missing_folder_is_an_error_with_its_name(settings, tmp_path
         create_snapshot("mask", str(tmp_path / "empty"))
 
 
+@promise("Rotten bytes of the disk are never returned")
 def test_a_tampered_block_is_fetched_again_and_counted(snapshot, settings):
     from datacache.tiers import layout
 
@@ -228,6 +234,7 @@ def test_fsspec_opens_lists_and_reads(snapshot):
         fs.open("mask@v1/a.bin", "wb")
 
 
+@promise("Reading goes on without a daemon")
 def test_reading_goes_on_without_a_daemon_when_none_can_be_started(settings, bucket):
     """A home whose cache folder is a file: no daemon starts, the store itself is read."""
     create_snapshot("mask", str(bucket), tags=["v1"])

@@ -17,6 +17,7 @@ from datacache.core.ids import ObjectRef
 from datacache.settings import Settings
 from datacache.store import answers
 from datacache.store.open import open_backend
+from tests.promises import promise
 
 
 def drip_headers(listener: socket.socket, ended: threading.Event) -> None:
@@ -32,6 +33,7 @@ def drip_headers(listener: socket.socket, ended: threading.Event) -> None:
                 return
 
 
+@promise("A server that draws out its headers is cut off")
 @pytest.mark.parametrize("kind", ["checked", "through a proxy"])
 def test_a_server_that_draws_out_its_headers_is_cut_off(kind: str) -> None:
     ended = threading.Event()
@@ -65,6 +67,7 @@ def answering(serve: Callable[[socket.socket], None], monkeypatch: pytest.Monkey
         server.join()
 
 
+@promise("An answer that drips is given up in time")
 @pytest.mark.parametrize("start", [0, 150])
 @pytest.mark.parametrize("form", ["length", "chunks"])
 def test_a_body_that_drips_is_given_up_in_time(

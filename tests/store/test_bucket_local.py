@@ -9,6 +9,7 @@ import pytest
 
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StoreError
 from datacache.store.local.bucket import LocalBucket
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -23,6 +24,7 @@ def names(base: str) -> list[str]:
     return found
 
 
+@promise("`file://` folders follow no links and replace none")
 def test_links_are_not_followed_and_not_replaced(tmp_path: Path, base: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -31,6 +31,7 @@ from datacache.store.s3.bucket import S3Bucket
 from datacache.store.s3.multipart import answered_etag
 from tests.conformance.bucket import BucketConformance, ReadTwice
 from tests.conformance.faults import Answer, Fault, FaultProxy
+from tests.promises import promise
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
 
@@ -160,6 +161,7 @@ def break_off(live: Live, text: bytes, only: Callable[[str, str, set[str]], bool
     live.proxy.forward = answer  # type: ignore[method-assign]
 
 
+@promise("An answer that begins with 200 and breaks off counts for nothing")
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("text", BROKEN_OFF)
 def test_a_completion_whose_answer_breaks_off_counts_only_when_it_is_found_out(
@@ -177,6 +179,7 @@ def test_a_completion_whose_answer_breaks_off_counts_only_when_it_is_found_out(
         assert live.bucket.complete_upload("a", upload, parts, {"writer": "1"}, expect=old.etag).etag != old.etag
 
 
+@promise("An answer that begins with 200 and breaks off counts for nothing")
 @pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("text", BROKEN_OFF)
 def test_a_copy_whose_answer_breaks_off_was_not_made(live: Live, text: bytes, in_parts: bool) -> None:
@@ -247,6 +250,7 @@ def test_a_part_that_changes_after_it_was_hashed_is_not_taken(live: Live) -> Non
     live.bucket.abort_upload("a", upload)
 
 
+@promise("Bytes that the store received otherwise than they were sent are sent again")
 @pytest.mark.parametrize("what", [*KEYS, "a part"])
 @pytest.mark.parametrize("code", ["", "BadDigest", "IncompleteBody"])
 def test_bytes_that_went_wrong_on_the_way_are_worth_another_try(live: Live, what: str, code: str) -> None:
@@ -325,6 +329,8 @@ def page(status: int, *headers: tuple[str, str]) -> Answer:
 PAGES = {"200": page(200), "200 with an ETag": page(200, ("ETag", '"5f2b"')), "404": page(404)}
 
 
+@promise("A web page in the store's place makes no conflict and changes no object for a reader")
+@promise("A web page in the store's place stores nothing and deletes nothing")
 @pytest.mark.parametrize("answer", PAGES.values(), ids=PAGES)
 @pytest.mark.parametrize("key", KEYS)
 def test_a_page_that_answers_everything_stores_nothing_and_changes_nothing(
@@ -366,6 +372,7 @@ def test_a_page_that_answers_everything_stores_nothing_and_changes_nothing(
     assert live.bucket.look(key) == (live.bucket.head(key), {"writer": "0"})
 
 
+@promise("A web page in the store's place stores nothing and deletes nothing")
 @pytest.mark.parametrize("key", KEYS)
 def test_a_write_without_an_etag_is_not_taken_for_the_object_that_was_there(live: Live, key: str) -> None:
     live.bucket.write(key, b"1", {"writer": "0"}, expect="")
@@ -386,6 +393,7 @@ def test_a_write_without_an_etag_is_not_taken_for_the_object_that_was_there(live
         live.bucket.put(key, b"2")
 
 
+@promise("A web page in the store's place stores nothing and deletes nothing")
 def test_a_deletion_that_was_not_done_is_not_taken_for_one(live: Live) -> None:
     live.bucket.write("a", b"1", {}, expect="")
 

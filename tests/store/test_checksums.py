@@ -22,6 +22,7 @@ from datacache.store.base import ObjectStore
 from datacache.store.checksums import TALLY, Checksum, Running, compute, from_etag, from_headers
 from datacache.store.open import open_backend, open_store
 from tests.conformance.faults import Answer, Fault
+from tests.promises import promise
 from tests.servers import ChecksummingS3, RcloneS3
 from tests.store.conftest import new_bucket
 
@@ -128,6 +129,7 @@ def test_which_etags_may_be_md5s() -> None:
         assert from_etag(md5, headers) is None
 
 
+@promise("Bits that flip between store and node reach no reader and no cache")
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, ""])
 def test_of_a_thousand_reads_with_flipped_bits_none_gives_a_wrong_byte(
     place_of: Callable[..., Place], algorithm: str
@@ -143,6 +145,7 @@ def test_of_a_thousand_reads_with_flipped_bits_none_gives_a_wrong_byte(
     assert place.server.flipped >= 50
 
 
+@promise("Wrong bytes are asked for again three times, then an error names object and checksum")
 @pytest.mark.parametrize("algorithm", ["crc64nvme", "crc32c", ""])
 def test_what_stays_wrong_is_an_error_that_names_object_and_checksum(
     place_of: Callable[..., Place], algorithm: str
@@ -165,6 +168,7 @@ def test_what_stays_wrong_is_an_error_that_names_object_and_checksum(
     assert place.read(ref) == place.data["007"]
 
 
+@promise("An ETag proven to be an MD5 makes the store's ETags MD5s for all readers of a process")
 def test_what_one_reader_has_proven_of_a_stores_etags_all_others_know(
     place_of: Callable[..., Place], make_settings: Callable[..., Settings]
 ) -> None:
@@ -181,6 +185,7 @@ def test_what_one_reader_has_proven_of_a_stores_etags_all_others_know(
         other.read(refs["007"], 0, refs["007"].size_bytes)
 
 
+@promise("A checksum of parts is not taken for one of the object")
 def test_objects_with_etags_that_are_no_md5s_are_read_all_the_same(place_of: Callable[..., Place]) -> None:
     place = place_of("")
 
@@ -201,6 +206,7 @@ def test_objects_with_etags_that_are_no_md5s_are_read_all_the_same(place_of: Cal
         assert place.read(ref) == place.data[name]
 
 
+@promise("A checksum of parts is not taken for one of the object")
 def test_checksums_of_parts_are_not_taken_for_the_objects(place_of: Callable[..., Place]) -> None:
     place = place_of("crc32c")
     (place.folder / "parts").mkdir()
@@ -236,6 +242,7 @@ def test_md5s_can_be_left_to_verify(place_of: Callable[..., Place]) -> None:
     assert place.read(ref) != place.data["001"]
 
 
+@promise("Bytes are checked past the daemon, in copies and imports, and through a proxy")
 def test_what_comes_through_a_proxy_is_checked_too(
     place_of: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:

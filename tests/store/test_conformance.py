@@ -20,6 +20,7 @@ from datacache.store.local.store import LocalStore
 from datacache.store.memory import MemoryStore
 from datacache.store.open import open_store
 from tests.conformance.store import CONTROL_KEYS, ODD_KEYS, PLAIN_KEYS, StoreConformance
+from tests.promises import promise
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
 
@@ -124,6 +125,7 @@ class TestCephWithVersions(_S3):
     def store(self, ceph_rgw: CephRgw, open_s3: Callable[..., ObjectStore]) -> ObjectStore:
         return open_s3(ceph_rgw, versioning=True)
 
+    @promise("In a bucket with versioning, a snapshot outlives overwriting and deletion")
     def test_a_recorded_version_outlives_overwriting_and_deletion(self, store: ObjectStore) -> None:
         first = store.put("a", b"first").ref(store.url)
         odd = store.put("a//b", b"odd").ref(store.url)

@@ -19,6 +19,7 @@ from datacache.store.base import ObjectStore
 from datacache.store.credentials import CredentialFiles
 from datacache.store.open import open_backend, open_bucket_backend
 from datacache.store.s3 import access as s3_access
+from tests.promises import promise
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
 
@@ -53,6 +54,7 @@ def test_what_was_put_is_there_for_its_store_only(files: CredentialFiles) -> Non
     assert CredentialFiles(files.folder / "nowhere").for_store("s3://faces") == []
 
 
+@promise("Credentials of volumes lie in files of their owner only")
 def test_the_files_are_for_their_owner_only(files: CredentialFiles) -> None:
     old = os.umask(0)
     try:
@@ -92,6 +94,7 @@ def test_a_dropped_owner_leaves_no_file_and_the_others_alone(files: CredentialFi
     assert list(files.folder.iterdir()) == []
 
 
+@promise("Credentials of volumes lie in files of their owner only")
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -131,6 +134,7 @@ def test_a_damaged_file_is_passed_over_and_told_of_without_its_content(
     assert SECRET not in caplog.text
 
 
+@promise("Credentials of volumes lie in files of their owner only")
 def test_what_was_read_shows_no_secret_and_cannot_be_pickled(files: CredentialFiles) -> None:
     files.put("a", "s3://faces", PAIR | {"session_token": SECRET})
     (found,) = files.for_store("s3://faces")
@@ -190,6 +194,7 @@ def place(writable_rclone: WritableRclone, make_settings: Callable[..., Settings
     place.bucket.close()
 
 
+@promise("Running processes use credentials that a volume brought, with their endpoint")
 def test_a_file_that_comes_later_is_used_with_its_endpoint(place: Place) -> None:
     place.refused()
     place.files.put("a", place.url, place.right)
@@ -204,6 +209,7 @@ def test_wrong_credentials_are_refused_and_right_ones_put_in_their_place_are_use
     place.use()
 
 
+@promise("Of several volumes' credentials for one bucket refused ones are passed over")
 def test_of_several_owners_those_that_the_store_refuses_are_passed_over(place: Place) -> None:
     place.files.put("a", place.url, place.right | {"access_key_id": "unknown"})
     place.files.put("b", place.url, place.right)
@@ -224,6 +230,7 @@ def test_what_several_volumes_brought_alike_is_tried_once(
     assert [way.region for way in ways] == ["r1", "us-east-1"]
 
 
+@promise("Of several volumes' credentials for one bucket refused ones are passed over")
 def test_the_environments_credentials_do_not_stand_in_for_those_that_a_volume_brought(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +264,7 @@ def test_a_named_store_with_credentials_comes_first_and_one_without_gives_the_en
     store.close()
 
 
+@promise("Running processes use credentials that a volume brought, with their endpoint")
 def test_what_the_store_still_takes_is_given_up_when_its_file_is_gone(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +286,7 @@ def test_nothing_is_looked_up_for_each_request(place: Place, monkeypatch: pytest
     assert looked == []
 
 
+@promise("A Secret's endpoint that leads to this machine or a private network is refused")
 def test_every_way_of_asking_meets_the_rule_for_an_endpoint_that_was_brought(
     place: Place, make_settings: Callable[..., Settings]
 ) -> None:
@@ -303,6 +312,7 @@ def test_every_way_of_asking_meets_the_rule_for_an_endpoint_that_was_brought(
     assert open_backend(place.url, make_settings()).read(ref, 0, 1) == b"x"
 
 
+@promise("Running processes use credentials that a volume brought, with their endpoint")
 @pytest.mark.ceph
 def test_a_daemon_that_runs_notices_wrong_right_rotated_and_dropped_credentials(
     ceph_rgw: CephRgw, home: Path, bare: None, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from datacache.settings import Settings
 from datacache.store.base import ObjectStore
 from datacache.store.open import open_backend
 from tests.conformance.faults import Answer, Fault, FaultProxy
+from tests.promises import promise
 
 DATA = bytes(range(256)) * 400
 
@@ -61,6 +62,7 @@ def test_a_web_servers_folders_are_listed_with_sizes(store: ObjectStore) -> None
     assert store.read(found["a.bin"].ref(store.url), 0, len(DATA)) == DATA
 
 
+@promise("An answer that is read whole takes bounded memory")
 def test_a_page_takes_bounded_memory_and_is_not_unpacked(store: ObjectStore, web: FaultProxy) -> None:
     def endless(answer: Answer) -> None:
         answer.set_header("Content-Type", "text/html")

@@ -16,6 +16,7 @@ from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.local.store import LocalStore
 from datacache.store.local.walk import Links
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -100,6 +101,7 @@ def test_links_out_of_the_folder_are_left_out_or_followed(
     assert store.read(ref, 1, 3) == b"23"
 
 
+@promise("A link that stays inside of the folder is a link in snapshots, mounts and exports")
 def test_links_inside_of_the_folder_are_links(store: LocalStore, tmp_path: Path) -> None:
     write(tmp_path / "a" / "b" / "x", b"12345")
     (tmp_path / "a" / "b" / "up").symlink_to(tmp_path / "a")

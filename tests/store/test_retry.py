@@ -27,6 +27,7 @@ from datacache.store.base import ObjectInfo
 from datacache.store.memory import MemoryStore
 from datacache.store.open import open_store
 from datacache.store.retry import LONGEST_WAIT_S, TELL_AFTER_S, Backoff, MetPeers, RetryingStore, asked_at, retry
+from tests.promises import promise
 from tests.servers import free_port
 
 _names = itertools.count()
@@ -176,6 +177,7 @@ def test_a_call_that_takes_long_tells_once_why_and_how_much_longer() -> None:
     assert left == 30.0 - when
 
 
+@promise("A caller that waits for a silent store is told after two seconds, once")
 def test_an_outage_is_logged_once_and_the_next_one_again(
     flaky: Flaky, store: RetryingStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +217,7 @@ def test_an_unsorted_listing_that_breaks_is_not_stitched_together(flaky: Flaky) 
         list(store.list(""))
 
 
+@promise("While a store does not answer, one call asks and the others wait for it")
 def test_an_outage_is_asked_about_by_one_of_many(flaky: Flaky) -> None:
     """Each of 40 threads that asked for itself would make some tries a second."""
     ref = flaky.put("a", b"hello").ref(flaky.url)
@@ -232,6 +235,7 @@ def test_an_outage_is_asked_about_by_one_of_many(flaky: Flaky) -> None:
         assert [bytes(read.result(60)) for read in reads] == [b"hello"] * 40
 
 
+@promise("After an outage as long as the deadline, readers are told soon")
 def test_once_an_outage_has_lasted_for_the_deadline_nobody_waits_that_long_again(flaky: Flaky) -> None:
     ref = flaky.put("a", b"hello").ref(flaky.url)
     store = RetryingStore(flaky, 4.0)
@@ -261,6 +265,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datacache.store.retry.UNREACHED_S", 0.2)
 
 
+@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
 @pytest.mark.usefixtures("soon")
 def test_an_address_where_nobody_was_ever_met_is_given_up_soon_however_many_ask(flaky: Flaky, tmp_path: Path) -> None:
     unreachable(flaky)
@@ -274,6 +279,7 @@ def test_an_address_where_nobody_was_ever_met_is_given_up_soon_however_many_ask(
     assert flaky.calls < 120
 
 
+@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(
     "met", ["answered", "refused something", "broke off", "by another process of the home", "before a fork"]
@@ -307,6 +313,7 @@ def test_a_store_that_was_met_once_is_waited_for(flaky: Flaky, met: str, tmp_pat
     timer.join()
 
 
+@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
 @pytest.mark.usefixtures("soon")
 def test_what_a_node_reads_for_others_waits_for_a_store_that_nobody_has_met_yet(settings: Settings) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"

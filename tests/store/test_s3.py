@@ -30,6 +30,7 @@ from datacache.store.base import ObjectStore
 from datacache.store.open import open_backend, open_bucket_backend, open_store
 from datacache.store.s3 import list as s3_list
 from tests.conformance.faults import Answer, Fault, FaultProxy
+from tests.promises import promise
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
 
@@ -86,6 +87,7 @@ def test_a_read_is_bound_to_the_recorded_etag(bucket: Bucket, how: str) -> None:
     assert bucket.proxy.headers[-1]["range"] == "bytes=5-9"
 
 
+@promise("A read gives exactly the bytes of the recorded version, or an error")
 @pytest.mark.parametrize("how", READS)
 @pytest.mark.parametrize("fault", ["reset_at", "truncate_at"])
 @pytest.mark.parametrize("at", [0, 100, 299_999])
@@ -131,6 +133,7 @@ def test_an_answer_that_does_not_come_times_out(bucket: Bucket, open_it: Callabl
     assert bucket.read(how) == DATA
 
 
+@promise("A short outage is waited out, a long one is an error")
 @pytest.mark.parametrize("how", READS)
 def test_a_retrying_store_gets_through_a_bad_stretch(
     bucket: Bucket, make_settings: Callable[..., Settings], how: str
@@ -171,6 +174,7 @@ def test_a_range_answered_with_200_gives_the_right_bytes(
     assert len(bucket.proxy.requests) <= 3
 
 
+@promise("A read gives exactly the bytes of the recorded version, or an error")
 @pytest.mark.parametrize("how", READS)
 def test_another_object_from_a_server_that_ignores_if_match_is_noticed(bucket: Bucket, how: str) -> None:
     def other_etag(answer: Answer) -> None:
@@ -199,6 +203,7 @@ def test_an_object_of_another_size_is_noticed_before_its_body_is_taken(bucket: B
             bucket.read(how, start, stop)
 
 
+@promise("A read gives exactly the bytes of the recorded version, or an error")
 @pytest.mark.parametrize("how", READS)
 @pytest.mark.parametrize("sent", ["bytes 6-10/300000", "bytes 0-4/300000", "bytes 5-20/300000"])
 def test_a_range_that_is_not_the_one_asked_for_is_never_taken_for_it(bucket: Bucket, how: str, sent: str) -> None:
@@ -207,6 +212,7 @@ def test_a_range_that_is_not_the_one_asked_for_is_never_taken_for_it(bucket: Buc
         assert bucket.read(how, 5, 10) == DATA[5:10]
 
 
+@promise("An answer that drips is given up in time")
 @pytest.mark.parametrize("how", READS)
 @pytest.mark.parametrize("length", ["abc", "-5", "300000, 300000", "5, 6", "9" * 5000, "²"])
 @pytest.mark.parametrize("sent", ["", f"bytes 5-9/{'9' * 5000}", f"bytes {'9' * 5000}-9/*"])
@@ -239,6 +245,7 @@ def test_an_empty_range_asks_for_nothing(bucket: Bucket) -> None:
 # --- listings ---
 
 
+@promise("A listing that breaks is resumed where it broke")
 def test_a_listing_that_breaks_between_pages_is_resumed(bucket: Bucket, make_settings: Callable[..., Settings]) -> None:
     keys = [f"many/{number:04d}" for number in range(2100)]
     with ThreadPoolExecutor(8) as pool:
@@ -278,6 +285,7 @@ def answer_with(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, pages: Iterator
     monkeypatch.setattr(bucket.proxy, "forward", lambda *_: next(pages))
 
 
+@promise("A listing is whole or an error")
 @pytest.mark.parametrize("token", ["", "<NextContinuationToken></NextContinuationToken>", "<NextMarker>a</NextMarker>"])
 @pytest.mark.parametrize("prefix", ["", "s"])
 def test_a_listing_that_says_there_is_more_and_not_what_is_an_error(
@@ -299,6 +307,7 @@ def test_the_pages_of_a_listing_with_a_namespace_prefix_are_followed(
     assert "continuation-token=b%26c" in bucket.proxy.requests[-1]
 
 
+@promise("A listing is whole or an error")
 @pytest.mark.parametrize("keys", [(), ("a",)])
 def test_a_listing_with_tokens_in_turn_ends(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
@@ -309,6 +318,7 @@ def test_a_listing_with_tokens_in_turn_ends(
         list(bucket.store.list(""))
 
 
+@promise("A listing is whole or an error")
 def test_a_listing_of_empty_pages_ends_and_some_of_them_are_passed_over(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +336,7 @@ def test_a_listing_of_empty_pages_ends_and_some_of_them_are_passed_over(
         list(bucket.store.list(""))
 
 
+@promise("An answer that drips is given up in time")
 @pytest.mark.parametrize("number", ["abc", "9" * 5000])
 def test_a_part_without_a_number_is_an_error_of_the_store(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings], number: str
@@ -338,6 +349,7 @@ def test_a_part_without_a_number_is_an_error_of_the_store(
     live.close()
 
 
+@promise("A listing is whole or an error")
 @pytest.mark.parametrize("in_turn", [True, False])
 def test_listings_of_uploads_and_parts_end(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings], in_turn: bool
@@ -396,6 +408,7 @@ def said(error: BaseException) -> str:
     return f"{error} {error.hint} {error!r} {pickle.loads(pickle.dumps(error))!r} {error.__dict__}"
 
 
+@promise("No credential appears in a message, a repr or a metric")
 def test_a_wrong_secret_is_told_from_a_wrong_key_and_none_is_repeated(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, open_it: Callable[..., ObjectStore]
 ) -> None:

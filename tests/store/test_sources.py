@@ -19,6 +19,7 @@ from datacache.reader.local_file import LocalFiles
 from datacache.settings import Settings, load_settings
 from datacache.store.local.store import LocalStore, etag_of
 from datacache.store.sources import SourceRules
+from tests.promises import promise
 
 Read = Callable[[ObjectRef], bytes]
 
@@ -33,6 +34,7 @@ def only(settings: Settings, *sources: str) -> Settings:
     return replace(settings, sources=sources, objects="")
 
 
+@promise("A node reads data sets only from the stores that `DATACACHE_SOURCES` names")
 @pytest.mark.parametrize(
     ("sources", "store", "key", "allowed"),
     [
@@ -73,6 +75,7 @@ def test_copies_that_the_administrator_has_made_may_be_read(settings: Settings) 
     assert not rules.allow("file://", "srv/other")
 
 
+@promise("A node reads data sets only from the stores that `DATACACHE_SOURCES` names")
 def test_who_reads_for_others_reads_no_file_of_the_machine_unless_told_to(tmp_path: Path) -> None:
     plain = {"DATACACHE_HOME": str(tmp_path)}
     assert load_settings(plain).sources is None
@@ -116,6 +119,7 @@ def read(request: pytest.FixtureRequest, settings: Settings, tmp_path: Path) -> 
     return by_descriptor
 
 
+@promise("No link leads out of a folder that `DATACACHE_SOURCES` names")
 def test_only_what_lies_in_an_allowed_folder_is_read_and_no_link_leads_out(read: Read, tmp_path: Path) -> None:
     allowed, outside = tmp_path / "allowed", tmp_path / "outside"
     (allowed / "deep").mkdir(parents=True)
@@ -134,6 +138,7 @@ def test_only_what_lies_in_an_allowed_folder_is_read_and_no_link_leads_out(read:
         read(ObjectRef("file://", "etc/passwd", 10))
 
 
+@promise("A file that was recorded without an ETag is never read")
 def test_a_file_without_an_etag_is_no_file_of_a_snapshot(read: Read, tmp_path: Path) -> None:
     (tmp_path / "allowed").mkdir()
     (tmp_path / "allowed" / "file").write_text("text")
@@ -143,6 +148,7 @@ def test_a_file_without_an_etag_is_no_file_of_a_snapshot(read: Read, tmp_path: P
         read(ref._replace(etag=""))
 
 
+@promise("A file that was recorded without an ETag is never read")
 def test_without_rules_too_a_file_is_known_by_its_etag(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     ref = ref_of(tmp_path / "file")

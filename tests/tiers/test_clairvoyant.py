@@ -12,6 +12,7 @@ from datacache.tiers.layout import OBJECT_FILE
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.recovery import open_tiers
 from datacache.tiers.tier import Outlook
+from tests.promises import promise
 from tests.tiers.test_tiers import MIB, make_block, put, read
 
 DAY = 86400.0
@@ -30,11 +31,13 @@ def chosen(need_bytes: int, *states: ContainerState, planned: bool = True) -> li
     return list(victims("clairvoyant", states, need_bytes, now_s=DAY, ttl_s=DAY, planned=planned))
 
 
+@promise("`clairvoyant` evicts first what no published order reads")
 def test_what_is_never_used_goes_first_and_of_that_what_was_read_longest_ago():
     states = state(1, 0.5), state(2, 0.0, last_used_s=20), state(3, 0.0, last_used_s=10), state(4, 0.2)
     assert chosen(400, *states) == [3, 2, 4, 1]
 
 
+@promise("`clairvoyant` evicts first what no published order reads")
 def test_what_is_read_now_and_what_is_pinned_stays():
     assert chosen(100, state(1, math.inf), state(2, 0.0, pinned=True)) == []
 
@@ -84,6 +87,7 @@ def test_blocks_of_a_lane_lie_together_and_apart_from_others(clairvoyant):
         assert not writer.call(ssd.filling).result(10)
 
 
+@promise("A block that is moved between regions can be read at every moment and after a restart")
 def test_moved_blocks_are_read_when_their_region_is_gone_and_the_others_are_not(clairvoyant):
     with open_tiers(clairvoyant) as writer:
         ssd = writer.tiers[1]
@@ -118,6 +122,7 @@ def test_a_block_that_is_elsewhere_by_now_is_not_moved(clairvoyant):
         assert read(clairvoyant, stranger) is None
 
 
+@promise("A block that is moved between regions can be read at every moment and after a restart")
 def test_moved_blocks_survive_a_restart(clairvoyant):
     from datacache.tiers.layout import checksums
 

@@ -14,6 +14,7 @@ from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import memory_dir
 from datacache.tiers.recovery import open_tiers
 from tests.failing_disk import failing_disk
+from tests.promises import promise
 from tests.tiers.test_tiers import make_block, put, read
 
 BLOCKS = [make_block(n, 50_000 + n) for n in range(40)]
@@ -60,6 +61,8 @@ def ask(process):
     return int(process.stdout.readline() or "-1")
 
 
+@promise("A disk that failed is tried now and then, and used again when it is mended")
+@promise("A disk that fails is read around")
 def test_no_reader_dies_of_a_disk_that_fails_and_it_is_not_asked_each_time(disk, on_ssd):
     half = len(BLOCKS) // 2
     with open_tiers(on_ssd) as writer:
@@ -86,6 +89,7 @@ def test_no_reader_dies_of_a_disk_that_fails_and_it_is_not_asked_each_time(disk,
         assert put(writer, make_block(1000)) == [False]
 
 
+@promise("A disk that failed is tried now and then, and used again when it is mended")
 def test_a_disk_that_is_mended_is_read_again(disk, on_ssd, monkeypatch):
     monkeypatch.setattr(health, "_FIRST_PAUSE_S", 0.0)
     with open_tiers(on_ssd) as writer:
@@ -111,6 +115,7 @@ def test_a_block_that_alone_cannot_be_read_is_told_as_failed(disk, on_ssd, monke
         assert not local.failed(BLOCKS[1].id)
 
 
+@promise("A disk that fails is read around")
 def test_what_is_in_memory_is_read_while_the_disk_fails(disk, settings):
     with open_tiers(settings) as writer:
         assert all(put(writer, *BLOCKS))

@@ -20,6 +20,7 @@ from datacache.tiers import writer as writer_module
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import memory_dir
 from datacache.tiers.recovery import open_tiers
+from tests.promises import promise
 from tests.tiers.test_tiers import disk_usage, make_block, put, read
 
 
@@ -309,6 +310,7 @@ def test_a_short_direct_write_goes_on_at_a_whole_disk_block_and_a_full_disk_says
     os.close(fd)
 
 
+@promise("A folder in memory that somebody else made first is left alone")
 @pytest.mark.parametrize("how", ["a link", "open to others"])
 def test_a_ram_folder_that_is_not_ours_alone_is_left_alone_and_another_is_found_by_all(settings, tmp_path, how):
     folder = memory_dir(settings.home, settings.ram_dir)

@@ -18,6 +18,7 @@ from datacache.tiers.memory import memory_dir
 from datacache.tiers.recovery import open_tiers
 from datacache.tiers.tier import Block
 from datacache.tiers.writer import TierWriter
+from tests.promises import promise
 from tests.tiers.test_tiers import make_block, put, read
 
 BLOCKS = [make_block(n, 20_000) for n in range(200)]
@@ -56,6 +57,7 @@ def test_a_flipped_byte_is_a_miss_and_the_neighbours_are_read(filled):
         assert assert_right_or_missing(filled) in (len(BLOCKS) - 1, len(BLOCKS))
 
 
+@promise("Rotten bytes of the disk are never returned")
 def test_every_flipped_byte_of_a_block_is_found(filled):
     local = LocalBlocks(filled.home, filled.ram_dir)
     with open_tiers(filled):
@@ -77,6 +79,7 @@ def test_every_flipped_byte_of_a_block_is_found(filled):
                 assert local.copy(block.id) == (block.data, 1)
 
 
+@promise("A lost or torn index is made again")
 @pytest.mark.parametrize("while_open", [False, True])
 def test_a_truncated_region_is_a_miss_not_a_crash(filled, while_open):
     with open_tiers(filled) as writer:
@@ -126,6 +129,7 @@ def tear(path, how: str) -> None:
             file.write(bytes(size - 8192))
 
 
+@promise("A lost or torn index is made again")
 @pytest.mark.parametrize("how", ["truncated", "emptied", "noise", "half noise", "zeros"])
 def test_a_torn_index_is_made_again_from_the_regions(filled, how):
     tear(layout.index_dir(memory_dir(filled.home, filled.ram_dir)) / "data.mdb", how)
@@ -182,6 +186,7 @@ with open_tiers(load_settings()) as writer:
 """
 
 
+@promise("A daemon killed at any point leaves only right blocks")
 @pytest.mark.slow
 def test_a_writer_killed_at_any_point_leaves_only_right_blocks(settings):
     rng = random.Random(5)
@@ -236,6 +241,7 @@ def mark_checked(writer: TierWriter) -> None:
     writer.call(lambda: writer.mark_checked(object_id(LARGE))).result(10)
 
 
+@promise("A check that a killed daemon did not finish is done by the next one")
 def test_an_object_is_unchecked_from_its_first_block_on_until_it_is_checked_and_again_when_a_block_comes_again(
     settings,
 ):
@@ -252,6 +258,7 @@ def test_an_object_is_unchecked_from_its_first_block_on_until_it_is_checked_and_
         assert unchecked(writer) == {LARGE}
 
 
+@promise("A check that a killed daemon did not finish is done by the next one")
 @pytest.mark.parametrize("end", ["closed", "machine restarted", "killed"])
 def test_it_stays_unchecked_and_stays_checked_over_a_restart(settings, end):
     with open_tiers(settings) as writer:
@@ -273,6 +280,7 @@ def test_it_stays_unchecked_and_stays_checked_over_a_restart(settings, end):
         assert unchecked(writer) == set()
 
 
+@promise("A check that a killed daemon did not finish is done by the next one")
 @pytest.mark.parametrize("how", ["evicted", "dropped", "deleted"])
 def test_an_object_that_is_gone_is_not_unchecked_any_more(settings, how):
     with open_tiers(settings) as writer:
@@ -299,6 +307,7 @@ def test_it_stays_unchecked_while_one_tier_has_something_of_it(settings):
         assert unchecked(writer) == {LARGE}
 
 
+@promise("A check that a killed daemon did not finish is done by the next one")
 def test_a_lost_index_leaves_no_block_of_an_unchecked_object(settings):
     """Their checksums were in it, so their files go."""
     with open_tiers(settings) as writer:

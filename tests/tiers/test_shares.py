@@ -14,6 +14,7 @@ from datacache.settings import load_settings
 from datacache.tiers.eviction import ContainerState
 from datacache.tiers.recovery import open_tiers
 from datacache.tiers.shares import Held, Shares, to_take_back
+from tests.promises import promise
 from tests.tiers.test_tiers import MIB, make_block, put, read
 
 
@@ -41,12 +42,14 @@ def used(writer) -> dict[str, int]:
     return found
 
 
+@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
 def test_a_group_alone_has_all_of_it(shared):
     with open_tiers(shared) as writer:
         put(writer, *greedy(300))
         assert used(writer)["greedy"] > 12 * MIB
 
 
+@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
 @pytest.mark.parametrize("policy", ["keep", "lru", "clairvoyant"])
 def test_what_a_group_is_entitled_to_is_taken_back_and_stays_its_own_whatever_the_other_does(shared, policy):
     with open_tiers(dataclasses.replace(shared, eviction=policy)) as writer:
@@ -63,6 +66,7 @@ def test_what_a_group_is_entitled_to_is_taken_back_and_stays_its_own_whatever_th
     assert found["greedy"] > 10 * MIB  # more than its share: nobody needs the rest
 
 
+@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
 def test_what_is_stored_along_with_others_of_a_group_above_its_share_finds_room(shared):
     with open_tiers(shared) as writer, ThreadPoolExecutor(1) as thread:
         put(writer, *greedy(100))
@@ -77,6 +81,7 @@ def test_what_is_stored_along_with_others_of_a_group_above_its_share_finds_room(
             assert stored.result(10)[-1], n
 
 
+@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
 def test_nobody_takes_more_back_than_its_share(shared):
     with open_tiers(shared) as writer:
         put(writer, *greedy(300))
@@ -86,6 +91,7 @@ def test_nobody_takes_more_back_than_its_share(shared):
     assert found["small"] >= 6 * MIB
 
 
+@promise("A pin holds within the share of its group")
 def test_a_pin_holds_within_the_share_of_its_group(shared):
     with open_tiers(shared) as writer:
         blocks = greedy(300)
@@ -96,6 +102,7 @@ def test_a_pin_holds_within_the_share_of_its_group(shared):
         assert sum(read(shared, block) is not None for block in blocks) >= 70
 
 
+@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
 def test_without_a_share_one_has_what_the_others_leave(shared):
     with open_tiers(shared) as writer:
         put(writer, *greedy(300, dataset="unknown"))
@@ -107,6 +114,7 @@ def test_without_a_share_one_has_what_the_others_leave(shared):
     assert found["small"] >= 5 * MIB
 
 
+@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
 def test_groups_and_what_they_have_are_known_after_a_restart(shared):
     with open_tiers(shared) as writer:
         put(writer, *greedy(300))

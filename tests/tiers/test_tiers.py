@@ -18,6 +18,7 @@ from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import memory_dir
 from datacache.tiers.recovery import open_tiers
 from datacache.tiers.tier import Block
+from tests.promises import promise
 
 MIB = 2**20
 
@@ -91,6 +92,7 @@ def test_what_was_put_is_there_after_a_clean_restart(settings):
         assert put(writer, make_block(1000)) == [True]
 
 
+@promise("A size is a hard limit, the index counted")
 @pytest.mark.parametrize("policy", ["keep", "lru", "ttl"])
 def test_the_size_is_never_exceeded_and_nearly_used(small, policy):
     settings = dataclasses.replace(small, eviction=policy)
@@ -104,6 +106,7 @@ def test_the_size_is_never_exceeded_and_nearly_used(small, policy):
             assert disk_usage(layout.ssd_dir(settings.home)) > 0.9 * settings.ssd_bytes
 
 
+@promise("`keep` admits until the tier is full and then keeps what is there")
 def test_keep_admits_until_full_and_then_keeps_what_is_there(small):
     blocks = [make_block(n, 50_000) for n in range(400)]
     with open_tiers(small) as writer:
@@ -134,6 +137,7 @@ def test_lru_lets_the_least_recently_read_go(small):
         assert sum(read(settings, b) is not None for b in old) > sum(read(settings, b) is not None for b in others)
 
 
+@promise("What is pinned stays when another data set is scanned")
 def test_a_pinned_data_set_survives_a_scan_of_another(small):
     settings = dataclasses.replace(small, eviction="lru")
     with open_tiers(settings) as writer:
@@ -161,6 +165,7 @@ def test_ttl_drops_what_nobody_read(small):
         assert read(settings, make_block(1)) is None
 
 
+@promise("A size that was lowered is reached at the next start")
 def test_a_size_set_lower_is_reached_at_the_next_start(small):
     with open_tiers(small) as writer:
         put(writer, *(make_block(n, 50_000) for n in range(200)))
@@ -169,6 +174,7 @@ def test_a_size_set_lower_is_reached_at_the_next_start(small):
         assert disk_usage(layout.cache_dir(less.home)) <= less.ssd_bytes
 
 
+@promise("Eviction disturbs no reader")
 def test_an_evicted_region_stays_readable_for_whoever_has_it_open(small):
     block = make_block(1)
     with open_tiers(small) as writer:
@@ -207,6 +213,7 @@ def test_a_cache_of_another_version_is_left_alone_and_says_so(settings):
     assert "DATACACHE_HOME" in caught.value.hint
 
 
+@promise("After a clean stop nothing on disk is lost along with what was in memory")
 def test_a_folder_in_memory_that_vanished_is_an_empty_ram_tier_and_costs_nothing_on_disk(settings):
     block, large = make_block(1), make_block(2, BLOCK_BYTES, object_bytes=2 * BLOCK_BYTES)
     with open_tiers(settings) as writer:
@@ -218,6 +225,7 @@ def test_a_folder_in_memory_that_vanished_is_an_empty_ram_tier_and_costs_nothing
         assert read(settings, large) == large.data
 
 
+@promise("A full or failing disk costs speed, not bytes")
 def test_a_full_disk_suspends_the_tier_and_loses_nothing(settings, tmp_path):
     """A small tmpfs as the SSD's folder runs full under the budget."""
     import subprocess
@@ -268,6 +276,7 @@ def test_a_ram_folder_that_does_not_exist_is_an_error_not_made(settings, tmp_pat
     assert not (tmp_path / "nowhere").exists()
 
 
+@promise("Opening containers while others are closed disturbs no reader")
 def test_containers_that_are_opened_while_others_are_closed_disturb_nobody(settings, tmp_path):
     """Python's collector may run finalizers, and so other threads, in the middle of going through a dictionary."""
     with open_tiers(settings) as writer:

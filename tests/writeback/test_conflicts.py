@@ -11,6 +11,7 @@ from datacache.store.base import ObjectInfo
 from datacache.store.bucket import LiveObject
 from datacache.writeback.model import Conflict
 from datacache.writeback.upload.conflicts import KEPT, ConflictLog, Standing, conflict_key, is_conflict_copy, standing
+from tests.promises import promise
 
 AT = 1_700_000_000.5  # 2023-11-14 22:13:20 UTC
 
@@ -19,18 +20,21 @@ def named(key: str, host: str = "node-7", taken: tuple[str, ...] = ()) -> str:
     return conflict_key(key, AT, host, lambda name: name in taken)
 
 
+@promise("The suffix of a conflict lies behind the extension")
 def test_the_loser_lies_beside_the_winner_with_time_and_host_behind_its_extension() -> None:
     assert named("runs/model.pt") == "runs/model.pt.conflict-20231114T221320Z-node-7"
     assert named("model.pt") == "model.pt.conflict-20231114T221320Z-node-7"
     assert named("runs/") == "runs.conflict-20231114T221320Z-node-7/"
 
 
+@promise("The suffix of a conflict lies behind the extension")
 def test_a_name_that_is_taken_gets_a_number() -> None:
     first = named("a")
     assert named("a", taken=(first,)) == f"{first}-2"
     assert named("a", taken=(first, f"{first}-2")) == f"{first}-3"
 
 
+@promise("A conflict copy whose name is taken is tried again later, or gets another name")
 @pytest.mark.parametrize("original", ["runs/model.pt", "model.pt", "a.conflict-b", ".conflict-20231114T221320Z-node-7"])
 def test_a_conflict_of_a_copy_has_the_original_name(original: str) -> None:
     copy = named(original, host="old.host")
@@ -40,6 +44,7 @@ def test_a_conflict_of_a_copy_has_the_original_name(original: str) -> None:
     assert named(f"{copy}/inside") == f"{copy}/inside.conflict-20231114T221320Z-node-7"
 
 
+@promise("The suffix of a conflict lies behind the extension")
 @pytest.mark.parametrize("name", ["x" * 255, "ä" * 127, "\U0001f600" * 63, "\udcff" * 255])
 def test_a_name_is_never_longer_than_a_files_can_be_and_no_character_is_cut(name: str) -> None:
     found = named(f"folder/{name}").partition("/")[2]
@@ -106,6 +111,7 @@ def test_conflicts_are_read_again_and_the_oldest_are_forgotten(tmp_path: Path) -
     assert (found.unsettled()[-1], found.count) == (conflicts[0], len(conflicts) + 1)
 
 
+@promise("`status` and `flush` tell of a conflict until its copy is deleted or renamed")
 def test_conflicts_that_somebody_has_seen_to_are_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "conflicts.jsonl"
     log = ConflictLog(path)
@@ -134,6 +140,7 @@ def test_all_conflicts_that_were_seen_to_are_forgotten_however_many_there_were(t
     assert ([conflict.key for conflict in again.unsettled()], again.count) == (["left"], KEPT + 51)
 
 
+@promise("`status` and `flush` tell of a conflict until its copy is deleted or renamed")
 def test_a_conflict_of_which_nothing_was_kept_is_told_for_a_day(tmp_path: Path) -> None:
     log = ConflictLog(tmp_path / "conflicts.jsonl")
     log.append(Conflict("old", "", time.time() - 25 * 3600, "why"))

@@ -15,6 +15,7 @@ from datacache.settings import Settings
 from datacache.writeback.draft import INLINE_BYTES, Draft
 from datacache.writeback.journal.records import decode_pending, encode_pending
 from datacache.writeback.model import WRITER, Attributes, Logged, Pending, Staged, Stored, read_attributes
+from tests.promises import promise
 from tests.writeback.upload_rig import FILE, FOLDER, PREFIX, SMALL_BYTES, Rig
 
 LARGE = os.urandom(INLINE_BYTES * 3)
@@ -104,6 +105,7 @@ def test_a_renamed_file_keeps_its_staged_file(open_rig):
     assert rig.files.path(pending.content.file).read_bytes() == LARGE
 
 
+@promise("What was just uploaded is read from its copy here")
 def test_an_uploaded_file_is_a_clean_copy_until_the_process_ends(open_rig, tmp_path):
     rig = open_rig()
     rig.put("a", LARGE)
@@ -137,6 +139,7 @@ def test_a_deletion_while_the_file_was_uploaded_deletes_what_was_uploaded(open_r
     assert (pending.base, pending.attributes) == ("etag-1", None)
 
 
+@promise("A file that is overwritten while it is uploaded is uploaded anew")
 def test_bytes_that_are_overwritten_while_they_are_uploaded_tear_the_upload_and_appended_ones_do_not(open_rig):
     rig = open_rig()
     rig.put("a", LARGE)
@@ -172,6 +175,7 @@ def test_a_file_that_a_draft_has_open_is_no_clean_copy(open_rig):
     assert not rig.files.path(content.file).exists()
 
 
+@promise("`O_TRUNC` begins a new version")
 def test_a_draft_that_began_with_nothing_leaves_what_was_acknowledged_alone(open_rig):
     rig = open_rig()
     rig.put("a", LARGE)
@@ -199,6 +203,7 @@ def test_drafts_read_what_was_written_small_and_large_with_gaps(open_rig):
     draft.close()
 
 
+@promise("An object that was changed in the bucket is never overwritten in silence")
 def test_a_conflict_moves_ours_aside_with_its_bytes(open_rig):
     rig = open_rig()
     rig.put("runs/a.pt", b"ours")
@@ -213,6 +218,7 @@ def test_a_conflict_moves_ours_aside_with_its_bytes(open_rig):
     assert bytes(rig.engine.claims.content(claim).read(0, 9)) == b"ours"
 
 
+@promise("An object that a rename still has to copy is neither overwritten nor deleted")
 def test_what_must_be_copied_from_blocks_what_would_overwrite_it(open_rig):
     rig = open_rig()
     rig.known["a"] = _info("e1")
@@ -317,6 +323,7 @@ def test_a_record_says_all_of_what_is_pending(content):
         assert decode_pending("k", encode_pending(pending), 3) == pending
 
 
+@promise("What other tools wrote as attributes is read, and nonsense is not believed")
 def test_attributes_are_read_again_from_metadata_and_nonsense_is_not_believed():
     assert read_attributes(attributes.to_metadata("w-1"), FILE) == attributes
     assert read_attributes({"mtime": "1500000000.25"}, FILE).mtime_ns == 1_500_000_000_250_000_000  # rclone's

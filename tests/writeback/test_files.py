@@ -12,6 +12,7 @@ import pytest
 from datacache.core.errors import StagingError
 from datacache.writeback.staging import files as files_module
 from datacache.writeback.staging.files import StagedFiles
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -58,6 +59,7 @@ def test_what_was_written_is_read_after_a_restart(tmp_path, files):
     assert again.used_bytes == os.stat(again.path(number)).st_blocks * 512
 
 
+@promise("Only its owner reads an area")
 def test_files_and_their_folders_are_private(tmp_path, files):
     path = files.path(files.create())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -175,6 +177,7 @@ def test_bytes_written_over_and_over_do_not_add_up(files):
 # --- clean copies ----------------------------------------------------------------------------------------------------
 
 
+@promise("What was just uploaded is read from its copy here")
 def test_a_clean_copy_is_found_by_key_and_etag(files):
     number = kept(files, "a", b"hello")
     assert files.clean("a", "e1") == number

@@ -11,6 +11,7 @@ import pytest
 
 from datacache.core.errors import StagingFullError
 from datacache.writeback.staging.files import StagedFiles
+from tests.promises import promise
 from tests.writeback.test_files import fill, kept
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -65,6 +66,7 @@ def test_files_of_an_earlier_run_count(tmp_path, files):
     assert again.pressure() == 0.5
 
 
+@promise("Dirty data is never thrown away for room")
 def test_copies_go_from_the_high_watermark_down_to_the_low_one_the_one_used_longest_ago_first(files):
     for key in "abcdefg":
         kept(files, key, b"x" * 100 * KIB)
@@ -76,6 +78,7 @@ def test_copies_go_from_the_high_watermark_down_to_the_low_one_the_one_used_long
     assert files.used_bytes == 500 * KIB
 
 
+@promise("Dirty data is never thrown away for room")
 def test_a_referenced_file_never_goes(files):
     numbers = [fill(files, b"x" * 256 * KIB) for _ in range(4)]
     assert not files.make_room(1)
@@ -87,6 +90,7 @@ def test_a_referenced_file_never_goes(files):
     assert all(number in files and files.path(number).exists() for number in numbers)
 
 
+@promise("With full staging a writer waits, then gets ENOSPC")
 def test_what_can_never_fit_is_refused_at_once(files):
     with pytest.raises(StagingFullError):
         files.wait_for_room(MIB + 1, 10**9)
@@ -159,6 +163,7 @@ def test_on_a_full_disk_copies_go_first_and_then_writing_goes_on(disk):
     fill(files, b"x" * 64 * KIB)
 
 
+@promise("With full staging a writer waits, then gets ENOSPC")
 def test_on_a_full_disk_without_copies_the_writer_waits_for_an_upload_to_end(disk):
     files = StagedFiles(disk("size=4m"), limit_bytes=0)
     dirty = fill_disk(files)

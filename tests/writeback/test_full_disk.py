@@ -12,6 +12,7 @@ import pytest
 
 from datacache.settings import Settings
 from tests.conftest import ROOT
+from tests.promises import promise
 from tests.writeback import upload_rig
 from tests.writeback.upload_rig import Rig
 
@@ -38,6 +39,7 @@ os._exit(9)
 """
 
 
+@promise("The next server starts on a full disk and uploads what is there")
 @pytest.mark.parametrize("how", ["killed", "ended"])
 def test_the_next_process_uploads_what_is_there_and_that_makes_room(
     settings: Settings, how: str, disk: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

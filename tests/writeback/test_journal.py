@@ -15,6 +15,7 @@ import pytest
 from datacache.core.errors import StagingError
 from datacache.writeback.journal import segments as journal_segments
 from datacache.writeback.journal.journal import Change, Journal
+from tests.promises import promise
 
 
 def small(folder: Path, segment_bytes: int = 4096) -> Journal:
@@ -105,6 +106,7 @@ def test_a_header_may_be_of_any_length(tmp_path: Path) -> None:
     assert reopened(tmp_path)["long"] == (b"h" * 5000, b"b" * 70000)
 
 
+@promise("The journal stays within a small multiple of what it holds")
 def test_the_log_stays_within_a_small_multiple_of_what_is_live_and_drops_are_not_forgotten(tmp_path: Path) -> None:
     journal = small(tmp_path)
     draw = random.Random(5)
@@ -216,6 +218,7 @@ def filled(folder: Path) -> None:
     assert len(segments(folder)) > 3
 
 
+@promise("What a staging area holds is read back as written, or is an error that says where")
 @pytest.mark.parametrize("offset", [3, 20, 60, 70, 100, 700, -1])
 def test_damage_in_a_segment_that_is_not_the_newest_is_an_error_that_says_where(tmp_path: Path, offset: int) -> None:
     filled(tmp_path / "area" / "journal")
@@ -243,6 +246,7 @@ def test_a_segment_that_is_cut_off_or_missing_in_the_middle_is_an_error(tmp_path
         small(tmp_path)
 
 
+@promise("What a staging area holds is read back as written, or is an error that says where")
 def test_damage_to_what_was_durable_in_the_newest_segment_is_no_torn_tail(tmp_path: Path) -> None:
     journal = small(tmp_path, 1 << 20)
     for number in range(10):
@@ -328,6 +332,7 @@ print(count, now - before, peak - before)
 """
 
 
+@promise("The journal stays within a small multiple of what it holds")
 def test_100_000_records_take_25_mb(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for start in range(0, 100_000, 1000):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from datacache.writeback.journal import segments as journal_segments
 from datacache.writeback.journal.journal import Change, Journal
+from tests.promises import promise
 
 State = dict[str, tuple[bytes, bytes]]
 
@@ -106,6 +107,7 @@ def check(found: Crash, data: bytes, base: Path) -> None:
     assert contents(folder) == apply(seen, [Change("later", b"x"), Change("a", None)])
 
 
+@promise("What a staging area holds is read back as written, or is an error that says where")
 @settings(max_examples=25, deadline=None)
 @given(
     committed=st.lists(groups, max_size=12),
@@ -185,6 +187,7 @@ def expected(who: str, number: int) -> State:
     return state
 
 
+@promise("`close`, `fsync` and `fdatasync` make all that was written durable, with attributes")
 @pytest.mark.parametrize("segment_bytes", [2000, 32 << 20])
 def test_kill_9_loses_nothing_that_was_acknowledged_and_shows_nothing_in_halves(
     tmp_path: Path, segment_bytes: int

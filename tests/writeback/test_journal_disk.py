@@ -14,6 +14,7 @@ import pytest
 
 from datacache.core.errors import StagingError, StagingFullError
 from datacache.writeback.journal.journal import Change, Journal
+from tests.promises import promise
 
 
 @contextmanager
@@ -74,6 +75,7 @@ def test_on_a_full_disk_nothing_is_lost_and_everything_is_durable_in_order_once_
         journal.close()
 
 
+@promise("Uploads that ended can be recorded on a full disk")
 def test_on_a_full_disk_drops_are_durable_with_the_ballast_given_up_which_comes_back(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=2m", "tmpfs") as disk:
         folder = disk / "journal"
@@ -164,6 +166,7 @@ def test_too_much_waiting_for_a_full_disk_is_refused_but_for_drops(tmp_path: Pat
             journal.close()
 
 
+@promise("After a failed sync, its data is written anew before anything is acknowledged")
 def test_frames_whose_fsync_failed_are_written_anew_to_another_segment(tmp_path: Path) -> None:
     """An ext2 whose disk is a sparse file on a tmpfs: when that is full, writing back fails."""
     with mounted(tmp_path / "below", "-t", "tmpfs", "-o", "size=4m", "tmpfs") as below:

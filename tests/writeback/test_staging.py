@@ -17,6 +17,7 @@ import pytest
 from datacache.core.errors import StagingBusyError, StagingError, UsageError
 from datacache.writeback.staging import area as staging
 from datacache.writeback.staging.area import StagingArea, areas, discard_clean
+from tests.promises import promise
 
 URL = "s3://faces/checkpoints"
 NOBODY = 65534
@@ -64,6 +65,7 @@ def test_an_area_keeps_its_id_and_its_folders_are_private(tmp_path):
         assert other.folder.name.startswith("s3-faces-logs-")
 
 
+@promise("An area has one owner at a time, on whatever node")
 def test_two_processes_never_have_one_area(tmp_path):
     holder = process(tmp_path)
     try:
@@ -82,6 +84,7 @@ def test_two_processes_never_have_one_area(tmp_path):
     StagingArea.open(tmp_path, URL, who="/mnt/here").close()
 
 
+@promise("The area of a killed process is free at once")
 def test_the_area_of_a_killed_process_is_free_at_once(tmp_path):
     holder = process(tmp_path)
     area_id = holder.stdout.readline().split()[1]
@@ -95,6 +98,7 @@ def test_the_area_of_a_killed_process_is_free_at_once(tmp_path):
         assert (found.owner, found.locked) == (area.owner, True)
 
 
+@promise("An area has one owner at a time, on whatever node")
 def test_the_owner_on_another_node_is_named_with_what_to_do_if_that_is_dead(tmp_path):
     with StagingArea.open(tmp_path, URL, who="/mnt/a") as area:
         owner = area.owner._asdict() | {"host": "node7", "boot_id": "of node7"}
@@ -122,6 +126,7 @@ def test_an_owner_that_does_not_say_who_it_is_is_busy_all_the_same(tmp_path, tex
     StagingArea.open(tmp_path, URL, who="/mnt/b").close()
 
 
+@promise("A process that lost an area to another node records and uploads nothing more")
 def test_who_lost_the_lock_to_another_is_told_and_leaves_it_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(staging, "_CHECK_EVERY_S", 0.0)
     former = StagingArea.open(tmp_path, URL, who="/mnt/a")
@@ -136,6 +141,7 @@ def test_who_lost_the_lock_to_another_is_told_and_leaves_it_alone(tmp_path, monk
             StagingArea.open(tmp_path, URL, who="/mnt/c")
 
 
+@promise("An area that was moved away or deleted is noticed")
 def test_an_area_that_was_moved_away_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(staging, "_CHECK_EVERY_S", 0.0)
     with StagingArea.open(tmp_path, URL, who="/mnt/a") as area:
@@ -151,6 +157,7 @@ def make_area(root):
         return area.folder
 
 
+@promise("A damaged area is refused and left as it is")
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "bucket_url": 1, "id": "x"}', "\xff"]
 )
@@ -172,6 +179,7 @@ def test_an_area_with_a_journal_does_not_get_a_new_identity(tmp_path):
         StagingArea.open(tmp_path, URL, who="/mnt/a")
 
 
+@promise("One bucket name at two endpoints is two areas")
 def test_one_bucket_name_at_two_endpoints_is_two_areas(tmp_path):
     found = []
     for endpoint in ("", "http://one", "http://two", "http://one", ""):
@@ -182,6 +190,7 @@ def test_one_bucket_name_at_two_endpoints_is_two_areas(tmp_path):
     assert {area.endpoint for area in areas(tmp_path)} == {"", "http://one", "http://two"}
 
 
+@promise("One bucket name at two endpoints is two areas")
 def test_an_area_from_before_endpoints_were_noted_is_that_of_the_first_that_opens_it(tmp_path):
     file = make_area(tmp_path) / "area.json"
     table = json.loads(file.read_text())
@@ -192,6 +201,7 @@ def test_an_area_from_before_endpoints_were_noted_is_that_of_the_first_that_open
             assert (area.id == table["id"]) is same
 
 
+@promise("A damaged area is refused and left as it is")
 def test_an_area_of_another_version_or_bucket_is_refused(tmp_path):
     file = make_area(tmp_path) / "area.json"
     table = json.loads(file.read_text())
@@ -254,6 +264,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@promise("Only its owner reads an area")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_can_neither_use_nor_read_an_area_in_a_shared_root():
     with tempfile.TemporaryDirectory() as name:
@@ -271,6 +282,7 @@ def test_another_user_can_neither_use_nor_read_an_area_in_a_shared_root():
         assert mode(folder) == 0o700
 
 
+@promise("An unstaged bucket volume leaves no staging area on the node")
 def test_an_area_is_deleted_only_where_its_owner_left_it_clean(tmp_path):
     def make(name):
         return StagingArea.open(tmp_path / "staging", f"s3://bucket/{name}", who="test")

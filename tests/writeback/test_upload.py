@@ -24,6 +24,7 @@ from datacache.writeback.upload.conflicts import conflict_key
 from datacache.writeback.upload.uploader import Uploader
 from tests.conformance.faults import Answer, Fault, FaultProxy
 from tests.conftest import ROOT
+from tests.promises import promise
 from tests.servers import RcloneS3
 from tests.writeback.upload_rig import FILE, FOLDER, MIB, PREFIX, BucketOnCeph, Rig, only, until
 
@@ -41,6 +42,7 @@ def kept_as(rig: Rig, key: str) -> str:
     return rig.engine.conflict_log.unsettled()[0].kept_as
 
 
+@promise("An object that was changed in the bucket is never overwritten in silence")
 def test_somebody_elses_newer_object_keeps_its_name_and_ours_lies_beside_it(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("model.pt", b"first")
@@ -57,6 +59,7 @@ def test_somebody_elses_newer_object_keeps_its_name_and_ours_lies_beside_it(buck
     assert rig.engine.pendings() == []
 
 
+@promise("A conflict copy whose name is taken is tried again later, or gets another name")
 @pytest.mark.parametrize("whose", ["a mount's", "nobody knows whose"])
 def test_a_conflict_copy_whose_name_is_taken_is_tried_again_and_makes_no_row_of_conflicts(
     bucket: BucketOnCeph, monkeypatch: pytest.MonkeyPatch, whose: str
@@ -92,6 +95,7 @@ PAGES = {
 }
 
 
+@promise("A web page in the store's place makes no conflict and changes no object for a reader")
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_what_is_written_while_a_web_page_answers_for_the_store_is_uploaded_later_and_is_no_conflict(
     bucket: BucketOnCeph, monkeypatch: pytest.MonkeyPatch, page: Answer
@@ -116,6 +120,7 @@ def test_what_is_written_while_a_web_page_answers_for_the_store_is_uploaded_late
     assert (rig.engine.conflict_log.count, rig.engine.losses.all()) == (0, [])
 
 
+@promise("An object that was changed in the bucket is never overwritten in silence")
 def test_a_new_file_does_not_replace_one_that_somebody_made_meanwhile(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.put("large", b"o" * (20 * MIB))
@@ -126,6 +131,7 @@ def test_a_new_file_does_not_replace_one_that_somebody_made_meanwhile(bucket: Bu
     assert bucket.uploads() == []
 
 
+@promise("Objects written while a large file of ours is sent are not overwritten")
 def test_what_somebody_writes_while_a_large_file_is_sent_is_not_overwritten(bucket: BucketOnCeph, rig: Rig) -> None:
     bucket.proxy.add(Fault(status=503, code="SlowDown", only=only("POST", "large", query="uploadId=")))
     rig.put("large", b"o" * (20 * MIB))
@@ -136,6 +142,7 @@ def test_what_somebody_writes_while_a_large_file_is_sent_is_not_overwritten(buck
     assert bucket.uploads() == []
 
 
+@promise("Our own writes are no conflict, whatever answers were lost")
 def test_the_same_bytes_written_by_somebody_else_are_no_conflict(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.put("notes", b"the same")
@@ -147,6 +154,7 @@ def test_the_same_bytes_written_by_somebody_else_are_no_conflict(bucket: BucketO
     assert rig.engine.conflict_log.count == 0
 
 
+@promise("An object deleted there and changed here is written again")
 def test_an_object_that_somebody_deleted_is_written_again(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("notes", b"first")
@@ -159,6 +167,7 @@ def test_an_object_that_somebody_deleted_is_written_again(bucket: BucketOnCeph) 
     assert rig.engine.conflict_log.count == 0
 
 
+@promise("A deletion of what somebody changed does not happen")
 def test_a_deletion_of_what_somebody_changed_does_not_happen(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("notes", b"first")
@@ -171,6 +180,7 @@ def test_a_deletion_of_what_somebody_changed_does_not_happen(bucket: BucketOnCep
     assert rig.objects() == {"notes": b"theirs"}
 
 
+@promise("An object deleted there and changed here is written again")
 def test_a_deletion_of_what_is_deleted_already_is_done(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("notes", b"first")
@@ -183,6 +193,7 @@ def test_a_deletion_of_what_is_deleted_already_is_done(bucket: BucketOnCeph) -> 
     assert rig.engine.pendings() == []
 
 
+@promise("A rename of what somebody changed takes nothing from them")
 def test_a_rename_of_what_somebody_changed_takes_nothing_from_them(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("old", b"first")
@@ -196,6 +207,7 @@ def test_a_rename_of_what_somebody_changed_takes_nothing_from_them(bucket: Bucke
     assert {conflict.key for conflict in rig.engine.conflict_log.unsettled()} == {"old"}
 
 
+@promise("A renamed file whose source others took away is sent from here, or told as lost")
 def test_what_is_written_to_a_renamed_file_while_it_is_found_to_be_lost_is_kept(
     bucket: BucketOnCeph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +231,7 @@ def test_what_is_written_to_a_renamed_file_while_it_is_found_to_be_lost_is_kept(
     assert (rig.engine.losses.all(), rig.engine.conflict_log.count) == ([], 0)
 
 
+@promise("A renamed file whose source others took away is sent from here, or told as lost")
 def test_a_rename_of_what_somebody_changed_is_sent_from_here_where_its_bytes_are(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.put("old", b"o" * 100_000)
@@ -262,6 +275,7 @@ def test_keys_that_no_file_can_have_are_left_out_and_counted(
     assert "2 objects in / cannot be shown as files" in caplog.text
 
 
+@promise("A rename of what somebody changed takes nothing from them")
 def test_a_rename_onto_what_somebody_made_keeps_both(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("old", b"ours")
@@ -273,6 +287,7 @@ def test_a_rename_onto_what_somebody_made_keeps_both(bucket: BucketOnCeph) -> No
     assert rig.objects() == {"new": b"theirs", kept_as(rig, "new"): b"ours"}
 
 
+@promise("Our own writes are no conflict, whatever answers were lost")
 @pytest.mark.parametrize("size", [10, 100_000, 20 * MIB])
 def test_an_answer_that_is_lost_after_the_write_is_no_conflict(bucket: BucketOnCeph, size: int) -> None:
     rig = bucket.rig()
@@ -292,6 +307,7 @@ def test_an_answer_that_is_lost_after_the_write_is_no_conflict(bucket: BucketOnC
     assert rig.engine.conflict_log.count == 0
 
 
+@promise("A deletion stays one where the store forgot whose object it is")
 @pytest.mark.parametrize("size", [10, 100_000, 5 * MIB])
 def test_a_deletion_is_not_undone_by_a_store_that_forgot_whose_object_it_is(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, size: int
@@ -332,6 +348,7 @@ def test_a_deletion_is_not_undone_by_a_store_that_forgot_whose_object_it_is(
             again.close()
 
 
+@promise("Our own writes are no conflict, whatever answers were lost")
 def test_a_file_that_changed_after_an_answer_was_lost_replaces_our_own_object(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.bucket.conditional()
     bucket.proxy.add(Fault(change=lose, only=only("PUT", "file")))
@@ -345,6 +362,7 @@ def test_a_file_that_changed_after_an_answer_was_lost_replaces_our_own_object(bu
     assert rig.engine.conflict_log.count == 0
 
 
+@promise("Our own writes are no conflict, whatever answers were lost")
 def test_lost_answers_to_copies_and_deletions_are_no_conflicts(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.put("old", b"x" * 100_000)
     rig.put("mode", b"y" * 100_000)
@@ -376,6 +394,7 @@ rig.uploader.flush(120)
 """
 
 
+@promise("An interrupted upload in parts goes on if it is of the current version")
 def test_an_upload_that_a_kill_cut_off_is_gone_on_with(bucket: BucketOnCeph) -> None:
     bucket.proxy.always(Fault(wait=bucket.never, only=only("PUT", "large", query="partNumber=4&")))
     child = subprocess.Popen([sys.executable, "-c", _CHILD, str(bucket.folder), bucket.url], cwd=ROOT, env=os.environ)
@@ -396,6 +415,7 @@ def test_an_upload_that_a_kill_cut_off_is_gone_on_with(bucket: BucketOnCeph) -> 
     assert rig.engine.uploads_recorded() == {}
 
 
+@promise("An interrupted upload in parts goes on if it is of the current version")
 def test_an_upload_of_an_older_version_is_not_gone_on_with(bucket: BucketOnCeph, rig: Rig) -> None:
     bucket.proxy.add(Fault(status=503, code="SlowDown", only=only("PUT", "large", query="partNumber=2&")))
     rig.put("large", b"a" * (20 * MIB))
@@ -406,6 +426,7 @@ def test_an_upload_of_an_older_version_is_not_gone_on_with(bucket: BucketOnCeph,
     assert bucket.uploads() == []
 
 
+@promise("An interrupted upload in parts goes on if it is of the current version")
 def test_an_upload_whose_file_is_gone_is_taken_back(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     upload = rig.bucket.begin_upload(f"{PREFIX}deleted", {})
@@ -416,6 +437,7 @@ def test_an_upload_whose_file_is_gone_is_taken_back(bucket: BucketOnCeph) -> Non
     assert bucket.uploads() == []
 
 
+@promise("Unfinished uploads that nobody remembers are taken back when they are a week old")
 def test_unfinished_uploads_that_nobody_remembers_are_taken_back_when_they_are_old(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     mine = rig.bucket.begin_upload(f"{PREFIX}mine", {})
@@ -440,6 +462,7 @@ def test_only_objects_of_our_own_making_are_taken_for_what_a_store_was_tried_out
     assert sorted(rig.objects()) == sorted(theirs)
 
 
+@promise("No upload of another writer is taken back before it is a week old")
 @pytest.mark.parametrize("parts", [0, 1])
 def test_another_writers_upload_of_the_same_key_is_left_alone(bucket: BucketOnCeph, parts: int) -> None:
     """Ours was cut off while it was begun; somebody else sends the same key, and its first part is on the way."""

@@ -18,6 +18,7 @@ from datacache.writeback.upload.health import IN_A_ROW, StoreHealth
 from datacache.writeback.upload.parts import PartsUpload, part_size
 from datacache.writeback.upload.queue import UploadQueue, Wait
 from datacache.writeback.upload.upload import Outcome
+from tests.promises import promise
 from tests.writeback.upload_rig import FILE, MIB
 
 
@@ -28,6 +29,7 @@ def drained(queue: UploadQueue, now: float) -> list[str]:
     return found
 
 
+@promise("What keeps changing is uploaded every `--upload-every` seconds (30) at the latest")
 def test_a_key_is_due_a_while_after_its_last_change_and_some_time_after_its_first_at_the_latest() -> None:
     queue = UploadQueue(delay_s=1.0, every_s=5.0)
     now = 0.0

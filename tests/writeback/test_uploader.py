@@ -9,11 +9,13 @@ import pytest
 from datacache.core.errors import ObjectNotFoundError, UploadError
 from datacache.writeback.model import WRITER
 from tests.conformance.faults import Fault
+from tests.promises import promise
 from tests.writeback.upload_rig import FILE, MIB, PREFIX, BucketOnCeph, Rig, only, until
 
 pytestmark = pytest.mark.ceph
 
 
+@promise("Modes, owners, times and symbolic links are kept in the bucket")
 def test_files_links_and_folders_arrive_with_their_attributes(rig: Rig) -> None:
     rig.put("a/small.txt", b"hello")
     rig.put("a/large.bin", bytes(range(256)) * 1000)
@@ -29,6 +31,7 @@ def test_files_links_and_folders_arrive_with_their_attributes(rig: Rig) -> None:
     assert rig.engine.pendings() == []
 
 
+@promise("An object is replaced as a whole")
 def test_a_file_of_many_parts_is_whole_and_leaves_no_upload(bucket: BucketOnCeph, rig: Rig) -> None:
     data = bytes(range(251)) * (40 * MIB // 251)
     rig.put("large.bin", data)
@@ -38,6 +41,7 @@ def test_a_file_of_many_parts_is_whole_and_leaves_no_upload(bucket: BucketOnCeph
     assert rig.engine.uploads_recorded() == {}
 
 
+@promise("What is deleted within a second never gets to the bucket")
 def test_what_is_deleted_before_it_is_due_never_reaches_the_bucket(bucket: BucketOnCeph) -> None:
     rig = bucket.rig(delay_s=30.0).start()
     rig.put("model.pt.tmp", b"x" * 1000)
@@ -50,6 +54,7 @@ def test_what_is_deleted_before_it_is_due_never_reaches_the_bucket(bucket: Bucke
     assert not bucket.requests("PUT", "scratch")
 
 
+@promise("What keeps changing is uploaded every `--upload-every` seconds (30) at the latest")
 def test_a_key_that_keeps_changing_is_uploaded_all_the_same(bucket: BucketOnCeph) -> None:
     rig = bucket.rig(delay_s=0.5, upload_every_s=1.0).start()
     over = threading.Event()
@@ -70,6 +75,7 @@ def test_a_key_that_keeps_changing_is_uploaded_all_the_same(bucket: BucketOnCeph
     assert len(last) % 5 == 0
 
 
+@promise("Versions of one key arrive in their order, one at a time")
 def test_versions_of_a_key_arrive_in_order_and_never_two_at_a_time(bucket: BucketOnCeph, rig: Rig) -> None:
     gate = threading.Event()
     bucket.proxy.add(Fault(wait=gate, only=only("PUT", "key")))
@@ -85,6 +91,7 @@ def test_versions_of_a_key_arrive_in_order_and_never_two_at_a_time(bucket: Bucke
     assert rig.engine.conflict_log.count == 0
 
 
+@promise("A rename is a copy inside the bucket, then a deletion")
 def test_a_rename_in_the_bucket_is_a_copy_then_a_deletion(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.put("old", b"content" * 20_000)
     rig.uploader.flush(30)
@@ -95,6 +102,7 @@ def test_a_rename_in_the_bucket_is_a_copy_then_a_deletion(bucket: BucketOnCeph, 
     assert bucket.requests("PUT", "old") == sent
 
 
+@promise("A rename is a copy inside the bucket, then a deletion")
 def test_two_names_that_were_swapped_are_swapped_in_the_bucket(rig: Rig) -> None:
     rig.put("one", b"1" * 100_000)
     rig.put("two", b"2" * 100_000)
@@ -106,6 +114,7 @@ def test_two_names_that_were_swapped_are_swapped_in_the_bucket(rig: Rig) -> None
     assert rig.engine.conflict_log.count == 0
 
 
+@promise("A folder is renamed in one step, with all that the bucket has in it")
 def test_a_folder_that_is_gone_is_deleted_after_all_that_was_in_it(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.mkdir("d/")
     for number in range(20):
@@ -119,6 +128,7 @@ def test_a_folder_that_is_gone_is_deleted_after_all_that_was_in_it(bucket: Bucke
     assert deletes[-1].endswith("/d/")
 
 
+@promise("New attributes do not send the content again")
 def test_new_attributes_do_not_send_the_content_again(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.put("file", b"z" * 100_000)
     rig.uploader.flush(30)
@@ -129,6 +139,7 @@ def test_new_attributes_do_not_send_the_content_again(bucket: BucketOnCeph, rig:
     assert max(int(headers.get("content-length", 0)) for headers in bucket.proxy.headers[-5:]) < 1000
 
 
+@promise("One upload at a time asks a store that does not answer, less and less often")
 def test_a_store_that_is_away_is_waited_for_and_asked_by_one_upload_at_a_time(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.bucket.conditional()
@@ -178,6 +189,8 @@ def test_who_waits_for_a_version_waits_although_a_later_one_is_pending(bucket: B
     assert rig.objects() == {"file": b"second"}
 
 
+@promise("A bucket that is gone or refuses us loses nothing and makes no conflict")
+@promise("`dsctl flush` returns when all that was acknowledged before is in the bucket")
 def test_what_is_refused_ends_a_flush_with_the_reason_and_holds_up_nothing_else(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.put("first", b"x")
     rig.uploader.flush(30)
@@ -198,6 +211,7 @@ def test_what_is_refused_ends_a_flush_with_the_reason_and_holds_up_nothing_else(
     assert len(rig.objects()) == 7
 
 
+@promise("A bucket that is gone or refuses us loses nothing and makes no conflict")
 def test_a_bucket_that_is_not_there_loses_nothing_and_makes_no_conflict(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.put("kept", b"x")
@@ -218,6 +232,7 @@ def test_a_bucket_that_is_not_there_loses_nothing_and_makes_no_conflict(bucket: 
     assert rig.objects() == {"kept": b"newest", "more": b"y"}
 
 
+@promise("`dsctl flush` returns when all that was acknowledged before is in the bucket")
 def test_flush_follows_what_is_renamed_and_gives_up_nothing_that_is_deleted(bucket: BucketOnCeph) -> None:
     rig = bucket.rig(delay_s=30.0).start()
     gate = threading.Event()
@@ -236,6 +251,7 @@ def test_flush_follows_what_is_renamed_and_gives_up_nothing_that_is_deleted(buck
     assert sorted(rig.objects()) == [*(f"file-{number:02}" for number in range(18)), "renamed"]
 
 
+@promise("A file that is overwritten while it is uploaded is uploaded anew")
 def test_an_upload_whose_file_is_overwritten_meanwhile_is_begun_anew(bucket: BucketOnCeph, rig: Rig) -> None:
     data = b"a" * (40 * MIB)
     gate = threading.Event()
@@ -252,6 +268,7 @@ def test_an_upload_whose_file_is_overwritten_meanwhile_is_begun_anew(bucket: Buc
     assert bucket.uploads() == []
 
 
+@promise("What an earlier mount left is uploaded by the next, or by `dsctl flush` without one")
 def test_stopping_keeps_what_is_pending_for_the_next_start(bucket: BucketOnCeph) -> None:
     rig = bucket.rig().start()
     bucket.proxy.always(Fault(status=503, code="SlowDown", only=only("PUT", "")))
@@ -267,6 +284,7 @@ def test_stopping_keeps_what_is_pending_for_the_next_start(bucket: BucketOnCeph)
     assert again.engine.conflict_log.count == 0
 
 
+@promise("A process that lost an area to another node records and uploads nothing more")
 def test_a_staging_area_that_was_taken_over_uploads_nothing_more(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.put("a", b"1")
     rig.uploader.flush(30)
