@@ -26,7 +26,7 @@ from datacache.loaders.decode import MAX_SIDE, Size, decode_rgb
 from datacache.loaders.packed import EmptyBatch, PackedBatch, empty, pack_targets
 from datacache.loaders.selection import scaled
 from datacache.loaders.source import Read, SampleSource, is_skippable
-from datacache.loaders.tuning import timing
+from datacache.loaders.tuning import clock as timing
 from datacache.settings import Settings
 
 log = logging.getLogger("datacache.loader")

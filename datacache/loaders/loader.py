@@ -1,7 +1,7 @@
 """`datacache.torch.loader`: a DataLoader that is set up by measuring, can be resumed, and says what holds it up.
 
-Used in the training's process. The parts: `sampler.py` (order and states), `autotune.py` (number of workers),
-`timing.py`, `report.py` and `bottleneck.py` (where the time goes), `allocator.py`, `device.py`. PyTorch is imported
+Used in the training's process. The parts: `sampler.py` (order and states), `tuning/autotune.py` (number of workers),
+`tuning/` (where the time goes), `allocator.py`, `device.py`. PyTorch is imported
 when a loader is made. One thread, one iteration at a time.
 """
 
@@ -20,10 +20,8 @@ from datacache.loaders.processes import processors
 from datacache.loaders.remaining import Remaining, State, stages_of
 from datacache.loaders.sampler import EpochSampler
 from datacache.loaders.tuning.autotune import Choice, choose, shut_down
-from datacache.loaders.tuning.bottleneck import diagnose
-from datacache.loaders.tuning.report import Report, Step, Stretch
-from datacache.loaders.tuning.timing import Clocks, Measured, MeasuredCollate, enter_worker
-from datacache.loaders.tuning.watch import Watch
+from datacache.loaders.tuning.clock import Clocks, Measured, MeasuredCollate, enter_worker
+from datacache.loaders.tuning.report import Report, Step, Stretch, Watch, diagnose
 from datacache.settings import Settings, load_settings
 from datacache.tiers.memory import counters_dir, make_shared
 

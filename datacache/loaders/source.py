@@ -30,7 +30,7 @@ from datacache.core.ids import BLOCK_BYTES, ObjectId
 from datacache.loaders.lookahead import PlanSource
 from datacache.loaders.selection import Selection
 from datacache.loaders.tasks.queue import Span
-from datacache.loaders.tuning import timing
+from datacache.loaders.tuning import clock as timing
 from datacache.reader.snapshot import Snapshot
 
 _OF_SAMPLES = (AnnotationError, ShardError, ObjectNotFoundError, ObjectChangedError)

@@ -42,7 +42,7 @@ def faces_ref(drawn_faces: Path, settings: Settings) -> str:
 
 def read_until_here(dataset: SampleDataset, samples: Sequence[int]) -> None:
     """Read samples until none has to be fetched: the daemon answers with a block before the cache has it."""
-    from datacache.loaders.tuning.timing import Clocks, Measured
+    from datacache.loaders.tuning.clock import Clocks, Measured
 
     for _ in range(100):
         clocks = Clocks(0)

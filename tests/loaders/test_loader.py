@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from datacache.core import counters
 from datacache.core.errors import UsageError
 from datacache.loaders.loader import Loader, loader
-from datacache.loaders.tuning import timing
+from datacache.loaders.tuning import clock as timing
 from datacache.settings import load_settings
 from datacache.tiers.memory import counters_dir
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, Subset, get_worker_info
 
 from datacache.loaders.loader import loader
-from datacache.loaders.tuning.timing import Clocks, Measured
+from datacache.loaders.tuning.clock import Clocks, Measured
 
 
 class Shifted(Dataset):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from datacache import api
 from datacache.core.errors import ShardError, SnapshotNotFoundError, UsageError
 from datacache.core.ids import BLOCK_BYTES
-from datacache.loaders.tuning.timing import Clocks, Measured
+from datacache.loaders.tuning.clock import Clocks, Measured
 from datacache.settings import Settings
 from datacache.shards.index import ShardIndex, index_name
 from datacache.torch import PackedBatch, ShardDataset, SnapshotDataset, collate

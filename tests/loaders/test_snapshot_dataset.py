@@ -32,7 +32,7 @@ from datacache.core.errors import (
 from datacache.core.ids import BLOCK_BYTES
 from datacache.loaders.columns import BoxBuilder
 from datacache.loaders.selection import select
-from datacache.loaders.tuning.timing import Clocks, Measured
+from datacache.loaders.tuning.clock import Clocks, Measured
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.torch import PackedBatch, SnapshotDataset, collate

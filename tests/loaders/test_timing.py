@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from datacache.loaders.tuning import timing
-from datacache.loaders.tuning.bottleneck import diagnose
-from datacache.loaders.tuning.report import Stretch
-from datacache.loaders.tuning.timing import Clocks, Measured, MeasuredCollate, Usage, enter_worker
+from datacache.loaders.tuning import clock as timing
+from datacache.loaders.tuning.clock import Clocks, Measured, MeasuredCollate, Usage, enter_worker
+from datacache.loaders.tuning.report import Stretch, diagnose
 from tests.leftovers import in_own_process
 
 
@@ -89,7 +88,8 @@ def test_what_a_killed_worker_did_is_known():
 
 def count_what_a_killed_worker_did():
     clocks = Clocks(1)
-    with pytest.raises(RuntimeError, match="worker"):
+    # PyTorch says that the worker died, or meets the end of the socket that its last batch was to come through.
+    with pytest.raises((RuntimeError, EOFError, ConnectionError)):
         list(_dataloader(Dies(), clocks, 1, "fork"))
     assert clocks.usage().samples == 20
 

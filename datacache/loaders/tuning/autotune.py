@@ -7,6 +7,7 @@ outcome is clear; the result is kept for the dataset. Nothing stays: no process,
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import random
@@ -22,32 +23,29 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from datacache.loaders.processes import processors
-from datacache.loaders.tuning.bottleneck import diagnose
-from datacache.loaders.tuning.report import Report, Step, Tally, share
-from datacache.loaders.tuning.timing import Clocks, Measured, MeasuredCollate, Usage, enter_worker
+from datacache.loaders.tuning.clock import Clocks, Measured, MeasuredCollate, enter_worker
+from datacache.loaders.tuning.report import Report, Step, Tally, diagnose, share
 
 log = logging.getLogger("datacache.loader")
 
 _BUDGET_S = 3.0
 _TRY_S = 0.35
 _TOUCH_S, _TOUCHED_BATCHES, _BATCH_S = 0.6, 4, 0.1
-_GAIN = 1.1
-"""What more workers have to win: each is a process with its own memory, and measurements are short."""
-_HANDING_S, _HANDING_BYTES_PER_S = 5e-4, 2e9
-"""What it costs to hand a batch to another process when all goes well: a few messages, and one more copy."""
+_GAIN = 1.1  # more workers have to win this much: each takes memory, and measurements are short
+_HANDING_S, _HANDING_BYTES_PER_S = 5e-4, 2e9  # handing a batch to another process: some messages, and one more copy
 _READ_AHEAD_BYTES = 2**30
+_COLD = 0.1  # from this share of misses on, workers are not what is missing
 
 Collate = Callable[[Any], Any]
 
 
 class Choice(NamedTuple):
-    """What a loader is set up with."""
+    """How a loader is set up, and why."""
 
     num_workers: int
     prefetch_factor: int | None
     """None without workers, as a DataLoader wants it."""
     text: str
-    """Why, in words."""
     measurements: tuple[Report, ...] = ()
     """One for each number of workers that was tried."""
 
@@ -104,7 +102,7 @@ def measure(
     from torch.utils.data import DataLoader
 
     clocks = Clocks(workers)
-    tally = Tally(clocks, workers=workers, processors=processors())
+    tally = Tally(clocks, workers)
     dataloader = DataLoader(
         Measured(dataset, clocks),
         batch_sampler=batches,
@@ -154,9 +152,7 @@ def best(tried: Sequence[Report]) -> Report:
 
 def shut_down(iterator: Any) -> None:
     """End the workers of a DataLoader's iterator now, not when it is collected."""
-    end = getattr(iterator, "_shutdown_workers", None)
-    if end is not None:
-        end()
+    getattr(iterator, "_shutdown_workers", lambda: None)()
 
 
 def start_method() -> str:
@@ -172,35 +168,43 @@ class _Trial:
         self._deadline = time.perf_counter() + budget_s
         self._processors = processors()
         self._touched: list[list[int]] = []
-        self._batch_bytes = 0.0
+        self._batch_bytes = self._cold = 0.0
         self._uneven = False
-        self._cold = 0.0
 
     def choose(self, prefetch_factor: int | None) -> Choice:
         if not len(self._dataset):
             return Choice(0, None, "num_workers=0: there are no samples.")
         self._touch()
-        here = self._measure(0)
-        tried = [here]
-        why = self._why_none(here)
-        if why:
-            return self._chosen(0, None, tried, why)
-        if self._start_method() != "fork":
-            # A spawned worker imports everything anew, which takes longer than all of this may.
-            why = f"one for each processor, an estimate (workers are started by {self._start_method()})"
-            return self._chosen(self._processors, prefetch_factor, tried, why)
-        for workers in candidates(self._processors)[1:]:
-            if time.perf_counter() > self._deadline:
-                break
-            tried.append(self._measure(workers))
-            if workers > 1 and best(tried) is not tried[-1]:
-                break
-        rates = ", ".join(f"{report.stretch.workers}: {report.samples_per_s:,.0f}/s" for report in tried)
-        return self._chosen(best(tried).stretch.workers, prefetch_factor, tried, f"samples by workers: {rates}")
+        tried = [self._measure(0)]
+        method = self._context or start_method()
+        method = method if isinstance(method, str) else str(method.get_start_method())
+        workers, why = 0, self._why_none(tried[0])
+        if not why and method != "fork":
+            # A spawned worker imports everything anew, which takes longer than the whole budget.
+            workers = self._processors
+            why = f"one for each processor, an estimate (workers are started by {method})"
+        elif not why:
+            for count in candidates(self._processors)[1:]:
+                if time.perf_counter() > self._deadline:
+                    break
+                tried.append(self._measure(count))
+                if count > 1 and best(tried) is not tried[-1]:
+                    break
+            workers = best(tried).stretch.workers
+            rates = ", ".join(f"{report.stretch.workers}: {report.samples_per_s:,.0f}/s" for report in tried)
+            why = f"samples by workers: {rates}"
+        prefetch = (prefetch_factor or self._prefetch(workers)) if workers else None
+        depth = f", prefetch_factor={prefetch}" if workers else ""
+        if self._cold >= _COLD:
+            why += (
+                f". {100 * self._cold:.0f} % of what was read was not in the cache: more workers do not help with that;"
+            )
+            why += " lookahead or dsctl warm does"
+        return Choice(workers, prefetch, f"num_workers={workers}{depth}: {why}.", tuple(tried))
 
     def _touch(self) -> None:
-        """Read some random batches, so that what is measured then is not the cache's misses. Batches are smaller than
-        the training's where those would take long."""
+        """Read some random batches, so that the measurement that follows finds them cached; smaller ones than the
+        training's where those would take long."""
         clocks = Clocks(0)
         dataset, collate = Measured(self._dataset, clocks), MeasuredCollate(self._collate, clocks)
         draw = np.random.default_rng(len(self._dataset))
@@ -218,11 +222,9 @@ class _Trial:
         touch(few)  # the first has to open everything
         began = time.perf_counter()
         touch(few)
-        size = max(1, min(self._batch_size, int(few * _BATCH_S / max(touched_s[1], 1e-6))))
+        size = max(few, min(self._batch_size, int(few * _BATCH_S / max(touched_s[1], 1e-6))))
         if size > few:
             self._touched, touched_s = [], []
-        else:  # slow samples: four at a time are enough to see what there is to see
-            size = few
         while True:
             batch = touch(size)
             if time.perf_counter() - began >= _TOUCH_S or len(self._touched) >= _TOUCHED_BATCHES:
@@ -236,7 +238,7 @@ class _Trial:
         left_s = self._deadline - time.perf_counter()
         return measure(
             self._dataset,
-            _again_and_again(self._touched),
+            itertools.cycle(self._touched),
             self._collate,
             batch_size=len(self._touched[0]),
             workers=workers,
@@ -245,42 +247,23 @@ class _Trial:
         )
 
     def _why_none(self, here: Report) -> str:
-        """Why no workers are tried; '' if they may pay."""
+        """Say why no workers are tried; '' if they may pay."""
         if multiprocessing.current_process().daemon:
             return "a process of this kind can start no others"
         usage, steps = here.stretch.usage, max(1, here.stretch.steps)
         work_s = (here.stretch.data_s - usage.miss_s) / steps
         handed = _HANDING_S + self._batch_bytes / _HANDING_BYTES_PER_S * here.stretch.samples / steps / self._batch_size
         if work_s <= 2 * handed:
-            return (
-                f"reading a batch takes {1000 * work_s:.1f} ms here, and handing it over from another process not much"
-                " less"
-            )
-        if self._processors == 1 and _waits(usage) < 0.5:
-            return "there is one processor"
-        return ""
-
-    def _start_method(self) -> str:
-        if self._context is None:
-            return start_method()
-        return self._context if isinstance(self._context, str) else str(self._context.get_start_method())
-
-    def _chosen(self, workers: int, prefetch_factor: int | None, tried: Sequence[Report], why: str) -> Choice:
-        cold = ""
-        if self._cold >= 0.1:
-            cold = (
-                f" {100 * self._cold:.0f} % of what was read was not in the cache: more workers do not help with that;"
-                " lookahead or dsctl warm does."
-            )
-        prefetch = prefetch_factor or (self._prefetch(workers) if workers else None)
-        depth = f", prefetch_factor={prefetch}" if workers else ""
-        return Choice(
-            workers, prefetch if workers else None, f"num_workers={workers}{depth}: {why}.{cold}", tuple(tried)
-        )
+            took = f"reading a batch takes {1000 * work_s:.1f} ms here"
+            return f"{took}, and handing it over from another process not much less"
+        # Of its time the dataset neither computes nor waits for a processor or a fetch.
+        idle = 1 - share(usage.fetch_cpu_s + usage.fetch_queued_s + usage.miss_s, usage.fetch_s)
+        return "there is one processor" if self._processors == 1 and idle < 0.5 else ""
 
     def _prefetch(self, workers: int) -> int:
-        """More where batches differ in the time they take, fewer where they would fill the memory."""
-        wanted = 4 if self._uneven or self._cold >= 0.1 else 2
+        """Return a larger depth where batches differ in the time they take, a smaller one where they would fill the
+        memory."""
+        wanted = 4 if self._uneven or self._cold >= _COLD else 2
         room = float(_READ_AHEAD_BYTES)
         with suppress(OSError):  # workers hand batches over in this, and a container's may be small
             room = min(room, shutil.disk_usage("/dev/shm").free / 2)
@@ -289,18 +272,8 @@ class _Trial:
         return wanted
 
 
-def _waits(usage: Usage) -> float:
-    """The share of its time that a dataset neither computes nor waits for a processor or for what is not cached."""
-    return 1 - share(usage.fetch_cpu_s + usage.fetch_queued_s + usage.miss_s, usage.fetch_s)
-
-
-def _again_and_again(batches: Sequence[list[int]]) -> Iterator[list[int]]:
-    while True:
-        yield from batches
-
-
 def _nbytes(batch: Any) -> int:
-    """What there is to hand over in a batch, roughly."""
+    """Estimate the bytes to hand over in a batch."""
     if hasattr(batch, "nbytes"):
         return int(batch.nbytes)
     if isinstance(batch, bytes | bytearray | memoryview | str):
@@ -315,7 +288,7 @@ def _nbytes(batch: Any) -> int:
 
 @contextmanager
 def _random_numbers_kept() -> Iterator[None]:
-    """What transforms draw while they are measured is not missing afterwards."""
+    """Give the user back the state of the random numbers that transforms draw while they are measured."""
     torch = sys.modules.get("torch")
     python, arrays = random.getstate(), np.random.get_state()
     tensors = torch.get_rng_state() if torch is not None else None

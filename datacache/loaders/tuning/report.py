@@ -1,18 +1,29 @@
-"""Steps of a training, added up over a stretch of time, and the report that is made of them (`bottleneck.py`).
+"""Reports: steps added up over a stretch of time, and in words what holds a training up.
 
-Used by the loader, by `autotune` and by `dsctl bench loader`. One thread.
+Used by the loader, by `autotune` and by `dsctl bench loader`, in the training's process. One thread.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from datacache.loaders.tuning.timing import Clocks, Usage
+from datacache.core.counters import Counters
+from datacache.loaders.processes import processors
+from datacache.loaders.tuning.clock import Clocks, Usage
+
+log = logging.getLogger("datacache.loader")
 
 Bottleneck: TypeAlias = Literal[
     "unknown", "training", "store", "reading", "decoding", "transform", "collate", "handing", "other"
 ]
+_READY = 0.1  # below this share of waiting no loader makes a training noticeably faster
+_FULL = 0.85  # from this share on the processors count as fully used: other programs are not seen here
+_SOME = 0.2
+_SLOW_START_S = 5.0
 
 
 class Step(NamedTuple):
@@ -20,18 +31,18 @@ class Step(NamedTuple):
 
     epoch: int
     step: int
-    """Counted from 0 in each epoch; what was done before a resume is counted."""
+    """Counted from 0 in each epoch, steps before a resume included."""
     samples: int
     size_bytes: int
-    """Read by the dataset since the step before: with workers, for batches to come."""
+    """Read by the dataset since the step before; with workers, for batches to come."""
     data_s: float
     """Waiting for this batch."""
     step_s: float
-    """From the batch before being handed out to this one: the training's work, and `data_s`."""
+    """From the hand-over of the batch before to this one: the training's work, and `data_s`."""
 
 
 class Stretch(NamedTuple):
-    """What was measured over some steps."""
+    """The sums over some steps."""
 
     workers: int
     processors: int
@@ -41,22 +52,29 @@ class Stretch(NamedTuple):
     data_s: float = 0.0
     step_s: float = 0.0
     receive_cpu_s: float = 0.0
-    """Of `data_s`, the time this thread was on a processor: with workers, taking batches from them."""
+    """Of `data_s`: this thread on a processor, which with workers means taking batches from them."""
     cpu_s: float = 0.0
-    """On processors in all, workers counted."""
+    """All processes on processors, workers included."""
     usage: Usage = Usage()
-    """Of the workers, or without any, of this process."""
+    """The workers', or without workers this process's."""
 
 
+def share(part: float, whole: float) -> float:
+    """Return `part / whole`, 0 without a whole."""
+    return part / whole if whole > 0 else 0.0
+
+
+@dataclass(frozen=True, repr=False)
 class Report:
-    """What a stretch shows. `str()` of it is the text; nothing in it changes."""
+    """What a stretch shows. `str()` gives the text."""
 
-    def __init__(self, stretch: Stretch, bottleneck: Bottleneck, words: str) -> None:
-        self.stretch, self.bottleneck, self.words = stretch, bottleneck, words
+    stretch: Stretch
+    bottleneck: Bottleneck
+    words: str
 
     @property
     def text(self) -> str:
-        """The share of waiting, and what it is that is waited for."""
+        """The share of waiting, and what is waited for."""
         if not self.stretch.steps:
             return self.words
         return f"data: {100 * self.data_share:.0f} % of each step is spent waiting for data. {self.words}"
@@ -74,63 +92,51 @@ class Report:
 
     @property
     def miss_share(self) -> float:
-        """The share of samples that were not in the cache (0 where the dataset does not count)."""
+        """The share of samples that had to be fetched (0 where the dataset does not count)."""
         return share(self.stretch.usage.misses, self.stretch.usage.samples)
 
     @property
     def samples_per_s(self) -> float:
-        """Samples the training was given."""
-        return self.stretch.samples / self.stretch.step_s if self.stretch.step_s else 0.0
+        """Samples a second that the training got."""
+        return share(self.stretch.samples, self.stretch.step_s)
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes that the dataset read, as stored."""
-        return self.stretch.usage.size_bytes / self.stretch.step_s if self.stretch.step_s else 0.0
+        """Bytes a second that the dataset read, as stored."""
+        return share(self.stretch.usage.size_bytes, self.stretch.step_s)
 
     @property
     def cpu_s_per_sample(self) -> float:
-        """Of all processes."""
-        return self.stretch.cpu_s / self.stretch.samples if self.stretch.samples else 0.0
+        """Seconds on processors for each sample, over all processes."""
+        return share(self.stretch.cpu_s, self.stretch.samples)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        stretch = self.stretch
+        """Return the numbers for JSON."""
+        of_stretch = ("workers", "steps", "samples", "data_s", "step_s")
+        of_report = ("data_share", "miss_share", "samples_per_s", "bytes_per_s", "cpu_s_per_sample")
         return {
             "bottleneck": self.bottleneck,
             "text": self.text,
-            "workers": stretch.workers,
-            "steps": stretch.steps,
-            "samples": stretch.samples,
-            "data_s": stretch.data_s,
-            "step_s": stretch.step_s,
-            "data_share": self.data_share,
-            "miss_share": self.miss_share,
-            "samples_per_s": self.samples_per_s,
-            "bytes_per_s": self.bytes_per_s,
-            "cpu_s_per_sample": self.cpu_s_per_sample,
+            **{name: getattr(self.stretch, name) for name in of_stretch},
+            **{name: getattr(self, name) for name in of_report},
         }
 
 
 class Tally:
     """Adds up steps from `begin` on."""
 
-    def __init__(self, clocks: Clocks, *, workers: int, processors: int) -> None:
+    def __init__(self, clocks: Clocks, workers: int) -> None:
         self._clocks = clocks
-        self._empty = Stretch(workers, processors)
+        self._empty = Stretch(workers, processors())
         self._first_row = 1 if workers else 0
         self.begin()
 
     def begin(self) -> None:
-        """Forget all, and count from now."""
+        """Forget all steps, and count from now."""
         self._sums = self._empty
         self._usage = self._clocks.usage(self._first_row)
         self._cpu_s = time.process_time()
-        self._began_s = time.perf_counter()
-
-    @property
-    def age_s(self) -> float:
-        """How long ago it began."""
-        return time.perf_counter() - self._began_s
+        self.began_s = time.perf_counter()
 
     def add(self, step: Step, receive_cpu_s: float) -> None:
         """Count a step."""
@@ -144,12 +150,203 @@ class Tally:
         )
 
     def stretch(self) -> Stretch:
-        """What there is until now."""
+        """Return the sums until now."""
         usage = self._clocks.usage(self._first_row).minus(self._usage)
-        here = time.process_time() - self._cpu_s
-        return self._sums._replace(usage=usage, cpu_s=here + usage.cpu_s)
+        return self._sums._replace(usage=usage, cpu_s=time.process_time() - self._cpu_s + usage.cpu_s)
 
 
-def share(part: float, whole: float) -> float:
-    """0 where there is no whole."""
-    return part / whole if whole > 0 else 0.0
+class Watch:
+    """Follows the steps of one loader, to the counters, the log and the user: `begin`, then `asked` and `handed_out`
+    for each batch, then `end`."""
+
+    def __init__(
+        self,
+        clocks: Clocks,
+        counters: Counters,
+        *,
+        workers: int,
+        report_every: float,
+        on_step: Callable[[Step], Any] | None,
+    ) -> None:
+        self.last: Step | None = None
+        self._clocks, self._counters = clocks, counters
+        self._report_every, self._on_step = report_every, on_step
+        self._epoch, self._since_log = Tally(clocks, workers), Tally(clocks, workers)
+        self._place = (0, 0)  # epoch and step
+        self._asked_s = self._asked_cpu_s = self._handed_out_s = self._first_s = 0.0
+        self._bytes = 0.0
+
+    def begin(self, epoch: int, step: int) -> None:
+        """Begin an epoch, or go on at a step of it."""
+        self._place = (epoch, step)
+        self._handed_out_s = 0.0
+        self._bytes = self._clocks.size_bytes()
+        self._epoch.begin()
+
+    def asked(self) -> None:
+        """Note that the training asks for a batch."""
+        self._asked_s, self._asked_cpu_s = time.perf_counter(), time.thread_time()
+
+    def handed_out(self, samples: int) -> None:
+        """Note that the training is about to get the batch."""
+        now_s, receive_cpu_s = time.perf_counter(), time.thread_time() - self._asked_cpu_s
+        size_bytes = self._clocks.size_bytes()
+        first = not self._handed_out_s
+        data_s = now_s - self._asked_s
+        step_s = data_s if first else now_s - self._handed_out_s
+        step = Step(*self._place, samples, int(size_bytes - self._bytes), data_s, step_s)
+        self.last, self._handed_out_s, self._bytes = step, now_s, size_bytes
+        self._place = (step.epoch, step.step + 1)
+        self._counters.step(samples, step.size_bytes, int(data_s * 1e9), int(step_s * 1e9))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "epoch %d step %d: data_time=%.6f step_time=%.6f samples=%d bytes=%d",
+                *(step.epoch, step.step, data_s, step_s, samples, step.size_bytes),
+            )
+        if first:  # the start of workers and the filling of queues belong to no step
+            self._first_s = data_s
+            self._epoch.begin()
+            self._since_log.begin()
+        else:
+            self._epoch.add(step, receive_cpu_s)
+            self._since_log.add(step, receive_cpu_s)
+            if now_s - self._since_log.began_s >= self._report_every > 0:
+                self._log(self._since_log.stretch())
+                self._since_log.begin()
+        if self._on_step is not None:
+            self._on_step(step)
+
+    def end(self) -> None:
+        """End the epoch, whole or given up."""
+        stretch = self._epoch.stretch()
+        if stretch.steps and self._report_every > 0:
+            self._log(stretch)
+
+    def report(self) -> Report:
+        """Return what the epoch shows until now."""
+        return diagnose(self._epoch.stretch())
+
+    def _log(self, stretch: Stretch) -> None:
+        found = diagnose(stretch)
+        start = f" The first batch took {self._first_s:.1f} s." if self._first_s >= _SLOW_START_S else ""
+        log.info(
+            "epoch %d: %d steps, data_time %.4f s of step_time %.4f s, %.0f samples/s. %s%s",
+            *(self._place[0], stretch.steps, stretch.data_s / stretch.steps, stretch.step_s / stretch.steps),
+            *(found.samples_per_s, found.text, start),
+        )
+
+
+# --- what holds a training up: pure functions of a stretch ---------------------------------------------------------
+
+
+def diagnose(stretch: Stretch) -> Report:
+    """Say what holds this training up."""
+    if not stretch.steps or not stretch.step_s:
+        return Report(stretch, "unknown", "No whole step was measured yet.")
+    part = share(stretch.data_s, stretch.step_s)
+    if part < _READY:
+        ready = f"The training itself is what takes time: data is ready {_percent(1 - part)} of the time."
+        return Report(stretch, "training", ready)
+    scores = _scores(stretch)
+    bottleneck = max(scores, key=lambda name: scores[name])
+    return Report(stretch, bottleneck, _words(bottleneck, stretch))
+
+
+def _scores(stretch: Stretch) -> dict[Bottleneck, float]:
+    """Return for each suspect the share of the loading processes' time that it took."""
+    usage = stretch.usage
+    at_work = usage.fetch_s + usage.collate_s
+    lanes_s = stretch.workers * stretch.step_s if stretch.workers else max(stretch.data_s, at_work)
+    told_s = usage.read_s + usage.miss_s + usage.decode_s + usage.transform_s
+    # A dataset without a clock: on a processor or queued for one it computed, else it waited for something.
+    untold_s = max(0.0, usage.fetch_s - told_s)
+    waited_s = max(0.0, usage.fetch_s - usage.fetch_cpu_s - usage.fetch_queued_s - usage.miss_s)
+    waited_s = min(untold_s, waited_s)
+    seconds: dict[Bottleneck, float] = {
+        "store": usage.miss_s + waited_s,
+        "reading": usage.read_s,
+        "decoding": usage.decode_s,
+        "transform": usage.transform_s,
+        "collate": usage.collate_s,
+    }
+    # Around a dataset with a clock it is the user's own code; a dataset without one most likely decodes.
+    seconds["transform" if told_s else "decoding"] += untold_s - waited_s
+    scores = {name: share(value, lanes_s) for name, value in seconds.items()}
+    if stretch.workers:
+        # A thread of the worker writes batches and this thread reads them. Idle workers alone prove nothing: one late
+        # worker makes the others wait.
+        writing_s = max(0.0, usage.cpu_s - usage.fetch_cpu_s - usage.collate_s)
+        scores["handing"] = max(share(stretch.receive_cpu_s, stretch.data_s), share(writing_s, lanes_s))
+    else:
+        scores["other"] = share(max(0.0, stretch.data_s - at_work), lanes_s)
+    return scores
+
+
+def _words(bottleneck: Bottleneck, stretch: Stretch) -> str:
+    usage = stretch.usage
+    loading_s = usage.fetch_s + usage.collate_s
+    busy = _percent(min(1.0, share(loading_s, stretch.workers * stretch.step_s)))
+    if bottleneck == "store" and not usage.misses:
+        more = max(2 * stretch.workers, 2)
+        return (
+            f"Reading waits: {_percent(share(usage.fetch_s - usage.fetch_cpu_s, usage.fetch_s))} of the dataset's time"
+            " goes into neither computing nor reading from the cache (a store or disk behind it, a lock)."
+            f" More workers help (they wait at the same time): try num_workers={more}."
+        )
+    if bottleneck == "store":
+        part = share(usage.misses, usage.samples)
+        return (
+            f"The store: {_percent(part)} of the samples were not in the cache and came at"
+            f" {usage.size_bytes * part / stretch.step_s / 1e6:,.0f} MB/s. Warm the cache (dsctl warm), or let"
+            " lookahead fetch what comes next; more workers do not help."
+        )
+    if bottleneck == "reading":
+        return (
+            f"Reading what is cached, at {usage.size_bytes / max(usage.read_s, 1e-9) / 1e6:,.0f} MB/s in each process."
+            " Packed batches (packed=True) and shards (dsctl shard) cost less for each sample, and RAM"
+            " (DATACACHE_RAM_BYTES) is faster than a slow disk."
+        )
+    if bottleneck == "decoding":
+        less = "Smaller images cost less: dsctl convert --resize makes them once and for all."
+        return f"Decoding: {_computing(stretch, busy)} {less}"
+    if bottleneck == "transform":
+        return f"The transform: {_computing(stretch, busy)} Cheaper operations, or the same on the device, help too."
+    if bottleneck == "collate":
+        return (
+            f"Making batches: {_percent(share(usage.collate_s, loading_s))} of the loading time goes into collate."
+            " packed=True or a cheaper collate_fn helps; so do images of one, smaller size."
+        )
+    if bottleneck == "handing":
+        return (
+            f"Handing batches between processes: workers read and decode only {busy} of the time, the rest is the"
+            " batches' way to the training. Try num_workers=0, packed=True, or tensors instead of many Python objects."
+        )
+    part = max(0.0, 1 - share(loading_s, stretch.data_s))
+    return (
+        f"The loader itself: {_percent(part)} of the waiting is neither reading nor making batches (copying to the"
+        " device, the order of samples). Larger batches make it less."
+    )
+
+
+def _computing(stretch: Stretch, busy: str) -> str:
+    workers = stretch.workers
+    used = share(stretch.cpu_s, stretch.step_s * stretch.processors)
+    queued = share(stretch.usage.fetch_queued_s, stretch.usage.fetch_s)
+    count = f"{stretch.processors} processors" if stretch.processors > 1 else "1 processor"
+    head = f"{workers} workers are busy {busy} of the time" if workers > 1 else f"1 worker is busy {busy} of the time"
+    if not workers:
+        head = "the training's own process does it, as there are no workers"
+    if queued >= _SOME:
+        waits = f"{_percent(queued)} of that it waits for a processor"
+        return f"{head}, and {waits}: {count} are too few for all that runs."
+    if used >= _FULL:
+        return f"{head}, and all of {count} is in use: more of them would help."
+    if not workers:
+        return f"{head}; with num_workers=1 or more it is done beside the training."
+    if workers < stretch.processors:
+        return f"{head}, and {_percent(used)} of {count} is in use: num_workers can be larger."
+    return f"{head}; there are {count}."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
