@@ -79,7 +79,7 @@ def _opened(
     reopen: Callable[..., Snapshot],
 ) -> Snapshot:
     """The snapshot, which from then on owns what `stack` would close."""
-    blocks = NodeBlocks(settings, DaemonClient(settings), catalog.get_blobs, dataset=record.dataset, snapshot=record.id)
+    blocks = NodeBlocks(settings, catalog.get_blobs, dataset=record.dataset, snapshot=record.id)
     stack.callback(blocks.close)
     ref = f"{record.dataset}@{record.id}"
     return Snapshot(
@@ -149,7 +149,7 @@ def open_url(url: str, settings: Settings | None = None) -> Snapshot:
     record = SnapshotRecord(
         dataset=origin, id=id, created_at="", origin=origin, files=root.files, total_bytes=root.total_bytes
     )
-    blocks = NodeBlocks(settings, DaemonClient(settings), load, dataset=origin, snapshot="")
+    blocks = NodeBlocks(settings, load, dataset=origin, snapshot="")
     return Snapshot(record, Manifest.open(id, load), blocks, reopen=(open_url, (url, settings)), on_close=blocks.close)
 
 
@@ -215,7 +215,6 @@ def open_bucket(
         stack.callback(quota.close)
         blocks = NodeBlocks(
             settings,
-            DaemonClient(settings),
             lambda _ids: {},
             dataset=f"{store_url}/{prefix}",
             snapshot="",

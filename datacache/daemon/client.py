@@ -117,14 +117,13 @@ class _Connection(http.client.HTTPConnection):
 class DaemonClient:
     """The daemon of one home. Safe from several threads."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, *, prepare: Callable[[], object] = lambda: None) -> None:
+        """`prepare` is called in the thread of a caller that waits and may soon have to do without the daemon."""
+        self._settings, self._prepare = settings, prepare
         self._local: PerProcess[threading.local] = PerProcess(threading.local)
         # A get may take the store's whole patience, and wait behind others.
         self._block_timeout_s = 2 * settings.store_timeout_s + 10.0
         self._pulse = PulseWatch(settings.home)
-        self.prepare: Callable[[], object] = _nothing
-        """Called in the thread of a caller that waits and may have to do without the daemon soon."""
         self._missed_at: float | None = None
         """When a daemon that something else starts was found missing; any thread may set it, and a lost update only has
         it waited for once more."""
@@ -300,7 +299,7 @@ class DaemonClient:
 
     def _look(self) -> None:
         if self._pulse.late():
-            self.prepare()
+            self._prepare()
         self._expect_no_silence()
 
     def _expect_no_silence(self) -> bool:
@@ -529,8 +528,9 @@ def _is_stopped(pid: str) -> bool:
     return state.startswith("T")
 
 
-def _nothing() -> None:
-    """Do nothing: who only asks the daemon has nothing to prepare."""
+def import_store_clients() -> None:
+    """Import the clients of stores ahead of their first use, which takes some tenths of a second."""
+    import datacache.store.s3.clients  # noqa: F401
 
 
 def _request(method: str, path: str, body: object, connection: _Connection) -> None:

@@ -393,8 +393,7 @@ class Fetcher:
         is fetched ahead, but a reader may have joined the flight: they get them all the same."""
         if ahead and not self.has(id):
             return None
-        found = self._local.view(id, 0, None)
-        return None if found is None else found[0]
+        return self._local.view(id, 0, None)
 
     def _end(self, id: BlockId, flight: _Flight, *, kept: bool, data: Data = b"") -> None:
         with self._lock:

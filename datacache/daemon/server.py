@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import importlib
 import logging
 import os
 import resource
@@ -43,6 +42,7 @@ from datacache.core.errors import (
 )
 from datacache.core.ids import block_id, object_id
 from datacache.daemon import paths, wire
+from datacache.daemon.client import import_store_clients
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.keeper import Keeper
 from datacache.daemon.memory import Trimmer
@@ -529,7 +529,7 @@ async def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, envir
     daemon = Daemon(settings, writer, catalog, environments)
     loop = asyncio.get_running_loop()
     # What the first fetch needs takes a while to import: have it ready by then.
-    threading.Thread(target=importlib.import_module, args=("datacache.store.s3.clients",), daemon=True).start()
+    threading.Thread(target=import_store_clients, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stopping.set)
     runner = web.AppRunner(daemon.app(), access_log=None, shutdown_timeout=0.5)

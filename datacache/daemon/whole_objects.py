@@ -315,9 +315,9 @@ class WholeObjects:
                 if found is None:
                     return None
                 if not is_crc(expected.algorithm):
-                    running.update(found[0])
+                    running.update(found)
                     continue
-                crc = compute(expected.algorithm, found[0])
+                crc = compute(expected.algorithm, found)
             length = block_length(ref.size_bytes, number)
             together = crc if together is None else combined(expected.algorithm, together, crc, length)
         return running.digest() if together is None else together

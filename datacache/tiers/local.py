@@ -1,9 +1,9 @@
-"""Read blocks straight from this node's tiers: index lookup, mapping, checksum. No other process is asked.
+"""Read blocks from this node's tiers without asking another process: index lookup, mapping, checksum.
 
-Used by every reading process (a training script, a DataLoader worker, a mount worker, the daemon). Safe from several
-threads; after `fork()` a child opens the index anew and keeps the mappings, which are read-only. A broken container or
-index is a miss, never an error and never other bytes: whoever reads then asks the daemon, which repairs it. A disk that
-fails is a miss, too: no page is touched that it has not given (`core.mapped`); it is not asked each time (`health`).
+Every reading process uses this: a training script, a DataLoader worker, a mount worker, the daemon. Several threads may
+call it. A child of `fork()` opens the index anew and keeps the read-only mappings. A broken container, index or disk is
+a miss, never an error and never other bytes: the caller then asks the daemon, which repairs it. No page is touched that
+the disk has not given (`core.mapped`), and a failing disk is asked ever less often (`health`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ import lmdb
 from xxhash import xxh3_64_intdigest
 
 from datacache.core.concurrency import PerProcess
+from datacache.core.counters import Counters, counters_of
 from datacache.core.errors import CacheError
-from datacache.core.ids import GRANULE_BYTES, BlockId
+from datacache.core.ids import GRANULE_BYTES, BlockId, ObjectRef, block_id, object_id
 from datacache.core.mapped import MappedFile, reclaim
 from datacache.tiers import layout
 from datacache.tiers.access import AccessTable
 from datacache.tiers.health import health_of
 from datacache.tiers.index import Index, open_index
 from datacache.tiers.layout import container_name, intact, unpack_location
-from datacache.tiers.memory import is_private, memory_dir
+from datacache.tiers.memory import is_private, make_shared, memory_dir
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,7 +43,7 @@ _SWEEP_EVERY_S = 1.0
 _TOUCH_EVERY_S = 0.1
 _MAX_FAILED = 10_000
 _DISK_ERRORS = frozenset({errno.EIO, errno.EUCLEAN, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO, errno.ESHUTDOWN})
-"""Errors of opening a file that speak of its disk; the others are about the file."""
+"""Errors of opening a file that come from its disk; the others are about the file."""
 
 
 class _Mapped(MappedFile):
@@ -58,10 +59,10 @@ class _Mapped(MappedFile):
 
 
 class Spot(NamedTuple):
-    """Where a block's bytes are in this process's memory: `start:end` of a mapping, and the number of the tier.
+    """The place of a block in this process's memory: `start:end` of a mapping, and the number of the tier.
 
-    Good for as long as it is kept: a container's id is never used twice, and an evicted container stays readable while
-    it is mapped. `digest` is the one checksum of a block of one granule, else -1.
+    A spot stays good for as long as it is kept: no container id is used twice, and an evicted container stays readable
+    while it is mapped. `digest` is the one checksum of a block of one granule, else -1.
     """
 
     mapped: _Mapped
@@ -73,7 +74,7 @@ class Spot(NamedTuple):
 
 
 class LocalTier:
-    """One tier's containers, as a reader sees them."""
+    """The containers of one tier, as a reader maps them."""
 
     def __init__(self, number: int, folder: Path) -> None:
         self._number = number
@@ -84,10 +85,10 @@ class LocalTier:
         self._max_maps = max(16, min(_MAX_MAPS, limit // 8))
 
     def spot(self, value: bytes) -> Spot | None:
-        """The place an index value names; None if its container is not there (evicted meanwhile, or lost)."""
+        """Return the place that an index value names; None if its container was evicted meanwhile, or lost."""
         try:
             container, offset, length, sums = unpack_location(value)
-            mapped = self._maps.get(container) or self._open(container)
+            mapped = self._maps.get(container) or self._maps.setdefault(container, _Mapped(self._folder, container))
         except (OSError, ValueError) as exc:
             log.debug("a block in %s is not there: %s", self._folder, exc)
             if isinstance(exc, OSError) and exc.errno in _DISK_ERRORS:
@@ -97,11 +98,11 @@ class LocalTier:
         return Spot(mapped, offset, offset + length, digest, sums, self._number)
 
     def full(self) -> bool:
-        """Whether as many containers are mapped as may be."""
+        """Tell whether as many containers are mapped as may be."""
         return len(self._maps) >= self._max_maps
 
     def close_some(self) -> bool:
-        """Close containers that were evicted, so that their disk space comes free, and more where many are open."""
+        """Close evicted containers, so that their disk space comes free, and more where many are open."""
         gone = [c for c, mapped in self._maps.copy().items() if os.fstat(mapped.fd).st_nlink == 0]
         if self.full():
             gone += list(self._maps.copy())[: self._max_maps // 4]
@@ -119,27 +120,25 @@ class LocalTier:
         """Map a container anew at its next use."""
         self._maps.pop(container, None)
 
-    def _open(self, container: int) -> _Mapped:
-        return self._maps.setdefault(container, _Mapped(self._folder, container))
-
 
 class LocalBlocks:
-    """All tiers of a node, fastest first, as one place to look for a block.
+    """Look for blocks in all tiers of a node, fastest first. A block source (`reader.blocks`).
 
-    Where a block was found is remembered, so that the next read of it asks no index: one look at the container's size,
-    a copy or a view, and the checksum.
+    The place of a block that was found is remembered, so the next read of it asks no index: one look at the container's
+    size, a copy or a view, and the checksum.
     """
 
-    def __init__(self, home: Path, ram_dir: Path) -> None:
-        self._home, self._ram_dir = home, ram_dir
+    def __init__(self, home: Path, ram_dir: Path, *, count_hits: bool = False) -> None:
+        """`count_hits`: what is found counts as a read answered from its tier (`core.counters`)."""
+        self._home, self._ram_dir, self._count_hits = home, ram_dir, count_hits
         self._index: PerProcess[list[Index]] = PerProcess(list)  # at most one: empty until there is an index
         self._spots: dict[BlockId, Spot] = {}
         self._sweep_at_s = 0.0
         self._failed: set[BlockId] = set()
         self._use_memory(memory_dir(home, ram_dir))
 
-    def copy(self, block: BlockId) -> tuple[bytes, int] | None:
-        """All bytes of a block, verified, and the number of the tier that had them; None for a miss."""
+    def copy(self, block: BlockId) -> bytes | None:
+        """Return all bytes of a block, verified; None for a miss."""
         spot = self._spots.get(block)
         if spot is not None and spot.digest >= 0:
             mapped, start, end, digest, _, tier = spot
@@ -147,19 +146,20 @@ class LocalBlocks:
             if now_s >= reclaim.look_at_s:
                 reclaim.look(now_s)
             # Touching a mapping behind the end of its file is fatal (SIGBUS), so its size is looked at every time;
-            # lseek says it at a third of fstat's price.
+            # lseek tells it at a third of fstat's price.
             if mapped.calm == reclaim.calm and start in mapped.known and lseek(mapped.fd, 0, SEEK_END) >= end:
                 data = mapped.map[start:end]
                 if xxh3_64_intdigest(data) == digest:
                     if now_s > mapped.touched_s:
                         self._touch(mapped, now_s)
-                    return data, tier
+                    self._hit(tier, end - start)
+                    return data
         found = self.view(block, 0, None)
-        return None if found is None else (bytes(found[0]), found[1])
+        return None if found is None else bytes(found)
 
-    def copy_into(self, block: BlockId, out: memoryview) -> int | None:
-        """Copy a whole block of exactly this length to `out` and verify the copy, which is in the processor's cache
-        then: the number of the tier that had it; None for a miss, after which `out` may hold anything."""
+    def copy_into(self, block: BlockId, out: memoryview) -> bool:
+        """Copy a whole block of exactly this length to `out`, and verify the copy while it is in the processor's cache.
+        After False, a miss, `out` may hold anything."""
         spot = self._spots.get(block)
         if spot is not None:
             mapped, start, end, digest, sums, tier = spot
@@ -169,24 +169,24 @@ class LocalBlocks:
                     now_s = monotonic()
                     if now_s > mapped.touched_s:
                         self._touch(mapped, now_s)
-                    return tier
+                    self._hit(tier, end - start)
+                    return True
         found = self.view(block, 0, None)
-        if found is None or len(found[0]) != len(out):
-            return None
-        out[:] = found[0]
-        return found[1]
+        if found is None or len(found) != len(out):
+            return False
+        out[:] = found
+        return True
 
-    def view(self, block: BlockId, start: int, stop: int | None) -> tuple[memoryview, int] | None:
-        """Verified bytes `start:stop` of a block (to its end for None), without a copy, and the number of the tier
-        that had them; None for a miss.
+    def view(self, block: BlockId, start: int, stop: int | None) -> memoryview | None:
+        """Return verified bytes `start:stop` of a block (to its end for None) without a copy; None for a miss.
 
-        The view stays readable when its container is evicted meanwhile. Do not keep it for long: it keeps the
-        container's disk space."""
+        The view stays readable when its container is evicted. Keeping it keeps the container's disk space."""
         spot = self._spots.get(block)
         if spot is not None:
             view = self._verified(block, spot, start, stop)
             if view is not None:
-                return view, spot.tier
+                self._hit(spot.tier, len(view))
+                return view
             self._spots.pop(block, None)
         for number, value in self._values(block):
             spot = self.tiers[number].spot(value)
@@ -194,12 +194,13 @@ class LocalBlocks:
                 view = self._verified(block, spot, start, stop)
                 if view is not None:
                     self._remember(block, spot)
-                    return view, number
+                    self._hit(number, len(view))
+                    return view
         return None
 
-    def peek(self, block: BlockId, start: int, stop: int) -> tuple[memoryview, int] | None:
-        """As `view`, but where the block was found before, its bytes are NOT verified: for who has a checksum of his
-        own and compares the copy he takes, while it is in the processor's cache."""
+    def peek(self, block: BlockId, start: int, stop: int) -> memoryview | None:
+        """As `view`, but do NOT verify a block that was found before: for callers that compare their own copy with a
+        checksum of their own, while it is in the processor's cache."""
         spot = self._spots.get(block)
         if spot is None:
             return self.view(block, start, stop)
@@ -209,24 +210,29 @@ class LocalBlocks:
         now_s = monotonic()
         if now_s > mapped.touched_s:
             self._touch(mapped, now_s)
-        return mapped.view[first + start : first + stop], tier
+        self._hit(tier, stop - start)
+        return mapped.view[first + start : first + stop]
+
+    def read(self, ref: ObjectRef, number: int, start: int, stop: int) -> memoryview | None:
+        """Return verified bytes of a block of an object, as `view` does."""
+        return self.view(block_id(object_id(ref), number), start, stop)
 
     def has(self, block: BlockId) -> bool:
-        """Tell whether a tier whose disk works has a block by the index, bytes unseen."""
+        """Tell whether the index has a block in a tier whose disk works, bytes unseen."""
         return bool(self._values(block))
 
     def missing(self, blocks: Sequence[BlockId]) -> list[int]:
-        """Return the places of those that `has` says no of: one look for all."""
+        """Return the positions of the blocks that `has` denies, with one look at the index."""
         tiers = [number for number, tier in reversed(list(enumerate(self.tiers))) if not tier.health.away()]
         gone = self._ask(Index.missing, blocks, tiers)
         return list(range(len(blocks))) if gone is None else gone
 
     def any_unchecked(self) -> bool:
-        """Tell whether something is here of a large object that nobody has checked as a whole."""
+        """Tell whether the tiers have blocks of a large object that was not checked as a whole."""
         return bool(self._ask(Index.any_unchecked))
 
     def failed(self, block: BlockId) -> bool:
-        """Tell whether a disk failed to give a block since this was asked last."""
+        """Tell whether a disk failed to give a block since the last such question."""
         try:
             self._failed.remove(block)
         except KeyError:
@@ -234,7 +240,7 @@ class LocalBlocks:
         return True
 
     def present(self, block: BlockId) -> bool:
-        """Whether a tier has a block by the index and its container is there and long enough, bytes unread."""
+        """Tell whether a tier has a block by the index, in a container that is there and long enough, bytes unread."""
         for number, value in self._values(block):
             tier = self.tiers[number]
             if tier.full():
@@ -247,27 +253,27 @@ class LocalBlocks:
         return False
 
     def sweep(self) -> None:
-        """Let go of what was evicted, so that its room comes free. Reading does it now and then; a process that may
-        not read for long does it about once a second. From any thread."""
+        """Let go of evicted containers, so that their room comes free. Reading does it now and then; a process that may
+        not read for long calls it about once a second."""
         self._sweep_at_s = monotonic() + _SWEEP_EVERY_S
         closed = [tier.close_some() for tier in self.tiers]
         if any(closed):
             self._spots.clear()  # they hold the mappings
 
     def unmap_pages(self) -> None:
-        """Give this process's view of what it has read back to the kernel, which keeps the pages: for who goes through
-        far more than fits into the memory a process should have. Reading it again maps it again."""
+        """Give the mapped pages back to the kernel, which keeps them cached: for callers that go through more data than
+        fits into the memory a process should have. Reading maps them again."""
         for tier in self.tiers:
             tier.unmap_pages()
 
     def drop_pages(self, block: BlockId) -> None:
-        """The kernel keeps a block's bytes elsewhere (as a mount's pages): let go of the SSD's own pages of it."""
+        """Let go of the SSD's cached pages of a block: the kernel keeps its bytes elsewhere, as a mount's pages."""
         spot = self._spots.get(block)
         if spot is not None and spot.tier:
             os.posix_fadvise(spot.mapped.fd, spot.start, spot.end - spot.start, os.POSIX_FADV_DONTNEED)
 
     def refresh(self) -> None:
-        """Look again whether the index is still the one in use. Called after a miss."""
+        """Look again whether the index is still the one in use. To be called after a miss."""
         held = self._index.get()
         if held and not held[0].current():
             held.clear()
@@ -294,7 +300,7 @@ class LocalBlocks:
         return view[start:stop]
 
     def _readable(self, spot: Spot, start: int, stop: int, block: BlockId | None = None) -> bool:
-        """Tell whether bytes `start:stop` of a container may be touched; `block` is noted as failed if its disk is."""
+        """Tell whether bytes `start:stop` of a container may be touched. Note `block` as failed if its disk failed."""
         mapped, first, end, *_, number = spot
         if lseek(mapped.fd, 0, SEEK_END) < end:  # as in `copy`
             log.warning("%s is truncated", mapped.name)
@@ -317,7 +323,6 @@ class LocalBlocks:
         return True
 
     def _touch(self, mapped: _Mapped, now_s: float) -> None:
-        """Note a container's use, a few times a second at most, and now and then let go of what was evicted."""
         mapped.touched_s = now_s + _TOUCH_EVERY_S
         self._access.touch(mapped.container)
         if now_s > self._sweep_at_s:
@@ -337,7 +342,7 @@ class LocalBlocks:
                 self._spots.pop(block, None)
 
     def _values(self, block: BlockId) -> list[tuple[int, bytes]]:
-        """The index values of a block in tiers whose disk works, by tier."""
+        """Return (tier, index value) of a block in each tier whose disk works."""
         found = self._ask(Index.find, block) or []
         ram, ssd = self.tiers
         if ssd.health.away() or ram.health.away():
@@ -345,7 +350,7 @@ class LocalBlocks:
         return found
 
     def _ask(self, question: Callable[Concatenate[Index, P], T], *about: P.args, **named: P.kwargs) -> T | None:
-        """Ask the index; None where there is no sound one."""
+        """Ask the index; None if there is no sound one."""
         held = self._index.get()
         try:
             if not held:
@@ -373,4 +378,17 @@ class LocalBlocks:
     def _use_memory(self, folder: Path) -> None:
         self._memory = folder
         self._access = AccessTable(folder / "access.bin")
+        self.counters: Counters = counters_of(folder / "counters", make_shared)
+        self._hit: Callable[[int, int], None] = self.counters.hit if self._count_hits else _count_nothing
         self.tiers = (LocalTier(0, folder), LocalTier(1, layout.ssd_dir(self._home)))
+
+
+class BypassedBlocks(LocalBlocks):
+    """The tiers of a process that must not read them: every block is a miss."""
+
+    def _ask(self, question: Callable[Concatenate[Index, P], T], *about: P.args, **named: P.kwargs) -> T | None:
+        return None
+
+
+def _count_nothing(tier: int, size_bytes: int) -> None:
+    """Count no hit: the daemon looks at blocks for its own work."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from datacache.core.ids import BlockId, ObjectRef
+from datacache.core.ids import ObjectRef
+from datacache.tiers.local import LocalBlocks
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.staging.quota import Quota
 from datacache.writeback.upload.uploader import Uploader
@@ -17,14 +18,12 @@ _SHOWN = 100
 
 
 class Blocks(Protocol):
-    """What is needed of the node's read cache (`reader.blocks.BlockSource`)."""
+    """The node's read cache (`reader.blocks.NodeBlocks`)."""
 
-    def view_here(self, block: BlockId, start: int, stop: int) -> memoryview | None:
-        """A part of a block if it can be had without waiting for anybody."""
-        ...
+    local: LocalBlocks
 
     def read(self, ref: ObjectRef, number: int, start: int, stop: int) -> memoryview | bytes:
-        """The same, wherever it is."""
+        """Return a part of a block, wherever it is."""
         ...
 
 

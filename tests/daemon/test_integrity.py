@@ -22,7 +22,6 @@ import pytest
 from datacache import connect, create_snapshot, load_settings, open_snapshot, verify_snapshot
 from datacache.api import import_jsonl, running_daemon
 from datacache.core.errors import ChecksumError
-from datacache.daemon.client import DaemonClient
 from datacache.reader.blocks import NodeBlocks
 from tests.conformance.faults import Answer, Fault
 from tests.promises import promise
@@ -132,9 +131,7 @@ def test_pieces_that_are_read_past_the_daemon_are_of_whole_checked_objects(
         refs = {name: snapshot.object_ref(name) for name in files}
     bucket.server.requests.clear()
     bucket.server.always(Fault(flip_one_in=3, only=lambda method, _path: method == "GET"))
-    blocks = NodeBlocks(
-        settings, DaemonClient(settings), lambda _ids: {}, dataset=bucket.url, snapshot="", direct=direct
-    )
+    blocks = NodeBlocks(settings, lambda _ids: {}, dataset=bucket.url, snapshot="", direct=direct)
     with closing(blocks), ThreadPoolExecutor(4) as threads:
         for name, data in files.items():
             places = [(start, min(start + (1 << 20), len(data))) for start in range(0, len(data), 1 << 20)]

@@ -102,7 +102,7 @@ def test_moved_blocks_are_read_when_their_region_is_gone_and_the_others_are_not(
         writer.call(lambda: ssd.evict([source])).result(10)
         assert [read(clairvoyant, block) for block in blocks[:5]] == [block.data for block in blocks[:5]]
         assert [read(clairvoyant, block) for block in blocks[5:]] == [None] * 15
-        assert bytes(held[0]) == blocks[0].data, "who had a view of it still has it"
+        assert bytes(held) == blocks[0].data, "who had a view of it still has it"
         (kept,) = ssd.containers.values()
         assert writer.count_blocks("ssd") == 5
         assert kept.disk_bytes < 20 * 10_000

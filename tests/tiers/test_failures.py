@@ -330,11 +330,11 @@ def test_a_ram_folder_that_is_not_ours_alone_is_left_alone_and_another_is_found_
         assert mine != folder
         assert mine.stat().st_mode & 0o777 == 0o700
         assert read(settings, block) == block.data
-        assert early.copy(block.id) == (block.data, 0)
+        assert early.copy(block.id) == block.data
     assert not list(folder.iterdir())
     with open_tiers(settings):  # the same one again
         assert memory_dir(settings.home, settings.ram_dir) == mine
-        assert LocalBlocks(settings.home, settings.ram_dir).copy(block.id) == (block.data, 0)
+        assert LocalBlocks(settings.home, settings.ram_dir).copy(block.id) == block.data
 
 
 def test_the_size_holds_over_failed_commits(on_ssd):

@@ -75,8 +75,8 @@ def test_every_flipped_byte_of_a_block_is_found(filled):
                 file.seek(location.offset + at)
                 file.write(bytes([block.data[at]]))
                 file.flush()
-                assert local.copy(block.id) == (block.data, 1)
-                assert local.copy(block.id) == (block.data, 1)
+                assert local.copy(block.id) == block.data
+                assert local.copy(block.id) == block.data
 
 
 @promise("A lost or torn index is made again")
@@ -90,7 +90,7 @@ def test_a_truncated_region_is_a_miss_not_a_crash(filled, while_open):
         assert 0 < assert_right_or_missing(filled) < len(BLOCKS)
         if while_open:
             assert all(
-                found is None or bytes(found[0]) == block.data
+                found is None or bytes(found) == block.data
                 for block in BLOCKS
                 for found in (local.copy(block.id), local.view(block.id, 0, len(block.data)))
             )

@@ -39,7 +39,7 @@ def put(writer, *blocks: Block) -> list[bool]:
 
 def read(settings, block: Block) -> bytes | None:
     found = LocalBlocks(settings.home, settings.ram_dir).view(block.id, 0, len(block.data))
-    return None if found is None else bytes(found[0])
+    return None if found is None else bytes(found)
 
 
 def disk_usage(folder: Path) -> int:
@@ -59,14 +59,13 @@ def test_a_block_is_read_back_from_every_tier_whole_and_in_parts(settings, size)
         local = LocalBlocks(settings.home, settings.ram_dir)
         for start, stop in ((0, size), (size // 2, size), (0, size // 2), (size // 3, size // 2)):
             if start < stop:
-                view, tier = local.view(block.id, start, stop)
-                assert bytes(view) == bytes(block.data[start:stop])
-                assert tier == 0
+                assert bytes(local.view(block.id, start, stop)) == bytes(block.data[start:stop])
+                assert local._spots[block.id].tier == 0
         (settings_ram,) = [t for t in writer.tiers if t.name == "ram"]
         writer.call(lambda: settings_ram.evict(list(settings_ram.containers))).result(10)
-        view, tier = LocalBlocks(settings.home, settings.ram_dir).view(block.id, 0, size)
-        assert bytes(view) == block.data
-        assert tier == 1
+        local = LocalBlocks(settings.home, settings.ram_dir)
+        assert bytes(local.view(block.id, 0, size)) == block.data
+        assert local._spots[block.id].tier == 1
 
 
 def test_blocks_of_a_large_object_lie_in_one_file_at_their_own_offsets(settings):
@@ -180,10 +179,10 @@ def test_an_evicted_region_stays_readable_for_whoever_has_it_open(small):
     with open_tiers(small) as writer:
         put(writer, block)
         local = LocalBlocks(small.home, small.ram_dir)
-        view, _ = local.view(block.id, 0, len(block.data))
+        view = local.view(block.id, 0, len(block.data))
         writer.call(lambda: writer.evict(None)).result(10)
         assert bytes(view) == block.data
-        assert local.copy(block.id) in ((block.data, 1), None)  # until it is let go of
+        assert local.copy(block.id) in (block.data, None)  # until it is let go of
         assert read(small, block) is None
         local.sweep()
         assert local.copy(block.id) is None
@@ -199,7 +198,7 @@ def test_a_child_process_reads_after_a_fork(settings):
         pid = os.fork()
         if pid == 0:
             view = local.view(block.id, 0, len(block.data))
-            os._exit(0 if view is not None and bytes(view[0]) == block.data else 1)
+            os._exit(0 if view is not None and bytes(view) == block.data else 1)
         assert os.waitpid(pid, 0)[1] == 0
         assert read(settings, block) == block.data
 
@@ -308,4 +307,4 @@ def test_containers_that_are_opened_while_others_are_closed_disturb_nobody(setti
             going_on.clear()
             gc.set_threshold(*thresholds)
         assert len(maps) > len(before)
-        assert all(local.copy(block.id)[0] == block.data for block in blocks)
+        assert all(local.copy(block.id) == block.data for block in blocks)

@@ -511,7 +511,7 @@ class StoredReader:
         start = offset - number * BLOCK_BYTES
         if start + size > block_length(self._ref.size_bytes, number):
             return None
-        view = self._blocks.view_here(block_id(self._id, number), start, start + size)
+        view = self._blocks.local.view(block_id(self._id, number), start, start + size)
         return bytes(view) if view is not None else None
 
     def read(self, offset: int, size: int) -> bytes:

@@ -1,0 +1,139 @@
+"""Reading a snapshot by row and by object id: what mounts and loaders use. `Snapshot` adds reading by path.
+
+Rows are positions in the manifest. Several threads may call it, and a child of `fork()` may go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn, cast
+
+from datacache.core.errors import CorruptManifestError, DatacacheError, ObjectNotFoundError, SnapshotClosedError
+from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, block_count, block_id, object_id
+from datacache.manifest.model import SnapshotRecord
+from datacache.manifest.reader import Manifest
+from datacache.manifest.view import Tree
+from datacache.reader.blocks import NodeBlocks
+
+IDS_KEPT = 200_000
+_ASK_AGAIN_S = 10.0
+
+
+class RowReader:
+    """The rows and objects of one snapshot. Ranges of a row are cut at its file's end."""
+
+    def __init__(
+        self, record: SnapshotRecord, manifest: Manifest, blocks: NodeBlocks, is_listed: Callable[[], bool]
+    ) -> None:
+        """`is_listed` tells, after a failed read, whether the catalog still has the snapshot."""
+        self.record = record
+        self.manifest = manifest
+        self.tree = Tree(manifest)
+        self._blocks, self._local = blocks, blocks.local
+        self._is_listed = is_listed
+        self._listed_until = 0.0
+        self._objects: dict[int, tuple[ObjectId, int]] = {}  # row → object id and size
+
+    def read_local(self, row: int, start: int, stop: int) -> memoryview | None:
+        """Return bytes of a row without waiting and without a copy, if one block on this node has them all."""
+        obj, size = self._objects.get(row) or self._object(row)
+        stop = min(stop, size)
+        if start >= stop:
+            return memoryview(b"")
+        number = start // BLOCK_BYTES
+        first = number * BLOCK_BYTES
+        if stop > first + BLOCK_BYTES:
+            return None
+        return self._local.view(block_id(obj, number), start - first, stop - first)
+
+    def read_row(self, row: int, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a row, wherever they are. Raises the store's errors if they cannot be had."""
+        entry = self.manifest.entry(row)
+        start, stop = max(start, 0), min(stop, entry.size_bytes)
+        if start >= stop:
+            return b""
+        ref = self.manifest.object_ref(entry)
+        parts = []
+        for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
+            first = number * BLOCK_BYTES
+            part_start, part_stop = max(start - first, 0), min(stop - first, BLOCK_BYTES)
+            try:
+                parts.append(self._blocks.read(ref, number, part_start, part_stop))
+            except (ObjectNotFoundError, CorruptManifestError) as exc:
+                self._explain(exc)
+                raise
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def view_object(self, obj: ObjectId, size_bytes: int) -> memoryview | None:
+        """Return all bytes of an object of one block, as `read_local` does."""
+        return self._local.view(block_id(obj, 0), 0, size_bytes) if size_bytes <= BLOCK_BYTES else None
+
+    def copy_object(self, obj: ObjectId, out: memoryview) -> bool:
+        """Copy all bytes of an object to `out`, which is as long, if they are on this node. After False `out` may hold
+        anything."""
+        if len(out) <= BLOCK_BYTES:
+            return self._local.copy_into(block_id(obj, 0), out)
+        return all(
+            self._local.copy_into(block_id(obj, number), out[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+            for number in range(block_count(len(out)))
+        )
+
+    def peek_block(self, block: BlockId, start: int, stop: int) -> memoryview | None:
+        """Return bytes of a block on this node, perhaps not verified: for callers that verify their own copy."""
+        return self._local.peek(block, start, stop)
+
+    def release_local(self, row: int, start: int, stop: int) -> None:
+        """Let go of cached pages of a row: the kernel keeps these bytes as pages of a mount now."""
+        obj, size = self._objects.get(row) or self._object(row)
+        for number in range(start // BLOCK_BYTES, -(-min(stop, size) // BLOCK_BYTES)):
+            self._local.drop_pages(block_id(obj, number))
+
+    def sweep(self) -> None:
+        """Give the disk space of evicted blocks back. A process that may not read for long calls it now and then."""
+        self._local.sweep()
+
+    def unmap_pages(self) -> None:
+        """Let go of the memory that was read, now and then in a pass through a large snapshot."""
+        self._local.unmap_pages()
+
+    def _cut_off(self, ref: str) -> bool:
+        """Let every later read raise `SnapshotClosedError`; False if that was done before."""
+        if isinstance(self._blocks, _Closed):
+            return False
+        self.manifest = self.tree = self._blocks = self._local = cast("Any", _Closed(ref))
+        return True
+
+    def _object(self, row: int) -> tuple[ObjectId, int]:
+        entry = self.manifest.entry(row)
+        found = object_id(self.manifest.object_ref(entry)), entry.size_bytes
+        if len(self._objects) >= IDS_KEPT:
+            self._objects.clear()  # cheap to make again; simplest bound
+        self._objects[row] = found
+        return found
+
+    def _explain(self, exc: ObjectNotFoundError | CorruptManifestError) -> None:
+        """Name the reason, in logs and messages, if an object is gone because the snapshot was removed."""
+        now = time.monotonic()
+        if now < self._listed_until:
+            return
+        with suppress(DatacacheError):
+            if self._is_listed():
+                self._listed_until = now + _ASK_AGAIN_S
+            else:
+                exc.args = (f"{self.record.ref} was removed from the catalog: {exc.message}",)
+                exc.message = exc.args[0]
+                exc.hint = "Its data were collected. Open, or mount, a snapshot that there is."
+
+
+class _Closed:
+    """Stands in for the parts of a closed snapshot and raises at any use, so that open ones need no check."""
+
+    def __init__(self, ref: str) -> None:
+        self._ref = ref
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise SnapshotClosedError(f"{self._ref} is closed", hint="Read before close(), or open it again.")
