@@ -31,7 +31,7 @@ _OTHERS = ("kubernetes", "urllib3", "pymongo", "botocore", "asyncio")
 
 
 def main() -> int:
-    """Serve until told to end; the exit code."""
+    """Serve until told to end, and return the exit code."""
     arguments = _parser().parse_args()
     if arguments.mode != "controller" and not arguments.node_id:
         _parser().error(f"--mode {arguments.mode} needs --node-id NAME, the node's name in Kubernetes")

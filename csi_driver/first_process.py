@@ -38,7 +38,7 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as a shell has it
 
 
 class FirstProcess:
-    """The loop around one command. `run()` returns the exit code."""
+    """The loop around one command."""
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
@@ -57,7 +57,8 @@ class FirstProcess:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # without it orphans go to the container's shim
 
     def run(self) -> int:
-        """Run the command again and again until told to end, or until it cannot be kept running."""
+        """Run the command again and again, until told to end or until it cannot be kept running. Return the exit
+        code."""
         try:
             self._start()
         except OSError as exc:
@@ -103,7 +104,7 @@ class FirstProcess:
                 os.kill(self._pid, number)  # it is not reaped yet, so the number is its own
 
     def _reap(self) -> int | None:
-        """The command's exit code, if it has ended. Orphans are reaped along."""
+        """Return the command's exit code if it has ended; reap orphans along with it."""
         code = None
         while True:
             try:
@@ -119,7 +120,7 @@ class FirstProcess:
                 code = 128 - code if code < 0 else code
 
     def _judge(self) -> float | None:
-        """Return how long to wait before the command is started again; None for ever."""
+        """Return how long to wait before the next start of the command; None to give up."""
         lived_s = time.monotonic() - self._started
         self._quick_deaths = 0 if lived_s >= CALM_S else self._quick_deaths + 1
         words = f"{' '.join(self._command)} {self._how} after {lived_s:.1f} s"
@@ -151,11 +152,11 @@ def _log(words: str) -> None:
 
 
 def _note_signal(_number: int, _frame: object) -> None:
-    """Signals act through the wake-up descriptor; a handler only has to be there."""
+    """Do nothing: signals act through the wake-up descriptor, but need a handler."""
 
 
 def main() -> int:
-    """Run the command that the arguments are; the exit code."""
+    """Run the command that the arguments name, and return the exit code."""
     command = sys.argv[1:]
     if not command or command[0].startswith("-"):
         sys.stderr.write("usage: python -m csi_driver.first_process COMMAND [ARGUMENT …]\n")

@@ -15,7 +15,7 @@ TIMEOUT_S = 8.0
 
 
 def main() -> int:
-    """Ask; the exit code."""
+    """Ask the mount host, and return the exit code."""
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m csi_driver.host_check SOCKET\n")
         return 2

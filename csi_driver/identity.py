@@ -23,7 +23,7 @@ from csi_driver.wire import registration_pb2 as wire
 
 
 class IdentityService:
-    """The same in all modes: what the driver as a whole can do."""
+    """The Identity service: the same in all modes, as it speaks for the driver as a whole."""
 
     def GetPluginInfo(self, _request: csi.GetPluginInfoRequest, _context: Any) -> csi.GetPluginInfoResponse:  # noqa: N802
         return csi.GetPluginInfoResponse(name=DRIVER_NAME, vendor_version=datacache.__version__)
@@ -50,10 +50,10 @@ _log = logging.getLogger("csi_driver.identity")
 
 
 class RegistrationService:
-    """The methods are the RPCs of `pluginregistration.Registration`."""
+    """The service `pluginregistration.Registration`. Its methods are the RPCs."""
 
     def __init__(self, endpoint: str) -> None:
-        """`endpoint` is the path of the driver's socket as the kubelet sees it."""
+        """Take `endpoint`, the path of the driver's socket as the kubelet sees it."""
         self._endpoint = endpoint
 
     def GetInfo(self, _request: wire.InfoRequest, _context: Any) -> wire.PluginInfo:  # noqa: N802
@@ -73,5 +73,5 @@ class RegistrationService:
 
 
 def registration_server(folder: Path, endpoint: str) -> Server:
-    """The server in the kubelet's `plugins_registry` folder; start it once the driver answers."""
+    """Return the server in the kubelet's folder `plugins_registry`. Start it once the driver answers."""
     return Server(folder / SOCKET_NAME, wire.DESCRIPTOR, {"Registration": RegistrationService(endpoint)})

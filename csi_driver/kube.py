@@ -49,7 +49,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """A pod that has a volume, as the kubelet names it when it asks for that."""
+    """A pod that has a volume, as the kubelet names it."""
 
     namespace: str
     name: str
@@ -57,7 +57,7 @@ class Pod:
 
 
 class KubeApi:
-    """The API that a kubeconfig file leads to; without one, the API of the cluster this runs in."""
+    """The API that a kubeconfig file leads to, or without one the API of the cluster around this process."""
 
     def __init__(self, kubeconfig: Path | None = None) -> None:
         self._kubeconfig = kubeconfig
@@ -76,7 +76,7 @@ class KubeApi:
         threading.Thread(target=work, name="kube-warm-up", daemon=True).start()
 
     def claim(self, namespace: str, name: str) -> Claim | None:
-        """The PVC, or None if it is gone."""
+        """Return the PVC, or None if it is gone."""
         found = self._ask(
             f"read the PVC {namespace}/{name}",
             lambda: self._core.read_namespaced_persistent_volume_claim(
@@ -94,7 +94,7 @@ class KubeApi:
         )
 
     def class_parameters(self, name: str) -> Mapping[str, str]:
-        """The parameters of a StorageClass, those included that the provisioner keeps to itself."""
+        """Return the parameters of a StorageClass, with those that the provisioner keeps to itself."""
         found = self._ask(
             f"read the StorageClass {name}",
             lambda: self._storage.read_storage_class(name, _request_timeout=READ_TIMEOUT_S),
@@ -102,8 +102,8 @@ class KubeApi:
         return {} if found is None else found.parameters or {}
 
     def warn(self, about: Claim | Pod, reason: str, message: str) -> bool:
-        """Write an Event on a PVC or pod; whether it is there. The same one again is counted. One that cannot be
-        written is only logged."""
+        """Write an Event on a PVC or pod, or count it if it exists. Return False, and log, where it cannot be
+        written."""
         try:
             if not self._events.acquire(timeout=_EVENTS_WAIT_S):  # the API is slow, and calls are not to wait for it
                 _log.warning("no Event for %s/%s: others are being written", about.namespace, about.name)
@@ -118,7 +118,7 @@ class KubeApi:
         return True
 
     def _count_event(self, about: Claim | Pod, reason: str, message: str) -> None:
-        """With the rights to create and to patch Events alone."""
+        """Create or count an Event, with the rights to create and to patch Events alone."""
         digest = hashlib.blake2b(f"{about.uid}\0{reason}\0{message}".encode(), digest_size=8).hexdigest()
         name = f"{about.name[:200].rstrip('.-')}.{digest}"
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -143,7 +143,7 @@ class KubeApi:
         self._counts[name] = count
 
     def _create_event(self, about: Claim | Pod, name: str, reason: str, message: str, now: str) -> bool:
-        """Whether there was none of this name."""
+        """Create an Event; return False where one of this name exists."""
         from kubernetes.client import ApiException
 
         body = {
@@ -206,7 +206,7 @@ class KubeApi:
         return client.StorageV1Api(self._client)
 
     def _ask(self, what: str, ask: Callable[[], Any]) -> Any:
-        """The answer; None for one that is not there."""
+        """Return the API's answer; None where the thing asked for does not exist."""
         _ = self._client
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
@@ -228,13 +228,13 @@ class KubeApi:
 
 
 def open_api(kubeconfig: Path | None) -> KubeApi | None:
-    """The API to use; None where there is no cluster around and no file was given."""
+    """Return the API to use; None without a cluster around and without a file."""
     if kubeconfig is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         return None
     return KubeApi(kubeconfig)
 
 
 def _words(error: Exception) -> str:
-    """An error of the client without the headers and the body that its text has."""
+    """Return a client error's text without its headers and body."""
     status = getattr(error, "status", None)
     return f"the Kubernetes API answered {status} {getattr(error, 'reason', '')}" if status else str(error)

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Counts:
-    """What a driver counts since its start. Safe from several threads."""
+    """The counters of a driver since its start. Safe from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards both
@@ -48,17 +48,17 @@ class Counts:
         self._mended = 0
 
     def call(self, method: str, code: str) -> None:
-        """An RPC was answered with this code."""
+        """Count an RPC's answer."""
         with self._lock:
             self._calls[method, code] += 1
 
     def mended(self) -> None:
-        """A mount that was lost was made anew under the pods that use it."""
+        """Count a lost mount that was made anew under its pods."""
         with self._lock:
             self._mended += 1
 
     def render(self) -> list[str]:
-        """Lines for Prometheus."""
+        """Return the counters as lines for Prometheus."""
         with self._lock:
             calls, mended = sorted(self._calls.items()), self._mended
         lines = ["# HELP datacache_csi_calls_total RPCs answered.", "# TYPE datacache_csi_calls_total counter"]
@@ -72,15 +72,15 @@ COUNTS = Counts()
 
 
 class NodeMetrics:
-    """All metrics of a node. Those who have them are asked at once, and for a bounded time: when Prometheus gives up
-    (after 10 s), it has none, those of who answers included."""
+    """All metrics of a node. Asks everybody at once and for a bounded time: Prometheus gives up after 10 s, and then it
+    has no metrics at all."""
 
     def __init__(self, settings: Settings, records: Records) -> None:
         self._settings, self._records = settings, records
         self._patience = Patience("whoever has them")
 
     def render(self) -> str:
-        """As text."""
+        """Return the metrics as text."""
         buckets = list_bucket_mounts(self._settings)
         with ThreadPoolExecutor(len(buckets) + 2) as pool:
             daemon_asked = pool.submit(self._ask, "the daemon", self._daemon)
@@ -139,11 +139,11 @@ def serve_metrics(
     address: str = "127.0.0.1",
     problem: Callable[[], str] = lambda: "",
 ) -> MetricsServer:
-    """Answer on a port (0: any, see `port` of what is returned) of an address ("*": of all) from threads of its own.
+    """Answer on a TCP port (0: any; see `port` of the result) of an address ("*": all), in threads of its own.
 
-    `node`: None for a process that is no node's, such as a controller, which shows its own counts only. `problem` says
-    what keeps the driver from working, '' if nothing: `/healthz` is then 503 with these words. Raises OSError if the
-    port is taken, or the address is not this machine's.
+    `node` is None for a process that is no node's, such as a controller, which shows only its own counters.
+    `problem` returns what keeps the driver from working, '' for nothing: `/healthz` then answers 503 with these
+    words. Raises OSError if the port is taken or the address is not this machine's.
     """
     return MetricsServer(address, port, node.render if node else lambda: "\n".join(COUNTS.render()) + "\n", problem)
 
@@ -169,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Every probe would be a line."""
+        """Log at debug level: every probe would be a line."""
         log.debug(format, *args)
 
 

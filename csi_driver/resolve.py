@@ -30,8 +30,8 @@ _NAMED = 8
 
 
 def check_open(catalog: Catalog, dataset: str, namespace: str, *, default: str, unknown: str) -> None:
-    """`AccessDeniedError` unless a data set is open to the namespace; to all, where that is not known (''): then
-    `unknown` is the hint."""
+    """Raise `AccessDeniedError`, with the hint `unknown`, unless a data set is open to the namespace ('': not known,
+    then to everybody)."""
     if namespace:
         check_access(catalog, dataset, namespace, default=default)
     elif not access_of(catalog, dataset, default=default).without_exception:
@@ -41,8 +41,8 @@ def check_open(catalog: Catalog, dataset: str, namespace: str, *, default: str, 
 
 
 def find_snapshot(catalog: Catalog, ref: Ref, namespace: str, *, default: str) -> SnapshotRecord:
-    """The snapshot that a reference names now: one of this data set, by whatever it is named. For the words where there
-    is none: who asks, see `check_open`."""
+    """Return the snapshot of this data set that a reference names now. `namespace` decides what the error about a
+    missing one may tell; see `check_open`."""
     try:
         return resolve(catalog, ref)
     except SnapshotNotFoundError as exc:
@@ -54,8 +54,8 @@ def find_snapshot(catalog: Catalog, ref: Ref, namespace: str, *, default: str) -
 
 
 def check_sources(catalog: Catalog, id: str, ref: Ref, settings: Settings) -> None:
-    """PERMISSION_DENIED where a snapshot lies in a store of which nodes read nothing: pods would only see that its
-    files cannot be read. Each read is asked for by itself, by whoever makes it."""
+    """Raise PERMISSION_DENIED for a snapshot in a store that nodes do not read: pods would only see that its files
+    cannot be read. Each read asks again by itself."""
     rules = source_rules(settings)
     if rules is None:
         return
@@ -69,7 +69,7 @@ def check_sources(catalog: Catalog, id: str, ref: Ref, settings: Settings) -> No
 
 
 def check_subpath(catalog: Catalog, record: SnapshotRecord, spec: VolumeSpec) -> None:
-    """That a snapshot has the folder `spec.subpath`."""
+    """Raise unless a snapshot has the folder `spec.subpath`."""
     if not spec.subpath:
         return
     tree = Tree(Manifest.open(record.id, catalog.get_blobs))
@@ -107,7 +107,7 @@ def _what_there_is(catalog: Catalog, ref: Ref, error: SnapshotNotFoundError, kno
 
 
 def _by_age(catalog: Catalog, dataset: str, tags: dict[str, str]) -> list[str]:
-    """Tags with those of the newest snapshots last, and by name."""
+    """Return tags by name, those of the newest snapshots if there are many."""
     if len(tags) <= _NAMED:
         return sorted(tags)
     age = {record.id: number for number, record in enumerate(catalog.snapshots(dataset))}

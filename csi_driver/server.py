@@ -58,7 +58,7 @@ _log = logging.getLogger("csi_driver")
 
 
 class Server:
-    """The services on one socket."""
+    """The gRPC server on one socket."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Server:
         *,
         count: Callable[[str, str], None] = lambda _rpc, _code: None,
     ) -> None:
-        """`services` are by their names in `file`. `count` is told each call's RPC and code."""
+        """Take the `services` by their names in `file`. `count` is called with each call's RPC and code."""
         self.socket = socket
         self._count = count
         self._beside = socket.with_name(f".{socket.name}.{os.getpid()}")
@@ -82,7 +82,7 @@ class Server:
             self._server.add_generic_rpc_handlers((self._handler(file.services_by_name[name], service),))
 
     def start(self) -> None:
-        """Answer. `SettingsError` names what is wrong with the socket's place."""
+        """Answer calls. `SettingsError` names what is wrong with the socket's place."""
         if len(os.fsencode(self._beside)) > _MAX_SOCKET_PATH_BYTES:
             raise SettingsError(
                 f"the path of the socket {self.socket} is too long",
@@ -110,8 +110,8 @@ class Server:
             self._beside.replace(self.socket)
 
     def close(self, *, patience_s: float = PATIENCE_S) -> bool:
-        """Take no new call, let those under way end for as long as `patience_s`, remove the socket if it is ours.
-        Whether all have ended: the threads of others go on."""
+        """Take no new call, wait for those under way for `patience_s`, and remove the socket if it is ours. Return
+        whether all calls have ended; the threads of others go on."""
         if self._identity is not None:
             # First the name: whoever comes from now on finds no socket, or our successor's.
             with contextlib.suppress(OSError, SettingsError), self._place():
@@ -127,7 +127,7 @@ class Server:
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
-        """Of two drivers one at a time puts its socket there or takes it away."""
+        """Hold the socket's folder, so that one driver at a time puts a socket there or takes it away."""
         try:
             folder = os.open(self.socket.parent, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as exc:
@@ -175,9 +175,8 @@ class Server:
 
 
 def probe(socket: Path) -> str:
-    """Return what keeps the driver on a socket from answering, '' if nothing: Identity.Probe, for `PROBE_S` at most.
-    This process's own threads answer, or those of the one that has taken over from it, so a hanging one is noticed.
-    """
+    """Return what keeps the driver on a socket from answering, '' for nothing (Identity.Probe, for `PROBE_S` at most).
+    This process's own threads answer, or those of a successor, so a hanging one is noticed."""
     channel = grpc.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)])
     try:
         call = channel.unary_unary(
@@ -194,7 +193,8 @@ def probe(socket: Path) -> str:
 
 
 class _Busy:
-    """What is being worked on. A second call on it is refused: the first one goes on though its caller gave up."""
+    """The volumes that calls work on. A second call on one is refused: the first goes on although its caller gave
+    up."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards both
@@ -202,7 +202,7 @@ class _Busy:
         self._calls: Counter[str] = Counter()
 
     def calls(self) -> list[str]:
-        """The RPCs that are under way."""
+        """Return the RPCs that are under way."""
         with self._lock:
             return sorted(self._calls.elements())
 
@@ -235,7 +235,7 @@ def _is_answered(path: Path) -> bool:
 
 
 def _work_of(name: str, request: Any) -> tuple[str, ...] | None:
-    """What no other call may work on meanwhile: a volume; of the pods that share one, each has its own target."""
+    """Return what a call must have for itself: a volume, or one target of it, as pods may share the volume."""
     if name == "CreateVolume":
         return (volume_id(request.name),)
     if name in ("DeleteVolume", "ControllerExpandVolume"):

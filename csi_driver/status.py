@@ -29,7 +29,7 @@ _CODES: tuple[tuple[type[errors.DatacacheError], grpc.StatusCode], ...] = (
 
 
 class RequestError(Exception):
-    """A request that is refused: the code and the words of its answer."""
+    """A refused request: the code and the words of its answer."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
@@ -37,12 +37,12 @@ class RequestError(Exception):
 
 
 def invalid(message: str) -> RequestError:
-    """A request that is wrong in itself."""
+    """Return the error of a request that is wrong in itself."""
     return RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """The code and the words for an error."""
+    """Return the code and the words for an error."""
     if isinstance(error, RequestError):
         return error.code, error.message
     if isinstance(error, errors.DatacacheError):

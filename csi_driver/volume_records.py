@@ -49,24 +49,23 @@ class VolumeRecord:
 
     @property
     def spec(self) -> VolumeSpec:
-        """What it is."""
+        """Return the volume's specification."""
         return parse_context(self.context)
 
     def text(self) -> str:
-        """As it is kept."""
+        """Return the record as the catalog keeps it."""
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
 
 
 def read(catalog: Catalog, id: str) -> VolumeRecord | None:
-    """The volume, or None if it is not one that was provisioned (or it is deleted)."""
+    """Return the volume, or None if it was not provisioned or is deleted."""
     text = catalog.document(KIND, id)
     return None if text is None else _record(text)
 
 
 def is_provisioned(catalog: Catalog, id: str, spec: VolumeSpec) -> bool:
     """Tell whether the controller has made this data set's volume, of this snapshot and for this namespace. False where
-    the catalog is away and this node has never asked.
-    """
+    the catalog is away and this node has never asked."""
     try:
         record = read(catalog, id)
     except CatalogUnavailableError:
@@ -78,7 +77,7 @@ def is_provisioned(catalog: Catalog, id: str, spec: VolumeSpec) -> bool:
 
 
 def add(catalog: Catalog, record: VolumeRecord) -> VolumeRecord:
-    """Keep a new one; the one that is there already goes before it."""
+    """Keep a new volume; return the one that exists already, if any."""
     while not catalog.set_document(KIND, record.id, record.text(), old=None):
         there = read(catalog, record.id)
         if there is not None:
@@ -87,7 +86,7 @@ def add(catalog: Catalog, record: VolumeRecord) -> VolumeRecord:
 
 
 def grow(catalog: Catalog, id: str, capacity_bytes: int) -> VolumeRecord | None:
-    """Let a volume hold this much, if it may not already hold more; None if it is not there."""
+    """Let a volume hold this much, unless it already may. Return None if it does not exist."""
     while True:
         text = catalog.document(KIND, id)
         if text is None:
@@ -101,12 +100,12 @@ def grow(catalog: Catalog, id: str, capacity_bytes: int) -> VolumeRecord | None:
 
 
 def remove(catalog: Catalog, id: str) -> bool:
-    """Forget it; whether it was there."""
+    """Forget a volume. Return whether it existed."""
     return catalog.remove_document(KIND, id)
 
 
 def records(catalog: Catalog, *, after: str = "", limit: int = 0) -> Iterator[VolumeRecord]:
-    """All of them by id, those after `after`; at most `limit`, where one is given."""
+    """Return the volumes by id, those after `after`, at most `limit` (None: all)."""
     left = limit or sys.maxsize
     while left and (page := catalog.documents(KIND, after=after, limit=min(left, _PAGE))):
         yield from (_record(text) for _id, text in page)
@@ -114,7 +113,7 @@ def records(catalog: Catalog, *, after: str = "", limit: int = 0) -> Iterator[Vo
 
 
 def quota_of(catalog: Catalog, id: str, spec: VolumeSpec) -> int:
-    """How much a bucket volume may hold by now, in bytes; 0 for no limit. The catalog's errors."""
+    """Return how many bytes a bucket volume may hold by now; 0 for no limit. The catalog's errors."""
     record = None if spec.read_only else read(catalog, id)
     return spec.quota_bytes if record is None else record.capacity_bytes
 
@@ -129,9 +128,8 @@ NO_END = 2**63 - 1
 
 
 def room_left(catalog: Catalog, parameters: Mapping[str, str]) -> int:
-    """How many bytes bucket volumes made with these parameters may still be given; `NO_END` where there is none.
-    `RequestError` if `capacity` is no size; the catalog's errors.
-    """
+    """Return how many more bytes bucket volumes with these parameters may get; `NO_END` without a capacity.
+    `RequestError` if `capacity` is no size; the catalog's errors."""
     text = parameters.get(CAPACITY, "").strip()
     if not text:
         return NO_END
@@ -155,9 +153,8 @@ def check_room(
     *,
     code: grpc.StatusCode = grpc.StatusCode.RESOURCE_EXHAUSTED,
 ) -> None:
-    """That a bucket volume can be given that many bytes more. `RequestError` with `code`, or `INVALID_ARGUMENT` for
-    none, which would be a volume without a quota.
-    """
+    """Raise unless a bucket volume can get this many more bytes: `RequestError` with `code`, or `INVALID_ARGUMENT` for
+    none, which would be a volume without a quota."""
     left = room_left(catalog, parameters)
     if left == NO_END:
         return

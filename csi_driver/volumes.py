@@ -79,37 +79,37 @@ class VolumeSpec:
 
     @property
     def read_only(self) -> bool:
-        """Whether nobody can write to it."""
+        """Tell whether nobody can write to it."""
         return bool(self.dataset)
 
     @property
     def ref(self) -> Ref:
-        """The parsed `dataset`."""
+        """Return the parsed `dataset`."""
         return parse_ref(self.dataset)
 
     def resolved(self, dataset: str, *, namespace: str = "") -> VolumeSpec:
-        """The same volume, of exactly this snapshot (`NAME@ID`)."""
+        """Return the same volume, of exactly this snapshot (`NAME@ID`)."""
         return replace(self, dataset=dataset, asked=self.asked or self.dataset, namespace=namespace or self.namespace)
 
     def context(self) -> dict[str, str]:
-        """The attributes of its PV; `parse_context` reads them."""
+        """Return the attributes of the volume's PV, which `parse_context` reads."""
         texts = {name: getattr(self, name) for name in ("dataset", "bucket", "warm", "subpath", *_FIELDS)}
         texts |= {"pin": "true" if self.pin else "", "quota": str(self.quota_bytes) if self.quota_bytes else ""}
         return {name: text for name, text in texts.items() if text and (name, text) != ("warm", "false")}
 
 
 def parse_parameters(parameters: Mapping[str, str]) -> VolumeSpec:
-    """The volume that parameters (those of a StorageClass with the annotations over them) ask for."""
+    """Return the volume that a StorageClass's parameters, with the annotations over them, ask for."""
     return _parse(parameters, PARAMETERS, "parameter")
 
 
 def parse_context(attributes: Mapping[str, str]) -> VolumeSpec:
-    """The volume that a PV's attributes describe: those that `context` gave, or that somebody wrote by hand."""
+    """Return the volume that a PV's attributes describe: those of `context`, or written by hand."""
     return _parse(attributes, (*PARAMETERS, *_NOTED), "volume attribute")
 
 
 def volume_id(name: str) -> str:
-    """The id of the volume that a controller is to make under this name: the same for the same name, always."""
+    """Return the id of the volume to make under this name: always the same for one name."""
     if len(name) <= _MAX_ID_BYTES and _PLAIN_ID.fullmatch(name):
         return name
     return f"volume-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
@@ -206,7 +206,7 @@ _FLAGS = ("ro", "rw", "noexec", "exec", "nosuid", "nodev")
 
 @dataclass(frozen=True, kw_only=True)
 class MountOptions:
-    """How a volume is mounted on a node. The fields up to `staging` are a bucket mount's own."""
+    """The options of a mount on a node. The fields up to `staging` concern bucket mounts only."""
 
     uid: int = 0
     gid: int = 0
@@ -219,7 +219,7 @@ class MountOptions:
     noexec: bool = False
 
     def of_mount(self) -> dict[str, Any]:
-        """What a bucket's mount is made with; volumes that agree in it can share one."""
+        """Return the arguments of a bucket's mount. Volumes that agree in them can share one."""
         names = ("uid", "gid", "umask", "ack", "ttl_s", "upload_every_s", "staging")
         return {name: getattr(self, name) for name in names}
 
@@ -230,9 +230,9 @@ def check_capability(capability: csi_pb2.VolumeCapability, spec: VolumeSpec) -> 
 
 
 def mount_options(capability: csi_pb2.VolumeCapability, spec: VolumeSpec) -> MountOptions:
-    """How to mount the volume. Raises as `check_capability`.
+    """Return how to mount the volume. Raises as `check_capability` does.
 
-    A data set may be asked for with any access mode, as many tools know ReadWriteOnce only; it is read-only in all.
+    A data set accepts any access mode, as many tools know ReadWriteOnce only; it is read-only in all.
     """
     kind = capability.WhichOneof("access_type")
     if kind == "block":
@@ -251,7 +251,7 @@ def mount_options(capability: csi_pb2.VolumeCapability, spec: VolumeSpec) -> Mou
 
 
 def is_single_writer(capability: csi_pb2.VolumeCapability) -> bool:
-    """Whether one place of one node may use the volume at a time."""
+    """Tell whether only one place of one node may use the volume at a time."""
     return bool(capability.access_mode.mode == Mode.SINGLE_NODE_SINGLE_WRITER)
 
 

@@ -34,7 +34,7 @@ _PLACE = re.compile(r"\$\{([^}]*)\}")
 
 
 class Asked(NamedTuple):
-    """What a PVC asks for."""
+    """The request of a PVC."""
 
     spec: VolumeSpec
     own_bucket: bool
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 def read_request(
     parameters: Mapping[str, str], annotations: Mapping[str, str], *, namespace: str = "", name: str = ""
 ) -> Asked:
-    """The volume that these parameters of a StorageClass and annotations of a PVC ask for. `RequestError` names what is
+    """Return the volume that a StorageClass's parameters and a PVC's annotations ask for. `RequestError` names what is
     wrong."""
     of_class = {
         key: text
@@ -68,8 +68,8 @@ def read_request(
 
 
 def check_pin(settings: Settings, namespace: str) -> None:
-    """PERMISSION_DENIED unless claims and pods of a namespace ('': not known) may pin: what is pinned is taken from the
-    cache of all others on the node for as long as a pod has it."""
+    """Raise PERMISSION_DENIED unless claims and pods of a namespace ('': not known) may pin. A pinned volume takes its
+    room from the cache of all others on the node, for as long as a pod has it."""
     if "*" not in settings.pins and namespace not in settings.pins:
         raise RequestError(
             grpc.StatusCode.PERMISSION_DENIED,
@@ -79,24 +79,24 @@ def check_pin(settings: Settings, namespace: str) -> None:
 
 
 class BucketRules:
-    """Which buckets are open, with the driver's own credentials, to whoever can make a PVC or a pod."""
+    """The buckets that anybody who makes a PVC or a pod may have with the driver's own credentials."""
 
     def __init__(self, prefixes: Iterable[str] = ()) -> None:
-        """URL prefixes, in which `${pvc.namespace}` stands for the namespace; `*` is every bucket of an object
-        store. A node's folder (`file://`), or what else a URL can lead to, has to be named. `SettingsError`."""
+        """Take URL prefixes, in which `${pvc.namespace}` stands for the namespace. `*` is every bucket of an object
+        store; a node's folder (`file://`), or anything else a URL can lead to, must be named. `SettingsError`."""
         self._prefixes = tuple(prefixes)
         for prefix in self._prefixes:
             self._place(prefix, "any")
 
     def allow(self, url: str, namespace: str) -> bool:
-        """Whether this namespace may have this bucket: it is one of the prefixes, or lies in one."""
+        """Tell whether this namespace may have this bucket: a prefix names it, or a place above it."""
         store, prefix = split_url(url)
         places = [self._place(text, namespace) for text in self._prefixes if namespace or "${" not in text]
         anywhere = "*" in places and store.partition("://")[0] in _REMOTE
         return anywhere or any(f"{store}/{prefix}".startswith(place) for place in places)
 
     def describe(self, namespace: str) -> str:
-        """The open ones, for an error's text."""
+        """Return the open buckets, for an error's text."""
         places = [self._place(text, namespace or "NAMESPACE") for text in self._prefixes]
         return f"open to this namespace: {', '.join(places)}" if places else "none is open"
 
@@ -117,7 +117,7 @@ class BucketRules:
 
 
 def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Our annotations without their prefix; empty ones count as left out."""
+    """Return our annotations without their prefix. Empty ones count as absent."""
     ours = {key: text for key, text in annotations.items() if key.startswith(PREFIX)}
     for key in sorted(set(ours) - set(_ANNOTATIONS)):
         near = difflib.get_close_matches(key.removeprefix(PREFIX).lower(), PARAMETERS, n=1)

@@ -53,7 +53,7 @@ _NODE_SECRET = f"{KUBERNETES}node-stage-secret-name"
 
 
 class ControllerService:
-    """The methods are the RPCs."""
+    """The Controller service. Its methods are the RPCs."""
 
     def __init__(self, settings: Settings, api: KubeApi | None, rules: BucketRules) -> None:
         self._settings, self._api, self._rules = settings, api, rules
@@ -197,7 +197,7 @@ class ControllerService:
         )
 
     def _give(self, decided: VolumeRecord) -> VolumeRecord:
-        """Keep a new volume, if its class has room for it; or the one that another call has made meanwhile."""
+        """Keep a new volume if its class has room for it, or return the one that another call has made meanwhile."""
         if decided.spec.read_only or not decided.parameters.get(CAPACITY):
             return volume_records.add(self._catalog, decided)
         with self._room:
@@ -208,7 +208,7 @@ class ControllerService:
             return volume_records.add(self._catalog, decided)
 
     def _grow(self, record: VolumeRecord, size_bytes: int) -> VolumeRecord:
-        """Let a volume hold this much, if its class, as it is now, has room for it."""
+        """Let a volume hold this much, if its class has room for it now."""
         with self._room:
             there = volume_records.read(self._catalog, record.id)
             if there is not None and not there.spec.read_only and size_bytes > there.capacity_bytes:
@@ -221,14 +221,14 @@ class ControllerService:
         return grown
 
     def _parameters_now(self, record: VolumeRecord) -> Mapping[str, str]:
-        """The parameters of a volume with its class's present capacity: the class may have been made anew."""
+        """Return a volume's parameters with its class's present capacity: the class may have been made anew."""
         if self._api is None or not record.storage_class:
             return record.parameters
         capacity = self._api.class_parameters(record.storage_class).get(CAPACITY, "")
         return {**record.parameters, CAPACITY: capacity}
 
     def _decide(self, request: csi.CreateVolumeRequest, id: str) -> VolumeRecord:
-        """What the volume is to be: all of what is asked for is there, and whoever asks may have it."""
+        """Return the volume to make, after checking that all it asks for exists and that the namespace may have it."""
         namespace, name = request.parameters.get(PVC_NAMESPACE, ""), request.parameters.get(PVC_NAME, "")
         claim = self._claim(request, namespace, name)
         with self._told(claim):
@@ -270,7 +270,7 @@ class ControllerService:
 
     @contextmanager
     def _told(self, claim: Claim | None) -> Iterator[None]:
-        """What people can mend is said in an Event on their PVC, too."""
+        """Write an Event on the PVC for an error that its owner can mend."""
         try:
             yield
         except (RequestError, DatacacheError) as exc:
@@ -316,7 +316,7 @@ class ControllerService:
         return spec, quota_bytes
 
     def _has_secret(self, claim: Claim) -> bool:
-        """Whether volumes of the claim's class come with a secret of their own."""
+        """Tell whether volumes of the claim's class bring a secret along."""
         assert self._api is not None
         return bool(claim.storage_class) and _NODE_SECRET in self._api.class_parameters(claim.storage_class)
 
@@ -346,7 +346,7 @@ def _check_all(capabilities: Iterable[csi.VolumeCapability], spec: VolumeSpec) -
 
 
 def _check_same(record: VolumeRecord, request: csi.CreateVolumeRequest) -> None:
-    """That the volume that is there under the name is one that this request asks for."""
+    """Raise ALREADY_EXISTS unless this request asks for the volume that exists under the name."""
 
     def other(what: str) -> RequestError:
         return RequestError(grpc.StatusCode.ALREADY_EXISTS, f"there is a volume {request.name!r} already, {what}")
@@ -377,12 +377,12 @@ def _unknown(id: str) -> RequestError:
 
 
 def _is_default_name(name: str) -> bool:
-    """Whether it is what the provisioner makes of a PVC's uid if it is not told otherwise."""
+    """Tell whether the provisioner made this name of a PVC's uid, as it does by default."""
     return name.startswith("pvc-") and len(name) == 40 and name.count("-") == 5
 
 
 def _token(id: str) -> str:
-    """Where a listing goes on: after this volume, be it there by then or not."""
+    """Return the token of a listing that goes on after this volume, which may be deleted by then."""
     return f"{hashlib.blake2b(id.encode(), digest_size=6).hexdigest()}.{id}"
 
 

@@ -35,7 +35,7 @@ _MAX_STACK = 1000
 
 
 def top_at(path: str) -> Mount | None:
-    """What is mounted on exactly this path, on top of all else; None where nothing is."""
+    """Return the topmost mount on exactly this path, or None."""
     return _top([mount for mount in mounts() if mount.mountpoint == path])
 
 
@@ -46,7 +46,7 @@ def any_at(paths: Iterable[str]) -> bool:
 
 
 def tops() -> dict[str, Mount]:
-    """What is mounted on top, by path, for who looks at many."""
+    """Return the topmost mounts by path, for callers that look at many."""
     found: dict[str, list[Mount]] = {}
     for mount in mounts():
         found.setdefault(mount.mountpoint, []).append(mount)
@@ -62,12 +62,12 @@ def _top(there: list[Mount]) -> Mount | None:
 
 
 def open_root(path: str) -> int:
-    """A descriptor of the folder that lies at a path, with what is mounted on it. No file system is asked."""
+    """Return a descriptor of the folder at a path, with what is mounted on it. Asks no file system."""
     return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def open_folder(root: int, subpath: str) -> int:
-    """A descriptor of a folder below `root`, reached without leaving it: by no `..`, symbolic link or other mount.
+    """Return a descriptor of a folder below `root`, reached without `..`, symbolic links or other mounts.
     `INVALID_ARGUMENT` where there is none."""
     if not subpath:
         return os.dup(root)
@@ -85,7 +85,7 @@ def open_folder(root: int, subpath: str) -> int:
 
 
 def make_folder(root: int, subpath: str, *, uid: int, gid: int, umask: int) -> int:
-    """As `open_folder`, and what is missing of the path is made, for this owner."""
+    """Return a descriptor as `open_folder` does, and make missing folders of the path for this owner."""
     # Where a group is to write together, what its members make is the group's.
     mode = 0o777 & ~umask | (0 if umask & stat.S_IWGRP else stat.S_ISGID)
     found = os.dup(root)
@@ -110,7 +110,7 @@ def make_folder(root: int, subpath: str, *, uid: int, gid: int, umask: int) -> i
 
 
 def bind(folder: int, target: str, *, read_only: bool, noexec: bool = False) -> None:
-    """Show an open folder at `target`, on top of whatever is mounted there. `MountError`."""
+    """Show an open folder at `target`, on top of anything mounted there. `MountError`."""
     try:
         tree = _call(_SYS_OPEN_TREE, folder, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
         try:
@@ -129,12 +129,12 @@ def bind(folder: int, target: str, *, read_only: bool, noexec: bool = False) -> 
 
 
 def place(path: str) -> str:
-    """A path as mountinfo spells it. What lies at its end is not looked at: it may be dead."""
+    """Return a path as mountinfo spells it. The file at its end may be dead and is not looked at."""
     return resolved(path)
 
 
 def make_place(path: str) -> None:
-    """An empty folder to mount on. A file without content that is in its way is removed."""
+    """Make an empty folder to mount on. Remove an empty file in its way."""
     try:
         os.makedirs(path, mode=0o750)
     except FileExistsError:
@@ -150,8 +150,7 @@ def make_place(path: str) -> None:
 
 
 def clear(path: str) -> None:
-    """Unmount whatever is mounted at a path, dead mounts included, until nothing is. What is busy is detached: those
-    who have files open keep them."""
+    """Unmount everything at a path, dead mounts included. A busy mount is detached: its open files stay open."""
     libc = ctypes.CDLL(None, use_errno=True)
     for _ in range(_MAX_STACK):
         if top_at(path) is None:
@@ -168,7 +167,7 @@ def clear(path: str) -> None:
 
 
 def remove_place(path: str) -> None:
-    """Remove the folder that was mounted on; nothing is an error but something in it."""
+    """Remove the folder of a mount point. `MountError` if something is in it."""
     try:
         os.rmdir(path)
     except FileNotFoundError:

@@ -45,7 +45,7 @@ class Mender:
     def __init__(
         self, records: Records, mounts: SharedMounts, preparation: Preparation, api: KubeApi | None = None
     ) -> None:
-        """`api`: where each pod is told, by an Event, that its volume was lost and mounted anew."""
+        """Take `api`, which tells each pod by an Event that its volume was lost and mounted anew."""
         self._records, self._mounts, self._preparation, self._api = records, mounts, preparation, api
         self._ending = threading.Event()
         self._failures, self._silent_until = 0, 0.0
@@ -63,7 +63,7 @@ class Mender:
         ]
 
     def start(self) -> None:
-        """Look at once, and then again and again."""
+        """Look at once, and then every `EVERY_S`."""
         for thread in self._threads:
             thread.start()
 
@@ -95,8 +95,8 @@ class Mender:
                 work.join()
 
     def tidy(self, *, first: bool = False) -> None:
-        """Release what nothing uses and what could not be released before. `first`: also what a driver that was killed
-        left, or a node that was started again."""
+        """Release unused volumes, and those that could not be released before. The `first` time also release what a
+        killed driver or a restarted node left."""
         with self._records.lock_work("tidier"):
             records = self._records.all()
             there = {record.volume_id for record in records}
@@ -108,7 +108,7 @@ class Mender:
                 self._guarded(self._preparation.forget_strays)
 
     def tell(self) -> None:
-        """Write an Event on each pod whose volume was mounted anew, until it is there."""
+        """Write an Event on each pod whose volume was mounted anew, until it is written."""
         if self._api is None or time.monotonic() < self._silent_until:
             return
         with self._records.lock_work("teller"):
@@ -174,8 +174,8 @@ class Mender:
                 self._later[now.volume_id] = wait_s, time.monotonic() + wait_s
 
     def _is_staged(self, record: NodeVolume) -> bool:
-        """Whether a kubelet can still know of it: it removes the staging path afterwards, and a node that was started
-        again has no mounts. One that rests has none either, and may be published at any time."""
+        """Tell whether a kubelet can still know of a volume: it removes the staging path in the end, and a restarted
+        node has no mounts. A resting volume has no mount either, and may be published at any time."""
         there = record.resting or self._mounts.device(record.mount) is not None
         return bool(record.staging) and os.path.isdir(record.staging) and there
 
@@ -229,5 +229,5 @@ class Mender:
 
 
 def _is_other(there: Mount | None, device: int | None) -> bool:
-    """Whether something is mounted, and from another mount than the one with this st_dev."""
+    """Tell whether something is mounted that is not of the mount with this st_dev."""
     return there is not None and there.device != device

@@ -41,7 +41,7 @@ _log = logging.getLogger("csi_driver")
 
 
 class Health(Enum):
-    """What a mount point is like."""
+    """The state of a mount point."""
 
     ALIVE = "answers"
     SLOW = "does not answer in time"
@@ -51,7 +51,7 @@ class Health(Enum):
 
 
 class SilentMountError(Exception):
-    """A mount does not say what it is asked; the words say why."""
+    """A mount does not answer. The words say why."""
 
     def __init__(self, health: Health, words: str = "") -> None:
         super().__init__(words or health.value)
@@ -68,11 +68,11 @@ class SharedMounts:
         self._patience = Patience("the volume's file system")
 
     def point(self, mount: SharedMount) -> str:
-        """Where it is, or would be."""
+        """Return where a mount is, or would be."""
         return binds.place(str(self._folder / mount.key))
 
     def health(self, path: str, tops: Mapping[str, Mount] | None = None) -> Health:
-        """What the mount at a path is like; asks it, for a bounded time. `tops`: what `binds.tops` said."""
+        """Ask the mount at a path how it is, for a bounded time. `tops` is the answer of `binds.tops`."""
         if (binds.top_at(path) if tops is None else tops.get(path)) is None:
             return Health.ABSENT
         try:
@@ -82,7 +82,7 @@ class SharedMounts:
         return Health.ALIVE
 
     def usage(self, path: str) -> os.statvfs_result:
-        """What statvfs(3) says at a path, after a bounded time. `SilentMountError`."""
+        """Return statvfs(3) of a path, within a bounded time. `SilentMountError`."""
         try:
             return self._patience.ask(("statvfs", path), lambda: os.statvfs(path), _ANSWER_S)
         except RequestError as exc:
@@ -93,7 +93,7 @@ class SharedMounts:
             raise SilentMountError(Health.FAILING, f"{Health.FAILING.value}: {exc.strerror}") from exc
 
     def trouble(self, mount: SharedMount) -> str:
-        """Why a bucket's mount cannot upload what was written; '' where it can."""
+        """Return why a bucket's mount cannot upload what was written; '' where it can."""
         info = fuse_mount.bucket_mount_at(self.point(mount), self._settings) if mount.bucket else None
         if info is None:
             return ""
@@ -106,12 +106,12 @@ class SharedMounts:
         return f"{mount.source}: {status['dirty_files']} files are not uploaded yet: {reason}" if reason else ""
 
     def device(self, mount: SharedMount) -> int | None:
-        """st_dev of what is mounted, dead or alive."""
+        """Return the st_dev of a mount, dead or alive; None where nothing is mounted."""
         there = binds.top_at(self.point(mount))
         return None if there is None else there.device
 
     def ensure(self, mount: SharedMount, *, quota_bytes: int = 0) -> bool:
-        """Mount it unless it is mounted and served; whether it had to be. The errors of `fuse_mount`."""
+        """Mount it unless it is mounted and served. Return whether it had to be mounted. The errors of `fuse_mount`."""
         with self._records.lock_mount(mount, timeout_s=_LOCK_S):
             point = self.point(mount)
             if self.health(point) not in (Health.DEAD, Health.ABSENT):
@@ -127,7 +127,7 @@ class SharedMounts:
             return True
 
     def folder(self, mount: SharedMount, subpath: str) -> int:
-        """A descriptor of a folder of a mounted mount. Missing folders of a bucket are made."""
+        """Return a descriptor of a folder of a mount. Missing folders of a bucket are made."""
         point = self.point(mount)
         if not subpath:
             return binds.open_root(point)
@@ -146,7 +146,7 @@ class SharedMounts:
         return self._patience.ask(("folder", point, subpath), find, _ANSWER_S, discard=os.close)
 
     def bind(self, record: NodeVolume, path: str, subpath: str, *, read_only: bool, noexec: bool) -> None:
-        """Show a folder of a volume at a path, on top of what is there."""
+        """Show a folder of a volume at a path, on top of anything there."""
         folder = self.folder(record.mount, subpath)
         try:
             binds.bind(folder, path, read_only=read_only, noexec=noexec)
@@ -154,8 +154,8 @@ class SharedMounts:
             os.close(folder)
 
     def flush(self, mount: SharedMount, *, timeout_s: float, unmounted_too: bool) -> None:
-        """Wait until a bucket has all that was written. UNAVAILABLE says what it does not have. `unmounted_too`: if it
-        is not mounted and something is left in its staging area, mount it."""
+        """Wait until a bucket has all that was written. UNAVAILABLE names what it lacks. With `unmounted_too`, mount a
+        bucket that has something left in its staging area."""
         if not mount.bucket:
             return
         point = self.point(mount)
@@ -179,7 +179,7 @@ class SharedMounts:
             ) from exc
 
     def end(self, mount: SharedMount) -> bool:
-        """Unmount it if no volume uses it any more. Whether it is gone."""
+        """Unmount a mount that no volume uses any more. Return whether it is gone."""
         with self._records.lock_mount(mount, timeout_s=_LOCK_S):
             if any(record.used and not record.resting and record.mount == mount for record in self._records.all()):
                 return False
@@ -190,7 +190,7 @@ class SharedMounts:
             return True
 
     def end_at(self, point: str) -> None:
-        """Unmount what is at a mount point of ours, and remove that."""
+        """Unmount at one of our mount points, and remove the folder."""
         if binds.top_at(point) is not None:
             info = fuse_mount.bucket_mount_at(point, self._settings)
             if info is not None:
@@ -202,7 +202,7 @@ class SharedMounts:
         binds.remove_place(point)
 
     def end_strays(self) -> None:
-        """Unmount what no volume has: of a driver that was killed."""
+        """Unmount what a killed driver left and no volume has."""
         for key in sorted(os.listdir(self._folder)):
             # A volume is written down before its mount is looked for, so with the lock its record is seen, or it waits.
             with contextlib.suppress(RequestError), self._records.lock_key(key, timeout_s=0.0):
@@ -220,8 +220,8 @@ class SharedMounts:
             fuse_mount.set_quota(info, quota_bytes)
 
     def _when_free(self, mount: SharedMount, timeout_s: float) -> Health:
-        """How a mount is that was absent, once nobody works on its staging area or it is there again: a server that
-        was killed may have a successor this moment. UNAVAILABLE where it goes on."""
+        """Return the health of an absent mount once nobody works on its staging area, or once it is back: a killed
+        server may get a successor this moment. UNAVAILABLE where that goes on."""
         deadline = time.monotonic() + timeout_s
         while True:
             health = self.health(self.point(mount))
@@ -263,7 +263,7 @@ class SharedMounts:
         fuse_mount.mount_snapshot(mount.source, point, settings=self._settings, allow_other=True, given=True)
 
     def _needs_credentials(self, mount: SharedMount) -> bool:
-        """Whether a volume brought credentials along: then it is not mounted with the driver's own."""
+        """Tell whether a volume brought credentials along: then its bucket is not mounted with the driver's own."""
         return any(record.credentials and record.mount == mount for record in self._records.all())
 
     def _end_bucket(self, info: fuse_mount.BucketInfo) -> None:

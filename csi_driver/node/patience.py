@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Patience:
-    """Remembers which questions are still unanswered. `whose`: for the words about it."""
+    """Remembers the unanswered questions. `whose` names who is asked, for messages."""
 
     def __init__(self, whose: str) -> None:
         self._whose = whose
@@ -33,8 +33,8 @@ class Patience:
         *,
         discard: Callable[[T], None] = lambda _answer: None,
     ) -> T:
-        """What `function` returns or raises; UNAVAILABLE after the time. `discard` gets an answer that came too late.
-        While an earlier question of this key is unanswered, that is waited for first."""
+        """Return or raise what `function` does; UNAVAILABLE after the time. `discard` gets an answer that comes too
+        late. An earlier question of this key that is unanswered is waited for first."""
         question = _Question(function, discard)
         while True:
             with self._lock:
@@ -80,7 +80,7 @@ class _Question(Generic[T]):
             self._discard(self._answers[0])
 
     def give_up(self) -> bool:
-        """False if the answer has just come."""
+        """Give up waiting; return False if the answer has just come."""
         with self._lock:
             self._given_up = not self.done.is_set()
             return self._given_up

@@ -49,11 +49,11 @@ _log = logging.getLogger("csi_driver")
 
 
 class NotYetError(RequestError):
-    """The volume is being prepared; what was done so far stays for the next call."""
+    """The volume is being prepared. What was done so far stays for the next call."""
 
 
 class Preparation:
-    """The volumes of one home."""
+    """Prepares and releases the volumes of one home."""
 
     def __init__(
         self, settings: Settings, records: Records, mounts: SharedMounts, secrets: StoreSecrets, rules: BucketRules
@@ -69,13 +69,14 @@ class Preparation:
     def resolved(
         self, volume_id: str, spec: VolumeSpec, *, inline: bool, namespace: str = "", before: NodeVolume | None = None
     ) -> VolumeSpec:
-        """The volume with its snapshot's id, which the catalog has under the volume's name: access is asked for by
-        name, so an id is nothing that a volume can say by itself.
+        """Return the volume with its snapshot's id, which the catalog must have under the volume's name: access is
+        asked for by name, so a volume cannot bring an id of its own.
 
-        A reference is resolved once: for an inline volume by its node, for a static one by the first node of all, which
-        writes it down in the catalog. So a snapshot that was removed since is still given to a volume that it was given
-        to: `before`, what this node has of it; the controller's record; or the static volume's. `namespace`: who reads
-        what is said where there is none."""
+        A reference is resolved once: an inline volume's by its node, a static one's by the first node, which
+        writes it down in the catalog. So a snapshot that was removed since still goes to a volume that it was
+        given to: by `before` (this node's record), the controller's record, or the static volume's. `namespace`
+        decides what the error about a missing snapshot may tell.
+        """
         if spec.bucket or (before is not None and before.used and before.context == spec.context()):
             return spec
         with closing(open_catalog(self._settings)) as catalog:
@@ -94,8 +95,8 @@ class Preparation:
     def check_namespace(
         self, volume_id: str, spec: VolumeSpec, namespace: str, *, inline: bool, secrets: Mapping[str, str]
     ) -> None:
-        """PERMISSION_DENIED unless pods of a namespace ('': not known) may have the volume. If the catalog is away,
-        what the controller provisioned for the namespace may be had, by what this node has read of its record."""
+        """Raise PERMISSION_DENIED unless pods of a namespace ('': not known) may have the volume. While the catalog is
+        away, a namespace keeps what the controller provisioned for it, by what this node has read of the record."""
         owner = "" if inline else spec.namespace  # whoever writes a pod could claim anything
         if owner and namespace and owner != namespace:
             raise _denied(f"the volume was provisioned for namespace {owner}, not for {namespace}")
@@ -125,8 +126,8 @@ class Preparation:
     # --- credentials, mount, pin, warm-up -----------------------------------------------------------------------
 
     def prepare(self, record: NodeVolume, secrets: Mapping[str, str], *, left_s: float | None) -> NodeVolume:
-        """Everything but showing it; the record as it is then. Raises `NotYetError` where the caller is to ask again.
-        `left_s`: how long the caller waits."""
+        """Do everything but show the volume, and return its new record. `left_s` is how long the caller waits;
+        `NotYetError` where it has to ask again."""
         end = time.monotonic() + (_WARM_S if left_s is None else min(left_s - _MARGIN_S, _WARM_S))
         if not record.mount.bucket and self._mounts.device(record.mount) is None:
             with closing(open_catalog(self._settings)) as catalog:
@@ -140,8 +141,7 @@ class Preparation:
         return record
 
     def mount(self, record: NodeVolume) -> tuple[NodeVolume, bool]:
-        """The shared mount, with the quota of those that use it; the record as it is then, and whether it was not
-        there."""
+        """Make the shared mount, with the quota of its users. Return the new record, and whether the mount is new."""
         self._check_others(record, {})
         if record.resting:
             record = self._put(replace(record, resting=False))
@@ -149,12 +149,13 @@ class Preparation:
             return record, self._mounts.ensure(record.mount, quota_bytes=self._quota_of(record.mount))
 
     def _turn(self, record: NodeVolume, *, asks: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Hold a turn to wait for a bucket's endpoint within, where a Secret may name it and it is asked."""
+        """Return a context that holds a turn to wait for a bucket's endpoint, if a Secret may name that endpoint and
+        `asks` is true."""
         named = record.mount.bucket and record.credentials and not record.inline  # an inline volume's cannot
         return self._turns.take(record.spec.namespace) if named and asks else contextlib.nullcontext()
 
     def quota_of(self, volume_id: str, spec: VolumeSpec) -> int:
-        """How much a volume may hold by now."""
+        """Return how many bytes a volume may hold by now."""
         if spec.read_only:
             return 0
         try:
@@ -165,19 +166,19 @@ class Preparation:
             return spec.quota_bytes
 
     def expand(self, record: NodeVolume, quota_bytes: int) -> None:
-        """Let a bucket volume hold this much, if it may not already. One without a quota gets none by it."""
+        """Let a bucket volume hold this much, unless it already may. A volume without a quota gets none."""
         if 0 < record.quota_bytes < quota_bytes:
             self._records.put(replace(record, quota_bytes=quota_bytes))
         self._mounts.set_quota(record.mount, self._quota_of(record.mount))
 
     def _quota_of(self, mount: SharedMount) -> int:
-        """Of a mount that several share: the largest; none if one of them has none."""
+        """Return the quota of a shared mount: the largest of its users', or none if one of them has none."""
         quotas = [record.quota_bytes for record in self._records.all() if record.used and record.mount == mount]
         return max(quotas, default=0) if all(quotas) else 0
 
     def move(self, record: NodeVolume, mount: SharedMount) -> NodeVolume:
-        """Have a staged bucket volume that no pod sees use another mount from now on: the same bucket with other
-        options. What was written is in the bucket first. UNAVAILABLE while that is not so."""
+        """Give a staged bucket volume that no pod sees another mount: the same bucket with other options. What was
+        written is uploaded first; UNAVAILABLE until it is."""
         if self._is_only_user(record) and not record.resting:
             with self._turn(record):
                 self._mounts.flush(record.mount, timeout_s=self.flush_s, unmounted_too=True)
@@ -193,8 +194,8 @@ class Preparation:
         return not any(other.used and other.mount == record.mount for other in others)
 
     def _check_others(self, record: NodeVolume, secrets: Mapping[str, str]) -> None:
-        """One staging area has one mount: what pods have decides how, and with whose credentials. A mount that no pod
-        has gives way."""
+        """Check that a bucket's other volumes agree with this one: one staging area has one mount, and pods that have
+        it decide its options and credentials. A mount that no pod has gives way."""
         in_the_way: dict[str, SharedMount] = {}
         for other in self._records.all() if record.mount.bucket else ():
             if other.volume_id == record.volume_id or other.mount.source != record.mount.source:
@@ -213,8 +214,8 @@ class Preparation:
             self._set_aside(mount, record)
 
     def _set_aside(self, mount: SharedMount, record: NodeVolume) -> None:
-        """Unmount a bucket that no pod sees with these options, for a volume that has others. Its volumes stay staged:
-        whoever publishes one next has it mounted anew. FAILED_PRECONDITION where a pod has it."""
+        """Unmount a bucket that no pod sees, for a volume with other options. Its volumes stay staged; the next
+        publication mounts it anew. FAILED_PRECONDITION where a pod has it."""
         with contextlib.ExitStack() as stack:
             # With their locks nobody shows one of them meanwhile, and what is read is how it is.
             users = [each.volume_id for each in self._records.all() if each.used and each.mount == mount]
@@ -333,9 +334,9 @@ class Preparation:
     # --- the way back -------------------------------------------------------------------------------------------
 
     def release(self, record: NodeVolume, *, flush_s: float | None = None, unmounted_too: bool = True) -> None:
-        """Undo all of it, as far as no other volume needs it, once nothing shows the volume any more. UNAVAILABLE while
-        a bucket does not have everything: what remains stays for the next call. `unmounted_too`: a bucket that is not
-        mounted (the node was started again) is, if there is something to upload."""
+        """Undo everything that no other volume needs, once nothing shows the volume. UNAVAILABLE while a bucket lacks
+        something: the rest stays for the next call. With `unmounted_too`, a bucket that is not mounted (the node was
+        restarted) is mounted if something is to be uploaded."""
         record = self._put(replace(record, staging="", targets=()))
         others = [other for other in self._records.all() if other.volume_id != record.volume_id]
         if not any(other.used and other.mount == record.mount for other in others):
@@ -354,7 +355,7 @@ class Preparation:
         self._records.remove(record.volume_id)
 
     def forget_strays(self) -> None:
-        """Mounts and credentials of volumes that there is no record of."""
+        """Remove mounts and credentials of volumes without a record."""
         if not self._records.complete():
             return
         self._mounts.end_strays()
@@ -365,7 +366,7 @@ class Preparation:
                     self._secrets.drop_everywhere(volume_id)
 
     def undo(self, volume_id: str) -> None:
-        """`release` after a failure, whose own error is the one to tell."""
+        """Call `release` after a failure whose own error is the one to tell."""
         record = self._records.get(volume_id)  # as it is by now: pinned, with credentials
         if record is not None:
             with contextlib.suppress(DatacacheError, RequestError, OSError):
@@ -377,7 +378,7 @@ class Preparation:
 
 
 def shared_mount(spec: VolumeSpec, options: MountOptions) -> SharedMount:
-    """Which mount a resolved volume is a part of."""
+    """Return the mount that a resolved volume is a part of."""
     if spec.bucket:
         return SharedMount(source=spec.bucket, bucket=True, options=options.of_mount())
     return SharedMount(source=spec.dataset, bucket=False)

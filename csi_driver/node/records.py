@@ -45,7 +45,7 @@ class SharedMount:
 
     @property
     def key(self) -> str:
-        """Its name on this node."""
+        """Return the mount's name on this node."""
         return _hash(json.dumps([self.source, sorted(self.options.items())]))
 
 
@@ -90,12 +90,12 @@ class NodeVolume:
 
     @property
     def spec(self) -> VolumeSpec:
-        """What the volume is."""
+        """Return the volume's specification."""
         return parse_context(self.context)
 
     @property
     def used(self) -> bool:
-        """Whether anything of it is mounted or was about to be."""
+        """Tell whether anything of it is mounted, or was about to be."""
         return bool(self.staging or self.targets)
 
     @property
@@ -104,15 +104,15 @@ class NodeVolume:
         return binds.any_at(target.path for target in self.targets)
 
     def target(self, path: str) -> Target | None:
-        """The target at a path."""
+        """Return the target at a path."""
         return next((target for target in self.targets if target.path == path), None)
 
     def with_target(self, target: Target) -> NodeVolume:
-        """The same with a target added or replaced."""
+        """Return a copy with a target added or replaced."""
         return replace(self.without_target(target.path), targets=(*self.without_target(target.path).targets, target))
 
     def without_target(self, path: str) -> NodeVolume:
-        """The same without a target."""
+        """Return a copy without a target."""
         return replace(self, targets=tuple(target for target in self.targets if target.path != path))
 
 
@@ -125,24 +125,24 @@ class Records:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def get(self, volume_id: str) -> NodeVolume | None:
-        """What is known of a volume."""
+        """Return the record of a volume, or None."""
         return _read(self._path(volume_id))
 
     def has(self, volume_id: str) -> bool:
-        """Whether a volume has a record, be it one that cannot be read."""
+        """Tell whether a volume has a record, even an unreadable one."""
         return self._path(volume_id).exists()
 
     def all(self) -> list[NodeVolume]:
-        """Every volume. A file that cannot be read is passed over, and stays."""
+        """Return every volume. A file that cannot be read is passed over, and stays."""
         found = (_read(path) for path in sorted(self._volumes.glob("*.json")))
         return [record for record in found if record is not None]
 
     def complete(self) -> bool:
-        """Whether every file can be read: of a newer driver's it may be otherwise."""
+        """Tell whether every file can be read. A newer driver's may not be."""
         return all(_read(path) is not None or not path.exists() for path in self._volumes.glob("*.json"))
 
     def put(self, record: NodeVolume) -> None:
-        """Replace a volume's record; it survives a power loss."""
+        """Replace a volume's record durably."""
         replace_file(self._path(record.volume_id), json.dumps(asdict(record)).encode())
 
     def remove(self, volume_id: str) -> None:
@@ -151,27 +151,27 @@ class Records:
 
     @contextlib.contextmanager
     def lock(self, volume_id: str, *, timeout_s: float) -> Iterator[None]:
-        """Work on a volume. ABORTED where somebody else does for longer than the time."""
+        """Hold the lock of a volume. ABORTED where somebody else holds it for longer than the time."""
         busy = RequestError(grpc.StatusCode.ABORTED, f"another call on the volume {volume_id!r} is under way")
         with self._held(f"volume-{_hash(volume_id)}", busy, timeout_s):
             yield
 
     @contextlib.contextmanager
     def lock_mount(self, mount: SharedMount, *, timeout_s: float) -> Iterator[None]:
-        """Make or take away a shared mount. UNAVAILABLE where somebody else does for longer than the time."""
+        """Hold the lock of a shared mount, to make it or take it away. UNAVAILABLE after the time."""
         with self.lock_key(mount.key, timeout_s=timeout_s, source=mount.source):
             yield
 
     @contextlib.contextmanager
     def lock_key(self, key: str, *, timeout_s: float, source: str = "") -> Iterator[None]:
-        """As `lock_mount`, for one of which only the key may be known."""
+        """Hold the lock of a shared mount by its key."""
         words = f"{source or f'the mount {key}'} is being mounted or unmounted on this node"
         with self._held(f"mount-{key}", RequestError(grpc.StatusCode.UNAVAILABLE, words), timeout_s):
             yield
 
     @contextlib.contextmanager
     def lock_work(self, name: str) -> Iterator[None]:
-        """Do some work on all of it. ABORTED where another driver of the home does."""
+        """Hold a lock for work on all volumes. ABORTED where another driver of the home holds it."""
         with self._held(name, RequestError(grpc.StatusCode.ABORTED, "another driver does it"), 0.0):
             yield
 
@@ -209,7 +209,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the file still has its name: whoever held it before has removed that."""
+    """Tell whether the file still has its name, which the holder before may have removed."""
     try:
         there, ours = os.stat(path), os.fstat(descriptor)
     except FileNotFoundError:
@@ -231,7 +231,7 @@ def _read(path: Path) -> NodeVolume | None:
 
 
 def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Without what a newer driver has added: a volume of its can be taken away by this one."""
+    """Leave out fields that a newer driver has added: this driver can still take its volumes away."""
     return {name: value for name, value in values.items() if name in kind.__dataclass_fields__}
 
 

@@ -56,8 +56,8 @@ _MAY_CHANGE = ("mode", "read_only", "noexec")
 
 
 class NodeService:
-    """The volumes of one node, whose state is under `<home>/csi`. `rules`: which buckets inline volumes may name.
-    `api`: where pods are told what befell their volumes."""
+    """The volumes of one node, whose state is under `<home>/csi`. `rules` name the buckets that inline volumes may
+    have; `api` tells pods what befell their volumes."""
 
     def __init__(
         self, settings: Settings, node_id: str, rules: BucketRules | None = None, api: KubeApi | None = None
@@ -254,8 +254,8 @@ class NodeService:
             raise _precondition(f"volume {record.volume_id!r} is for a single pod, and published at {used} already")
 
     def _show(self, record: NodeVolume, target: Target, *, known: Target | None) -> None:
-        """Bind at a target; over what is there if that is this volume's own, whose pod may be running. `known`: the
-        target as it was recorded before this call."""
+        """Bind at a target, also over this volume's own bind, whose pod may be running. `known` is the target as
+        recorded before this call."""
         there = binds.top_at(target.path)
         if known is not None and there is not None:  # what befell it stays true of the pod
             target = replace(target, mended=known.mended, told=known.told)
@@ -345,8 +345,8 @@ def _check_capability_is_there(request: Any) -> None:
 
 
 def _check_same(before: NodeVolume, now: NodeVolume, *, shown: bool) -> None:
-    """That a volume that is staged already is what it is staged as. How it is mounted may change while no pod has it:
-    a kubelet that was started again stages it for the next pod, whose fsGroup may be another."""
+    """Raise ALREADY_EXISTS unless a staged volume is staged as this call wants it. While no pod has it, its options may
+    change: a restarted kubelet stages it for the next pod, whose fsGroup may differ."""
     if before.inline or before.staging not in ("", now.staging):
         where = "inline" if before.inline else f"staged at {before.staging}"
         raise RequestError(grpc.StatusCode.ALREADY_EXISTS, f"volume {now.volume_id!r} is {where} already")
@@ -359,7 +359,8 @@ def _check_same(before: NodeVolume, now: NodeVolume, *, shown: bool) -> None:
 
 
 def _check_published(record: NodeVolume, spec: VolumeSpec) -> None:
-    """That a volume is what is staged under its id: two PVs may have one id, and a kubelet stages it once."""
+    """Raise unless the published volume is the one that is staged under its id: two PVs may have one id, and a kubelet
+    stages it once."""
     staged = record.spec
     if spec.dataset and spec.dataset == staged.asked:
         spec = spec.resolved(staged.dataset)
@@ -370,7 +371,7 @@ def _check_published(record: NodeVolume, spec: VolumeSpec) -> None:
 
 
 def _check_free(record: NodeVolume, wanted: SharedMount) -> None:
-    """That no pod has a volume that another pod wants to be mounted in another way."""
+    """Raise if a pod has a volume that another pod wants with other options."""
     if not record.shown:
         return
     ours, theirs = wanted.options, record.mount.options

@@ -47,9 +47,9 @@ _log = logging.getLogger("csi_driver")
 class StoreSecrets:
     """The credentials of one home's volumes.
 
-    Those of data sets lie where all stores look, as the daemon reads a snapshot for everybody who may have it. Those of
-    buckets lie in a folder of their mount, `<credentials>/<key>/`: nobody else's requests are made with them, and the
-    mount's with nobody else's.
+    Those of data sets lie where all stores look, as the daemon reads a snapshot for everybody who may have it.
+    Those of buckets lie in a folder of their mount, `<credentials>/<key>/`: that mount uses them and no others, and
+    nobody else does.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -57,16 +57,16 @@ class StoreSecrets:
         self._files = CredentialFiles(settings.credentials_dir)
 
     def folder(self, mount: SharedMount) -> Path:
-        """Where the credentials of a bucket's mount are, if volumes brought any."""
+        """Return where the credentials of a bucket's mount are, if volumes brought any."""
         return self._settings.credentials_dir / mount.key
 
     def has_any(self, mount: SharedMount) -> bool:
-        """Whether a bucket's mount has credentials that volumes brought along."""
+        """Tell whether a bucket's mount has credentials that volumes brought along."""
         return bool(self._of(mount).owners())
 
     def check_shared(self, record: NodeVolume, other: NodeVolume, secrets: Mapping[str, str]) -> bool:
-        """Whether two volumes of a bucket's mount may share it: nobody is to get by it what only the other one's
-        credentials open. Those of one namespace trust each other; so do those that an administrator wrote."""
+        """Tell whether two volumes may share a bucket's mount: neither may gain what only the other's credentials open.
+        Volumes of one namespace trust each other; so do those that an administrator wrote."""
         if not (record.credentials or other.credentials):
             return True
         if record.credentials != other.credentials:
@@ -98,9 +98,8 @@ class StoreSecrets:
         files.put(credentials.owner, store_url, secrets)
 
     def take_for_snapshot(self, record: NodeVolume, manifest: Manifest, secrets: Mapping[str, str]) -> bool:
-        """Keep a volume's credentials for the stores that a snapshot is read from: those that accept them and that
-        refuse the node's own. UNAUTHENTICATED if there is nothing for any store, UNAVAILABLE if one cannot be asked.
-        Whether they are kept."""
+        """Keep a volume's credentials for those stores of a snapshot that accept them and refuse the node's own. Return
+        whether any are kept. UNAUTHENTICATED if they open no store, UNAVAILABLE if a store cannot be asked."""
         stores = sorted({source.store for source in manifest.root.sources if takes_credentials(source.store)})
         if not secrets or not stores:
             return False
@@ -139,8 +138,7 @@ class StoreSecrets:
         return kept
 
     def move(self, record: NodeVolume, mount: SharedMount) -> None:
-        """Give another mount of a volume's bucket the credentials that the volume brought along. Those of its present
-        mount stay; see `drop_of_mount`."""
+        """Give a volume's credentials to another mount of its bucket, too. See `drop_of_mount`."""
         owner, store_url = _owner(record.volume_id), split_url(record.spec.bucket)[0]
         for each in self._of(record.mount).for_store(store_url):
             if each.owner == owner:
@@ -151,7 +149,7 @@ class StoreSecrets:
                 self._of(mount).put(owner, store_url, values)
 
     def drop_of_mount(self, record: NodeVolume, mount: SharedMount) -> None:
-        """Forget the credentials that a volume brought along for a mount that it has no longer."""
+        """Forget the credentials that a volume brought along for a mount that it no longer has."""
         self._drop_in(self.folder(mount), _owner(record.volume_id))
 
     def drop(self, record: NodeVolume) -> None:
@@ -161,12 +159,12 @@ class StoreSecrets:
             self._drop_in(self.folder(record.mount), _owner(record.volume_id))
 
     def volumes(self) -> set[str]:
-        """The ids of all volumes that have credentials here."""
+        """Return the ids of all volumes with credentials here."""
         owners = {owner for folder in self._folders() for owner in CredentialFiles(folder).owners()}
         return {owner.removeprefix(_OWNER) for owner in owners if owner.startswith(_OWNER)}
 
     def drop_everywhere(self, volume_id: str) -> None:
-        """Forget the credentials of a volume that there is no record of."""
+        """Forget the credentials of a volume without a record."""
         for folder in self._folders():
             self._drop_in(folder, _owner(volume_id))
 
@@ -219,7 +217,7 @@ class StoreSecrets:
 
 
 def _samples(manifest: Manifest, stores: Collection[str]) -> dict[str, ObjectRef]:
-    """An object of each of these stores to try credentials on; of one without any among the first rows none."""
+    """Return for each store an object to try credentials on, taken from the first rows; none where those have none."""
     found: dict[str, ObjectRef] = {}
     rows = (manifest.object_ref(entry) for entry in islice(manifest.entries(), _LOOKED_AT) if entry.size_bytes)
     for ref in rows:
@@ -257,10 +255,11 @@ class EndpointTurns:
 
     @contextlib.contextmanager
     def take(self, namespace: str) -> Iterator[None]:
-        """Hold a turn within. UNAVAILABLE at once where none is left: to wait for one would take a thread, too.
+        """Hold a turn. UNAVAILABLE at once where none is left: waiting for one would take a thread, too.
 
-        A namespace that holds none is refused only where `OF_FIRST` others hold turns: whoever takes a second one finds
-        fewer than `OF_ALL` taken, so all seconds and thirds together are fewer than that."""
+        A namespace that holds none is refused only where `OF_FIRST` others hold turns: a second turn is given
+        only while fewer than `OF_ALL` are taken, so all second and third turns together are fewer than that.
+        """
         with self._lock:
             of_one, of_all = self._taken[namespace], self._taken.total()
             if of_one >= OF_ONE or of_all >= (OF_ALL if of_one else OF_ALL + OF_FIRST):
