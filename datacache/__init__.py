@@ -45,7 +45,7 @@ if _CHECKING:
     from fuse_mount import mount_snapshot as mount
     from fuse_mount import unmount
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "DatacacheError",
     "Settings",

@@ -16,6 +16,8 @@ run ruff format --check .
 run ruff check .
 run mypy
 run lint-imports --no-logo
+run python scripts/promises.py --check
+run python scripts/check_package.py
 # Two at a time, as tests wait for servers and processes more than they compute; then those that want to be alone.
 # 5 says that the arguments name none of these.
 run pytest -q -n 2 --dist worksteal -m "${fast}not alone" "$@" || [ $? = 5 ]

@@ -32,7 +32,14 @@ def open_catalog_url(url: str, *, blob_cache_dir: Path | None = None) -> Catalog
             )
         return SqliteCatalog(file)
     if separator and scheme in ("mongodb", "mongodb+srv"):
-        from datacache.catalog.mongo.catalog import MongoCatalog
+        try:
+            from datacache.catalog.mongo.catalog import MongoCatalog
+        except ModuleNotFoundError as exc:
+            if exc.name not in ("pymongo", "bson"):
+                raise
+            raise SettingsError(
+                "a catalog in MongoDB needs pymongo", hint="Install it: pip install 'dsctl[mongo]'"
+            ) from exc
 
         catalog = MongoCatalog(url)
         if blob_cache_dir is None:

@@ -56,3 +56,12 @@ def test_a_backends_library_is_imported_only_for_it() -> None:
         " assert 'pymongo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_pymongo_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "datacache.catalog.mongo.catalog", raising=False)
+    monkeypatch.setitem(sys.modules, "pymongo", None)
+    monkeypatch.setitem(sys.modules, "bson", None)
+    with pytest.raises(SettingsError, match="needs pymongo") as raised:
+        open_catalog_url("mongodb://host/db")
+    assert raised.value.hint == "Install it: pip install 'dsctl[mongo]'"
