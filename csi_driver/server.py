@@ -12,7 +12,6 @@ server's. Calls come in from many threads; `start` and `close` are the owner's.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import socket
@@ -33,6 +32,7 @@ from google.protobuf.message_factory import GetMessageClass
 from csi_driver.status import RequestError, status_of
 from csi_driver.volumes import volume_id
 from csi_driver.wire import csi_pb2
+from datacache.core import lockfile
 from datacache.core.errors import SettingsError
 
 THREADS = 128
@@ -136,7 +136,7 @@ class Server:
                 hint="Make it, or name a socket in a folder that is there.",
             ) from exc
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            lockfile.take(folder)
             yield
         finally:
             os.close(folder)

@@ -11,7 +11,6 @@ Secrets are in none of them. Any thread may call; who changes a volume's record 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ import grpc
 from csi_driver.node import binds
 from csi_driver.status import RequestError
 from csi_driver.volumes import VolumeSpec, parse_context
+from datacache.core import lockfile
 from datacache.core.disk import replace_file
 
 _ASK_AGAIN_S = 0.02
@@ -178,15 +178,7 @@ class Records:
     @contextlib.contextmanager
     def _held(self, name: str, busy: RequestError, timeout_s: float) -> Iterator[None]:
         path, deadline = self._locks / f"{name}.lock", time.monotonic() + timeout_s
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                if _try_lock(descriptor) and _is_at(descriptor, path):
-                    break
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
+        while (descriptor := lockfile.open_locked(path)) is None:
             if time.monotonic() >= deadline:
                 raise busy
             time.sleep(_ASK_AGAIN_S)
@@ -198,23 +190,6 @@ class Records:
 
     def _path(self, volume_id: str) -> Path:
         return self._volumes / f"{_hash(volume_id)}.json"
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Tell whether the file still has its name, which the holder before may have removed."""
-    try:
-        there, ours = os.stat(path), os.fstat(descriptor)
-    except FileNotFoundError:
-        return False
-    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
 
 def _read(path: Path) -> NodeVolume | None:

@@ -10,7 +10,6 @@ Counts in messages: `1 link`, `1,204 links`. Used wherever something is said to 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import mmap
 import os
@@ -19,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from datacache.core import lockfile
 from datacache.core.concurrency import PerProcess
 
 NAMES = (
@@ -110,17 +110,16 @@ def fold(folder: Path) -> None:
     folded now (a full disk) stays as it is."""
     with contextlib.suppress(OSError):
         for path in [path for path in folder.iterdir() if path.name != _FOLDED]:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = lockfile.open_locked(path, os.O_RDWR)
+            if fd is None:  # its process lives
+                continue
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 past = _map(folder / _FOLDED)
                 sums = list(past)
                 _add_file(sums, path)
                 path.unlink(missing_ok=True)  # while it is locked: who has just made it looks for its name then
                 for at, value in enumerate(sums):
                     past[at] = value
-            except BlockingIOError:  # its process lives
-                continue
             finally:
                 os.close(fd)
 
@@ -132,7 +131,7 @@ def _own_file(folder: Path) -> memoryview:
         path = folder / secrets.token_hex(8)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            lockfile.take(fd)
             if not os.fstat(fd).st_nlink:  # a daemon took it for a dead process's
                 os.close(fd)
                 continue

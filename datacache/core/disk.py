@@ -12,10 +12,12 @@ from pathlib import Path
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-    """Write at an offset, however many calls it takes: a disk that fills up, and a signal, take a part of it."""
+    """Write at an offset, in as many calls as it takes: a disk that fills up, or a signal, may cut one short."""
     rest = memoryview(data)
     while rest:
         count = os.pwrite(fd, rest, offset)
+        if not count:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         rest, offset = rest[count:], offset + count
 
 

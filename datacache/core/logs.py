@@ -8,13 +8,14 @@ processes may write to one file. What is not a file (a terminal, a container's p
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import stat
 import sys
 import time
 from pathlib import Path
+
+from datacache.core import lockfile
 
 MAX_BYTES = 8 * 2**20
 _SAME_LINES = 20
@@ -92,13 +93,13 @@ def bound(fd: int, max_bytes: int) -> None:
     elif status.st_size <= max_bytes:
         return
     else:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # of several that notice, one moves it
+        lockfile.take(fd)  # of several that notice, one moves it
         try:
             there = os.stat(path)
             if (there.st_dev, there.st_ino) == (status.st_dev, status.st_ino):
                 os.replace(path, f"{path}.1")
         finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            lockfile.give_back(fd)
     same = [n for n in {1, 2, fd} if os.path.sameopenfile(n, fd)]
     fresh = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:

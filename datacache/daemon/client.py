@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import http.client
 import itertools
@@ -28,8 +27,9 @@ from typing import Any
 from urllib.parse import quote
 
 from datacache.core import ipc as unix_sockets
+from datacache.core import lockfile
 from datacache.core.concurrency import PerProcess
-from datacache.core.disk import open_private
+from datacache.core.disk import open_private, replace_file
 from datacache.core.errors import (
     DaemonError,
     DaemonSilentError,
@@ -319,8 +319,8 @@ class DaemonClient:
         with contextlib.suppress(OSError):
             path = paths.start_failure_path(self._settings.home)
             beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-            beside.write_text(json.dumps([time.time() + for_s, exc.message, exc.hint]))
-            beside.replace(path)
+            said = json.dumps([time.time() + for_s, exc.message, exc.hint])
+            replace_file(path, said.encode(), beside=beside, durable=False)
 
     def _expect_no_failure(self) -> None:
         try:
@@ -338,19 +338,15 @@ class DaemonClient:
         path = paths.start_lock_path(self._settings.home)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fd = lockfile.open_locked(path)
         except OSError:  # the home cannot be written: starting says what is wrong
             yield True
             return
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = True
-        except BlockingIOError:
-            mine = False
-        try:
-            yield mine
+            yield fd is not None
         finally:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
 
     def _start(self, end: float) -> None:
         process: subprocess.Popen[bytes] | None = None

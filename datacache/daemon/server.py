@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import resource
@@ -30,7 +29,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
-from datacache.core import counters
+from datacache.core import counters, lockfile
 from datacache.core import ipc as unix_sockets
 from datacache.core.errors import (
     CacheError,
@@ -472,19 +471,16 @@ def hold_lock(settings: Settings, *, wait: bool = False) -> Iterator[None]:
             hint="Set DATACACHE_HOME to a folder you can write to.",
         ) from exc
     try:
-        try:
-            for held in (home, fd):
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
+        if not all(lockfile.take(held, wait=False) for held in (home, fd)):
             pid = os.pread(fd, 20, 0).decode(errors="replace").strip() or "?"
             if not wait:
                 raise DaemonRunningError(
                     f"a daemon (pid {pid}) serves {settings.home} already",
                     hint="See: dsctl daemon status. Stop it: dsctl daemon stop.",
-                ) from exc
+                )
             log.info("a daemon (pid %s) serves %s: waiting for its end", pid, settings.home)
             for held in (home, fd):
-                fcntl.flock(held, fcntl.LOCK_EX)
+                lockfile.take(held)
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         yield

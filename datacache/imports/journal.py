@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import threading
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
+from datacache.core import lockfile
 from datacache.core.errors import CacheError, ImportFailedError
 from datacache.manifest.builder import Sorter
 from datacache.manifest.model import Entry
@@ -58,8 +58,9 @@ class Journal:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _forget_old(folder)
-            self._fd = _open_locked(self._path)
-            if self._fd >= 0:
+            fd = _open_locked(self._path)
+            self._fd = -1 if fd is None else fd
+            if fd is not None:
                 self._records_at = self._prepare(_sealed(head))
         except OSError as exc:
             raise CacheError(f"the journal {self._path} cannot be written: {exc.strerror}") from exc
@@ -157,26 +158,15 @@ def _unsealed(line: bytes) -> Done | None:
     )
 
 
-def _open_locked(path: Path) -> int:
-    """The file, locked, or -1 if another process has it."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(path)):
-                    return fd
-        except BlockingIOError:
-            os.close(fd)
-            return -1
-        os.close(fd)  # whoever had it has committed and removed it meanwhile
+def _open_locked(path: Path) -> int | None:
+    return lockfile.open_locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
 def _forget_old(folder: Path) -> None:
     """Remove journals that nobody went on with for a month."""
     for file in folder.glob("*.journal"):
         with contextlib.suppress(OSError):
-            if time.time() - file.stat().st_mtime > _FORGET_AFTER_S and (fd := _open_locked(file)) >= 0:
+            if time.time() - file.stat().st_mtime > _FORGET_AFTER_S and (fd := _open_locked(file)) is not None:
                 try:
                     file.unlink()  # under its lock: an import that stands still keeps its journal
                 finally:

@@ -22,17 +22,17 @@ removed by the next one: a folder is in use for as long as somebody has it locke
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import secrets
 import shutil
 import weakref
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from datacache.core import lockfile
 from datacache.core.concurrency import PerProcess, gather
+from datacache.core.disk import write_all
 from datacache.core.errors import CacheError, DatacacheError, StoreError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_count, object_id
 from datacache.daemon import paths
@@ -150,10 +150,7 @@ class LocalFiles:
 
         def copy(number: int) -> None:
             start = number * BLOCK_BYTES
-            data = memoryview(self._snapshot.read_row(row, start, min(start + BLOCK_BYTES, size_bytes)))
-            while data:
-                written = os.pwrite(fd, data, start)
-                start, data = start + written, data[written:]
+            write_all(fd, self._snapshot.read_row(row, start, min(start + BLOCK_BYTES, size_bytes)), start)
 
         try:
             for first in range(0, block_count(size_bytes), _BLOCKS_AT_ONCE):
@@ -178,10 +175,8 @@ class _Folder:
             self.path = parent / f"{os.getpid()}-{secrets.token_hex(6)}"
             self.path.mkdir(mode=0o700)
             self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            with suppress(BlockingIOError):
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self.path.exists():
-                    break
+            if lockfile.take(self._fd, wait=False) and self.path.exists():
+                break
             os.close(self._fd)  # somebody took it for a leftover before it was locked
         self._numbers = itertools.count()
         self._remove = weakref.finalize(self, _remove_folder, self.path, self._fd, os.getpid())
@@ -208,10 +203,8 @@ def _remove_leftovers(parent: Path) -> None:
         except OSError:
             continue
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            pass
+            if lockfile.take(fd, wait=False):
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(fd)
 

@@ -7,7 +7,6 @@ held until the last process of a build is gone; workers die with the builder.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -18,6 +17,7 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
+from datacache.core import lockfile
 from datacache.core.errors import CacheError, DatacacheError, ObjectNotFoundError, UsageError
 from datacache.settings import Settings
 from datacache.store.base import ObjectInfo, ObjectStore
@@ -58,7 +58,7 @@ class Place:
             self.scratch.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             deadline = time.monotonic() + _LOCK_WAIT_S
-            while not self._locked():
+            while not lockfile.take(self._lock, wait=False):
                 if time.monotonic() > deadline:
                     raise UsageError(f"shards are being written to {self.url} already", hint="Wait for it to end.")
                 time.sleep(0.02)
@@ -130,11 +130,3 @@ class Place:
             os.close(self._lock)
             self._lock = None
         self.store.close()
-
-    def _locked(self) -> bool:
-        assert self._lock is not None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import lmdb
 
+from datacache.core.disk import write_all
 from datacache.core.errors import CacheError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, block_count, block_id, block_length
 from datacache.tiers import layout
@@ -214,16 +215,8 @@ def _write_buffers(fd: int, buffers: Sequence[bytes | memoryview], offset: int) 
         total = sum(map(len, part))
         written = os.pwritev(fd, part, offset)
         if written < total:  # the disk is about to be full
-            _write_whole(fd, memoryview(b"".join(part))[written:], offset + written)
+            write_all(fd, memoryview(b"".join(part))[written:], offset + written)
         offset += total
-
-
-def _write_whole(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, offset)
-        if not written:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        offset, data = offset + written, data[written:]
 
 
 _SSD = 1

@@ -245,7 +245,7 @@ def _pyfuse3() -> Check:
 
 def staging(settings: Settings) -> Check:
     """Whether read-write mounts can stage what they write."""
-    import fcntl
+    from datacache.core import lockfile
 
     folder = settings.staging_root
     hint = "Set DATACACHE_STAGING to a folder on durable storage that you can write to."
@@ -258,7 +258,7 @@ def staging(settings: Settings) -> Check:
             probe.write(b"x" * 4096)
             probe.flush()
             os.fsync(probe.fileno())
-            fcntl.flock(probe.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lockfile.take(probe.fileno(), wait=False)
     except OSError as exc:
         problem = f"{folder} cannot be written, synced and locked: {exc.strerror}"
         return Check("staging", "fail", problem, _way_out(exc, folder, hint))

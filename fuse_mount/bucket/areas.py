@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from datacache.core.disk import replace_file
 from datacache.core.errors import StagingBusyError, UploadError
 
 if TYPE_CHECKING:
@@ -86,10 +87,8 @@ def _lost_line(key: str, size_bytes: int, at: float, reason: str) -> str:
 def note_left(folder: Path, left: dict[str, Any]) -> None:
     """Write down what an area's owner leaves behind, while it still owns it."""
     with contextlib.suppress(OSError):  # it is for people only
-        new = folder / f"{_LEFT}.new"
-        new.touch(mode=0o600)
-        new.write_text(json.dumps({"files": left["files"], "bytes": left["bytes"]}), encoding="utf-8")
-        new.replace(folder / _LEFT)
+        note = json.dumps({"files": left["files"], "bytes": left["bytes"]})
+        replace_file(folder / _LEFT, note.encode(), durable=False)
 
 
 def left_areas(settings: Settings) -> list[LeftArea]:

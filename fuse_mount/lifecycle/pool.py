@@ -16,18 +16,19 @@ Any thread may call; no state.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import datacache
 from datacache.core import ipc as unix_sockets
+from datacache.core import lockfile
 from datacache.core.disk import open_private
 from datacache.core.errors import MountError
 from fuse_mount.lifecycle import process
@@ -137,19 +138,9 @@ class Pool:
         self._make_folders()
         return self._start(environment, workers, ["--alone"])
 
-    @contextlib.contextmanager
-    def locked(self, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the lock under which supervisors come and go; without waiting, whether it was to be had."""
-        fd = os.open(self.home / "run" / "pool.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            yield True
-        finally:
-            os.close(fd)
+    def locked(self, *, wait: bool = True) -> AbstractContextManager[bool]:
+        """Hold the lock under which supervisors come and go. Give False where `wait` is false and another has it."""
+        return lockfile.held(self.home / "run" / "pool.lock", wait=wait)
 
     def _make_folders(self) -> None:
         for folder in (self.home / "run", self.home / "mounts"):

@@ -9,7 +9,6 @@ own; reading is safe at any time.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from datacache.core import ipc as unix_sockets
+from datacache.core import lockfile
 from datacache.core.disk import replace_file
 from datacache.core.errors import MountError
 from fuse_mount.errno_map import Failure
@@ -170,12 +170,8 @@ class FilesOfMount:
         Waits for it. Raises `MountError` where the folder cannot be made, `OSError` where the lock cannot.
         """
         self.make_folder()
-        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with lockfile.held(self.lock):
             yield
-        finally:
-            os.close(fd)
 
     def listen(self) -> socket.socket:
         """The control socket, in the place of an earlier one."""

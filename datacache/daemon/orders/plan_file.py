@@ -13,7 +13,6 @@ little-endian.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import mmap
 import os
@@ -25,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from datacache.core import lockfile
 from datacache.core.ids import ObjectRef
 from datacache.core.ipc import parse_object
 from datacache.daemon import wire
@@ -170,14 +170,13 @@ def started_at(pid: int) -> int:
 def remove_if_dead(path: Path) -> bool:
     """Remove a plan's file unless its publisher runs. Whether it is gone."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = lockfile.open_locked(path, os.O_RDWR)
     except FileNotFoundError:
         return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink(missing_ok=True)  # before its publisher may have the lock: it looks for the name then
-    except BlockingIOError:
+    if fd is None:
         return False
+    try:
+        path.unlink(missing_ok=True)  # before its publisher may have the lock: it looks for the name then
     finally:
         os.close(fd)
     return True
@@ -194,7 +193,7 @@ def _create_locked(path: Path, life: object) -> None:
         _locks[life] = fd
     try:
         os.posix_fallocate(fd, 0, _FILE_BYTES)  # to write into a hole is fatal on a full disk
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        lockfile.take(fd)
         if not os.fstat(fd).st_nlink:  # a daemon that starts took it for a dead process's
             raise FileNotFoundError(f"{path} was removed")
     except OSError:

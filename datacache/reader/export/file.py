@@ -24,6 +24,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Literal, cast, get_args
 
+from datacache.core.disk import write_all
 from datacache.core.errors import DatacacheError, ExportError, StoreError, UsageError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef
 from datacache.core.paths import stays_inside
@@ -204,10 +205,7 @@ class FileMaker:
         return True
 
     def _write(self, fd: int, data: bytes | memoryview, offset: int) -> None:
-        rest = memoryview(data)
-        while rest:
-            written = os.pwrite(fd, rest, offset)
-            offset, rest = offset + written, rest[written:]
+        write_all(fd, data, offset)
         self._count(None, len(data))
 
     def _count(self, made: Made | None, size_bytes: int) -> None:

@@ -11,7 +11,6 @@ file apart. Safe from several threads, but for `open` and `finish`.
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import json
 import os
@@ -20,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from datacache.core import lockfile
 from datacache.core.errors import DatacacheError, ExportError, UsageError
 from datacache.manifest.model import Entry
 from datacache.manifest.view import Tree
@@ -227,11 +227,11 @@ def _names_in(directory: int, skip: set[bytes]) -> list[bytes]:
 def _lock(state: int, path: Path) -> None:
     """Keep others out, for as long as the descriptor is open."""
     try:
-        fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        raise ExportError(f"another export into {path} is under way", hint="Wait for it, or end it.") from exc
-    except OSError:
-        pass  # a file system without locks
+        if lockfile.take(state, wait=False):
+            return
+    except OSError:  # a file system without locks
+        return
+    raise ExportError(f"another export into {path} is under way", hint="Wait for it, or end it.")
 
 
 class _Survey:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from datacache.core.disk import sync_folder, write_all
+from datacache.core.disk import sync_folder, take_place, write_all
 from datacache.core.errors import StagingError, StagingFullError
 from datacache.writeback.journal import format as fmt
 
@@ -94,8 +94,7 @@ def make_segment(folder: Path, previous: Segment | None, *, first: int, sequence
     try:
         write_all(fd, header.encode(), 0)
         os.fsync(fd)
-        making.rename(path)
-        sync_folder(folder)
+        take_place(making, path)
     except OSError:
         with contextlib.suppress(OSError):
             making.unlink()

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -32,6 +31,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from datacache.core import lockfile
 from datacache.core.boot import boot_id
 from datacache.core.errors import StagingBusyError, StagingError
 from datacache.store.urls import split_url
@@ -230,7 +230,8 @@ def discard_clean(folder: Path) -> bool:
         return False
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lockfile.take(lock, wait=False):
+                return False
         except OSError:
             return False
         told = [folder / name for name in (CONFLICTS, LOSSES)]
@@ -260,12 +261,9 @@ def _look(folder: Path) -> AreaInfo:
 def _is_locked(folder: Path) -> bool:
     fd = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not lockfile.take(fd, wait=False, shared=True)
     finally:
         os.close(fd)
-    return False
 
 
 def _folder_name(url: str, endpoint: str | None = None) -> str:
@@ -291,11 +289,8 @@ def _folder_of(root: Path, url: str, endpoint: str) -> str:
 def _take_lock(fd: int, folder: Path) -> None:
     for tries_left in reversed(range(_LOCK_TRIES)):
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as exc:
-            if not tries_left:
-                _raise_busy(folder, exc)
+            if lockfile.take(fd, wait=False):
+                return
         except OSError as exc:
             if exc.errno not in _NO_LOCKS:
                 raise StagingError(f"the staging area {folder} cannot be locked: {exc.strerror}") from exc
@@ -304,10 +299,12 @@ def _take_lock(fd: int, folder: Path) -> None:
                 hint="An NFS mount needs its lock service (no `nolock`). Or set DATACACHE_STAGING to a folder on a "
                 "file system that has flock(2): CephFS, RBD, a disk.",
             ) from exc
+        if not tries_left:
+            _raise_busy(folder)
         time.sleep(_LOCK_PAUSE_S)
 
 
-def _raise_busy(folder: Path, exc: OSError) -> NoReturn:
+def _raise_busy(folder: Path) -> NoReturn:
     owner = None
     with contextlib.suppress(OSError):
         owner = read_owner(folder)
@@ -315,7 +312,7 @@ def _raise_busy(folder: Path, exc: OSError) -> NoReturn:
         raise StagingBusyError(
             f"the staging area {folder} is in use by a process that does not say who it is",
             hint=f"See who has {folder / _LOCK} open: fuser, on each node that reaches this folder.",
-        ) from exc
+        )
     here = owner.host == socket.gethostname() and owner.boot_id == boot_id()
     at = "there" if here else f"on {owner.host}"
     if owner.who.startswith("/"):
@@ -327,7 +324,7 @@ def _raise_busy(folder: Path, exc: OSError) -> NoReturn:
             f". If {owner.host} is dead, wait: the file system takes the lock from a dead node after its session "
             "timeout (CephFS: 5 minutes unless set otherwise, NFS 4: a minute or two)."
         )
-    raise StagingBusyError(f"the staging area {folder} is in use by {owner}", hint=hint) from exc
+    raise StagingBusyError(f"the staging area {folder} is in use by {owner}", hint=hint)
 
 
 def _read_or_make_area(folder: Path, url: str, endpoint: str) -> tuple[str, bool]:
