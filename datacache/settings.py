@@ -81,6 +81,8 @@ class StoreOptions:
     session_token: str = field(default="", repr=False)
     profile: str = ""
     anonymous: bool = False
+    backend: str = ""
+    """`s3fs`: reach the bucket through s3fs, which logs in by itself. Empty: the backend of the URL."""
     brought: bool = False
     """True if a volume's Secret names the endpoint, and not an administrator. The file cannot say it."""
 
@@ -479,6 +481,10 @@ def _store(file: Path, name: str, options: Any) -> StoreOptions:
         kind, what = (bool, "true or false, without quotes") if option == "anonymous" else (str, "a text in quotes")
         if not isinstance(value, kind):
             raise SettingsError(f"{file}: [stores.{name}] {option} must be {what}, and is {value!r}")
+    backend = options.get("backend", "")
+    if backend not in ("", "s3fs") or (backend and not options["url"].startswith("s3://")):
+        hint = "Known: s3fs, for s3:// buckets. Without a backend the URL decides."
+        raise SettingsError(f"{file}: [stores.{name}] {options['url']} cannot have the backend {backend!r}", hint=hint)
     return StoreOptions(name=name, **options)
 
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ("mount_epochs", "reader", "large_file", "warm", "eviction", "metadata", "convert", "versions", "query")
 BENCHMARKS += ("integrity", "loaders", "loader_decode", "first_epoch", "eviction_model", "write_path")
-BENCHMARKS += ("many_mounts", "fairness", "outages")
+BENCHMARKS += ("many_mounts", "fairness", "outages", "s3_requests")
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from datacache.manifest.reader import LoadBlobs
 from datacache.settings import Settings
 from datacache.store.base import ObjectInfo
 from datacache.store.checksums import Checksum
-from datacache.store.environments import Environments
+from datacache.store.credentials import Environments
 from datacache.store.open import Stores
 from datacache.store.sources import source_rules
 

@@ -43,7 +43,7 @@ from datacache.daemon.keeper import keeper_answers
 from datacache.daemon.orders.plan_file import PlanHeader
 from datacache.daemon.pulse import PulseWatch
 from datacache.settings import Settings
-from datacache.store.environments import told_variables
+from datacache.store.credentials import told_variables
 
 log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 20.0

@@ -58,7 +58,7 @@ from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.store.checksums import TALLY
-from datacache.store.environments import Environments
+from datacache.store.credentials import Environments
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import counters_dir
 from datacache.tiers.recovery import open_tiers

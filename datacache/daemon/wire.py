@@ -16,7 +16,7 @@ from datacache.core import errors
 from datacache.core.errors import DaemonError, DatacacheError, UsageError
 from datacache.core.ids import MAX_READABLE_BYTES, ObjectRef, block_count
 from datacache.core.ipc import parse_object
-from datacache.store.environments import is_told
+from datacache.store.credentials import is_told
 
 _STATUS: dict[type[DatacacheError], int] = {
     errors.ObjectNotFoundError: 404,

@@ -19,8 +19,6 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import google_crc32c
-
 BLOCK: Final = 512
 END: Final = bytes(2 * BLOCK)
 """What ends an archive."""
@@ -61,7 +59,7 @@ _MASK = 0xA282EAD8
 def record_head(data_bytes: int) -> bytes:
     """What stands in front of a record's data."""
     length = struct.pack("<Q", data_bytes)
-    return length + struct.pack("<I", masked(google_crc32c.value(length)))
+    return length + struct.pack("<I", masked(extend(0, length)))
 
 
 def record_foot(crc: int) -> bytes:
@@ -71,7 +69,9 @@ def record_foot(crc: int) -> bytes:
 
 def extend(crc: int, data: bytes) -> int:
     """The CRC-32C of what `crc` (0 at first) is of, and of `data` behind it."""
-    return int(google_crc32c.extend(crc, data))
+    from awscrt import checksums
+
+    return int(checksums.crc32c(data, crc))
 
 
 def masked(crc: int) -> int:

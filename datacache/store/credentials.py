@@ -1,9 +1,9 @@
-"""Store credentials that volumes brought along: files in a folder, one for each store and owner.
+"""Credentials of S3 stores that others give this process: files of volumes, and variables of a daemon's shells.
 
-Written by who mounts (the CSI driver, from a Secret), read by every process that asks the store (`s3_access`): the
-daemon, mounts. The folder is 0700, the files 0600. A file is replaced whole, and its name is durable when `put`
-returns. Any thread and process may call. Nothing here shows a secret: not a repr, not an error, not a log; and what was
-read cannot be pickled.
+The CSI driver writes the files from Secrets (`CredentialFiles`); every process that asks a store reads them, in
+`s3/access.py`. Clients tell a daemon their shells' AWS variables (`Environments`), over the socket that only the home's
+owner can open; they stay in memory. Nothing here shows a secret in a repr, an error or a log, and credentials cannot be
+pickled. Any thread; the files any process.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import logging
 import os
 import re
 import secrets
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,13 +45,32 @@ _KNOWN = "access_key_id, secret_access_key, session_token, endpoint_url, region 
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _TEMPORARY = ".new-"
 _LEFT_BEHIND_S = 60.0
-"""A file under such a name that is older was left by a writer that was killed."""
+"""An older file under such a name was left by a writer that was killed."""
+_VARIABLES = frozenset(
+    {
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_PROFILE",
+        "AWS_DEFAULT_PROFILE",
+        "AWS_CONFIG_FILE",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_CA_BUNDLE",
+        "AWS_SKIP_SIGNATURE",
+    }
+)
+_MOST = 8
+_MAX_TEXT = 16 * 1024  # session tokens have up to some KiB
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreCredentials:
-    """What an owner brought along for one store."""
+    """The credentials that an owner brought along for one store."""
 
     owner: str
     access_key_id: str = field(repr=False)
@@ -64,8 +84,10 @@ class StoreCredentials:
 
 
 def parse_credentials(owner: str, values: Mapping[str, str]) -> StoreCredentials:
-    """The credentials that a Secret's keys give, in any case; space around a value does not count. `UsageError` names a
-    key that is unknown, missing or wrong, never a value."""
+    """Return the credentials that a Secret's keys give, in any case, without the space around values.
+
+    `UsageError` names a key that is unknown, missing or wrong, and never a value.
+    """
     found: dict[str, str] = {}
     for key, value in values.items():
         name = _NAMES.get(key.lower())
@@ -102,12 +124,16 @@ def is_endpoint(url: str) -> bool:
 
 
 def takes_credentials(store_url: str) -> bool:
-    """Whether a store of this URL can be given credentials here: those that speak S3."""
+    """Tell whether volumes can bring credentials for a store of this URL: one that speaks S3."""
     return store_url.startswith("s3://")
 
 
 class CredentialFiles:
-    """The files in `folder`, which is made when it is first written to."""
+    """The credential files in `folder`, one for each store and owner.
+
+    The folder is 0700 and made at the first `put`, the files are 0600. A file is replaced whole, and its name is
+    durable when `put` returns.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -117,9 +143,11 @@ class CredentialFiles:
         return f"CredentialFiles({str(self.folder)!r})"
 
     def put(self, owner: str, store_url: str, values: Mapping[str, str]) -> None:
-        """Note an owner's credentials for a store (any URL in it), in the place of those it had for it. The same again
-        changes nothing, also not which owner's are the newest. `UsageError` as `parse_credentials`, and for a store
-        that takes none."""
+        """Keep an owner's credentials for a store (any URL in it) in place of its earlier ones.
+
+        The same credentials again change nothing, not even which owner's are the newest. `UsageError` as
+        `parse_credentials`, and for a store that takes none.
+        """
         store, _prefix = split_url(store_url)
         if not takes_credentials(store):
             raise UsageError(f"{store} takes no credentials from a volume", hint="They are for s3:// buckets.")
@@ -141,7 +169,7 @@ class CredentialFiles:
             ) from exc
 
     def drop(self, owner: str) -> None:
-        """Forget all that an owner brought along; nothing is fine, too."""
+        """Remove all credentials of an owner, if there are any."""
         gone = [name for name in self._names() if name.endswith(f"-{_digest(owner)}.json")]
         try:
             for name in gone:
@@ -152,19 +180,21 @@ class CredentialFiles:
             raise StoreAccessError(f"the credentials in {self.folder} cannot be removed: {exc.strerror}") from exc
 
     def owners(self) -> set[str]:
-        """Who has brought credentials along."""
+        """Return the owners that have brought credentials along."""
         found = (self._read(self.folder / name) for name in self._names())
         return {each[1].owner for each in found if each is not None}
 
     def for_store(self, store_url: str) -> list[StoreCredentials]:
-        """What there is for a store (as `split_url` gives it), the newest first. A file that cannot be understood is
-        passed over, and told of in the log, once. `StoreAccessError` if the folder cannot be read."""
+        """Return the credentials for a store (as `split_url` gives it), the newest first.
+
+        The log names a file that cannot be understood, once. `StoreAccessError` if the folder cannot be read.
+        """
         found = [self._read(path) for path in self._paths(store_url)]
         newest_first = sorted((each for each in found if each is not None), key=lambda each: -each[0])
         return [credentials for _set_ns, credentials in newest_first]
 
     def stamp(self, store_url: str) -> object:
-        """Something that is another one after a change of what `for_store` gives; a few system calls."""
+        """Return a value that changes with what `for_store` gives. Takes a few system calls."""
         stamps = []
         for path in self._paths(store_url):
             with contextlib.suppress(FileNotFoundError):
@@ -207,3 +237,63 @@ class CredentialFiles:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
+
+
+def is_told(name: str) -> bool:
+    """Tell whether clients tell a daemon this variable."""
+    return name in _VARIABLES
+
+
+def told_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that clients tell a daemon."""
+    return {name: environ[name] for name in sorted(_VARIABLES) if environ.get(name)}
+
+
+class Environments:
+    """The AWS variables of up to eight shells that a daemon works for, the newest first.
+
+    A daemon lives longer than the shell that started it. `s3/access.py` tries each shell that has credentials, at the
+    endpoint of the newest.
+    """
+
+    def __init__(self, first: Mapping[str, str]) -> None:
+        self._lock = threading.Lock()  # guards _known and _generation
+        self._known: tuple[Mapping[str, str], ...] = (dict(first),)
+        self._generation = 0
+
+    @classmethod
+    def take_from(cls, environ: MutableMapping[str, str]) -> Environments:
+        """Move the variables out of a process's environment, so that nothing reads them past this object.
+
+        Call it before the process has threads.
+        """
+        first = told_variables(environ)
+        for name in first:
+            del environ[name]
+        return cls(first)
+
+    def put(self, variables: Mapping[str, Any]) -> list[str]:
+        """Make these variables the newest and return the names in which they differ from the newest so far.
+
+        `UsageError` for a variable that is not one of ours, or no text.
+        """
+        for name, value in variables.items():
+            if name not in _VARIABLES or not isinstance(value, str) or len(value) > _MAX_TEXT or "\0" in value:
+                raise UsageError(f"bad request: {name[:100]!r} is no variable that a daemon is told, or no text")
+        own = dict(variables)
+        with self._lock:
+            newest = self._known[0]
+            if own == newest:
+                return []
+            self._known = (own, *(known for known in self._known if known != own))[:_MOST]
+            self._generation += 1
+        return sorted(name for name in {*own, *newest} if own.get(name) != newest.get(name))
+
+    def newest_first(self) -> tuple[Mapping[str, str], ...]:
+        """Return all known shells' variables: at least one mapping, which may be empty."""
+        return self._known
+
+    @property
+    def generation(self) -> int:
+        """A number that changes with what `newest_first` gives."""
+        return self._generation

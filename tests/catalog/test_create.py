@@ -18,7 +18,7 @@ from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import BlobId, Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
 from datacache.store.base import ObjectInfo
-from datacache.store.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.promises import promise
 
 

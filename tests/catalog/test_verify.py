@@ -26,8 +26,8 @@ from datacache.manifest.model import PACKS, BlobId, Entry, Source
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.store.base import ObjectInfo
-from datacache.store.memory import MemoryStore
 from datacache.store.open import Stores
+from tests.memory import MemoryStore
 from tests.promises import promise
 from tests.servers import CephRgw
 

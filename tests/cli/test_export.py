@@ -11,6 +11,7 @@ from datacache.settings import Settings
 from datacache.store.open import open_store
 from dataset_cli.main import run
 from tests.cli.conftest import Dsctl
+from tests.memory import serve_memory
 from tests.servers import RcloneS3
 
 Capture = pytest.CaptureFixture[str]
@@ -84,7 +85,10 @@ def test_a_folder_with_other_things_and_a_wrong_link_are_wrong_usage(dsctl: Dsct
     assert not (tmp_path / "new").exists()
 
 
-def test_what_no_folder_can_hold_is_a_warning(settings: Settings, tmp_path: Path, capfd: Capture) -> None:
+def test_what_no_folder_can_hold_is_a_warning(
+    settings: Settings, tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_memory(monkeypatch)
     store = open_store("memory://cli-hidden", settings)  # other stores of this machine have no such keys
     store.put("good", b"1")
     store.put("a//b", b"2")

@@ -66,6 +66,8 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(t
         "[stores.x]\nurl='s3://x'\nkey='k'",
         "[stores.x]\nurl='s3://x'\nanonymous='false'",
         "[stores.x]\nurl='s3://x'\nregion=1",
+        "[stores.x]\nurl='s3://x'\nbackend='boto'",
+        "[stores.x]\nurl='gs://x'\nbackend='s3fs'",
         "concurrency = true",
         "concurrency = 3.7",
         "ttl_s = nan",

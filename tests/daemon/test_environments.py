@@ -15,7 +15,7 @@ from datacache import api, connect, create_snapshot
 from datacache.core.errors import UsageError
 from datacache.daemon import paths
 from datacache.settings import load_settings
-from datacache.store.environments import Environments
+from datacache.store.credentials import Environments
 from tests.daemon.test_requests import post
 from tests.promises import promise
 from tests.servers import RcloneS3

@@ -484,9 +484,11 @@ def test_a_snapshot_of_an_unfinished_export_is_exported_like_any_other(settings,
 
 
 @promise("An export writes nothing outside of its folder")
-def test_paths_that_lead_out_of_the_folder_are_left_out_and_reported(settings, tmp_path):
+def test_paths_that_lead_out_of_the_folder_are_left_out_and_reported(settings, tmp_path, monkeypatch):
     from datacache.store.open import open_store
+    from tests.memory import serve_memory
 
+    serve_memory(monkeypatch)
     store = open_store("memory://hostile", settings)
     bad = ["../escaped", "a/../../escaped", "/etc/escaped", "a//b", "a/./b", "nul\0byte", "x" * 256, "both", ".."]
     for key in [*bad, "good", "both/inside"]:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from obstore.store import MemoryStore as ObstoreMemory
 
-from datacache.settings import Settings
+from datacache.settings import Settings, StoreOptions
 from datacache.store.base import ObjectStore
 from datacache.store.cloud import ObstoreStore
 from datacache.store.filesystems import FsspecStore
 from datacache.store.local.store import LocalStore
-from datacache.store.memory import MemoryStore
 from datacache.store.open import open_store
+from datacache.store.retry import RetryingStore
 from tests.conformance.store import CONTROL_KEYS, ODD_KEYS, PLAIN_KEYS, StoreConformance
+from tests.memory import MemoryStore
 from tests.promises import promise
 from tests.servers import CephRgw
 from tests.store.conftest import WritableRclone, new_bucket
@@ -63,25 +62,12 @@ class TestObstoreStore(StoreConformance):
         assert not isinstance(data.obj, bytes)
 
 
-class _Drawer(MemoryFileSystem):
-    """fsspec's memory file system under a scheme that no backend of ours serves."""
-
-    protocol = "drawer"
-    store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return super()._strip_protocol(path.replace("drawer://", "memory://"))  # type: ignore[no-any-return]
-
-
 class TestFsspecStore(StoreConformance):
     odd_keys = (*PLAIN_KEYS, *ODD_KEYS)
 
     @pytest.fixture
     def store(self) -> ObjectStore:
-        fsspec.register_implementation("drawer", _Drawer, clobber=True)
-        return FsspecStore(f"drawer://{uuid.uuid4().hex}")
+        return FsspecStore(f"memory://{uuid.uuid4().hex}")
 
 
 class _S3(StoreConformance):
@@ -91,12 +77,13 @@ class _S3(StoreConformance):
     ) -> Iterator[Callable[..., ObjectStore]]:
         opened: list[ObjectStore] = []
 
-        def open_it(server: WritableRclone | CephRgw, **options: Any) -> ObjectStore:
+        def open_it(server: WritableRclone | CephRgw, *, backend: str = "", **options: Any) -> ObjectStore:
             for name, value in server.env().items():
                 monkeypatch.setenv(name, value)
             bucket = new_bucket()
             server.make_bucket(bucket, **options)
-            opened.append(open_store(f"s3://{bucket}", make_settings()))
+            stores = (StoreOptions(name="named", url=f"s3://{bucket}", backend=backend),) if backend else ()
+            opened.append(open_store(f"s3://{bucket}", make_settings(stores=stores)))
             return opened[-1]
 
         yield open_it
@@ -110,6 +97,31 @@ class TestRcloneS3(_S3):
     @pytest.fixture
     def store(self, writable_rclone: WritableRclone, open_s3: Callable[..., ObjectStore]) -> ObjectStore:
         return open_s3(writable_rclone)
+
+
+class _S3fs(_S3):
+    page_test_keys = 200
+
+    def test_s3fs_is_behind_it(self, store: ObjectStore) -> None:
+        assert isinstance(store, RetryingStore)
+        assert isinstance(store.inner, FsspecStore)
+
+
+class TestRcloneByS3fs(_S3fs):
+    odd_keys = (*PLAIN_KEYS, *ODD_KEYS)
+
+    @pytest.fixture
+    def store(self, writable_rclone: WritableRclone, open_s3: Callable[..., ObjectStore]) -> ObjectStore:
+        return open_s3(writable_rclone, backend="s3fs")
+
+
+@pytest.mark.ceph
+class TestCephByS3fs(_S3fs):
+    odd_keys = (*PLAIN_KEYS, *ODD_KEYS)
+
+    @pytest.fixture
+    def store(self, ceph_rgw: CephRgw, open_s3: Callable[..., ObjectStore]) -> ObjectStore:
+        return open_s3(ceph_rgw, backend="s3fs")
 
 
 @pytest.mark.ceph

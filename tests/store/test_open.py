@@ -9,12 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from datacache.core.errors import ObjectNotFoundError, StoreError
-from datacache.settings import Settings
-from datacache.store.base import ObjectInfo
+from datacache.core.errors import ObjectNotFoundError, StoreError, UsageError
+from datacache.settings import Settings, StoreOptions
 from datacache.store.cloud import ObstoreStore
-from datacache.store.memory import MemoryStore
-from datacache.store.open import open_backend, open_store
+from datacache.store.open import open_backend, open_bucket_backend, open_store
 
 
 def test_memory_stores_of_one_name_share_their_objects(make_settings: Callable[..., Settings]) -> None:
@@ -26,6 +24,13 @@ def test_memory_stores_of_one_name_share_their_objects(make_settings: Callable[.
     assert not second.node_wide
     with pytest.raises(ObjectNotFoundError):
         other.head("a")
+
+
+def test_a_bucket_behind_s3fs_cannot_be_mounted_to_be_written(make_settings: Callable[..., Settings]) -> None:
+    settings = make_settings(stores=(StoreOptions(name="lab", url="s3://bucket", backend="s3fs"),))
+    with pytest.raises(UsageError, match="live") as caught:
+        open_bucket_backend("s3://bucket", settings)
+    assert "[stores.lab]" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -78,10 +83,3 @@ def test_a_marker_whose_slash_the_driver_drops_is_known_by_what_follows_it() -> 
     for key in ("a", "a/b", "c"):
         store.put(key, b"" if key != "a/b" else b"1")
     assert [info.key for page in store.list("") for info in page] == ["a/", "a/b", "c"]
-
-
-def test_what_a_listing_gives_can_be_read() -> None:
-    store = MemoryStore("memory://refs")
-    info = store.put("a", b"hello")
-    assert isinstance(info, ObjectInfo)
-    assert store.read(info.ref(store.url), 0, 5) == b"hello"

@@ -24,9 +24,9 @@ from datacache.core.errors import (
 from datacache.core.ids import ObjectRef
 from datacache.settings import Settings, StoreOptions
 from datacache.store.base import ObjectInfo
-from datacache.store.memory import MemoryStore
 from datacache.store.open import open_store
 from datacache.store.retry import LONGEST_WAIT_S, TELL_AFTER_S, Backoff, MetPeers, RetryingStore, asked_at, retry
+from tests.memory import MemoryStore
 from tests.promises import promise
 from tests.servers import free_port
 

@@ -25,8 +25,7 @@ from urllib.parse import urlsplit
 from datacache.core.addresses import AddressRule
 from datacache.core.errors import SettingsError, StoreAccessError
 from datacache.settings import Settings, StoreOptions
-from datacache.store.credentials import CredentialFiles, is_endpoint
-from datacache.store.environments import Environments
+from datacache.store.credentials import CredentialFiles, Environments, is_endpoint
 from datacache.store.errors import credentials_hint
 
 _REFRESH = timedelta(minutes=5)

@@ -1,8 +1,7 @@
-"""`memory://name`: objects in this process, for tests and examples.
+"""A store that keeps objects of this process in memory, under exact keys of any form. For tests only.
 
-All stores of one name in one process share their objects, in exact keys of any form. A forked child starts
-with its parent's objects and goes its own way; another process sees nothing of it (`node_wide` is False).
-Any thread.
+All stores of one name share their objects. A forked child starts with its parent's objects and goes its own way. Any
+thread.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ import time
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+
+import pytest
 
 from datacache.core.errors import ObjectNotFoundError
 from datacache.core.ids import ObjectRef
@@ -82,6 +83,11 @@ class MemoryStore:
             return self._objects[key]
         except KeyError:
             raise ObjectNotFoundError(f"{self.url}/{key} is not there", url=f"{self.url}/{key}") from None
+
+
+def serve_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `MemoryStore` serve `memory://` in place of fsspec, which cannot hold keys such as `a//b`."""
+    monkeypatch.setattr("datacache.store.filesystems.FsspecStore", MemoryStore)
 
 
 def _order(key: str) -> bytes:
