@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from datacache.catalog.remove import Removal
     from datacache.catalog.verify import Problem
     from datacache.conversion.pipeline import Conversion
-    from datacache.imports.archives.archive import UnpackLimits
+    from datacache.imports.archives.members import UnpackLimits
     from datacache.imports.export import ImportedExport
     from datacache.imports.failures import Failure
     from datacache.imports.jsonl import ImportedLines, JsonlProgress
@@ -779,7 +779,7 @@ def import_export(
     gives the same snapshot. `progress(done, files, bytes)`. Raises `ImportFailedError` for an archive that is damaged,
     leads out of itself or unpacks to more than `limits`, `UsageError`, `TagExistsError`, `SnapshotNotFoundError`.
     """
-    from datacache.imports.archives.archive import UnpackLimits
+    from datacache.imports.archives.members import UnpackLimits
     from datacache.imports.export import ExportOptions
     from datacache.imports.export import import_export as import_files
 

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from datacache.annotations import where
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.table.columns import as_float64
-from datacache.annotations.table.details import box_sizes
-from datacache.annotations.table.summary import ANNOTATED, UNUSABLE, Summary
+from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, Summary, box_sizes
 from datacache.annotations.table.table import ImageSummary, Row, Table
 from datacache.annotations.where import Column, Program
 from datacache.core.errors import UsageError

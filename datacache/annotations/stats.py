@@ -13,8 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from datacache.annotations.table.columns import as_float64
-from datacache.annotations.table.details import box_sizes
-from datacache.annotations.table.summary import ANNOTATED, UNUSABLE, Summary
+from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, Summary, box_sizes
 from datacache.annotations.table.table import ProblemCount, Table
 
 if TYPE_CHECKING:

@@ -307,7 +307,7 @@ class _Reader:
             problems.append(truncated_image(item.path))
             return None
         if self._decode:
-            from datacache.conversion.image_codec import check_whole  # with numpy and Pillow
+            from datacache.conversion.images import check_whole  # with numpy and Pillow
 
             try:
                 check_whole(data, header, item.path)

@@ -1,20 +1,14 @@
-"""Convert: from a snapshot to a snapshot with the same images and other annotation files.
+"""Convert: make a snapshot with the same images as another one, and other annotation files.
 
 Used by `api.convert`. Images are entered by reference: the new manifest names the same objects under other paths.
 Labels are new small files in packs. Only image operations write images. Nothing is visible before the commit, a
 conversion that was killed can be run again, and the same input gives the same snapshot. One thread, and as many
 processes as there are processors for reading annotations and for image operations.
-
-What a conversion did: counts, and each problem with its file and line.
-
-Made by the pipeline, printed by `dsctl convert`. Problems are kept in the order in which they were met, which is the
-order of the images' paths.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -30,8 +24,8 @@ from datacache.annotations.table.table import Row, Table
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
-from datacache.conversion.image import Image
 from datacache.conversion.index import Annotations, Reading
+from datacache.conversion.model import Image, Report
 from datacache.conversion.operations import Operations
 from datacache.conversion.splits import Splits, stem
 from datacache.conversion.targets import FORMATS, Target, open_target
@@ -228,14 +222,7 @@ def _ended(snapshot: Snapshot, images: Iterable[Image], files: NewFiles, report:
         except BrokenImageError:  # what looked like its end belongs to something behind it
             report.add([truncated_image(image.path)])
             continue
-        entry = image.entry._replace(
-            size_bytes=stored.size_bytes,
-            etag=stored.hex,
-            version="",
-            source=files.source(files.objects.source),
-            key=stored.key.encode("utf-8", "surrogateescape"),
-        )
-        yield image._replace(entry=entry)
+        yield image.stored_anew(stored, files.source(files.objects.source))
 
 
 def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[str], report: Report) -> Annotation:
@@ -269,24 +256,12 @@ def _write(
         for name, data in own:
             yield from files.add(name, data, entry.mtime_ns)
         newest = max(newest, entry.mtime_ns)
-        _count(report, image)
+        report.count(image)
         progress("writing", report.written, report.images)
     for (name, data), of_all in target.finish():
         report.add(of_all)
         yield from files.add(name, data, newest)
     yield from files.end_pack()
-
-
-def _count(report: Report, image: Image) -> None:
-    boxes = image.annotation.boxes
-    report.written += 1
-    report.boxes += len(boxes)
-    if image.annotated and not boxes:
-        report.emptied += bool(image.objects)
-        report.empty += not image.objects
-    report.classes.update([box.label for box in boxes])
-    if image.split:
-        report.splits[image.split] += 1
 
 
 def _empty_splits(names: Sequence[str], report: Report, to: str) -> Iterator[Problem]:
@@ -383,50 +358,3 @@ def _parameters(plan: Plan, splits: Splits, order: Sequence[str]) -> dict[str, A
         parameters["operations"] = plan.operations.as_json()
     flags = ("skip_difficult", "keep_unannotated", "strict", "reencode_broken")
     return parameters | {flag: True for flag in flags if getattr(plan, flag)}
-
-
-@dataclass
-class Report:
-    """Counts of one conversion, and everything that was not as it should be."""
-
-    images: int = 0
-    """Images of the source."""
-    written: int = 0
-    """Images of the result."""
-    boxes: int = 0
-    """Boxes of the result."""
-    empty: int = 0
-    """Images of the result that have an annotation without a box."""
-    emptied: int = 0
-    """Images of the result that had boxes, of which the classes asked for or an operation left none."""
-    difficult_left_out: int = 0
-    """Boxes that `skip_difficult` left out."""
-    classes: Counter[str] = field(default_factory=Counter)
-    """Boxes of the result by label."""
-    splits: Counter[str] = field(default_factory=Counter)
-    """Images of the result by split."""
-    problems: list[Problem] = field(default_factory=list)
-
-    def add(self, problems: Iterable[Problem]) -> None:
-        """Note problems."""
-        self.problems += problems
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Problems by code."""
-        return dict(sorted(Counter(problem.code for problem in self.problems).items()))
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {
-            "images": self.images,
-            "written": self.written,
-            "boxes": self.boxes,
-            "empty": self.empty,
-            "emptied": self.emptied,
-            "difficult_left_out": self.difficult_left_out,
-            "classes": dict(self.classes),
-            "splits": dict(self.splits),
-            "problem_counts": self.counts,
-            "problems": [problem._asdict() for problem in self.problems],
-        }

@@ -20,13 +20,12 @@ from itertools import islice
 from typing import NamedTuple
 
 from datacache.annotations.formats import coco, keras_yolo, metadata
-from datacache.annotations.formats.named_images import NamedImages
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, text
 from datacache.annotations.model import Draft, DraftFile, Problem
 from datacache.annotations.pairing import SUFFIXES, Pairing, is_image, pair_leftovers
 from datacache.annotations.problems import quote, unusable_file
-from datacache.conversion.drafts import Drafts, Said
+from datacache.conversion.drafts import Drafts, NamedImages, Said
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError
 from datacache.core.ids import BLOCK_BYTES, ObjectId

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from datacache.annotations.formats.metadata import is_metadata
-from datacache.annotations.formats.named_images import NamedImages
 from datacache.annotations.layout import text
 from datacache.annotations.pairing import is_image
 from datacache.annotations.split_lists import ListedSplits, cut_down
@@ -20,6 +19,7 @@ from datacache.annotations.table.table import Row
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
+from datacache.conversion.drafts import NamedImages
 from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.pipeline import Plan, run
 from datacache.conversion.source import AnnotationSource

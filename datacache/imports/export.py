@@ -22,7 +22,8 @@ from datacache.catalog.objects import SMALL_BYTES, NewFiles, ObjectWriter
 from datacache.catalog.refs import resolve
 from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import ImportFailedError
-from datacache.imports.archives.archive import Export, Member, UnpackLimits, leading_folders, open_export
+from datacache.imports.archives.members import Export, Member, UnpackLimits
+from datacache.imports.archives.open import leading_folders, open_export
 from datacache.imports.target import check_import
 from datacache.manifest.builder import ManifestBuilder, Sorter
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source

@@ -33,9 +33,8 @@ from datacache.core.errors import ImportFailedError, StoreError, UsageError
 from datacache.imports.failures import Failure, Failures, code_of
 from datacache.imports.fetch import DestinationError, Fetcher, Limits, ordered
 from datacache.imports.journal import Done, Journal, newest, origin_of
-from datacache.imports.lines import Line, LinesFile
+from datacache.imports.lines import METADATA, Line, LinesFile, Plan
 from datacache.imports.places import WEB, Places
-from datacache.imports.plan import METADATA, Plan
 from datacache.imports.target import check_import
 from datacache.imports.web import Web
 from datacache.manifest.builder import ManifestBuilder, Sorter

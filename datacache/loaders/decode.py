@@ -1,7 +1,7 @@
 """Pixels for training: 8-bit RGB as displayed, resized on the way where that is asked for.
 
 Used by the datasets and by whoever wants the same pixels elsewhere. JPEGs go through libjpeg-turbo, the rest through
-`conversion.image_codec`. Pure functions, any thread.
+`conversion.images`. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from datacache.annotations.image_header import read_header
-from datacache.conversion import image_codec
+from datacache.conversion.images import Picture, decode, turned
 from datacache.core.errors import AnnotationError, BrokenImageError
 
 Size = tuple[int, int]
@@ -49,13 +49,13 @@ def decode_rgb(
     return pixels if pixels.flags.writeable else pixels.copy(), own
 
 
-def _other(data: bytes, path: str | Callable[[], str]) -> image_codec.Picture:
+def _other(data: bytes, path: str | Callable[[], str]) -> Picture:
     if isinstance(path, str):
-        return image_codec.decode(data, path)
+        return decode(data, path)
     try:
-        return image_codec.decode(data, "")
+        return decode(data, "")
     except AnnotationError:
-        return image_codec.decode(data, path())  # the same error, with the path
+        return decode(data, path())  # the same error, with the path
 
 
 def _said(path: str | Callable[[], str]) -> str:
@@ -71,17 +71,7 @@ def _jpeg(data: bytes | memoryview, orientation: int, size: Size | None, own: Si
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", strict=True, **least)
     except ValueError:
         return None
-    return _turned(pixels, orientation) if orientation > 1 else pixels
-
-
-def _turned(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
-    if orientation in (5, 6, 7, 8):
-        pixels = pixels.swapaxes(0, 1)
-    if orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
-    return pixels
+    return turned(pixels, orientation) if orientation > 1 else pixels
 
 
 def _rgb(pixels: NDArray[Any]) -> NDArray[np.uint8]:

@@ -8,8 +8,8 @@ import pytest
 
 from datacache.annotations.formats import yolo
 from datacache.annotations.layout import detect, read_class_list
+from datacache.annotations.pairing import file_split, folder_split
 from datacache.annotations.split_lists import read_splits
-from datacache.annotations.split_names import file_split, folder_split
 from datacache.core.errors import AnnotationError, UsageError
 from tests.annotations.folders import Folder
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datacache.annotations.formats.named_images import NamedImages
 from datacache.annotations.layout import detect
 from datacache.annotations.pairing import Pairing, choose_image, is_image, pair_leftovers
+from datacache.conversion.drafts import NamedImages
 from tests.annotations.folders import Folder
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from datacache.annotations.model import Action, Annotation, Box, Problem
 from datacache.annotations.query import Query, find
-from datacache.annotations.table import details as table_details
+from datacache.annotations.table import ranges as table_details
 from datacache.annotations.table.table import EncodedRange, ImageSummary, Row, Table, TableBuilder, encode_range
 from datacache.core.errors import CatalogError, CorruptManifestError
 from datacache.manifest import codec

@@ -11,7 +11,7 @@ from PIL import Image
 
 from datacache import api
 from datacache.annotations.model import Problem
-from datacache.conversion.pipeline import Report
+from datacache.conversion.model import Report
 from datacache.settings import Settings
 
 Make = Callable[..., str]

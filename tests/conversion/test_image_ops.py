@@ -16,8 +16,8 @@ from PIL import Image
 
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.problems import PROBLEMS
-from datacache.conversion.geometry import carry, plan
-from datacache.conversion.images import Operations, Processed, apply, parse_operations
+from datacache.conversion.images import Processed, apply
+from datacache.conversion.operations import Operations, carry, parse_operations, plan
 from datacache.core.errors import AnnotationError, UsageError
 from tests.promises import promise
 

@@ -21,7 +21,7 @@ from datacache.core.errors import (
     TagExistsError,
     UsageError,
 )
-from datacache.imports.archives.archive import UnpackLimits
+from datacache.imports.archives.members import UnpackLimits
 from datacache.manifest.model import PACKS, Lineage
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings

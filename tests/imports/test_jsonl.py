@@ -178,7 +178,7 @@ def test_the_same_lines_give_the_same_snapshot_in_any_order(
 def test_two_lines_with_one_path_fail_and_name_each_other(
     web: WebServer, write_lines: WriteLines, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datacache.imports.plan._LINES_IN_MEMORY", 2)  # runs on disk
+    monkeypatch.setattr("datacache.imports.lines._LINES_IN_MEMORY", 2)  # runs on disk
     url = web.add("/1.jpg", b"1")
     file = write_lines({"url": url}, {"url": url, "path": "b"}, {"url": url}, {"url": url, "path": "a"}, {"url": url})
     found = failures_of(file, settings)

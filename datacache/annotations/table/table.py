@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from datacache.annotations.model import Problem
-from datacache.annotations.table import details as table_details
-from datacache.annotations.table import summary as table_summary
+from datacache.annotations.table import ranges as table_details
+from datacache.annotations.table import ranges as table_summary
+from datacache.annotations.table.ranges import Row, Summary
 from datacache.annotations.table.root import LabelCount, ProblemCount, RangeSummary, Root, RootWriter
-from datacache.annotations.table.summary import Row, Summary
 from datacache.core.errors import CatalogError, CorruptManifestError
 from datacache.manifest import codec
 from datacache.manifest.builder import Sorter

@@ -1,1 +1,1 @@
-"""Archives and folders that annotation tools export, as trees of files with checked names and sizes."""
+"""Archives and folders that annotation tools export: checked members, and their bytes."""

@@ -1,10 +1,10 @@
-"""Zip archives, read by own code so that nothing in them is believed (PKWARE's APPNOTE 6.3.10).
+"""Zip archives, read by own code, so that nothing in them is believed (PKWARE's APPNOTE 6.3.10).
 
-`zipfile` has the whole directory in memory before it can be asked how large it is, believes what it says of sizes, and
-takes entries that overlap (https://www.bamsoftware.com/hacks/zipbomb/). Here the directory is read as a stream, and
-every entry must have bytes of its own. Stored and deflated members are read; annotation tools write nothing else.
-Names are UTF-8 where the entry says so; else UTF-8 if all of them are, GBK if all of them look like it (Windows in
-China), or CP437. One thread.
+`zipfile` has the whole directory in memory before one can ask how large it is, believes its sizes, and takes entries
+that overlap (https://www.bamsoftware.com/hacks/zipbomb/). Here the directory is read as a stream, and every entry must
+have bytes of its own. Stored and deflated members are read; annotation tools write nothing else. Names are UTF-8 where
+the entry says so; else UTF-8 if all of them are, GBK if all of them look like it (Windows in China), or CP437. One
+thread.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import stat
 import struct
 import zlib
 from calendar import timegm
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from datacache.core.errors import ImportFailedError, UsageError
-from datacache.imports.archives.archive import Member, Members, UnpackLimits, damaged
+from datacache.imports.archives.members import RATIO_FROM_BYTES, Export, Member, UnpackLimits
 
 _END = struct.Struct("<4s4H2LH")  # 4.3.16, end of the central directory
 _LOCATOR = struct.Struct("<4sLQL")  # 4.3.15
@@ -46,83 +46,78 @@ class _Entry(NamedTuple):
     packed_bytes: int
     size_bytes: int
     mode: int
-    """Of Unix, 0 where the archive says none."""
+    """Of Unix; 0 where the archive says none."""
     mtime_ns: int
     offset: int
-    """Of its local header."""
-
-
-class _Place(NamedTuple):
-    entry: _Entry
-    data_at: int
+    """Of its local header, not yet shifted."""
 
 
 def is_zip(head: bytes) -> bool:
-    """Whether a file that begins so is a zip."""
+    """Tell from a file's first bytes whether it is a zip."""
     return head.startswith((b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08"))
 
 
-class ZipExport:
-    """An open zip. Close it."""
+class ZipExport(Export):
+    """An open zip."""
 
     def __init__(self, path: Path, limits: UnpackLimits) -> None:
-        self._shown = path.name
+        super().__init__(path.name, limits)
         try:
             self._file: IO[bytes] = open(path, "rb")  # noqa: SIM115 - closed by close()
         except OSError as exc:
             raise UsageError(f"{path} cannot be opened: {exc.strerror}") from exc
         try:
-            members = Members(self._shown, limits)
-            self._look_through(members)
+            self._look_through()
         except BaseException:
             self._file.close()
             raise
-        self.members = members.sorted()
-        self.passed_over = members.passed_over
+        self.sort()
 
     def read(self) -> Iterator[tuple[Member, bytes]]:
-        """See `Export`: by path."""
+        """Yield the members by path."""
         for member in self.members:
-            yield member, self._unpack(member.name, member.at)
+            yield member, self._unpack(member.name, *member.at)
 
     def close(self) -> None:
-        """See `Export`."""
+        """Close the archive's file."""
         self._file.close()
 
     # --- the directory ---------------------------------------------------------------------------------------------
 
-    def _look_through(self, members: Members) -> None:
+    def _look_through(self) -> None:
         start, size, count, shift = self._find_directory()
         entries: list[_Entry] = []
         for entry in self._entries(start, size):
-            members.count(repr(entry.raw_name)[1:])
+            self.count(repr(entry.raw_name)[1:])
             entries.append(entry)
         if len(entries) % 65_536 != count % 65_536:  # old tools let the number wrap
-            raise damaged(self._shown, "", f"its directory has {len(entries):,} entries and should have {count:,}")
-        decode = _decoder(entries)
-        taken: list[tuple[int, int, str]] = []
+            raise self.damaged("", f"its directory has {len(entries):,} entries and should have {count:,}")
+        encoding = _encoding(entries)
+        taken = [(start, start + size, "")]
         for entry in entries:
-            name = self._decoded(entry, decode)
+            name = self._decoded(entry, encoding)
             data_at = self._data_at(name, entry, shift)
             taken.append((entry.offset + shift, data_at + entry.packed_bytes, name))
-            if self._is_file(members, name, entry):
-                members.check_ratio(name, entry.size_bytes, entry.packed_bytes)
-                members.add(name, entry.size_bytes, entry.mtime_ns, _Place(entry, data_at))
-        taken.append((start, start + size, ""))
+            if self._is_file(name, entry):
+                if RATIO_FROM_BYTES < entry.size_bytes > self._limits.ratio * entry.packed_bytes:
+                    times = entry.size_bytes // max(entry.packed_bytes, 1)
+                    what = f"{name!r} unpacks to {times:,} times its size, more than {self._limits.ratio:,}"
+                    raise self.over("ratio", what)
+                self.add(name, entry.size_bytes, entry.mtime_ns, (entry, data_at))
         taken.sort()
         for (_, end, name), (begin, _, other) in pairwise(taken):
             if end > begin:
                 both = f"{other!r}, as in a zip bomb" if name and other else "the directory"
-                raise members.refused(name or other, f"its bytes are also those of {both}")
+                raise self.refused(name or other, f"its bytes are also those of {both}")
 
     def _find_directory(self) -> tuple[int, int, int, int]:
-        """Where the directory begins, its length, its number of entries, and by how much all offsets are off (something
-        was put before the archive)."""
+        """Return where the directory begins, its length, its number of entries, and by how much all offsets are off,
+        because something was put before the archive."""
         length = self._file.seek(0, 2)
         tail = self._read(max(0, length - _END.size - _MAX_COMMENT), min(length, _END.size + _MAX_COMMENT))
         at = tail.rfind(b"PK\x05\x06", 0, max(0, len(tail) - _END.size + 4))
         if at < 0:
-            raise damaged(self._shown, "", "its end is missing")
+            raise self.damaged("", "its end is missing")
         _, disk, first_disk, _, count, size, offset, _ = _END.unpack_from(tail, at)
         end = length - len(tail) + at
         locator = self._read(max(0, end - _LOCATOR.size), _LOCATOR.size)
@@ -130,12 +125,12 @@ class ZipExport:
             end -= _LOCATOR.size + _END64.size
             signature, _, _, _, disk, first_disk, _, count, size, offset = _END64.unpack(self._read(end, _END64.size))
             if signature != b"PK\x06\x06":
-                raise damaged(self._shown, "", "the end of its directory (zip64) is not where it should be")
+                raise self.damaged("", "the end of its directory (zip64) is not where it should be")
         if disk or first_disk:
-            raise ImportFailedError(f"{self._shown} is one part of an archive in several files")
+            raise ImportFailedError(f"{self.shown} is one part of an archive in several files")
         shift = end - size - offset
         if shift < 0:
-            raise damaged(self._shown, "", "its directory is not where it should be")
+            raise self.damaged("", "its directory is not where it should be")
         return offset + shift, size, count, shift
 
     def _entries(self, start: int, size: int) -> Iterator[_Entry]:
@@ -144,13 +139,13 @@ class ZipExport:
         while left:
             head = self._file.read(_ENTRY.size)
             if left < _ENTRY.size or len(head) < _ENTRY.size or not head.startswith(b"PK\x01\x02"):
-                raise damaged(self._shown, "", "its directory is not whole")
+                raise self.damaged("", "its directory is not whole")
             fields = _ENTRY.unpack(head)
             lengths = fields[10:13]  # name, extra, comment
             left -= _ENTRY.size + sum(lengths)
             name, extra, comment = (self._file.read(length) for length in lengths)
             if left < 0 or len(name) + len(extra) + len(comment) < sum(lengths):
-                raise damaged(self._shown, "", "its directory is not whole")
+                raise self.damaged("", "its directory is not whole")
             yield self._entry(fields, name, extra)
 
     def _entry(self, fields: tuple[int, ...], name: bytes, extra: bytes) -> _Entry:
@@ -161,78 +156,76 @@ class ZipExport:
         for number, value in enumerate(sizes):
             if value == 0xFFFFFFFF:
                 if len(long) < 8:
-                    raise damaged(self._shown, repr(name)[2:-1], "its size or place is missing")
+                    raise self.damaged(repr(name)[2:-1], "its size or place is missing")
                 (sizes[number],) = struct.unpack_from("<Q", long)
                 long = long[8:]
         size, packed, offset = sizes
         mtime_ns = _mtime_ns(date, time, extras.get(_UNIX_TIME, b""))
         return _Entry(name, extras, flags, method, crc, packed, size, attributes >> 16, mtime_ns, offset)
 
-    def _decoded(self, entry: _Entry, decode: Callable[[bytes], str]) -> str:
+    def _decoded(self, entry: _Entry, encoding: str) -> str:
         unicode = entry.extra.get(_UNICODE_PATH, b"")
         try:
             if len(unicode) > 5 and unicode[1:5] == struct.pack("<L", zlib.crc32(entry.raw_name)):
                 return unicode[5:].decode()
-            return entry.raw_name.decode() if entry.flags & _UTF8 else decode(entry.raw_name)
+            return entry.raw_name.decode("utf-8" if entry.flags & _UTF8 else encoding)
         except UnicodeDecodeError as exc:
-            raise damaged(
-                self._shown, repr(entry.raw_name)[2:-1], "its name is not the UTF-8 it is said to be"
-            ) from exc
+            why = "its name is not the UTF-8 it is said to be"
+            raise self.damaged(repr(entry.raw_name)[2:-1], why) from exc
 
-    def _is_file(self, members: Members, name: str, entry: _Entry) -> bool:
-        """Whether it is to be taken; False for folders."""
+    def _is_file(self, name: str, entry: _Entry) -> bool:
+        """Return False for folders; raise for what is neither file nor folder, or cannot be unpacked."""
         kind = stat.S_IFMT(entry.mode)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise members.refused(name, "it is a symbolic link" if stat.S_ISLNK(kind) else "it is no file or folder")
+            raise self.refused(name, "it is a symbolic link" if stat.S_ISLNK(kind) else "it is no file or folder")
         if kind == stat.S_IFDIR or name.endswith(("/", "\\")):
             return False
         if entry.flags & _ENCRYPTED:
-            raise members.refused(name, "it is encrypted", hint="Export it without a password.")
+            raise self.refused(name, "it is encrypted", hint="Export it without a password.")
         if entry.method not in (_STORED, _DEFLATED):
             how = _METHODS.get(entry.method, f"method {entry.method}")
-            raise members.refused(name, f"it is packed with {how}", hint="Pack it again with any ordinary tool.")
+            raise self.refused(name, f"it is packed with {how}", hint="Pack it again with any ordinary tool.")
         return True
 
     def _data_at(self, name: str, entry: _Entry, shift: int) -> int:
-        """Where its bytes begin: behind the local header, which has to be that of the same entry."""
+        """Return where its bytes begin: behind the local header, which must be that of the same entry."""
         at = entry.offset + shift
         head = self._read(at, _LOCAL.size)
         if len(head) < _LOCAL.size or not head.startswith(b"PK\x03\x04"):
-            raise damaged(self._shown, name, "it is not where the directory says")
+            raise self.damaged(name, "it is not where the directory says")
         *_, name_length, extra_length = _LOCAL.unpack(head)
         if self._read(at + _LOCAL.size, name_length) != entry.raw_name:
-            raise damaged(self._shown, name, "it has another name there than in the directory")
+            raise self.damaged(name, "it has another name there than in the directory")
         return at + _LOCAL.size + int(name_length) + int(extra_length)
 
     # --- the bytes -------------------------------------------------------------------------------------------------
 
-    def _unpack(self, name: str, place: _Place) -> bytes:
-        entry, at = place
+    def _unpack(self, name: str, entry: _Entry, at: int) -> bytes:
         stream = zlib.decompressobj(-zlib.MAX_WBITS) if entry.method == _DEFLATED else None
         parts: list[bytes] = []
         size, left = 0, entry.packed_bytes
         while left:
             packed = self._read(at, min(left, _PART))
             if not packed:
-                raise damaged(self._shown, name, "the archive ends in the middle of it")
+                raise self.damaged(name, "the archive ends in the middle of it")
             at, left = at + len(packed), left - len(packed)
             more = False  # a full part may not be all that the bytes so far unpack to
             while packed or more:
                 try:
                     part = packed if stream is None else stream.decompress(packed, _PART)
                 except zlib.error as exc:
-                    raise damaged(self._shown, name, f"it cannot be unpacked ({exc})") from exc
+                    raise self.damaged(name, f"it cannot be unpacked ({exc})") from exc
                 packed = b"" if stream is None else stream.unconsumed_tail
                 more = stream is not None and not stream.eof and len(part) == _PART
                 size += len(part)
                 if size > entry.size_bytes:
-                    raise damaged(self._shown, name, "it unpacks to more than the directory says")
+                    raise self.damaged(name, "it unpacks to more than the directory says")
                 parts.append(part)
         data = b"".join(parts)
         if size != entry.size_bytes or (stream is not None and not stream.eof):
-            raise damaged(self._shown, name, f"it unpacks to {size:,} of {entry.size_bytes:,} bytes")
+            raise self.damaged(name, f"it unpacks to {size:,} of {entry.size_bytes:,} bytes")
         if zlib.crc32(data) != entry.crc:
-            raise damaged(self._shown, name, "its checksum (CRC-32) is wrong")
+            raise self.damaged(name, "its checksum (CRC-32) is wrong")
         return data
 
     def _read(self, at: int, length: int) -> bytes:
@@ -240,23 +233,22 @@ class ZipExport:
             self._file.seek(at)
             return self._file.read(length)
         except (OSError, OverflowError, ValueError) as exc:  # an offset that no file has
-            raise damaged(self._shown, "", f"it cannot be read at {at:,}") from exc
+            raise self.damaged("", f"it cannot be read at {at:,}") from exc
 
 
-def _decoder(entries: list[_Entry]) -> Callable[[bytes], str]:
-    """How names are read whose entries do not say it: the same for all of an archive."""
+def _encoding(entries: list[_Entry]) -> str:
+    """Return the encoding of all names whose entries do not say it."""
     raw_names = [entry.raw_name for entry in entries if not entry.flags & _UTF8 and not entry.raw_name.isascii()]
     try:
         for raw in raw_names:
             raw.decode()
-        encoding = "utf-8"
     except UnicodeDecodeError:
-        encoding = "gbk" if all(map(_LOOKS_GBK.fullmatch, raw_names)) else "cp437"
-    return lambda raw: raw.decode(encoding)
+        return "gbk" if all(map(_LOOKS_GBK.fullmatch, raw_names)) else "cp437"
+    return "utf-8"
 
 
 def _extras(data: bytes) -> dict[int, bytes]:
-    """The extra fields (4.5), the first of each kind."""
+    """Read the extra fields (4.5), the first of each kind."""
     found: dict[int, bytes] = {}
     while len(data) >= 4:
         kind, length = struct.unpack_from("<HH", data)
@@ -266,7 +258,7 @@ def _extras(data: bytes) -> dict[int, bytes]:
 
 
 def _mtime_ns(date: int, time: int, unix_time: bytes) -> int:
-    """The time in UTC where it is there; else the local time of who packed it, as if it were UTC; 0 for none."""
+    """Return the time in UTC if there is one; else the packer's local time as if it were UTC; 0 for none."""
     if len(unix_time) >= 5 and unix_time[0] & 1:
         return max(0, int.from_bytes(unix_time[1:5], "little", signed=True)) * 10**9
     day = (1980 + (date >> 9), date >> 5 & 15, date & 31)
