@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from datacache.annotations.stats import Statistics
     from datacache.annotations.table.table import ImageSummary, Table
     from datacache.catalog.gc import GarbageReport
-    from datacache.catalog.remove import Removal
+    from datacache.catalog.refs import Removal
     from datacache.catalog.verify import Problem
     from datacache.conversion.pipeline import Conversion
     from datacache.imports.archives.members import UnpackLimits
@@ -284,7 +284,7 @@ def open_tasks(name: str, settings: Settings | None = None, *, patience_s: float
     Thread-safe, safe after `fork()`, picklable. While the database is away, calls wait for `patience_s` before they
     raise `CatalogUnavailableError`. `TasksError` where the queue is not there.
     """
-    from datacache.catalog.tasks.base import open_task_store
+    from datacache.catalog.open import open_task_store
     from datacache.loaders.tasks.queue import TaskQueue
 
     return TaskQueue(open_task_store((settings or load_settings()).catalog), name, patience_s=patience_s)
@@ -331,7 +331,7 @@ def create_tasks(
 
 def list_tasks(settings: Settings | None = None) -> list[TaskStatus]:
     """All queues of training tasks, by name."""
-    from datacache.catalog.tasks.base import open_task_store
+    from datacache.catalog.open import open_task_store
     from datacache.loaders.tasks.queue import list_queues
 
     with closing(open_task_store((settings or load_settings()).catalog)) as store:
@@ -429,7 +429,7 @@ def remove_snapshot(ref: str, *, all_tags: bool = False, settings: Settings | No
     `TagExistsError` names the tags, and nothing is removed. Data stay until `collect_garbage`, and for as long as the
     snapshot is mounted. `SnapshotNotFoundError`, `UsageError` for a bare name.
     """
-    from datacache.catalog.remove import plan_removal, remove
+    from datacache.catalog.refs import plan_removal, remove
 
     with closing(open_catalog(settings)) as catalog:
         while True:

@@ -36,7 +36,7 @@ from csi_driver.volumes import (
 )
 from csi_driver.wire import csi_pb2 as csi
 from datacache.api import open_catalog
-from datacache.catalog import static_volumes
+from datacache.catalog import refs
 from datacache.core.errors import DatacacheError
 from datacache.settings import Settings
 from datacache.store.credentials import takes_credentials
@@ -86,7 +86,7 @@ class ControllerService:
 
     def DeleteVolume(self, request: csi.DeleteVolumeRequest, _context: Any) -> csi.DeleteVolumeResponse:  # noqa: N802
         volume_records.remove(self._catalog, _id_of(request))
-        static_volumes.forget(self._catalog, request.volume_id)
+        refs.forget_volume(self._catalog, request.volume_id)
         return csi.DeleteVolumeResponse()
 
     def ValidateVolumeCapabilities(  # noqa: N802

@@ -26,7 +26,7 @@ from csi_driver.resolve import check_open, check_sources, find_snapshot
 from csi_driver.status import RequestError
 from csi_driver.volumes import MountOptions, VolumeSpec
 from datacache.api import open_catalog
-from datacache.catalog.static_volumes import snapshot_of
+from datacache.catalog.refs import volume_snapshot
 from datacache.core.errors import CatalogUnavailableError, DaemonError, DatacacheError, SnapshotNotFoundError
 from datacache.daemon.client import DaemonClient
 from datacache.manifest.reader import Manifest
@@ -89,7 +89,7 @@ class Preparation:
                 record = find_snapshot(catalog, spec.ref, namespace, default=self._settings.access)
                 return f"{record.dataset}@{record.id}"
 
-            dataset = now() if inline else snapshot_of(catalog, volume_id, spec.dataset, now)
+            dataset = now() if inline else volume_snapshot(catalog, volume_id, spec.dataset, now)
             return spec if dataset == spec.dataset else spec.resolved(dataset)
 
     def check_namespace(

@@ -1,13 +1,11 @@
-"""Which namespaces of Kubernetes a data set is open to: kept in the catalog, as documents of kind `access`.
+"""The namespaces of Kubernetes that a data set is open to: documents of kind `access` in the catalog.
 
 Used by the CSI driver, which asks before it says anything else about a data set, and by `dsctl dataset access`. A data
-set with a list of its own goes by that; one without by the setting `access`. A list belongs to a name: it stays when
-all snapshots are removed and made anew. Any thread and process may call; two that change a list at once lose neither
-change.
+set follows its own list, or without one the setting `access`. A list belongs to a name: it stays when all snapshots are
+removed and made anew. Any thread and process may call; two that change a list at once lose neither change.
 
-What is made of a data set inherits its list, at the commit (`inherit_access`): of several the intersection, and nothing
-that a list of its own had closed is opened by it. A list that was chosen for the new name afterwards stands for as long
-as nothing else comes in.
+A data set that is made of others inherits their lists at the commit (`inherit_access`): the intersection of them, and
+of its own list. A list that somebody sets afterwards stands until another input with a list comes in.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from datacache.catalog.base import Catalog
+from datacache.catalog.leases import all_documents
 from datacache.catalog.refs import check_name, resolve
 from datacache.core.errors import AccessDeniedError, CatalogError, UsageError
 from datacache.core.ipc import parse_object
@@ -31,41 +30,41 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Who may have a data set: `allowed`, or with `everybody` all but `denied`."""
+    """The namespaces that may have a data set: `allowed`, or with `everybody` all but `denied`."""
 
     everybody: bool
     allowed: tuple[str, ...] = ()
-    """By name; empty with `everybody`."""
+    """Sorted; empty with `everybody`."""
     denied: tuple[str, ...] = ()
-    """By name; empty without `everybody`."""
+    """Sorted; empty without `everybody`."""
     listed: bool = True
-    """Whether the data set has a list of its own. False: it goes by the setting `access`."""
+    """False for a data set without a list of its own, which follows the setting `access`."""
     within_default: bool = False
-    """True if only those may have it that the setting `access` lets have others, too: of its inputs one has no list."""
+    """True if one of its inputs has no list, so that the setting `access` limits this one, too."""
     made_of: tuple[str, ...] = ()
-    """The data sets whose lists it has inherited, by name."""
+    """The data sets whose lists it has inherited, sorted."""
     chosen: bool = True
-    """True if somebody has set this list. False: it is as it was inherited."""
+    """True if somebody has set this list; false if it was only inherited."""
 
     @property
     def without_exception(self) -> bool:
-        """Whether every namespace may have it: what one may that is not known."""
+        """Tell whether every namespace may have it, also one that nobody has heard of."""
         return self.everybody and not self.denied
 
     def allows(self, namespace: str) -> bool:
-        """Whether pods of this namespace may have it."""
+        """Tell whether pods of this namespace may have it."""
         return namespace not in self.denied if self.everybody else namespace in self.allowed
 
     def allow(self, namespaces: Iterable[str]) -> Access:
-        """Open to these, too. What was open to all without exception is open to these only from then on; where some
-        were denied, they no longer are."""
+        """Open it to these, too. If it was open to all without exception, open it to these only; if it was open to all
+        but some, no longer deny these."""
         names = set(namespaces)
         if self.everybody and self.denied:
             return Access(everybody=True, denied=_sorted(set(self.denied) - names))
         return Access(everybody=False, allowed=_sorted(set(self.allowed) | names))
 
     def deny(self, namespaces: Iterable[str]) -> Access:
-        """Not open to these any more."""
+        """Close it to these."""
         names = set(namespaces)
         if self.everybody:
             return Access(everybody=True, denied=_sorted(set(self.denied) | names))
@@ -78,14 +77,14 @@ class Access:
 
 
 def access_of(catalog: Catalog, dataset: str, *, default: str) -> Access:
-    """Who may have a data set; `default` (`all` or `none`, `Settings.access`) is for one without a list. Whether there
-    is such a data set is not looked at. `CatalogError` for a list that cannot be understood."""
+    """Return who may have a data set, which need not exist; without a list that is `default` (`all` or `none`,
+    `Settings.access`). Raise `CatalogError` for a list that cannot be understood."""
     return _parse(catalog.document(KIND, check_name(dataset)), dataset, default)
 
 
 def check_access(catalog: Catalog, dataset: str, namespace: str, *, default: str) -> None:
-    """`AccessDeniedError` unless the data set is open to the namespace. It says the same whether or not there is such a
-    data set, so call this before anything that says more, such as `refs.resolve`."""
+    """Raise `AccessDeniedError` unless the data set is open to the namespace. The message does not tell whether the
+    data set exists, so call this before anything that does, such as `refs.resolve`."""
     check_namespace(namespace)
     if not access_of(catalog, dataset, default=default).allows(namespace):
         raise AccessDeniedError(
@@ -95,9 +94,9 @@ def check_access(catalog: Catalog, dataset: str, namespace: str, *, default: str
 
 
 def open_to(catalog: Catalog, namespace: str, *, default: str) -> list[str]:
-    """The names of the data sets that are open to a namespace: what a message to it may name."""
+    """Return the names of the data sets that are open to a namespace: a message to it may name them."""
     check_namespace(namespace)
-    lists = _all_lists(catalog)
+    lists = dict(all_documents(catalog.documents, KIND))
     names = [dataset.name for dataset in catalog.datasets()]
     return [name for name in names if _parse(lists.get(name), name, default).allows(namespace)]
 
@@ -111,16 +110,16 @@ def set_access(
     deny: Iterable[str] = (),
     default: str = "all",
 ) -> Access:
-    """Change a list, beginning with what it is now, or with `everybody` (True: open to all, False: to nobody); then
-    `allow` and `deny`, see `Access`. What it is then.
+    """Change a list and return the new one. Begin with the present one, or with `everybody` (True: open to all, False:
+    to nobody); then apply `allow` and `deny`, see `Access`.
 
-    `UsageError` for what is no namespace, `SnapshotNotFoundError` if there is neither a list nor a data set.
+    Raise `UsageError` for what is no namespace, `SnapshotNotFoundError` if there is neither a list nor a data set.
     """
     allowed, denied = list(allow), list(deny)
     for namespace in (*allowed, *denied):
         check_namespace(namespace)
     if catalog.document(KIND, check_name(dataset)) is None and catalog.dataset(dataset) is None:
-        resolve(catalog, dataset)  # raises, saying what there is
+        resolve(catalog, dataset)  # raises, and names the data sets that exist
     while True:
         old = catalog.document(KIND, dataset)
         access = before = _parse(old, dataset, default)
@@ -136,8 +135,8 @@ def set_access(
 
 
 def inherit_access(catalog: Catalog, dataset: str, inputs: Iterable[str]) -> None:
-    """Before a snapshot of a data set is committed that is made of `inputs` (names): let the data set be open to those
-    only who may have all of these, and log that where it changes something."""
+    """Open a data set only to those who may have all of `inputs` (names), and log a change. Call it before the commit
+    of a snapshot that is made of them."""
     names = _sorted(set(inputs) - {dataset})
     texts = {name: catalog.document(KIND, name) for name in names}
     lists = {name: _parse(text, name, "all") for name, text in texts.items() if text is not None}
@@ -174,21 +173,12 @@ def inherit_access(catalog: Catalog, dataset: str, inputs: Iterable[str]) -> Non
 
 
 def check_namespace(namespace: str) -> None:
-    """`UsageError` unless it can be the name of one (a label of RFC 1123)."""
+    """Raise `UsageError` unless this can name a namespace (a label of RFC 1123)."""
     if not _LABEL.fullmatch(namespace):
         raise UsageError(
             f"{namespace!r} cannot name a namespace",
             hint="Use up to 63 lower-case letters, digits and '-', with a letter or digit at both ends.",
         )
-
-
-def _all_lists(catalog: Catalog) -> dict[str, str]:
-    lists: dict[str, str] = {}
-    after = ""
-    while page := catalog.documents(KIND, after=after):
-        lists |= dict(page)
-        after = page[-1][0]
-    return lists
 
 
 def _parse(text: str | None, dataset: str, default: str) -> Access:
@@ -207,9 +197,13 @@ def _parse(text: str | None, dataset: str, default: str) -> Access:
             )
             closed = access.within_default and default == "none"
             return replace(access, everybody=False, allowed=(), denied=()) if closed else access
+        cause: Exception | None = None
     except (ValueError, KeyError, UsageError) as exc:
-        raise _not_understood(dataset) from exc
-    raise _not_understood(dataset)
+        cause = exc
+    raise CatalogError(
+        f"the list of who may have data set {dataset} cannot be understood, so nobody may",
+        hint="A newer datacache has written it: use that version.",
+    ) from cause
 
 
 def _flag(value: object) -> bool:
@@ -225,18 +219,11 @@ def _words(value: object) -> tuple[str, ...]:
 
 
 def _namespaces(value: object) -> tuple[str, ...]:
-    """Return the names, each of which can be one: others would deny nobody."""
+    """Return the names after checking each: an impossible one would deny nobody."""
     names = _words(value)
     for name in names:
         check_namespace(name)
     return names
-
-
-def _not_understood(dataset: str) -> CatalogError:
-    return CatalogError(
-        f"the list of who may have data set {dataset} cannot be understood, so nobody may",
-        hint="A newer datacache has written it: use that version.",
-    )
 
 
 def _text(access: Access) -> str:
@@ -247,7 +234,6 @@ def _text(access: Access) -> str:
 
 
 def _intersection(one: Access, other: Access) -> Access:
-    """Open to those to whom both are."""
     if one.everybody and other.everybody:
         return Access(everybody=True, denied=_sorted({*one.denied, *other.denied}))
     if one.everybody or other.everybody:

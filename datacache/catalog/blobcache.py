@@ -1,16 +1,16 @@
-"""A catalog in front of a shared one: what was read once is kept in a SQLite file of the node.
+"""A catalog in front of a shared one: it keeps what was read once in a SQLite file of the node.
 
-Used by `catalog.open` for MongoDB. All processes of a home share the file; any thread may call it. It is a
-catalog itself, so nobody above can tell.
+Used by `catalog.open` for MongoDB. All processes of a home share the file; any thread may call it. It is a `Catalog`
+itself, so nobody above can tell.
 
-- Blobs never change, so one that is here is never asked for again. The file is bounded: what was not used for
-  longest goes first.
+- Blobs never change, so a blob in the file is never asked for again. The file is bounded: the least recently used blobs
+  go first.
 - Records of snapshots, datasets and documents are asked for every time, and the last answer is kept. It stands in only
-  while the shared catalog does not answer at all: a second mount then still starts, with what `latest` and
-  the tags named when they were last read, and a warning in the log says so. Writes and lists are never
-  answered from here.
-- The file is a cache and nothing else: a broken, full or unwritable one is logged, made anew if possible, and
-  read around. Blobs carry a checksum, so a file damaged in silence gives no wrong bytes.
+while the shared catalog does not answer at all. So a second mount still starts then, with the snapshots that `latest`
+and the tags named when they were last read, and a warning in the log says so. Writes and lists always go to the shared
+catalog.
+- The file is only a cache: a broken, full or unwritable one is logged, made anew if possible, and read around. Blobs
+  carry a checksum, so a file damaged in silence gives no wrong bytes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from datacache.catalog.base import Catalog, Collected
-from datacache.catalog.mark import Live
+from datacache.catalog.base import Catalog, Collected, Live
 from datacache.catalog.record import decode_record, encode_record
-from datacache.catalog.sqlite.file import SqliteFile, file_uri, is_damaged
+from datacache.catalog.sqlite.file import SqliteFile, file_identity, file_uri, id_batches, is_damaged
 from datacache.core.errors import CatalogError, CatalogUnavailableError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 
@@ -45,22 +44,19 @@ _SCHEMA = (
     """CREATE TABLE answers (question TEXT PRIMARY KEY, answer TEXT NOT NULL, at_s INTEGER NOT NULL)
         WITHOUT ROWID""",
 )
-_BATCH_IDS = 500
 _USE_GRAIN_S = 3600
-"""A blob's last use is noted this coarsely, so that reading hardly ever writes."""
+"""Last uses of blobs are noted this coarsely, so that reading hardly ever writes."""
 _RETRY_S = 60.0
-"""How long a broken cache is left alone."""
+"""A broken cache is left alone for so long."""
 _AWAY_S = 10.0
-"""How long a catalog that did not answer is not asked again for what the cache can say."""
+"""A catalog that did not answer is not asked for so long for what the cache can say."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
 class BlobCache:
-    """`inner`, read through the file `path` of at most about `limit_bytes` (the file may be a tenth
-    larger).
-    """
+    """A `Catalog`: `inner`, read through the file `path` of about `limit_bytes` (it may be a tenth larger)."""
 
     def __init__(self, inner: Catalog, path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._inner = inner
@@ -68,7 +64,7 @@ class BlobCache:
         self._path = path.absolute()
         self._limit_bytes = limit_bytes
         self._file = SqliteFile(self._path, self._uri, _prepare)
-        self._unchecked_bytes = limit_bytes  # added since the size was last checked; at first, not known
+        self._unchecked_bytes = limit_bytes  # added since the size was last checked; unknown at first
         self._broken_until = 0.0
         self._away_until = 0.0
 
@@ -79,26 +75,22 @@ class BlobCache:
         return (_rebuild, (self._inner, self._path, self._limit_bytes))
 
     def now_s(self) -> float:
-        """By the shared catalog's clock."""
         return self._inner.now_s()
 
     # --- blobs ----------------------------------------------------------------------------------------------
 
     def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
-        """Store blobs in the shared catalog, and keep them here for the mount that comes next."""
+        """Store blobs in the shared catalog, and keep them here for the next mount."""
         self._inner.put_blobs(blobs)
-        self._keep(blobs)
+        self._guarded(lambda: self._write(blobs))
 
     def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
-        """The stored bytes of those of `ids` that are there; the shared catalog is asked for what is not
-        here.
-        """
         wanted = list(dict.fromkeys(ids))
         found = self._guarded(lambda: self._read(wanted)) or {}
         missing = [id for id in wanted if id not in found]
         if missing:
             fetched = self._inner.get_blobs(missing)
-            self._keep(list(fetched.items()))
+            self._guarded(lambda: self._write(list(fetched.items())))
             found |= fetched
         return found
 
@@ -107,9 +99,7 @@ class BlobCache:
         found: dict[BlobId, bytes] = {}
         damaged: list[BlobId] = []
         aged: list[BlobId] = []
-        for start in range(0, len(ids), _BATCH_IDS):
-            part = ids[start : start + _BATCH_IDS]
-            marks = ",".join("?" * len(part))
+        for part, marks in id_batches(ids):
             with self._file.use() as connection:
                 rows = connection.execute(
                     f"SELECT id, data, crc, used_s FROM blobs JOIN uses USING (id) WHERE id IN ({marks})",  # noqa: S608
@@ -126,16 +116,13 @@ class BlobCache:
             _log.warning("%d blobs in %s are damaged; they are read again", len(damaged), self._path)
         if damaged or aged:
             with self._file.write(durable=False) as connection:
-                connection.executemany("DELETE FROM blobs WHERE id = ?", [(id,) for id in damaged])
-                connection.executemany("DELETE FROM uses WHERE id = ?", [(id,) for id in damaged])
+                _forget(connection, damaged)
                 connection.executemany("UPDATE uses SET used_s = ? WHERE id = ?", [(now_s, id) for id in aged])
         return found
 
-    def _keep(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
-        if blobs:
-            self._guarded(lambda: self._write(blobs))
-
     def _write(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
+        if not blobs:
+            return
         now_s = int(time.time())
         with self._file.write(durable=False) as connection:
             connection.executemany(
@@ -155,14 +142,13 @@ class BlobCache:
             (total_bytes,) = connection.execute("SELECT coalesce(sum(size_bytes), 0) FROM uses").fetchone()
             if total_bytes <= self._limit_bytes:
                 return
-            gone: list[tuple[bytes]] = []
+            gone: list[bytes] = []
             for id, size_bytes in connection.execute("SELECT id, size_bytes FROM uses ORDER BY used_s"):
                 if total_bytes <= self._limit_bytes * 0.9:
                     break
                 total_bytes -= size_bytes
-                gone.append((id,))
-            connection.executemany("DELETE FROM blobs WHERE id = ?", gone)
-            connection.executemany("DELETE FROM uses WHERE id = ?", gone)
+                gone.append(id)
+            _forget(connection, gone)
 
     # --- snapshots and datasets -----------------------------------------------------------------------------
 
@@ -175,11 +161,9 @@ class BlobCache:
         needs: Collection[BlobId] = (),
         check: Callable[[SnapshotRecord], None] | None = None,
     ) -> SnapshotRecord:
-        """In the shared catalog: a blob that is only here is not there."""
         return self._inner.commit(record, tags=tags, move_tags=move_tags, needs=needs, check=check)
 
     def dataset(self, name: str) -> DatasetRecord | None:
-        """From the shared catalog; the last answer only while that does not answer."""
         return self._asked(
             f"dataset {name}",
             lambda: self._inner.dataset(name),
@@ -188,42 +172,30 @@ class BlobCache:
         )
 
     def datasets(self) -> list[DatasetRecord]:
-        """From the shared catalog."""
         return self._inner.datasets()
 
     def snapshot(self, dataset: str, id: str) -> SnapshotRecord | None:
-        """From the shared catalog; the last answer only while that does not answer."""
-        return self._asked(
-            f"snapshot {dataset}@{id}",
-            lambda: self._inner.snapshot(dataset, id),
-            encode_record,
-            decode_record,
-        )
+        question = f"snapshot {dataset}@{id}"
+        return self._asked(question, lambda: self._inner.snapshot(dataset, id), encode_record, decode_record)
 
     def snapshots(self, dataset: str, *, id_prefix: str = "") -> list[SnapshotRecord]:
-        """From the shared catalog."""
         return self._inner.snapshots(dataset, id_prefix=id_prefix)
 
     def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
-        """In the shared catalog."""
         self._inner.set_tag(dataset, tag, id, move=move)
 
     def remove_tag(self, dataset: str, tag: str, *, id: str = "") -> bool:
-        """In the shared catalog."""
         return self._inner.remove_tag(dataset, tag, id=id)
 
     def remove_snapshot(self, dataset: str, id: str, *, only_tags: Collection[str] | None = None) -> bool:
-        """In the shared catalog."""
         return self._inner.remove_snapshot(dataset, id, only_tags=only_tags)
 
     def identity(self) -> str:
-        """Of the shared catalog; it never changes."""
         identity = self._asked("identity", self._inner.identity, str, str)
         assert identity is not None
         return identity
 
     def derived(self, snapshot_id: str, name: str) -> BlobId | None:
-        """From the shared catalog; the last answer only while that does not answer."""
         return self._asked(
             f"derived {name} of {snapshot_id}",
             lambda: self._inner.derived(snapshot_id, name),
@@ -232,33 +204,27 @@ class BlobCache:
         )
 
     def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
-        """In the shared catalog."""
         self._inner.set_derived(snapshot_id, name, root, needs=needs)
 
     def document(self, kind: str, key: str) -> str | None:
-        """From the shared catalog; the last answer only while that does not answer."""
         return self._asked(f"document {kind}/{key}", lambda: self._inner.document(kind, key), str, str)
 
     def set_document(self, kind: str, key: str, text: str, *, old: str | None) -> bool:
-        """In the shared catalog."""
         done = self._inner.set_document(kind, key, text, old=old)
-        self._away_until = 0.0  # it answers: whoever looks again because this one was too late must see what is there
+        self._away_until = 0.0  # it answers: a caller that was too late must read the present text next
         return done
 
     def remove_document(self, kind: str, key: str, *, old: str | None = None) -> bool:
-        """In the shared catalog."""
         return self._inner.remove_document(kind, key, old=old)
 
     def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
-        """From the shared catalog."""
         return self._inner.documents(kind, after=after, limit=limit)
 
     def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
-        """In the shared catalog. Copies on nodes go when their room is needed."""
+        """Collect in the shared catalog. Copies on nodes go when their room is needed."""
         return self._inner.collect(live, grace_s=grace_s, dry_run=dry_run, now_s=now_s)
 
     def close(self) -> None:
-        """Close this process's connections to both."""
         self._file.close()
         self._inner.close()
 
@@ -288,21 +254,19 @@ class BlobCache:
         return answer
 
     def _kept_answer(self, question: str, decode: Callable[[str], _T]) -> _T | None:
-        def read() -> str | None:
-            with self._file.use() as connection:
-                row = connection.execute("SELECT answer FROM answers WHERE question = ?", (question,)).fetchone()
-            return None if row is None else str(row[0])
-
-        text = self._guarded(read)
+        text = self._guarded(lambda: self._noted(question))
         try:
             return None if text is None else decode(text)
         except (CatalogError, ValueError, TypeError):
             return None
 
-    def _note_answer(self, question: str, text: str | None) -> None:
+    def _noted(self, question: str) -> str | None:
         with self._file.use() as connection:
             row = connection.execute("SELECT answer FROM answers WHERE question = ?", (question,)).fetchone()
-        if (None if row is None else row[0]) == text:
+        return None if row is None else str(row[0])
+
+    def _note_answer(self, question: str, text: str | None) -> None:
+        if self._noted(question) == text:
             return
         with self._file.write(durable=False) as connection:
             if text is None:
@@ -315,10 +279,10 @@ class BlobCache:
     # --- the file -------------------------------------------------------------------------------------------
 
     def _guarded(self, work: Callable[[], _T]) -> _T | None:
-        """`work`'s result, or None where the cache does not work: then it is left alone for a while."""
+        """Return the result of `work`, or None where the cache does not work: then leave it alone for a while."""
         if time.monotonic() < self._broken_until:
             return None
-        identity = _identity(self._path)
+        identity = file_identity(self._path)
         try:
             return work()
         except (sqlite3.Error, OSError) as exc:
@@ -332,8 +296,8 @@ class BlobCache:
 
     def _remove(self, identity: tuple[int, int] | None) -> None:
         self._file.close()
-        if _identity(self._path) != identity:
-            return  # another process was quicker, and this is its new file
+        if file_identity(self._path) != identity:
+            return  # another process was first, and this is its new file
         for suffix in ("", "-wal", "-shm"):
             try:
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
@@ -347,6 +311,11 @@ class BlobCache:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         return file_uri(self._path, "mode=rw")
+
+
+def _forget(connection: sqlite3.Connection, ids: Sequence[bytes]) -> None:
+    for table in ("blobs", "uses"):
+        connection.executemany(f"DELETE FROM {table} WHERE id = ?", [(id,) for id in ids])  # noqa: S608
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -363,14 +332,6 @@ def _prepare(connection: sqlite3.Connection) -> None:
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version={_VERSION}")
     connection.execute("COMMIT")
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino
 
 
 def _rebuild(inner: Catalog, path: Path, limit_bytes: int) -> BlobCache:

@@ -1,12 +1,11 @@
-"""The last step of whatever makes a snapshot: finish the manifest, and commit the record.
+"""The last step of whatever makes a snapshot: finish the manifest, check the kind of the data set, commit the record.
 
-Used by `catalog.create` and by conversions, imports and subsets. Nothing is visible before it, and all is after it.
+Used by `catalog.create`, conversions, imports, subsets and shards. Before it nothing is visible, and after it all is.
 
-The kind of a data set: the command that makes it, its sources, and its layout.
-
-Used by `commit`, which lets a snapshot be the next version of a data set only if it is of the same kind: a data set
-that somebody trains on never becomes another one because of a name that was typed. Of what changes from one version to
-the next (ids of the inputs, a query's words, a resize, an export's file name) nothing is compared. No I/O.
+A snapshot can be the next version of a data set only if it is of the same *kind*: the command that makes it, its
+sources, and its layout. So a data set that somebody trains on never becomes another one because of a mistyped name.
+Nothing is compared that changes from one version to the next (ids of the inputs, the words of a query, a resize, the
+file name of an export). One thread.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from datacache.catalog.access import inherit_access
-from datacache.catalog.base import Catalog, tag_exists
+from datacache.catalog.base import Catalog, check_tags_free
 from datacache.catalog.mark import blobs_of
 from datacache.catalog.objects import ObjectWriter
 from datacache.catalog.refs import check_name, check_tag
@@ -28,36 +27,78 @@ from datacache.manifest.model import PACKS, BlobId, DatasetRecord, Lineage, Nami
 from datacache.manifest.reader import Manifest
 
 _SHOWN = 3
+_LAYOUTS = {"convert": "to", "shard": "format"}
+"""The parameter of a command that says what the files look like."""
+
+
+class Kind(NamedTuple):
+    """The traits that all versions of a data set have in common."""
+
+    command: str
+    origin: str
+    """The URL that was listed; empty for other commands."""
+    inputs: tuple[str, ...]
+    """The data sets it is made of, by name."""
+    layout: str
+
+    def __str__(self) -> str:
+        words = [self.command, *self.inputs]
+        words += [f"--from {self.origin}"] if self.origin else []
+        words += [f"--{_LAYOUTS[self.command]} {self.layout}"] if self.layout else []
+        return " ".join(words)
+
+
+def kind_of(lineage: Lineage) -> Kind:
+    """Return the kind of the snapshots with this lineage."""
+    command, parameters, inputs = lineage
+    return Kind(
+        command,
+        str(parameters.get("from", "")) if command == "create" else "",
+        tuple(sorted({input.partition("@")[0] for input in inputs})),
+        str(parameters.get(_LAYOUTS.get(command, ""), "")),
+    )
+
+
+def check_kind(latest: SnapshotRecord, kind: Kind) -> None:
+    """Raise `OtherKindError` unless a snapshot of this kind can be the next version after `latest`. Any kind can follow
+    one whose lineage is not known."""
+    before = None if latest.lineage is None else kind_of(latest.lineage)
+    if before is None or before == kind:
+        return
+    raise OtherKindError(
+        f"{latest.dataset} is made by '{before}', and this is '{kind}'; {latest.dataset} was not changed",
+        hint=f"Is it what you meant, and no mistyped URL? Then give it a name of its own, or have it replace what "
+        f"{latest.dataset} is: --replace.",
+    )
 
 
 def check_target(catalog: Catalog, naming: Naming, lineage: Lineage) -> DatasetRecord | None:
-    """Check before any work that a snapshot made so may have this name, and return the data set if there is one.
+    """Check before any work whether a snapshot with this lineage may be named so. Return the dataset, if it exists.
 
-    `UsageError` for a bad name or tag; `OtherKindError` where the data set is of another kind and is not replaced. A
-    tag that is taken is seen only at the commit: the new snapshot may be the one that it names.
-    """
+    Raise `UsageError` for a bad name or tag, `OtherKindError` where the dataset is of another kind and is not replaced.
+    A tag that is taken shows only at the commit: the new snapshot may be the one that it names."""
     check_name(naming.name)
     for tag in naming.tags:
         check_tag(tag)
     dataset = catalog.dataset(naming.name)
-    if dataset is not None and not naming.replace:
-        kind = kind_of(lineage)
-        latest = catalog.snapshot(naming.name, dataset.latest)
-        if latest is not None:
-            check_kind(latest, kind)
+    if not naming.replace:
+        _check_latest(catalog, dataset, kind_of(lineage))
     return dataset
 
 
+def _check_latest(catalog: Catalog, dataset: DatasetRecord | None, kind: Kind) -> None:
+    if dataset is not None and (latest := catalog.snapshot(dataset.name, dataset.latest)) is not None:
+        check_kind(latest, kind)
+
+
 def known_blobs(catalog: Catalog, dataset: DatasetRecord | None) -> frozenset[BlobId]:
-    """The blobs of the dataset's latest snapshot, for `ManifestBuilder`: a new version need not put them again."""
+    """Return the blobs of the dataset's latest snapshot, which a new version need not put again (`ManifestBuilder`)."""
     if dataset is None:
         return frozenset()
     id = BlobId(bytes.fromhex(dataset.latest))
     stored = catalog.get_blobs([id]).get(id)
-    if stored is None:
-        return frozenset()
     try:
-        return blobs_of(id, codec.decode_root(codec.decompress(stored, id)))
+        return frozenset() if stored is None else blobs_of(id, codec.decode_root(codec.decompress(stored, id)))
     except CorruptManifestError:
         return frozenset()
 
@@ -75,20 +116,19 @@ def commit_manifest(
 ) -> SnapshotRecord:
     """Finish the manifest and make it the dataset's latest snapshot. Idempotent: the same entries give the same id.
 
-    The data set inherits the access lists of those of the lineage's inputs (`catalog.access`), before anything is
-    visible. A snapshot of another kind than the dataset's latest (`catalog.kind`) takes its place only with `replace`,
-    else `OtherKindError`. With `objects` it is looked again, where need be, that what was stored through it is there:
-    `StoredObjectsGoneError`. `TagExistsError` if a tag names another snapshot. `CorruptManifestError` if a blob of an
-    earlier snapshot that this one needs is gone, `CatalogError` if one of the lineage's inputs was removed whose stored
-    objects this one needs: nothing is visible then, and no tag was moved.
+    First the data set inherits the access lists of the lineage's inputs (`catalog.access`). With `objects`, what was
+    stored through it is looked for again where it may be gone.
+
+    On an error nothing is visible, and no tag was moved: `OtherKindError` for a snapshot of another kind than the
+    dataset's latest without `replace`, `StoredObjectsGoneError`, `TagExistsError` if a tag names another snapshot,
+    `CorruptManifestError` if a blob of an earlier snapshot is gone that this one needs, `CatalogError` if an input of
+    the lineage was removed whose stored objects this one needs.
     """
     id, root = builder.finish(packs=packs)
     name, tags, move_tags = naming.name, naming.tags, naming.move_tags
     dataset = catalog.dataset(name)
     if dataset is not None and not move_tags:
-        for tag in tags:
-            if dataset.tags.get(tag, id) != id:
-                raise tag_exists(name, tag, dataset.tags[tag])
+        check_tags_free(name, dataset.tags, tags, id)
     record = SnapshotRecord(
         dataset=name,
         id=id,
@@ -107,22 +147,18 @@ def commit_manifest(
     check = None if naming.replace else lambda latest: check_kind(latest, kind)
     if objects is not None:
         objects.confirm(Manifest(root, catalog.get_blobs))
-    if check is not None and dataset is not None and (latest := catalog.snapshot(name, dataset.latest)) is not None:
-        check(latest)  # asked again at the commit: what is refused is to change no list
+    if not naming.replace:
+        _check_latest(catalog, dataset, kind)  # the commit checks again: a refused snapshot must change no list
     inherit_access(catalog, name, (ref.partition("@")[0] for ref in lineage.inputs))
-    if _shares_objects(lineage, root) and catalog.snapshot(name, id) is None:
+    stored = any(source.content_addressed and source != PACKS for source in root.sources)
+    if lineage.inputs and stored and catalog.snapshot(name, id) is None:  # its objects may be those of its inputs
         _make_visible(catalog, record, needs, check)
         try:
             return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs)
-        except TagExistsError:  # since it was asked above
+        except TagExistsError:  # the tag was free above
             _take_back(catalog, record)
             raise
     return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs, check=check)
-
-
-def _shares_objects(lineage: Lineage, root: Root) -> bool:
-    """Whether a snapshot needs stored objects that may be its inputs'."""
-    return bool(lineage.inputs) and any(source.content_addressed and source != PACKS for source in root.sources)
 
 
 def _make_visible(
@@ -131,11 +167,11 @@ def _make_visible(
     needs: Collection[BlobId],
     check: Callable[[SnapshotRecord], None] | None,
 ) -> None:
-    """Commit a snapshot without its tags, if its inputs are all listed: garbage collection may have taken objects of
-    one that was removed. One that is listed after the commit was before it, too."""
+    """Commit a snapshot without its tags if its inputs are all listed: garbage collection may have taken the objects of
+    a removed one. An input that is listed after the commit was listed before it, too."""
     gone = _removed_input(catalog, record)
     if gone is None:
-        catalog.commit(record, tags=(), needs=needs, check=check)
+        catalog.commit(record, needs=needs, check=check)
         gone = _removed_input(catalog, record)
         if gone is None:
             return
@@ -155,7 +191,7 @@ def _removed_input(catalog: Catalog, record: SnapshotRecord) -> str | None:
 
 
 def _take_back(catalog: Catalog, record: SnapshotRecord) -> None:
-    """Forget what was just committed, unless somebody has given it a tag meanwhile: that would be lost."""
+    """Forget the snapshot just committed, unless somebody has tagged it meanwhile: the tag would be lost."""
     dataset = catalog.dataset(record.dataset)
     if dataset is not None and record.id not in dataset.tags.values():
         catalog.remove_snapshot(record.dataset, record.id)
@@ -171,48 +207,3 @@ def _hidden_warning(root: Root) -> tuple[str, ...]:
         f"empty, '.', '..' or overlong part) but can be read by their exact path: {names}{more}"
     )
     return (text,)
-
-
-_LAYOUTS = {"convert": "to", "shard": "format"}
-"""Which parameter of a command says what the files look like."""
-
-
-class Kind(NamedTuple):
-    """The traits that all versions of a data set have in common."""
-
-    command: str
-    origin: str
-    """The URL that was listed; empty where it was made in another way."""
-    inputs: tuple[str, ...]
-    """The data sets it is made of, by name."""
-    layout: str
-
-    def __str__(self) -> str:
-        words = [self.command, *self.inputs]
-        words += [f"--from {self.origin}"] if self.origin else []
-        words += [f"--{_LAYOUTS[self.command]} {self.layout}"] if self.layout else []
-        return " ".join(words)
-
-
-def kind_of(lineage: Lineage) -> Kind:
-    """The kind of the snapshots that are made so."""
-    command, parameters, inputs = lineage
-    return Kind(
-        command,
-        str(parameters.get("from", "")) if command == "create" else "",
-        tuple(sorted({input.partition("@")[0] for input in inputs})),
-        str(parameters.get(_LAYOUTS.get(command, ""), "")),
-    )
-
-
-def check_kind(latest: SnapshotRecord, kind: Kind) -> None:
-    """`OtherKindError` unless a snapshot of this kind can be the next version after `latest`. One whose lineage is not
-    known can be followed by any."""
-    before = None if latest.lineage is None else kind_of(latest.lineage)
-    if before is None or before == kind:
-        return
-    raise OtherKindError(
-        f"{latest.dataset} is made by '{before}', and this is '{kind}'; {latest.dataset} was not changed",
-        hint=f"Is it what you meant, and no mistyped URL? Then give it a name of its own, or have it replace what "
-        f"{latest.dataset} is: --replace.",
-    )

@@ -1,9 +1,9 @@
-"""Copied snapshots: what they refer to is copied into content-addressed storage, so they outlive the bucket.
+"""Copied snapshots: their objects are copied into content-addressed storage, so the snapshots outlive the bucket.
 
-Used by `api.create_snapshot`. Entries come as they are listed and leave with the keys of their copies, everything else
-as it was, so a diff with a version that is not copied sees no change. A creation that is killed can be run again:
-copies it made are not sent again, and those that an earlier copied snapshot of the same place has are not even read.
-Memory is bounded by the bytes in flight. One thread, which has others at work.
+Used by `api.create_snapshot`. Entries come as they are listed and leave with the keys of their copies, otherwise
+unchanged, so a diff with a version that is not copied shows no change. A creation that was killed can be run again: it
+does not send its earlier copies again, and does not even read those that an earlier copied snapshot of the same place
+has. Memory is bounded by the bytes in flight. One thread, which has others at work.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from datacache.catalog.base import Catalog
-from datacache.catalog.create import Look, create_snapshot
+from datacache.catalog.create import Look, Progress, create_snapshot
 from datacache.catalog.objects import MAX_OBJECT_BYTES, ObjectWriter
 from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import StoredObjectsGoneError, UsageError
@@ -21,12 +21,11 @@ from datacache.manifest.reader import Manifest, root_of
 from datacache.store.base import ObjectStore
 from datacache.store.bodies import read_whole
 
-Progress = Callable[[int, int], None]
 THREADS = 32
 _PART_BYTES = 8 * 2**20
 _IN_FLIGHT_BYTES = 256 * 2**20
 _EARLIER = 20
-"""How many of a dataset's newest snapshots are looked at for copies of the same place."""
+"""The number of a dataset's newest snapshots among which copies of the same place are looked for."""
 _READY_AT_A_TIME = 500
 _TRIES = 3
 
@@ -45,9 +44,9 @@ def create_copied_snapshot(
     warnings: Callable[[], Sequence[str]] = tuple,
     look: Look | None = None,
 ) -> SnapshotRecord:
-    """As `create_snapshot`, and every object is copied through `writer` first. `progress(files, bytes)`: what is done.
+    """Do as `create_snapshot`, and copy every object through `writer` first.
 
-    With `check_copies` the storage is asked for each copy that an earlier snapshot knows, and lost ones are made again.
+    With `check_copies`, ask the storage for each copy that an earlier snapshot knows, and make lost ones again. Raise
     `UsageError` for an object above `MAX_OBJECT_BYTES` and where the storage lies inside of what is copied.
     """
     source = writer.source
@@ -76,12 +75,11 @@ def create_copied_snapshot(
             if tries == _TRIES:
                 raise
             tries += 1
-            check_copies = True
-            continue
-        # Had the earlier snapshot been removed meanwhile, garbage collection might have taken copies of both. If it is
-        # still listed now, then it was all the time until the new one was.
-        if earlier is None or catalog.snapshot(naming.name, earlier.id) is not None:
-            return record
+        else:
+            # If the earlier snapshot was removed meanwhile, garbage collection may have taken copies of both. If it is
+            # listed now, it was listed until the new one was.
+            if earlier is None or catalog.snapshot(naming.name, earlier.id) is not None:
+                return record
         check_copies = True
 
 
@@ -105,16 +103,16 @@ class _Copier:
         self._threads = threads
         self._progress = progress
         self._elsewhere: dict[bytes, str] = {}
-        """The keys of what lies elsewhere than its path says: links, which are few."""
+        """The keys of objects that lie elsewhere than their paths say: links, which are few."""
 
     def copied(self, entries: Iterable[Entry]) -> Generator[Entry, None, None]:
-        """The same entries, each when its copy is there."""
+        """Yield each entry, in order, when its copy is there."""
         files = size = 0
         for ready in map_in_threads(
-            self._seen_to,
+            self._with_copies,
             self._work(entries),
             threads=self._threads,
-            # As it is read, and in one piece.
+            # Twice: the parts as they are read, and the whole.
             size_bytes=lambda rows: 2 * rows[0].size_bytes if rows[0].key is None or self._check else 0,
             limit_bytes=_IN_FLIGHT_BYTES,
         ):
@@ -125,7 +123,7 @@ class _Copier:
                 self._progress(files, size)
 
     def _work(self, entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-        """Entries that have their keys, many together, and those without, one by one. All in order."""
+        """Yield, in order, entries with known keys many together, and those without one by one."""
         ready: list[Entry] = []
         at_a_time = 1 if self._check else _READY_AT_A_TIME
         for entry in self._with_known_keys(entries):
@@ -140,7 +138,7 @@ class _Copier:
             yield ready
 
     def _with_known_keys(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """Entries, those that the earlier snapshot has with the same ETag under its keys. Both are in path order."""
+        """Give entries that the earlier snapshot has with the same ETag its keys. Both are in path order."""
         known = self._known.entries() if self._known is not None else iter(())
         before = next(known, None)
         for listed in entries:
@@ -152,12 +150,12 @@ class _Copier:
                 before = next(known, None)
             yield entry._replace(key=before.key) if before is not None and _unchanged(before, entry) else entry
 
-    def _seen_to(self, rows: list[Entry]) -> list[Entry]:
-        """Runs in any thread."""
-        entry = rows[0]  # alone, if there is anything to see to
-        if entry.path[-1:] == b"/" or entry.is_folder_link:
-            return rows
-        if entry.key is None or (self._check and not self._writer.has(entry.key, entry.size_bytes)):
+    def _with_copies(self, rows: list[Entry]) -> list[Entry]:
+        """Copy what still has to be copied. Runs in any thread."""
+        entry = rows[0]  # one that has to be copied, or checked, is alone
+        if entry.has_object and (
+            entry.key is None or (self._check and not self._writer.has(entry.key, entry.size_bytes))
+        ):
             return [self._copy(entry)]
         return rows
 
@@ -187,7 +185,7 @@ def _unchanged(before: Entry, entry: Entry) -> bool:
 
 
 def _earlier(catalog: Catalog, name: str, origin: str, source: Source) -> tuple[SnapshotRecord | None, Manifest | None]:
-    """The newest snapshot of the same place whose copies lie in the same storage."""
+    """Return the newest snapshot of the same place whose copies lie in the same storage."""
     for record in reversed(catalog.snapshots(name)[-_EARLIER:]):
         if record.origin == origin:
             manifest = Manifest.open(record.id, catalog.get_blobs)

@@ -1,13 +1,9 @@
 """Make a snapshot of what lies under a URL: list, build the manifest, commit.
 
 Used by `api.create_snapshot` and `catalog.copy`. Nothing is visible before the commit; a creation that was killed
-leaves only blobs, which the next one finds in place.
-
-Permissions and links of a listing's objects, from their metadata: what a read-write mount or s3fs-fuse wrote there.
-
-Used by `create` with `--attributes`. A listing tells no metadata, so each object costs a request, some at a time. One
-thread, which has others at work.
-"""
+leaves only blobs, which the next one finds in place. `ObjectAttributes` adds to a listing (with `--attributes`)
+permissions and links from the metadata of objects, as a read-write mount or s3fs-fuse wrote them; that costs a request
+for each object. One thread, which has others at work."""
 
 from __future__ import annotations
 
@@ -33,7 +29,17 @@ from datacache.store.retry import retry
 from datacache.writeback.model import Attributes, read_attributes
 
 Progress = Callable[[int, int], None]
+"""Called with the number of files and bytes that are done."""
 Look = Callable[[list[ObjectInfo]], list[ObjectInfo]]
+"""Gives the objects of a page with their attributes."""
+Copied = Callable[[Iterable[Entry]], Generator[Entry, None, None]]
+"""Takes entries in order and gives them with the keys of their copies."""
+_T = TypeVar("_T")
+_TARGET_BYTES = 4096
+"""PATH_MAX: no target of a link is longer."""
+_LINKS = 40
+"""The kernel follows no more."""
+_PLAIN = Attributes(0, 0, 0, 0)
 
 
 def create_snapshot(
@@ -44,17 +50,17 @@ def create_snapshot(
     *,
     origin: str,
     progress: Progress | None = None,
-    copied: Callable[[Iterable[Entry]], Generator[Entry, None, None]] | None = None,
+    copied: Copied | None = None,
     copied_to: ObjectWriter | None = None,
     warnings: Callable[[], Sequence[str]] = tuple,
     look: Look | None = None,
 ) -> SnapshotRecord:
-    """List `prefix` of a store and commit what is there as the snapshot that `naming` names.
+    """List `prefix` of a store and commit what lies there as the snapshot that `naming` names.
 
-    Idempotent: an unchanged prefix gives the same id. With `copied`, which takes the entries in order and gives them
-    with keys of `copied_to`, the snapshot refers to copies. `warnings` are asked for once all is listed. Raises the
-    store's errors, `ObjectNotFoundError` for a prefix with nothing under it, `TagExistsError`, `UsageError` for bad
-    names, `StoredObjectsGoneError`, and `OtherKindError` where the dataset is something else and `replace` is false.
+    Idempotent: an unchanged prefix gives the same id. With `copied`, the snapshot refers to copies in `copied_to`.
+    `warnings` is called after the listing. Raise the store's errors, `ObjectNotFoundError` for a prefix with nothing
+    under it, `TagExistsError`, `UsageError` for bad names, `StoredObjectsGoneError`, and `OtherKindError` where the
+    dataset is something else and `replace` is false.
     """
     parameters = {"from": origin}
     source = Source(store.url, prefix)
@@ -81,8 +87,8 @@ def create_snapshot(
                 warnings=warnings(),
             )
         except CorruptManifestError:
-            # The version before was removed and collected meanwhile, or is damaged, or blobs of this one went while it
-            # was made: nothing is taken for there.
+            # The previous version was removed and collected meanwhile, or is damaged, or blobs of this one went while
+            # it was made: count on no blob.
             if not known and not again:
                 raise
             again = bool(known)
@@ -95,10 +101,10 @@ def list_into(
     prefix: str,
     progress: Progress | None = None,
     *,
-    copied: Callable[[Iterable[Entry]], Generator[Entry, None, None]] | None = None,
+    copied: Copied | None = None,
     look: Look | None = None,
 ) -> None:
-    """Add all that lies under the prefix, in path order. `look` gives the objects of a page with their attributes."""
+    """Add all that lies under the prefix to `builder`, in path order."""
     entries: Iterable[Entry] = _entries(store, prefix, progress, look)
     if not store.sorted_listing:
         entries = sorted_entries(entries)
@@ -122,41 +128,31 @@ def _entries(store: ObjectStore, prefix: str, progress: Progress | None, look: L
             files += 1
             size += info.size_bytes
             raw = path.encode("utf-8", "surrogateescape")
-            yield _entry(raw, info)
+            entry = Entry(raw, info.size_bytes, info.mtime_ns, info.etag, info.version)
+            if info.target or info.at or info.mode:
+                key = info.at.encode("utf-8", "surrogateescape") or None
+                target = info.target.encode("utf-8", "surrogateescape")
+                entry = entry._replace(key=key, mode=info.mode, target=target)
+            yield entry
         if progress is not None:
             progress(files, size)
 
 
-def _entry(path: bytes, info: ObjectInfo) -> Entry:
-    plain = Entry(path, info.size_bytes, info.mtime_ns, info.etag, info.version)
-    if not (info.target or info.at or info.mode):
-        return plain
-    key = info.at.encode("utf-8", "surrogateescape") or None
-    return plain._replace(key=key, mode=info.mode, target=info.target.encode("utf-8", "surrogateescape"))
-
-
-T = TypeVar("T")
-_TARGET_BYTES = 4096
-"""PATH_MAX: a link's target is no longer."""
-_LINKS = 40
-"""As many as the kernel follows."""
-_PLAIN = Attributes(0, 0, 0, 0)
-
-
 class ObjectAttributes:
-    """Looks at the objects below a prefix of a bucket. `links` counts those that lead out, which are left out."""
+    """Looks up permissions and links of the objects below a prefix of a bucket. Links that lead out are left out, and
+    `links` counts them."""
 
     def __init__(self, bucket: Bucket, prefix: str, links: Links, *, timeout_s: float, threads: int) -> None:
         self._bucket, self._prefix, self._links = bucket, prefix, links
         self._timeout_s, self._threads = timeout_s, threads
 
     def page(self, page: list[ObjectInfo]) -> list[ObjectInfo]:
-        """Return the same objects with what is known of them."""
+        """Return the objects of a page with their attributes."""
         looked = map_in_threads(self._attributed, page, threads=self._threads)
         return [info for info in looked if info is not None]
 
     def _attributed(self, info: ObjectInfo) -> ObjectInfo | None:
-        """Runs in any thread."""
+        """Return an object with its attributes, or None for a link that leads out. Runs in any thread."""
         if info.key.endswith("/") or info.target or info.at:
             return info
         try:
@@ -167,13 +163,13 @@ class ObjectAttributes:
         if not stat.S_ISLNK(mode):
             return info._replace(mode=stat.S_IFREG | stat.S_IMODE(mode)) if mode else info
         target = self._target(found)
-        if not stays_inside(os.fsencode(info.key[len(self._prefix) :]), os.fsencode(target)):
+        if not self._stays_inside(info.key, target):
             self._links.leave_out(info.key)
             return None
         return self._link(info, target)
 
     def _link(self, info: ObjectInfo, target: str) -> ObjectInfo:
-        """A link with the object that it leads to; to a folder, or to nothing, with none."""
+        """Return a link with the object that it leads to. A link to a folder, or to nothing, has none."""
         key, to = info.key, target
         for _ in range(_LINKS):
             key = posixpath.normpath(posixpath.join(posixpath.dirname(key), to))
@@ -184,9 +180,12 @@ class ObjectAttributes:
             if not stat.S_ISLNK(self._mode(found)):
                 return found.info._replace(key=info.key, at=key, target=target)
             to = self._target(found)
-            if not stays_inside(os.fsencode(key[len(self._prefix) :]), os.fsencode(to)):
+            if not self._stays_inside(key, to):
                 break
         return ObjectInfo(info.key, 0, info.mtime_ns, "", target=target)
+
+    def _stays_inside(self, key: str, target: str) -> bool:
+        return stays_inside(os.fsencode(key[len(self._prefix) :]), os.fsencode(target))
 
     def _mode(self, found: LiveObject) -> int:
         if "mode" in found.metadata:
@@ -209,5 +208,5 @@ class ObjectAttributes:
     def _look(self, key: str) -> LiveObject:
         return self._retried(lambda: self._bucket.look(key))
 
-    def _retried(self, call: Callable[[], T]) -> T:
+    def _retried(self, call: Callable[[], _T]) -> _T:
         return retry(call, self._timeout_s)

@@ -1,16 +1,10 @@
 """Garbage collection as a whole: blobs of the catalog, then objects in content-addressed storage.
 
-Used by `api.collect_garbage`. Nothing that a listed snapshot needs is touched, nothing young, and in the storage
-nothing but what `ObjectWriter` has written for this catalog. Killed at any point, it leaves everything valid and can be
-run again. One thread, which has others at work.
-
-Garbage collection in content-addressed storage: objects that `ObjectWriter` wrote and no snapshot refers to.
-
-Used by `gc`. Ages are by the clock of the store that the objects lie in. It looks only below `{prefix}{identity of the
-catalog}/`, at keys of exactly the form that `ObjectWriter` gives, so it never touches what others put there. Writers
-refresh an object they need again when it is old (`objects.REFRESH_AFTER_S`), and each object's age is looked at again
-right before it is deleted.
-"""
+Used by `api.collect_garbage`. It touches nothing that a listed snapshot needs, and nothing young. In the storage it
+looks only below `{prefix}{identity of the catalog}/`, at keys of exactly the form that `ObjectWriter` gives, so it
+never touches objects of others. Ages of objects are by the clock of their store. Writers refresh an old object that
+they need again (`objects.REFRESH_AFTER_S`), so each object's age is looked at again right before it is deleted. A
+collection that is killed leaves everything valid and can be run again. One thread, which has others at work."""
 
 from __future__ import annotations
 
@@ -35,14 +29,32 @@ from datacache.store.open import open_store
 from datacache.store.urls import split_url
 
 GRACE_S = 86400.0
-"""The default grace period: what was removed, or stored for nothing, a shorter time ago stays."""
+"""The default grace period: data that were removed, or stored for nothing, a shorter time ago stay."""
 
 Progress = Callable[[str], None]
+_THREADS = 32
+_AT_A_TIME = 1000
+"""Objects that are deleted before needed objects are looked up again."""
+_OURS = re.compile(r"[0-9a-f]{2}/[0-9a-f]{30}-(?:0|[1-9][0-9]*)")
+
+
+class CollectedObjects(NamedTuple):
+    """The objects removed from one place, or in a dry run those that would be."""
+
+    url: str
+    objects: int = 0
+    size_bytes: int = 0
+    young: int = 0
+    """Objects that no snapshot refers to and that stay for now."""
+    kept: int = 0
+    """Objects that snapshots refer to."""
+    problem: str = ""
+    """The error that ended the search of this place, or prevented it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GarbageReport:
-    """What was removed, or with `dry_run` would have been."""
+    """The blobs and objects removed, or with `dry_run` those that would be."""
 
     dry_run: bool
     grace_s: float
@@ -50,11 +62,11 @@ class GarbageReport:
     storages: tuple[CollectedObjects, ...]
     """One for each place with objects of this catalog."""
     mounted: tuple[str, ...] = ()
-    """The places, as `HOST:DIR`, of snapshots that are listed no more and stay because they are mounted."""
+    """The mount points, as `HOST:DIR`, of unlisted snapshots that stay because they are mounted."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Places that could not be looked through."""
+        """Return the errors of places that could not be looked through."""
         return tuple(storage.problem for storage in self.storages if storage.problem)
 
 
@@ -67,13 +79,11 @@ def collect_garbage(
     now_s: float | None = None,
     progress: Progress = lambda _text: None,
 ) -> GarbageReport:
-    """Remove what nothing has needed for `grace_s`: no snapshot, no mount, no creation under way.
+    """Remove what no snapshot, no mount and no creation under way has needed for `grace_s`.
 
-    Times are the catalog's and the storages', never this node's.
-    A place for objects that cannot be reached is a problem of the report, not an error: the others are seen to. Raises
-    the catalog's errors; `CorruptManifestError` where a snapshot cannot be read, and then no object is removed.
-    `now_s` is the time it is, for tests.
-    """
+    Times are the catalog's and the storages', never this node's. A storage that cannot be reached is a problem of the
+    report, not an error. Raise the catalog's errors, and `CorruptManifestError` where a snapshot cannot be read: then
+    no object is removed. `now_s` overrides the clock, for tests."""
     progress("looking through the catalog")
     there_s = catalog.now_s()
     age = Age(grace_s, 0.0 if now_s is None else now_s - there_s)
@@ -82,7 +92,7 @@ def collect_garbage(
         leases.forget_ended(catalog, now_s=now_s, cutoff_s=now_s - grace_s)
     spared_s = age.spared_s(catalog)
     collected = catalog.collect(reachable(catalog.get_blobs), grace_s=spared_s, dry_run=dry_run, now_s=now_s)
-    storages = collect(catalog, settings, age, dry_run=dry_run, progress=progress)
+    storages = _collect_storages(catalog, settings, age, dry_run=dry_run, progress=progress)
     mounted = tuple(sorted(_mounted_unlisted(catalog)))
     return GarbageReport(dry_run=dry_run, grace_s=grace_s, catalog=collected, storages=storages, mounted=mounted)
 
@@ -95,43 +105,23 @@ def _mounted_unlisted(catalog: Catalog) -> set[str]:
     return {where for id, places in mounted if id not in listed for where in places}
 
 
-_THREADS = 32
-_AT_A_TIME = 1000
-"""Objects that are deleted before it is looked again at what is needed."""
-_OURS = re.compile(r"[0-9a-f]{2}/[0-9a-f]{30}-(?:0|[1-9][0-9]*)")
-
-
-class CollectedObjects(NamedTuple):
-    """What was removed from one place, or in a dry run would have been."""
-
-    url: str
-    objects: int = 0
-    size_bytes: int = 0
-    young: int = 0
-    """Objects that no snapshot refers to and that stay for now."""
-    kept: int = 0
-    """Objects that snapshots refer to."""
-    problem: str = ""
-    """Why it was not looked through, or not to the end."""
-
-
 class Age(NamedTuple):
-    """The age at which what nobody needs may go."""
+    """The age at which unneeded data may go."""
 
     grace_s: float
     later_s: float = 0.0
-    """Time by which it is taken to be later than by the clocks, for tests."""
+    """Added to all clocks, for tests."""
 
     def spared_s(self, catalog: Catalog) -> float:
-        """Return the age below which objects stay: the grace period, or more if a creation is under way for longer."""
+        """Return the age below which objects stay: the grace period, or more if a creation has been running for
+        longer."""
         return max(self.grace_s, leases.oldest_creation_age_s(catalog, catalog.now_s() + self.later_s))
 
 
-def collect(
-    catalog: Catalog, settings: Settings, age: Age, *, dry_run: bool, progress: Callable[[str], None]
+def _collect_storages(
+    catalog: Catalog, settings: Settings, age: Age, *, dry_run: bool, progress: Progress
 ) -> tuple[CollectedObjects, ...]:
-    """Remove the objects of this catalog that nothing needs and that are as old as `age` says, wherever there are any:
-    in the storage that is set and in those that snapshots name."""
+    """Collect in the storage that is set and in those that snapshots name."""
     identity = catalog.identity()
     places = _places_in_use(catalog, identity)
     if settings.objects:
@@ -166,12 +156,12 @@ def _collect(catalog: Catalog, store: ObjectStore, place: Source, age: Age, *, d
     sizes: list[int] = []
     for start in range(0, len(old), _AT_A_TIME):
         if not dry_run:
-            leases.note_sweep(catalog)  # before it is looked at what is needed: who commits later looks again
+            leases.note_sweep(catalog)  # before needed objects are looked up: a later commit looks for its own
         spared_s = age.spared_s(catalog)
         marked.update()
 
         def delete(info: ObjectInfo, spared_s: float = spared_s) -> int:
-            """Return how many bytes went, or -1."""
+            """Delete an object that is still old. Return its size, or -1 where it stays."""
             try:
                 found = store.head(info.key)
             except ObjectNotFoundError:
@@ -195,7 +185,7 @@ def _is_old(info: ObjectInfo, clock: StoreClock, age: Age, spared_s: float) -> b
 
 
 def _ours(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
-    """Return what `ObjectWriter` wrote, and what a killed process left that asked for the time."""
+    """Yield the objects that `ObjectWriter` wrote, and probes of the clock that a killed process left."""
     try:
         for page in store.list(prefix):
             for info in page:
@@ -206,7 +196,7 @@ def _ours(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
 
 
 def _places_in_use(catalog: Catalog, identity: str) -> set[Source]:
-    """Where objects of this catalog lie that snapshots refer to, whatever is set now."""
+    """Return the places of this catalog's objects that snapshots refer to, whatever is set now."""
     return {
         source
         for _record, manifest in _manifests(catalog, set())
@@ -216,7 +206,7 @@ def _places_in_use(catalog: Catalog, identity: str) -> set[Source]:
 
 
 class _Objects:
-    """Some objects of one place, as the manifests that are followed refer to them. One thread writes."""
+    """The objects of one place to which the followed manifests refer. One thread writes."""
 
     def __init__(self, place: Source) -> None:
         self._place = place
@@ -227,7 +217,7 @@ class _Objects:
         return _hash(key) in self._hashes
 
     def follow(self, manifest: Manifest) -> None:
-        """Add what a manifest refers to."""
+        """Add the objects to which a manifest refers."""
         sources = manifest.root.sources
         wanted = {number for number, source in enumerate(sources) if self._may_lie_here(source)}
         if not wanted:
@@ -245,21 +235,21 @@ class _Objects:
         self._ranges.update((infos[number].blob, sources) for number in new)
 
     def _may_lie_here(self, source: Source) -> bool:
-        """Its objects, or some of them: a snapshot may have been made of the storage itself."""
+        """Tell whether some objects of a source may be here: a snapshot may have been made of the storage itself."""
         here, there = self._place.prefix, source.prefix
         return source.store == self._place.store and (there.startswith(here) or here.startswith(there))
 
 
 class _Marked:
-    """The objects of one place that something needs, as far as it is known."""
+    """The needed objects of one place that have been found so far."""
 
     def __init__(self, catalog: Catalog, place: Source, age: Age) -> None:
         self._catalog, self._age = catalog, age
         self._followed: set[str] = set()
         self.needed = _Objects(place)
-        """By snapshots that are listed."""
+        """By listed snapshots."""
         self.held = _Objects(place)
-        """By those that stay for now (`leases`)."""
+        """By unlisted snapshots that stay for now (`leases`)."""
 
     def update(self) -> None:
         """Follow the snapshots that were not followed yet."""
@@ -267,7 +257,7 @@ class _Marked:
             with _unless_removed(self._catalog, record):
                 self.needed.follow(manifest)
                 self._followed.add(record.id)
-        # Last: a snapshot that is not listed any more was noted as removed, and a mount's lease taken, before that.
+        # Last: a snapshot that is no longer listed was noted as removed, and a mount's lease taken, before that.
         now_s = self._catalog.now_s() + self._age.later_s
         for id in leases.held_now(self._catalog, now_s=now_s, cutoff_s=now_s - self._age.grace_s) - self._followed:
             with suppress(CorruptManifestError):  # its blobs went with an earlier collection
@@ -281,7 +271,7 @@ def _hash(key: str) -> bytes | None:
 
 
 def _manifests(catalog: Catalog, known: set[str]) -> Iterator[tuple[SnapshotRecord, Manifest]]:
-    """The manifests of all listed snapshots, each once, but those that are `known`. `known` may grow meanwhile."""
+    """Yield the manifests of all listed snapshots, each once, except `known` ones. `known` may grow meanwhile."""
     seen: set[str] = set()
     for dataset in catalog.datasets():
         for record in catalog.snapshots(dataset.name):
@@ -293,7 +283,7 @@ def _manifests(catalog: Catalog, known: set[str]) -> Iterator[tuple[SnapshotReco
 
 @contextmanager
 def _unless_removed(catalog: Catalog, record: SnapshotRecord) -> Iterator[None]:
-    """A snapshot that cannot be read is an error, unless it was removed this moment."""
+    """Pass over a snapshot that cannot be read if it was removed this moment."""
     try:
         yield
     except CorruptManifestError:

@@ -1,7 +1,7 @@
-"""Leases: garbage collection leaves alone, although no data set lists it, what is mounted, what is being made, and what
-was removed a short while ago.
+"""Leases keep garbage collection off snapshots that no data set lists: mounted ones, those being made, and those that
+were removed a short while ago.
 
-Kept as documents of the catalog, with times by the clock that all its users share (`Catalog.now_s`), never a node's:
+They are documents of the catalog, with times by the clock that all its users share (`Catalog.now_s`), never a node's:
 
     mount-lease   holder → until when, on which host, and which snapshots are mounted where
     creation      token → since when objects are being stored for a snapshot that is not committed yet
@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
+from datacache.catalog.base import Catalog
 from datacache.core.concurrency import PerProcess
 from datacache.manifest.model import BlobId
-
-if TYPE_CHECKING:
-    from datacache.catalog.base import Catalog
 
 MOUNTS = "mount-lease"
 CREATIONS = "creation"
@@ -37,13 +36,14 @@ RENEW_EVERY_S = 3600.0
 CREATION_S = 3 * 86_400.0
 """A creation that takes longer looks for its objects before it commits."""
 REUSE_S = 3600.0
-"""A creation may rely on what was stored this long before it began, without storing it again."""
+"""A creation may rely on objects stored this long before it began, without storing them again."""
 
 _NO_DOCUMENT = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 _LATEST_S = 1e11
-"""In the year 5138. Later ones, and those before 1970, are no times."""
+"""In the year 5138. Later times, and those before 1970, do not count as times."""
 _VERSION = 1
 _OBJECTS = "objects"
+_IS_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class MountLease(NamedTuple):
@@ -57,19 +57,23 @@ class MountLease(NamedTuple):
 
 
 def write_mounts(catalog: Catalog, holder: str, host: str, mounts: Iterable[tuple[str, str]]) -> None:
-    """Take, renew or end the lease of `holder`, of exactly these (snapshot id, mount point). The catalog's errors."""
+    """Take, renew or end the lease of `holder`, so that it covers exactly these mounts (snapshot id, mount point)."""
     wanted: dict[str, list[str]] = {}
     for id, where in mounts:
         wanted.setdefault(id, []).append(f"{host}:{where}")
     if not wanted:
         catalog.remove_document(MOUNTS, holder)
         return
-    values = {"host": host, "until_s": catalog.now_s() + MOUNT_LEASE_S, "snapshots": wanted}
-    _set(catalog, MOUNTS, holder, values)
+    until_s = catalog.now_s() + MOUNT_LEASE_S
+    text = json.dumps({"version": _VERSION, "host": host, "until_s": until_s, "snapshots": wanted})
+    while True:
+        old = _stored(catalog, MOUNTS, holder)
+        if old == text or catalog.set_document(MOUNTS, holder, text, old=old):
+            return
 
 
 def mount_leases(catalog: Catalog) -> list[MountLease]:
-    """The leases that have not ended."""
+    """Return the leases that have not ended."""
     now_s = catalog.now_s()
     found = [_mount_lease(key, text) for key, text in _all(catalog, MOUNTS)]
     return [lease for lease in found if lease is not None and lease.until_s > now_s]
@@ -81,21 +85,21 @@ def mounted_at(catalog: Catalog, id: str) -> list[str]:
 
 
 def removed_text(now_s: float) -> str:
-    """The document that says when a snapshot was removed."""
+    """Return the document that says when a snapshot was removed."""
     return json.dumps({"version": _VERSION, "at_s": int(now_s)})
 
 
 def held_roots(
     mounts: Iterable[str], removed: Iterable[tuple[str, str]], *, now_s: float, cutoff_s: float
 ) -> frozenset[BlobId]:
-    """The snapshots that stay although nobody lists them, from the texts of leases and of removals: mounted, or removed
-    after `cutoff_s`."""
+    """Return the unlisted snapshots that stay, from the texts of leases and of removals: mounted ones, and those
+    removed after `cutoff_s`."""
     ids = _held(mounts, removed, now_s=now_s, cutoff_s=cutoff_s)
     return frozenset(BlobId(bytes.fromhex(id)) for id in ids)
 
 
 def held_now(catalog: Catalog, *, now_s: float, cutoff_s: float) -> set[str]:
-    """The ids of the snapshots that stay although nobody lists them."""
+    """Return the ids of the unlisted snapshots that stay."""
     mounts = [text for _key, text in _all(catalog, MOUNTS)]
     return _held(mounts, _all(catalog, REMOVED), now_s=now_s, cutoff_s=cutoff_s)
 
@@ -104,11 +108,11 @@ def _held(mounts: Iterable[str], removed: Iterable[tuple[str, str]], *, now_s: f
     leases = (_mount_lease("", text) for text in mounts)
     ids = {id for lease in leases if lease is not None and lease.until_s > now_s for id in lease.snapshots}
     ids |= {id for id, text in removed if _number(text, "at_s") > cutoff_s}
-    return {id for id in ids if _is_id(id)}
+    return set(filter(_IS_ID.fullmatch, ids))
 
 
 def forget_ended(catalog: Catalog, *, now_s: float, cutoff_s: float) -> None:
-    """Remove the documents that hold nothing any more: ended leases, and removals at `cutoff_s` or before."""
+    """Remove documents without effect: ended leases, and removals at `cutoff_s` or before."""
     for kind, field, end_s in ((MOUNTS, "until_s", now_s), (CREATIONS, "until_s", now_s), (REMOVED, "at_s", cutoff_s)):
         for key, text in _all(catalog, kind):
             if _number(text, field) <= end_s:
@@ -116,15 +120,13 @@ def forget_ended(catalog: Catalog, *, now_s: float, cutoff_s: float) -> None:
 
 
 def oldest_creation_age_s(catalog: Catalog, now_s: float) -> float:
-    """Return how long ago the oldest creation under way may have stored, or relied on, something; 0 where there is
-    none.
-    """
+    """Return how long ago the oldest creation under way may have stored, or relied on, an object; 0 without any."""
     begun = [_number(text, "since_s") for _key, text in _all(catalog, CREATIONS) if _number(text, "until_s") > now_s]
     return max((now_s - since_s + REUSE_S for since_s in begun), default=0.0)
 
 
 def all_documents(listed: Callable[..., list[tuple[str, str]]], kind: str) -> Iterator[tuple[str, str]]:
-    """All keys and texts of a kind, read page by page by `listed(kind, after=…)`."""
+    """Yield all keys and texts of a kind, read page by page with `listed(kind, after=…)`."""
     after = ""
     while page := listed(kind, after=after):
         yield from page
@@ -132,9 +134,9 @@ def all_documents(listed: Callable[..., list[tuple[str, str]]], kind: str) -> It
 
 
 def note_sweep(catalog: Catalog) -> None:
-    """Note that a collection begins or ends to delete stored objects: creations under way look for theirs then."""
+    """Note that a collection begins or ends to delete stored objects, so that creations under way look for theirs."""
     while True:
-        old = _sweeps_text(catalog)
+        old = _stored(catalog, SWEEPS, _OBJECTS)
         if catalog.set_document(SWEEPS, _OBJECTS, str(int(old or 0) + 1), old=old):
             return
 
@@ -142,8 +144,8 @@ def note_sweep(catalog: Catalog) -> None:
 class Creation:
     """The lease of a creation that stores objects: none of them goes before it has committed or was given up.
 
-    Safe from several threads, after `fork()` and pickled: copies are the same creation, which only the process that
-    made it ends.
+    Safe from several threads, after `fork()` and pickled: copies are the same creation, and only the process that made
+    it ends it.
     """
 
     def __init__(self, catalog: Catalog, key: str = "") -> None:
@@ -155,25 +157,24 @@ class Creation:
         self._beginning = PerProcess(threading.Lock)
 
     def begin(self) -> None:
-        """Take the lease, unless it was taken. To be called before anything is stored."""
+        """Take the lease, unless it was taken. Call this before storing anything."""
         with self._beginning.get():
             if self._begun:
                 return
-            self._sweeps = _sweeps_text(self._catalog)
+            self._sweeps = _stored(self._catalog, SWEEPS, _OBJECTS)
             now_s = self._catalog.now_s()
             values = {"version": _VERSION, "since_s": now_s, "until_s": now_s + CREATION_S}
             self._catalog.set_document(CREATIONS, self.key, json.dumps(values), old=None)
             self._begun = True
 
-    def undisturbed(self) -> bool:
-        """Tell whether nothing that was stored since `begin` can have gone: the lease holds, and no collection has
-        deleted objects meanwhile.
-        """
+    def is_undisturbed(self) -> bool:
+        """Tell whether all that was stored since `begin` must still be there: the lease holds, and no collection has
+        deleted objects meanwhile."""
         if not self._begun:
             return True
         now_s = self._catalog.now_s()
-        until_s = next((_number(text, "until_s") for key, text in _all(self._catalog, CREATIONS) if key == self.key), 0)
-        return until_s > now_s and _sweeps_text(self._catalog) == self._sweeps
+        until_s = _number(_stored(self._catalog, CREATIONS, self.key) or "", "until_s")
+        return until_s > now_s and _stored(self._catalog, SWEEPS, _OBJECTS) == self._sweeps
 
     def end(self) -> None:
         """Give the lease back, after the commit."""
@@ -182,20 +183,12 @@ class Creation:
             self._catalog.remove_document(CREATIONS, self.key)
 
 
-def _set(catalog: Catalog, kind: str, key: str, values: dict[str, Any]) -> None:
-    text = json.dumps({"version": _VERSION} | values)
-    while True:
-        old = dict(_all(catalog, kind)).get(key)
-        if old == text or catalog.set_document(kind, key, text, old=old):
-            return
-
-
-def _sweeps_text(catalog: Catalog) -> str | None:
-    return dict(_all(catalog, SWEEPS)).get(_OBJECTS)
+def _stored(catalog: Catalog, kind: str, key: str) -> str | None:
+    return dict(_all(catalog, kind)).get(key)
 
 
 def _all(catalog: Catalog, kind: str) -> Iterator[tuple[str, str]]:
-    # From the catalog itself: `Catalog.document` may answer from what a node remembers.
+    # From the catalog itself: `Catalog.document` may answer from the memory of a node.
     return all_documents(catalog.documents, kind)
 
 
@@ -209,13 +202,9 @@ def _mount_lease(holder: str, text: str) -> MountLease | None:
 
 
 def _number(text: str, name: str) -> float:
-    """Return a time of a document, 0 where it says none that there can be: what others wrote ends no collection."""
+    """Return a time of a document, or 0 where it names no possible one: a document of others ends no collection."""
     try:
         number = float(json.loads(text)[name])
     except _NO_DOCUMENT:
         return 0.0
     return number if 0 <= number < _LATEST_S else 0.0
-
-
-def _is_id(text: str) -> bool:
-    return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)

@@ -1,17 +1,16 @@
-"""Content-addressed storage: objects under the hash of their bytes, in a bucket or folder of the user's choice.
+"""Content-addressed storage, and the files that a new snapshot brings with it: small ones go into packs, large ones
+there.
 
-Pinned copies and whatever else makes large new objects (image operations, imports) are written through `ObjectWriter`.
-An object's key is `{prefix}{catalog identity}/{2 hex digits}/{30 hex digits}-{size}`, the digits being xxh3-128 of its
-bytes: the same content is one object, whoever stores it and however often, and two catalogs never share one, so that
-garbage collection of one cannot take what the other needs. Every store whose `put` is atomic will do (S3, folders, …):
-a writer that is killed leaves a whole object or none.
+`ObjectWriter` stores large objects, in a bucket or folder of the user's choice, under the key `{prefix}{catalog
+identity}/{2 hex digits}/{30 hex digits}-{size}`; the digits are xxh3-128 of the bytes. So the same content is one
+object, whoever stores it and however often, and two catalogs never share one: garbage collection of one cannot take the
+other's. Every store with an atomic `put` will do (S3, folders, …): a writer that is killed leaves a whole object or
+none.
 
-Files that a new snapshot brings with it: small ones go into packs, large ones to objects storage.
-
-Used by whatever makes snapshots with bytes of its own (conversions, imports, subsets). One thread. A file as large as a
-pack is one alone, so that only what is larger still needs a storage, which not every catalog has. Where a pack ends
-depends on the paths of its files, as with ranges of a manifest, so the same files in the same order give the same
-packs, and a version in which some files changed shares the packs of the others.
+`NewFiles` gives entries to all new files of a snapshot. A pack takes several small files or one large one alone, so
+only larger files need a storage, which not every catalog has. Packs end where the paths of their files say so, as
+ranges of a manifest do: the same files in the same order give the same packs, and a version in which some files changed
+shares the packs of the others. Used by whatever makes snapshots with bytes of its own (conversions, imports, subsets).
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ from datacache.store.open import open_store
 from datacache.store.urls import split_url
 
 MAX_OBJECT_BYTES = 2**30
-"""An object is held in memory while it is stored, and is one request."""
+"""An object is held in memory while it is stored, and is sent in one request."""
 REFRESH_AFTER_S = REUSE_S
-"""An object that is there and older than this is written again when it is needed again: garbage collection spares by
-age what no snapshot names yet, so its grace period must be well above this."""
+"""An existing object that is older than this is written again when it is needed again: garbage collection spares
+objects that no snapshot names yet by their age, so its grace period must be well above this."""
 
 _REMEMBERED = 100_000
 _THREADS = 32
@@ -68,9 +67,8 @@ class Stored(NamedTuple):
 class ObjectWriter:
     """Stores objects of one catalog. Safe from several threads, after `fork()` and pickled. Close it.
 
-    `url` goes before the setting `objects`. `SettingsError` where neither says where to, `UsageError` for a `url` that
-    is no place or has credentials in it.
-    """
+    `url` overrides the setting `objects`. Raise `SettingsError` without either, `UsageError` for a `url` that is no
+    place or has credentials in it."""
 
     def __init__(self, catalog: Catalog, settings: Settings, *, url: str = "", creation: str = "") -> None:
         self._catalog, self._settings, self._url = catalog, settings, url
@@ -82,15 +80,15 @@ class ObjectWriter:
 
     @cached_property
     def source(self) -> Source:
-        """The source of entries whose objects lie here. The first time, it asks the catalog for its identity and notes
+        """The source of entries whose objects lie here. The first access asks the catalog for its identity and notes
         there that a creation is under way."""
         self._creation.begin()
         return Source(self._store.url, f"{self._prefix}{self._catalog.identity()}/", content_addressed=True)
 
     def put(self, data: bytes) -> Stored:
-        """Store these bytes, unless they are there: where they lie.
+        """Store these bytes, unless they are there, and return where they lie.
 
-        Idempotent. `UsageError` above `MAX_OBJECT_BYTES`, else the store's errors.
+        Idempotent. Raise `UsageError` above `MAX_OBJECT_BYTES`, else the store's errors.
         """
         if len(data) > MAX_OBJECT_BYTES:
             raise UsageError(
@@ -109,14 +107,14 @@ class ObjectWriter:
         return stored
 
     def has(self, key: bytes, size_bytes: int) -> bool:
-        """Whether the object of an entry is there, whole."""
+        """Tell whether the object of an entry is there, whole."""
         try:
             return self._store.head(key.decode("utf-8", "surrogateescape")).size_bytes == size_bytes
         except ObjectNotFoundError:
             return False
 
     def _is_there(self, stored: Stored) -> bool:
-        """Whether it need not be written: it is there, whole, and so young that no garbage collection takes it."""
+        """Tell whether an object is there, whole, and so young that no garbage collection takes it."""
         try:
             found = self._store.head(stored.key)
         except (ObjectNotFoundError, StoreAccessError):  # S3 denies it where a key may be written but not looked for
@@ -127,18 +125,14 @@ class ObjectWriter:
         return -_CLOCK_ERROR_S <= clock.now_s() - found.mtime_ns / 1e9 < REFRESH_AFTER_S
 
     def confirm(self, manifest: Manifest) -> None:
-        """Look again, before the commit, that what a manifest needs of this storage is there. It is not asked for where
-        no collection can have taken it. `CatalogError` if some is gone: the next `put` stores it anew."""
-        if self._creation.undisturbed() or self.source not in manifest.root.sources:
+        """Check before the commit that the objects of a manifest are still in this storage, unless no collection can
+        have taken one. Raise `StoredObjectsGoneError` if some are gone: the next `put` stores them anew."""
+        if self._creation.is_undisturbed() or self.source not in manifest.root.sources:
             return
         self._fresh = {}
         number = manifest.root.sources.index(self.source)
-        entries = (entry for entry in manifest.entries() if entry.source == number and entry.key is not None)
-
-        def is_gone(entry: Entry) -> bool:
-            return not self.has(entry.key or b"", entry.size_bytes)
-
-        gone = sum(map_in_threads(is_gone, entries, threads=_THREADS))
+        stored = ((e.key, e.size_bytes) for e in manifest.entries() if e.source == number and e.key is not None)
+        gone = sum(map_in_threads(lambda key_and_size: not self.has(*key_and_size), stored, threads=_THREADS))
         if gone:
             raise StoredObjectsGoneError(
                 f"{gone:,} objects that the new snapshot needs are gone from {self.source.store}/"
@@ -147,10 +141,11 @@ class ObjectWriter:
             )
 
     def close(self) -> None:
-        """Give back connections; a later call connects again. What was stored and not committed may be collected."""
+        """Close connections; a later call connects again. Objects that were stored and not committed may be
+        collected."""
         try:
             self._creation.end()
-        except CatalogError as exc:  # it ends by itself
+        except CatalogError as exc:  # the lease ends by itself
             _log.warning("the note of a creation that is over could not be removed: %s", exc)
         self._store.close()
 
@@ -159,7 +154,8 @@ class ObjectWriter:
 
 
 def parse_object_key(key: str) -> tuple[str, int] | None:
-    """Hash (32 hex digits) and size of what `ObjectWriter.put` stored under this key; None for another key."""
+    """Return hash (32 hex digits) and size of the object that `ObjectWriter.put` stored under this key; None for
+    another key."""
     match = CONTENT_KEY.fullmatch(key)
     return None if match is None else (match[1] + match[2], int(match[3]))
 
@@ -190,39 +186,37 @@ class _Packed(NamedTuple):
 
 
 class NewFiles:
-    """Takes files and gives their entries. `sources` is the list that the manifest's builder has, and grows."""
+    """Takes new files and gives their entries. `sources` is the list of the manifest's builder, and grows. One
+    thread."""
 
     def __init__(self, sources: list[Source], put_blobs: PutBlobs, objects: Callable[[], ObjectWriter]) -> None:
         self._sources = sources
         self._writer = PackWriter(put_blobs)
         self._open_objects = objects
-        self._objects: ObjectWriter | None = None
+        self.opened_objects: ObjectWriter | None = None
+        """The storage of large files, once the first one has come."""
         self._waiting: list[_Packed] = []
         self.packs: set[BlobId] = set()
         """The packs that entries of the new snapshot lie in, for `ManifestBuilder.finish`."""
 
     @property
     def objects(self) -> ObjectWriter:
-        """Where large files go, opened when the first one comes. `SettingsError` where none is set."""
-        if self._objects is None:
-            self._objects = self._open_objects()
-        return self._objects
-
-    @property
-    def opened_objects(self) -> ObjectWriter | None:
-        """Return where large files went, if one came."""
-        return self._objects
+        """The storage of large files, opened on first access. Raise `SettingsError` where none is set."""
+        if self.opened_objects is None:
+            self.opened_objects = self._open_objects()
+        return self.opened_objects
 
     def source(self, source: Source) -> int:
-        """A source's number in the manifest."""
+        """Return a source's number in the manifest."""
         if source not in self._sources:
             self._sources.append(source)
         return self._sources.index(source)
 
     def add(self, path: str, data: bytes, mtime_ns: int) -> list[Entry]:
-        """Store a file under a path; the entries that are ready now: this file's, and those of the pack that ended.
+        """Store a file under a path. Return the entries that are ready now: that of this file, or those of an ended
+        pack.
 
-        `SettingsError` for a large one if it is not set where to."""
+        Raise `SettingsError` for a large one if no storage is set."""
         raw = path.encode("utf-8", "surrogateescape")
         if len(data) > SMALL_BYTES:
             return [self._add_large(path, raw, data, mtime_ns)]
@@ -242,8 +236,8 @@ class NewFiles:
         return Entry(raw, len(data), mtime_ns, stored.hex, "", self.source(objects.source), key)
 
     def refer(self, entry: Entry) -> Entry:
-        """An entry of the snapshot that the new one is made from, taken over by reference: its pack must stay. A link
-        becomes the file it leads to, as that may be elsewhere in the new one, or not there."""
+        """Return an entry of the snapshot that the new one is made from, taken over by reference: its pack must stay. A
+        link becomes the file it leads to, which may be elsewhere in the new snapshot, or missing."""
         if self._sources[entry.source] == PACKS:
             parsed = parse_pack_key((entry.key or b"").decode("utf-8", "surrogateescape"))
             assert parsed is not None
@@ -251,7 +245,7 @@ class NewFiles:
         return entry._replace(target=b"") if entry.target else entry
 
     def end_pack(self) -> list[Entry]:
-        """End the open pack, if it holds anything; the entries of its files."""
+        """End the open pack, if it holds anything, and return the entries of its files."""
         if not self._waiting:
             return []
         pack = self._writer.close()

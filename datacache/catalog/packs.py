@@ -1,10 +1,9 @@
 """Packs: many small new files (labels, `data.yaml`) one after the other in one blob of the catalog.
 
-`PackWriter` is used by whatever makes snapshots with new small files, `PackStore` by whoever reads objects, as one of
-the stores that `stores_with_packs` gives. An entry of `PACKS` names its bytes by the pack's id, the
-offset in it and its size, so the key alone says what the bytes are. A writer is for one thread. A store is safe from
-several threads and after `fork()` (a child starts with no pack held; `load_blobs` decides what it does about
-connections).
+Whatever makes snapshots with new small files uses `PackWriter`; readers of objects use `PackStore`, one of the stores
+that `stores_with_packs` gives. An entry of `PACKS` names its bytes by the pack's id, the offset in it and its size, so
+the key alone says what the bytes are. A writer is for one thread. A store is safe from several threads and after
+`fork()` (a child starts with no pack held; `load_blobs` decides about connections).
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from datacache.store.open import Stores
 from datacache.store.sources import source_rules
 
 PACK_BYTES = 2**20
-"""From this size on a pack is `full`: small enough that a random read of one label is not a read of the whole set,
-large enough that 100,000 labels are some twenty blobs."""
+"""A pack of this size is full: small enough that a random read of one label is not a read of the whole set, large
+enough that 100,000 labels are some twenty blobs."""
 MAX_FILE_BYTES = 8 * 2**20
 """The largest file a pack takes: with it a pack is well below the 16 MiB of a MongoDB document."""
 
@@ -42,34 +41,33 @@ _KEY = re.compile(r"([0-9a-f]{32})/(0|[1-9][0-9]{0,8})")
 
 
 def pack_key(pack: BlobId, offset: int) -> bytes:
-    """The key of the entry whose bytes begin at `offset` of a pack."""
+    """Return the key of the entry whose bytes begin at `offset` of a pack."""
     return b"%s/%d" % (pack.hex().encode(), offset)
 
 
 def parse_pack_key(key: str) -> tuple[BlobId, int] | None:
-    """The pack and the offset that `pack_key` made a key of; None if it is no such key."""
+    """Return the pack and the offset of a key that `pack_key` made; None for another key."""
     match = _KEY.fullmatch(key)
     return None if match is None else (BlobId(bytes.fromhex(match[1])), int(match[2]))
 
 
 def stores_with_packs(settings: Settings, load_blobs: LoadBlobs, *, environments: Environments | None = None) -> Stores:
-    """The stores of whoever reads snapshots' objects: those that the setting `sources` allows, and the packs of a
-    catalog."""
+    """Return the stores from which snapshots' objects are read: those that the setting `sources` allows, and the packs
+    of a catalog."""
     own = {PACKS.store: lambda: PackStore(load_blobs)}
     return Stores(settings, own=own, rules=source_rules(settings), environments=environments)
 
 
 def content_etag(data: bytes) -> str:
-    """What stands as ETag in an entry of content-addressed bytes: 32 hex digits, xxh3-128."""
+    """Return the ETag in an entry of content-addressed bytes: 32 hex digits, xxh3-128."""
     return xxh3_128_hexdigest(data)
 
 
 class PackWriter:
     """Collects files into one pack after the other.
 
-    What is in a pack depends on the files and on when the caller closes it, on nothing else: who closes where the paths
-    say so (`manifest.codec.ends_range`) gets the same packs again for what did not change.
-    """
+    The content of a pack depends only on its files and on when the caller closes it. A caller that closes where the
+    paths say so (`manifest.codec.ends_range`) gets the same packs again for unchanged files."""
 
     def __init__(self, put_blobs: PutBlobs) -> None:
         self._put_blobs = put_blobs
@@ -79,11 +77,12 @@ class PackWriter:
 
     @property
     def full(self) -> bool:
-        """Whether the open pack should be closed before more is added."""
+        """Tell whether the open pack should be closed before more is added."""
         return self.size_bytes >= PACK_BYTES
 
     def add(self, data: bytes) -> int:
-        """Append a file to the open pack; its offset, for `pack_key`. `UsageError` for a file or a pack too large."""
+        """Append a file to the open pack, and return its offset. Raise `UsageError` if the file or the pack is too
+        large."""
         if len(data) > MAX_FILE_BYTES or self.size_bytes + len(data) > MAX_FILE_BYTES + PACK_BYTES:
             raise UsageError(
                 f"a file of {len(data):,} bytes is too large for a pack of {self.size_bytes:,} bytes",
@@ -95,7 +94,7 @@ class PackWriter:
         return offset
 
     def close(self) -> BlobId:
-        """Put the open pack into the catalog and begin the next one; its id."""
+        """Put the open pack into the catalog, begin the next one, and return the id."""
         raw = b"".join(self._parts)
         self._parts, self.size_bytes = [], 0
         id = codec.blob_id(raw)
@@ -106,7 +105,7 @@ class PackWriter:
 class PackStore:
     """The catalog's packs as an `ObjectStore`, for reading. Raises the catalog's errors, too.
 
-    The last packs read are held decompressed (`held_bytes`), so reading the labels of a snapshot in any order
+    It holds the packs read last decompressed (`held_bytes`), so reading the labels of a snapshot in any order
     decompresses each pack about once.
     """
 
@@ -119,7 +118,7 @@ class PackStore:
         self._packs = PerProcess(lambda: LastLoaded[BlobId, bytes](held_bytes))
 
     def read(self, ref: ObjectRef, start: int, stop: int) -> bytes:
-        """See `ObjectStore`. `CorruptManifestError` for a pack that the catalog has not, or that is too short."""
+        """See `ObjectStore`. Raise `CorruptManifestError` for a pack that the catalog lacks, or that is too short."""
         if start >= stop:
             return b""
         parsed = parse_pack_key(ref.key)
@@ -144,31 +143,26 @@ class PackStore:
         return codec.decompress(stored, pack)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
-        """Not offered: files in packs are found through the snapshots that have them."""
+        """Refuse: files in packs are found through the snapshots that have them."""
         raise _read_only()
 
     def head(self, key: str) -> NoReturn:
-        """Not known without an entry: only that says how long the object is."""
+        """Refuse: only an entry says how long an object in a pack is."""
         raise _not_found(key)
 
     def checksum(self, ref: ObjectRef) -> Checksum | None:
-        """See `ObjectStore`: none is known."""
         return None
 
     def put(self, key: str, data: bytes) -> NoReturn:
-        """Not offered."""
         raise _read_only()
 
     def put_file(self, key: str, path: Path) -> NoReturn:
-        """Not offered."""
         raise _read_only()
 
     def delete(self, key: str) -> None:
-        """Not offered."""
         raise _read_only()
 
     def close(self) -> None:
-        """Forget the packs held."""
         self._packs.take()
 
 

@@ -1,23 +1,22 @@
-"""`NAME@id|tag|latest`: parsing, and finding the snapshot it names.
+"""References, `NAME@id|tag|latest`: parse them, find the snapshot they name, compare two, and remove one.
 
-Names and tags are letters, digits, '.', '_' and '-', starting with a letter or digit; a name may also have
-'/' between parts. An id may be shortened to its first 6 or more hex digits as long as it is the only one. A
-tag goes before an id that is shortened.
-
-Two snapshots by their references, and what changed between them.
-
-Used by `dsctl snapshot diff` and `api.diff_snapshots`. One thread.
+Names and tags are letters, digits, '.', '_' and '-', starting with a letter or digit; a name may also have '/' between
+parts. An id may be shortened to its first 6 or more hex digits as long as it is the only one. A tag goes before an id
+that is shortened. Used by everything that takes a reference. Any thread.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from datacache.catalog.base import Catalog
-from datacache.core.errors import SnapshotNotFoundError, UsageError
+from datacache.catalog import leases
+from datacache.catalog.base import Catalog, still_tagged
+from datacache.core.errors import SnapshotNotFoundError, TagExistsError, UsageError
 from datacache.manifest.diff import Change, diff
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
@@ -39,7 +38,7 @@ class Ref(NamedTuple):
 
     @property
     def is_whole_id(self) -> bool:
-        """Whether `version` is a whole id: the same snapshot for ever."""
+        """Tell whether `version` is a whole id, which names the same snapshot for ever."""
         return _WHOLE_ID.fullmatch(self.version) is not None
 
     def __str__(self) -> str:
@@ -47,23 +46,22 @@ class Ref(NamedTuple):
 
 
 def check_name(name: str) -> str:
-    """`name` if it can name a dataset; `UsageError` otherwise."""
+    """Return `name` if it can name a dataset; raise `UsageError` otherwise."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot name a dataset", hint="Use letters, digits, '.', '_', '-' and '/' between.")
     return name
 
 
 def check_tag(tag: str) -> str:
-    """`tag` if it can be a tag; `UsageError` otherwise."""
+    """Return `tag` if it can be a tag; raise `UsageError` otherwise."""
     if not _TAG.fullmatch(tag) or tag == LATEST:
         raise UsageError(f"{tag!r} cannot be a tag", hint="Use letters, digits, '.', '_' and '-'; 'latest' is taken.")
     return tag
 
 
 def parse_ref(text: str) -> Ref:
-    """`mask@v3` → `Ref("mask", "v3")`; a bare name means its latest snapshot. `UsageError` if it is
-    neither.
-    """
+    """Parse `mask@v3` to `Ref("mask", "v3")`; a bare name means its latest snapshot. Raise `UsageError` for other
+    texts."""
     name, at, version = text.partition("@")
     check_name(name)
     if at and version != LATEST and not _TAG.fullmatch(version):
@@ -72,7 +70,7 @@ def parse_ref(text: str) -> Ref:
 
 
 def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
-    """The snapshot a reference names now. `SnapshotNotFoundError` says what there is instead."""
+    """Return the snapshot that a reference names now. `SnapshotNotFoundError` says which names exist instead."""
     ref = parse_ref(ref) if isinstance(ref, str) else ref
     dataset = catalog.dataset(ref.dataset)
     if dataset is None:
@@ -83,7 +81,7 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
         hint += f"There are: {shown}." if names else "Make one: dsctl snapshot create NAME --from URL"
         raise SnapshotNotFoundError(f"there is no dataset {ref.dataset!r}", ref=str(ref), hint=hint)
     if ref.is_whole_id and (record := catalog.snapshot(ref.dataset, ref.version)) is not None:
-        return record  # whatever tag somebody gives this name
+        return record  # a tag may have the same name
     id = dataset.latest if ref.version == LATEST else dataset.tags.get(ref.version)
     if id is not None:
         record = catalog.snapshot(ref.dataset, id)
@@ -107,24 +105,22 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
 
 
 class Comparison(NamedTuple):
-    """Two snapshots and the way from the first to the second."""
+    """Two snapshots and the changes from the first to the second."""
 
     before: SnapshotRecord
     after: SnapshotRecord
     changes: Iterator[Change]
-    """Read as it is taken; see `manifest.diff`."""
+    """Computed as they are taken; see `manifest.diff`."""
 
 
 def compare(catalog: Catalog, before: str, after: str = "") -> Comparison:
-    """What leads from one snapshot to another. With one reference: to it, from its parent.
-
-    Raises `SnapshotNotFoundError`, `UsageError` for a snapshot without parent.
-    """
+    """Compare two snapshots, or with one reference its parent and it. Raise `SnapshotNotFoundError`, or `UsageError`
+    for a snapshot without parent."""
+    old = resolve(catalog, before)
     if after:
-        old, new = resolve(catalog, before), resolve(catalog, after)
+        new = resolve(catalog, after)
     else:
-        new = resolve(catalog, before)
-        old = _parent(catalog, new)
+        old, new = _parent(catalog, old), old
     load = catalog.get_blobs
     return Comparison(old, new, diff(Manifest.open(old.id, load), Manifest.open(new.id, load)))
 
@@ -143,3 +139,102 @@ def _parent(catalog: Catalog, record: SnapshotRecord) -> SnapshotRecord:
             hint=f"Name two snapshots: dsctl snapshot diff A B. See: dsctl snapshot list {record.dataset}",
         )
     return parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """The removal of a reference, planned or done: of tags, and perhaps of the snapshot."""
+
+    record: SnapshotRecord
+    tags: tuple[str, ...]
+    """The tags that go."""
+    kept_tags: tuple[str, ...]
+    """Tags that still name the snapshot. Without any, the snapshot goes."""
+    latest: str
+    """The id that is the dataset's latest afterwards; empty where none is left."""
+    mounted_at: tuple[str, ...] = ()
+    """The places where the snapshot is mounted, as `HOST:DIR`: its data stay while it is."""
+
+    @property
+    def of_snapshot(self) -> bool:
+        """Tell whether the snapshot goes."""
+        return not self.kept_tags
+
+
+def plan_removal(catalog: Catalog, ref: str, *, all_tags: bool = False) -> Removal:
+    """Return the removal that `remove` would do now.
+
+    A reference by tag removes that tag, and the snapshot goes when no other tag names it. `latest` and ids are no
+    names: they remove a snapshot without tags, or with `all_tags` one with all its tags. Raise `SnapshotNotFoundError`,
+    `UsageError` for a bare name, and `TagExistsError` for an id, or `latest`, of a snapshot with tags without
+    `all_tags`."""
+    parsed = parse_ref(ref)
+    if "@" not in ref:
+        raise UsageError(
+            f"which snapshot of {ref}?", hint=f"Write {ref}@TAG, {ref}@ID or {ref}@latest: dsctl snapshot list {ref}"
+        )
+    record = resolve(catalog, parsed)
+    dataset = catalog.dataset(record.dataset)
+    names = sorted(tag for tag, id in dataset.tags.items() if id == record.id) if dataset is not None else []
+    by_tag = parsed.version in names and not (parsed.is_whole_id and parsed.version == record.id)
+    if all_tags:
+        gone, kept = names, []
+    elif by_tag:
+        gone, kept = [parsed.version], [tag for tag in names if tag != parsed.version]
+    elif names:
+        raise still_tagged(record.dataset, record.id, names)
+    else:
+        gone, kept = [], []
+    latest = dataset.latest if dataset is not None else ""
+    if not kept:
+        left = [other.id for other in catalog.snapshots(record.dataset) if other.id != record.id]
+        latest = "" if not left else left[-1] if latest == record.id else latest
+    return Removal(
+        record=record,
+        tags=tuple(gone),
+        kept_tags=tuple(kept),
+        latest=latest,
+        mounted_at=tuple(leases.mounted_at(catalog, record.id)) if not kept else (),
+    )
+
+
+def remove(catalog: Catalog, planned: Removal) -> bool:
+    """Do exactly the planned removal. Return False, with nothing changed, where the tags have changed meanwhile: plan
+    again. Atomic: a tag that somebody gives at the same moment is never lost."""
+    record = planned.record
+    if not planned.of_snapshot:
+        (tag,) = planned.tags
+        dataset = catalog.dataset(record.dataset)
+        # One of the other names must still exist, or this would take the snapshot's last name.
+        if dataset is None or not any(dataset.tags.get(other) == record.id for other in planned.kept_tags):
+            return False
+        return catalog.remove_tag(record.dataset, tag, id=record.id)
+    try:
+        return catalog.remove_snapshot(record.dataset, record.id, only_tags=planned.tags)
+    except TagExistsError:
+        return False
+
+
+_VOLUMES = "csi-static"
+
+
+def volume_snapshot(catalog: Catalog, volume_id: str, reference: str, resolve: Callable[[], str]) -> str:
+    """Return the `NAME@ID` of a Kubernetes volume that nobody provisioned, such as a PV written by hand.
+
+    `volume_id` is the PV's `volumeHandle`. The first node that needs the volume resolves its `reference` and writes the
+    answer down, so that all nodes show the same snapshot, wherever a tag moves. Another reference is resolved anew.
+    Nobody tells when such a volume is gone, so the document stays until `forget_volume`. Any process may call.
+    """
+    while True:
+        text = catalog.document(_VOLUMES, volume_id)
+        known = json.loads(text) if text is not None else {}
+        if known.get("asked") == reference:
+            return str(known["dataset"])
+        dataset = resolve()
+        if catalog.set_document(_VOLUMES, volume_id, json.dumps({"asked": reference, "dataset": dataset}), old=text):
+            return dataset
+
+
+def forget_volume(catalog: Catalog, volume_id: str) -> bool:
+    """Have the next node resolve the volume's reference anew. Return whether anything was known."""
+    return catalog.remove_document(_VOLUMES, volume_id)

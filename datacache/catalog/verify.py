@@ -1,11 +1,10 @@
-"""Whether every object of a snapshot is still what the snapshot says.
+"""Check that every object of a snapshot is still as the snapshot recorded it.
 
-Used by `dsctl snapshot verify` and `api.verify_snapshot`. Objects that were listed are compared with a new listing, one
-request for 1,000 of them; others are asked for one by one; files in packs are read. With `read` all bytes are read, and
-compared with the hash that is their name, with the store's checksum, or with an ETag that is their MD5; what has none
-of these is counted. It asks the stores themselves, not the cache. One thread, which has others at work; memory does not
-grow with the snapshot.
-"""
+Used by `dsctl snapshot verify` and `api.verify_snapshot`. Listed objects are compared with a new listing, one request
+for 1,000 of them; others are asked for one by one; files in packs are read. With `read`, all bytes are read and
+compared with the hash that is their name, with the store's checksum, or with an ETag that is their MD5; objects with
+none of these are counted. It asks the stores, not the cache. One thread, which has others at work; memory does not grow
+with the snapshot."""
 
 from __future__ import annotations
 
@@ -42,26 +41,24 @@ from datacache.store.errors import expect_same
 from datacache.store.open import Stores
 from datacache.store.retry import DAMAGED_AGAIN
 
-log = logging.getLogger(__name__)
-Progress = Callable[[int, int], None]
+_log = logging.getLogger(__name__)
 THREADS = 32
 _PART_BYTES = 8 * 2**20
 _IN_FLIGHT_BYTES = 256 * 2**20
 _FEW = 100
-"""So few objects are asked for one by one."""
+"""At most so many objects are asked for one by one."""
 _SPARSE = 100
-"""A listing of which less than one in so many is wanted costs more than asking for each."""
+"""A listing costs more than asking for each object if fewer than one in so many is wanted."""
 _LISTED_FIRST = 5_000
-"""From how many listed objects on that is decided."""
+"""Listed objects before that is decided."""
 _DOWN = 20
-"""So many objects in a row that the store did not answer for mean that it is away."""
-
+"""A store that does not answer for so many objects in a row is away."""
 
 Kind = Literal["missing", "changed", "damaged", "unreadable"]
 
 
 class Problem(NamedTuple):
-    """One file whose object is not what the snapshot says."""
+    """A file whose object is not as the snapshot recorded it."""
 
     kind: Kind
     path: bytes
@@ -81,17 +78,16 @@ def verify(
     *,
     read: bool = False,
     threads: int = THREADS,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
     unchecked: Callable[[int], None] | None = None,
 ) -> Iterator[Problem]:
-    """The files that cannot be read any more as the snapshot recorded them, in no particular order.
+    """Yield the files that can no longer be read as the snapshot recorded them, in no particular order.
 
-    `progress(done, files)` is called now and then; at the end, with `read`, `unchecked(files)` with the number of those
-    whose bytes there was nothing to compare with. `stores` must have the catalog's packs, and best leave MD5s to this
-    (`check_md5`), which knows how all ETags of a store turn out before it calls an object damaged. Raises what is more
-    than a problem of one object: `StoreUnavailableError` where a store is away, `CorruptManifestError` for the
-    snapshot's own ranges.
-    """
+    Call `progress(done, files)` now and then; at the end, with `read`, call `unchecked(files)` with the number of files
+    whose bytes could not be compared with anything. `stores` must have the catalog's packs, and best leave MD5s to this
+    function (`check_md5`): it looks at all ETags of a store before it calls an object damaged. Raise what is more than
+    a problem of one object: `StoreUnavailableError` where a store is away, `CorruptManifestError` for the snapshot's
+    own ranges."""
     verifier = _Verifier(manifest, stores, read=read, threads=threads)
     for found in verifier.all():
         if found is not None:
@@ -103,7 +99,7 @@ def verify(
 
 
 class _Verifier:
-    """One run. Its generators give None for each file that is fine."""
+    """One run. Its generators yield None for each file that is fine."""
 
     def __init__(self, manifest: Manifest, stores: Stores, *, read: bool, threads: int) -> None:
         self._manifest, self._stores = manifest, stores
@@ -111,7 +107,7 @@ class _Verifier:
         self._lock = threading.Lock()  # guards all but `done`
         self._unanswered = 0
         self._suspects: list[tuple[str, Problem]] = []
-        """By store: objects with another MD5 than their ETag, which may be none."""
+        """Store URLs and objects with another MD5 than their ETag, which need not be an MD5."""
         self.unchecked = 0
         self.done = 0
 
@@ -135,12 +131,12 @@ class _Verifier:
 
     def _items(self, number: int) -> Iterator[_Item]:
         for entry in self._manifest.entries():
-            if entry.source == number and entry.path[-1:] != b"/" and not entry.is_folder_link:
+            if entry.source == number and entry.has_object:
                 ref = self._manifest.object_ref(entry)
                 yield _Item(ref.key.encode("utf-8", "surrogateescape"), entry, ref)
 
     def _listed(self, store: ObjectStore, prefix: str, items: Iterator[_Item]) -> Iterator[Problem | None]:
-        """Compare with a listing what a listing can show, in the order of keys; ask for the rest."""
+        """Compare objects that a listing can show with one, in the order of keys; ask for the others."""
         by_key = attrgetter("key")
         base = prefix.encode("utf-8", "surrogateescape")
         with Sorter[_Item](by_key) as renamed, Sorter[_Item](by_key) as others:
@@ -159,7 +155,7 @@ class _Verifier:
             yield from self._each(store, others.sorted(), _head)
 
     def _merge(self, store: ObjectStore, prefix: str, items: Iterator[_Item]) -> Iterator[Problem | None]:
-        """Compare objects, by key, with a listing; with requests for each where these are fewer."""
+        """Compare objects, in the order of keys, with a listing, or ask for each where that takes fewer requests."""
         first = list(islice(items, _FEW + 1))
         items = chain(first, items)
         if len(first) <= _FEW:
@@ -181,7 +177,7 @@ class _Verifier:
                     ask = listed >= _LISTED_FIRST and wanted * _SPARSE < listed
                     if ask or item is None:
                         break
-        except StoreAccessError:  # who may not list may still read
+        except StoreAccessError:  # an account that may not list may still read
             ask = True
         except ObjectNotFoundError:  # no such bucket or folder
             pass
@@ -223,7 +219,7 @@ class _Verifier:
         return problem
 
     def _read(self, store: ObjectStore, item: _Item) -> None:
-        """Read all of it; an error says what is wrong."""
+        """Read a whole object; an error says what is wrong."""
         ref, entry = item.ref, item.entry
         source = self._manifest.root.sources[entry.source]
         if not ref.size_bytes and source != PACKS:
@@ -238,8 +234,8 @@ class _Verifier:
             self._compare(store, item)
 
     def _compare(self, store: ObjectStore, item: _Item) -> None:
-        """Read an object and compare it with what its store says of it. One that comes wrong is read again: it may have
-        happened on the way."""
+        """Read an object and compare it with its store's checksum. Read one that differs again: the bytes may have
+        changed on the way."""
         ref = item.ref
         expected = store.checksum(ref)
         found = digest_of(store, ref, _PART_BYTES, expected, lambda _: None)
@@ -251,7 +247,7 @@ class _Verifier:
         for _ in range(DAMAGED_AGAIN):
             if found == expected.value:
                 break
-            log.warning("%s (it is read again)", mismatch(ref, expected, found).message)
+            _log.warning("%s (it is read again)", mismatch(ref, expected, found).message)
             before, found = found, digest_of(store, ref, _PART_BYTES, expected, lambda _: None)
             if before == found:
                 break
@@ -266,7 +262,7 @@ class _Verifier:
 
 
 def _pages(store: ObjectStore, prefix: str) -> Generator[list[ObjectInfo], None, None]:
-    """A listing in the byte order of its keys."""
+    """List a prefix in the byte order of its keys."""
     if store.sorted_listing:
         yield from store.list(prefix)
         return

@@ -1,11 +1,8 @@
-"""Build a manifest from entries in path order, streaming: memory follows one range, not the snapshot.
+"""Build a manifest from entries in path order; memory follows one range, not the snapshot.
 
-Used by whatever makes a snapshot. Not thread-safe; one builder, one snapshot.
-
-Sort what comes in any order, in bounded memory: sorted runs on disk, merged.
-
-Used where a store cannot list in byte order (most fsspec file systems), and for other rows that are made in another
-order than they are kept in. One thread.
+Used by whatever makes a snapshot. `Sorter` puts rows into order in bounded memory (sorted runs on disk, merged), for
+stores that cannot list in byte order (most fsspec file systems) and other rows made in another order than they are kept
+in. One thread; one builder, one snapshot.
 """
 
 from __future__ import annotations
@@ -35,10 +32,9 @@ _UNSHOWABLE = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0|[^/]{256}")
 class ManifestBuilder:
     """Takes entries in strictly ascending byte order of their paths; `finish()` gives the snapshot's id and root.
 
-    `sources` may grow until then. Blobs that are `known` to be in the catalog, such as those of the dataset's snapshot
-    before, are not put again: what a new version writes follows the change. Who commits names them all in `needs`, as
-    they may go meanwhile.
-    """
+    `sources` may grow until then. Blobs that are `known` to be in the catalog, such as those of the dataset's previous
+    snapshot, are not put again, so a new version writes only its changes. They may go meanwhile: the commit must name
+    all blobs in `needs`."""
 
     def __init__(
         self, sources: Sequence[Source], put_blobs: PutBlobs, *, known: Collection[BlobId] = frozenset()
@@ -57,11 +53,12 @@ class ManifestBuilder:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was added."""
+        """Tell whether nothing was added."""
         return not self._rows and not self._ranges
 
     def add(self, entry: Entry) -> None:
-        """Append one entry. `CatalogError` if it is out of order or twice there, `UsageError` for an unusable path."""
+        """Append an entry. Raise `CatalogError` if it is out of order or a duplicate, `UsageError` for an unusable
+        path."""
         path = entry.path
         if path <= self._last or len(path) > _MAX_PATH_BYTES:
             raise _unusable(path)
@@ -81,8 +78,8 @@ class ManifestBuilder:
             self._end_range()
 
     def finish(self, *, packs: Iterable[BlobId] = ()) -> tuple[str, Root]:
-        """Write what is left and the root; the snapshot's id (32 hex digits) and the root. `packs` are those that
-        entries of `PACKS` lie in, and must have been put."""
+        """Write the last range and the root. Return the snapshot's id (32 hex digits) and the root. `packs` are those
+        that entries of `PACKS` lie in, and must have been put."""
         if self._rows:
             self._end_range()
         root = Root(
@@ -102,7 +99,7 @@ class ManifestBuilder:
 
     @property
     def held(self) -> Held:
-        """Return how the files are held, of the ranges that are ended."""
+        """Return how the files of ended ranges are held."""
         return Held(self._copied, self._versioned, self._files - self._copied - self._versioned)
 
     def _count_held(self, rows: list[Entry]) -> None:
@@ -112,7 +109,8 @@ class ManifestBuilder:
         self._versioned += sum(bool(entry.version) and entry.source not in copies for entry in files)
 
     def _note_shadowed(self, path: bytes) -> None:
-        """A file `a` beside `a/b` cannot be shown: the folder can. Both sort apart (`a`, `a-b`, `a/b`)."""
+        """Hide files whose name is also a folder's: `a` beside `a/b`. They need not be neighbours (`a`, `a-b`,
+        `a/b`)."""
         for earlier in self._above:
             if path[len(earlier) : len(earlier) + 1] == b"/":
                 self._hidden.add(earlier)
@@ -157,7 +155,7 @@ _T = TypeVar("_T")
 
 
 def sorted_entries(entries: Iterable[Entry], *, rows_in_memory: int = ROWS_IN_MEMORY) -> Iterator[Entry]:
-    """The same entries by path. Above `rows_in_memory` the rest waits in unnamed temporary files (`TMPDIR`)."""
+    """Yield the entries by path. Rows above `rows_in_memory` wait in an unnamed temporary file (`TMPDIR`)."""
     with Sorter(_by_path, rows_in_memory=rows_in_memory) as sorter:
         for entry in entries:
             sorter.add(entry)
@@ -165,7 +163,7 @@ def sorted_entries(entries: Iterable[Entry], *, rows_in_memory: int = ROWS_IN_ME
 
 
 class Sorter(Generic[_T]):
-    """Takes rows in any order and gives them by `key`, equal ones in the order they came. Close it."""
+    """Takes rows in any order and yields them by `key`, equal ones in the order they came. Close it."""
 
     def __init__(self, key: Callable[[_T], Any], *, rows_in_memory: int = ROWS_IN_MEMORY) -> None:
         self._key = key
@@ -175,7 +173,7 @@ class Sorter(Generic[_T]):
         self._starts: list[int] = []
 
     def add(self, row: _T) -> None:
-        """One more row; it must be possible to pickle it."""
+        """Add a row, which pickle must be able to write."""
         self._rows.append(row)
         if len(self._rows) >= self._limit:
             if self._spool is None:
@@ -185,7 +183,7 @@ class Sorter(Generic[_T]):
             self._rows = []
 
     def sorted(self) -> Iterator[_T]:
-        """All rows in order. Nothing may be added while it runs."""
+        """Yield all rows in order. Nothing may be added meanwhile."""
         self._rows.sort(key=self._key)
         if self._spool is None:
             yield from self._rows
@@ -194,7 +192,7 @@ class Sorter(Generic[_T]):
         yield from heapq.merge(*runs, self._rows, key=self._key)
 
     def close(self) -> None:
-        """Give the temporary file back."""
+        """Remove the temporary file."""
         if self._spool is not None:
             self._spool.close()
 

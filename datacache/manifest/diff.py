@@ -1,8 +1,7 @@
-"""What changed from one snapshot to another.
+"""The changes from one snapshot to another.
 
-Used by `catalog.compare`. Ranges that both have are passed over unread, so the cost follows the change, not the
-snapshots; of the rest a few ranges are held at a time. One thread an iterator.
-"""
+Used by `catalog.refs`. Ranges that both have are skipped unread, so the cost follows the change, not the snapshots; a
+few of the other ranges are held at a time. One thread for each iterator."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ Kind = Literal["added", "removed", "changed"]
 
 
 class Change(NamedTuple):
-    """One file that is not the same in both."""
+    """A file that differs."""
 
     kind: Kind
     path: bytes
@@ -27,12 +26,11 @@ class Change(NamedTuple):
 
 
 def diff(a: Manifest, b: Manifest) -> Iterator[Change]:
-    """What makes `b` of `a`: the files added, removed and changed, in path order.
+    """Yield the files added, removed and changed from `a` to `b`, in path order.
 
-    A file is the same if size and ETag are, wherever its object lies; without an ETag only if it is the same object. A
-    link is the same if it leads to the same place, too, and permissions count where both snapshots know them.
-    Folder markers are no files. Raises `CorruptManifestError` when it comes to a range that is missing or damaged.
-    """
+    A file is the same if its size and ETag are, wherever its object lies; without an ETag only if it is the same
+    object. A link must lead to the same place, too, and permissions count where both snapshots know them. Folder
+    markers are no files. Raise `CorruptManifestError` at a range that is missing or damaged."""
     before, after = _Side(a, b), _Side(b, a)
     while before.load() and after.load():
         until = min(before.last_path, after.last_path)
@@ -43,7 +41,7 @@ def diff(a: Manifest, b: Manifest) -> Iterator[Change]:
 
 
 class _Side:
-    """One snapshot's ranges that the other has not, in order: the one at hand, and how far it was taken."""
+    """The ranges of one snapshot that the other lacks, in order: the loaded one, and how far it was taken."""
 
     def __init__(self, manifest: Manifest, other: Manifest) -> None:
         self.manifest = manifest
@@ -52,7 +50,7 @@ class _Side:
         self._coming = manifest.ranges([number for number, info in enumerate(infos) if info.blob not in shared])
         self._held: Range | None = None
         self.versions: list[tuple[bytes, int, str]] = []
-        """Path, size and ETag of the rows at hand."""
+        """Path, size and ETag of the loaded rows."""
         self._row = 0
 
     @property
@@ -60,7 +58,7 @@ class _Side:
         return self.versions[-1][0]
 
     def load(self) -> bool:
-        """Have rows at hand; False at the end."""
+        """Load rows unless some are left. Return False at the end."""
         while self._row >= len(self.versions):
             self._held = next(self._coming, None)
             if self._held is None:
@@ -69,7 +67,7 @@ class _Side:
         return True
 
     def take(self, until: bytes) -> range:
-        """The rows at hand up to this path, itself included."""
+        """Take the loaded rows up to and including this path."""
         assert self._held is not None
         first, self._row = self._row, bisect_right(self._held.paths, until, self._row)
         return range(first, self._row)
@@ -82,13 +80,13 @@ class _Side:
         return self._held.entry(row)
 
     def alone(self, row: int, *, is_new: bool) -> Change:
-        """The change of a file that only this side has."""
+        """Return the change of a file that only this side has."""
         entry = self.entry(row)
         return Change("added", entry.path, None, entry) if is_new else Change("removed", entry.path, entry, None)
 
 
 def _changes(before: _Side, old: range, after: _Side, new: range) -> Iterator[Change]:
-    """The changes between these rows, which are those of the same stretch of paths."""
+    """Yield the changes between these rows, which cover the same stretch of paths."""
     removed, added = _rest(before, old, after, new), _rest(after, new, before, old)
     i = j = 0
     while i < len(removed) or j < len(added):
@@ -108,7 +106,7 @@ def _changes(before: _Side, old: range, after: _Side, new: range) -> Iterator[Ch
 
 
 def _rest(side: _Side, rows: range, other: _Side, other_rows: range) -> list[int]:
-    """The files of one side that the other has not exactly so, or that only their entries can tell about."""
+    """Return the files of one side that the other lacks exactly so, or that only their entries can decide."""
     known = {version for version in other.versions[other_rows.start : other_rows.stop] if version[2]}
     return [row for row in rows if side.versions[row] not in known and side.is_file(row)]
 
@@ -125,7 +123,7 @@ def _same_content(a: Manifest, before: Entry, b: Manifest, after: Entry) -> bool
 
 
 def _same_sources(a: Root, b: Root) -> bool:
-    """Whether a range that both have stands for the same objects: where one has more sources, no entry of a range of
-    the other can mean them."""
+    """Tell whether a range that both have stands for the same objects: where one has more sources, no entry of a range
+    of the other can mean them."""
     shorter, longer = sorted((a.sources, b.sources), key=len)
     return longer[: len(shorter)] == shorter

@@ -1,7 +1,7 @@
-"""Entries, ranges, roots and the record of a snapshot: plain values, no behaviour beyond small derivations.
+"""Entries, ranges, roots and the record of a snapshot: plain values with small derivations.
 
 Paths are bytes, exactly as the store gives them relative to the snapshot's prefix; rows are their positions in byte
-order. A path ending in '/' is a folder marker: it makes an empty directory visible and is not counted as a file.
+order. A path that ends in '/' is a folder marker: it makes an empty directory visible and does not count as a file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ BlobId = NewType("BlobId", bytes)
 
 
 class Source(NamedTuple):
-    """Where entries' objects lie: an entry without a key of its own is the object `prefix + path` of `store`."""
+    """A place where objects lie: an entry without a key of its own is the object `prefix + path` of `store`."""
 
     store: str
     prefix: str
     content_addressed: bool = False
-    """Whether the key alone says what the bytes are (the catalog's packs, copies stored under their hash): then an
-    entry's ETag is there to compare versions by, and is not asked of the store."""
+    """True if the key alone says what the bytes are (the catalog's packs, copies stored under their hash). Then an
+    entry's ETag serves to compare versions, and the store is not asked for it."""
 
 
 PACKS = Source("catalog://packs", "", content_addressed=True)
@@ -40,20 +40,29 @@ class Entry(NamedTuple):
     key: bytes | None = None
     """The object's key in its source's store, where it is not `prefix + path`."""
     mode: int = 0
-    """Type and permissions as in st_mode; 0 where they are not known. Then it is a file, or a link if there is a
-    target."""
+    """Type and permissions as in st_mode; 0 where they are not known: then it is a file, or with a target a link."""
     target: bytes = b""
-    """Of a symbolic link: where it leads, relative and inside of the snapshot. The rest of the entry is that of the
-    file there, so who knows nothing of links reads its bytes; a link to a folder has neither bytes nor object."""
+    """Where a symbolic link leads, relative and inside of the snapshot. The rest of the entry is that of the file
+    there, so a reader that knows no links reads its bytes. A link to a folder has neither bytes nor object."""
+
+    @property
+    def is_marker(self) -> bool:
+        """Tell whether this is a folder marker, which is no file."""
+        return self.path[-1:] == b"/"
 
     @property
     def is_folder_link(self) -> bool:
-        """Tell whether it is a link to a folder, or to nothing: there is no object."""
+        """Tell whether this is a link to a folder, or to nothing: it has no object."""
         return bool(self.target) and not self.etag and not self.size_bytes and self.key is None
+
+    @property
+    def has_object(self) -> bool:
+        """Tell whether this is a file whose bytes lie in an object."""
+        return not self.is_marker and not self.is_folder_link
 
 
 class RangeInfo(NamedTuple):
-    """What a root knows of a range."""
+    """A range as its root describes it."""
 
     blob: BlobId
     first_path: bytes
@@ -67,28 +76,28 @@ class Root:
     sources: tuple[Source, ...]
     ranges: tuple[RangeInfo, ...]
     files: int
-    """Files, markers not counted."""
+    """Without markers."""
     markers: int
     total_bytes: int
     hidden: frozenset[bytes] = frozenset()
-    """Paths a directory tree cannot show: a file whose name is also a folder's, and paths with an empty, '.', '..' or
-    overlong component. They are in the snapshot and can be read by their exact path."""
+    """Paths that a directory tree cannot show: a file whose name is also a folder's, and paths with an empty, '.', '..'
+    or overlong component. They are in the snapshot and can be read by their exact path."""
     packs: tuple[BlobId, ...] = ()
-    """The packs that entries of `PACKS` lie in, sorted: what must be kept is known without decoding a range."""
+    """The packs that entries of `PACKS` lie in, sorted: garbage collection need not decode ranges to keep them."""
 
     @property
     def rows(self) -> int:
-        """Entries in all, markers and hidden ones counted."""
+        """Return the number of entries, with markers and hidden ones."""
         return self.files + self.markers
 
 
 class Lineage(NamedTuple):
-    """How a snapshot was made, enough to make it again."""
+    """The command that made a snapshot, enough to make it again."""
 
     command: str
     """`create`, `convert`, `query`, …"""
     parameters: Mapping[str, Any]
-    """What the command was asked for, as JSON."""
+    """The options of the command, as JSON."""
     inputs: tuple[str, ...] = ()
     """The snapshots it was made from, as `dataset@id` with the whole id."""
 
@@ -115,12 +124,12 @@ class Held(NamedTuple):
     versioned: int = 0
     """As versions of a bucket, which the bucket keeps as long as its rules say."""
     referenced: int = 0
-    """Files held where they were found: who overwrites or deletes one there ends it."""
+    """Where they were found: overwriting or deleting one there breaks it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotRecord:
-    """What the catalog keeps of one snapshot of one dataset. The bytes it stands for never change."""
+    """A snapshot of a dataset as the catalog records it. The bytes it stands for never change."""
 
     dataset: str
     id: str
@@ -135,20 +144,20 @@ class SnapshotRecord:
     parent: str | None = None
     """Id of the dataset's latest snapshot when this one was made."""
     warnings: tuple[str, ...] = field(default=())
-    """What a reader should know: keys that cannot be shown in a mount, and the like."""
+    """Limits that a reader should know, such as keys that a mount cannot show."""
     lineage: Lineage | None = None
     held: Held | None = None
     """The way its files are held; None in a record of an older version."""
 
     @property
     def ref(self) -> str:
-        """The immutable name: `dataset@id`, shortened the way `dsctl` prints it."""
+        """Return the immutable name `dataset@id`, with the id as short as `dsctl` prints it."""
         return f"{self.dataset}@{self.id[:12]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRecord:
-    """What the catalog keeps of one dataset."""
+    """A dataset as the catalog records it."""
 
     name: str
     latest: str

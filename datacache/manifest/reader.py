@@ -1,7 +1,8 @@
 """Find rows and paths in a manifest, loading its ranges from the catalog as they are needed.
 
-Safe from several threads and after `fork()` (it holds no connection; `load` decides what a child does). Memory is
-bounded: at most `cached_rows` decoded rows are kept, so a walk over millions of files does not grow a process.
+Used by everything that reads a snapshot. Safe from several threads and after `fork()` (it holds no connection; `load`
+decides what a child does). Memory is bounded: it keeps at most `cached_rows` decoded rows, so a walk over millions of
+files does not grow a process.
 """
 
 from __future__ import annotations
@@ -40,29 +41,29 @@ class Manifest:
 
     @classmethod
     def open(cls, id: str, load: LoadBlobs) -> Manifest:
-        """The manifest of the snapshot with this id. `CorruptManifestError` if its root is missing."""
+        """Load the manifest of the snapshot with this id. Raise `CorruptManifestError` if its root is missing."""
         root_id = BlobId(bytes.fromhex(id))
         return cls(codec.decode_root(_fetch(load, [root_id])[root_id]), load)
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return self._first_rows[-1]
 
     def locate(self, row: int) -> tuple[Range, int, int]:
-        """The range that holds a row, the row's position in it, and the range's number."""
+        """Return the range that holds a row, the row's position in it, and the range's number."""
         number = bisect_right(self._first_rows, row) - 1
         return self.range(number), row - self._first_rows[number], number
 
     def seek(self, path: bytes) -> int:
-        """The first row whose path is `path` or sorts after it (`rows` if there is none)."""
+        """Return the first row whose path is `path` or sorts after it (`rows` if there is none)."""
         number = bisect_right(self._first_paths, path) - 1
         if number < 0:
             return 0
         return self._first_rows[number] + bisect_left(self.range(number).paths, path)
 
     def find(self, path: bytes) -> int | None:
-        """The row of exactly this path."""
+        """Return the row of exactly this path, or None."""
         number = bisect_right(self._first_paths, path) - 1
         if number < 0:
             return None
@@ -71,17 +72,17 @@ class Manifest:
         return self._first_rows[number] + index if index < len(paths) and paths[index] == path else None
 
     def path(self, row: int) -> bytes:
-        """The path at a row."""
+        """Return the path at a row."""
         held, index, _ = self.locate(row)
         return held.paths[index]
 
     def entry(self, row: int) -> Entry:
-        """The entry at a row."""
+        """Return the entry at a row."""
         held, index, _ = self.locate(row)
         return held.entry(index)
 
     def object_ref(self, entry: Entry) -> ObjectRef:
-        """Where an entry's bytes lie and which version of them it is."""
+        """Return the object, and the version of it, that holds an entry's bytes."""
         if entry.key is None:
             key = self._prefixes[entry.source] + entry.path.decode("utf-8", "surrogateescape")
         else:
@@ -93,7 +94,7 @@ class Manifest:
         return ObjectRef(store, key, entry.size_bytes, entry.etag, entry.version, root)
 
     def entries(self, start: int = 0) -> Iterator[Entry]:
-        """All entries from a row on, in order; their ranges are loaded some at a time and not kept."""
+        """Yield all entries from a row on, in order. Their ranges are loaded some at a time and not kept."""
         if start >= self.rows:
             return
         number = bisect_right(self._first_rows, start) - 1
@@ -104,12 +105,12 @@ class Manifest:
             skip = 0
 
     def paths(self) -> Iterator[bytes]:
-        """All paths in order, for who needs no more of the entries."""
+        """Yield all paths in order, without decoding the rest of the entries."""
         for held in self.ranges(range(len(self.root.ranges))):
             yield from held.paths
 
     def ranges(self, numbers: Sequence[int]) -> Iterator[Range]:
-        """These ranges, decoded one after the other; they are loaded some at a time and not kept."""
+        """Decode ranges one after the other. They are loaded some at a time and not kept."""
         for at in range(0, len(numbers), _RANGES_AHEAD):
             some = numbers[at : at + _RANGES_AHEAD]
             raws = _fetch(self._load, [self.root.ranges[number].blob for number in some])
@@ -117,7 +118,7 @@ class Manifest:
                 yield self._decode(number, raws)
 
     def range(self, number: int) -> Range:
-        """A decoded range, loaded on first use."""
+        """Return a decoded range, loaded on first use."""
         held = self._ranges.get(number)
         if held is None:
             held = self._decode(number, _fetch(self._load, [self.root.ranges[number].blob]))
@@ -133,8 +134,8 @@ class Manifest:
         return held
 
     def _decode(self, number: int, raws: dict[BlobId, bytes]) -> Range:
-        """The range with this number; `CorruptManifestError` where it is not what the root says of it, so that what
-        is found by row and by path is found in the range that has it."""
+        """Decode the range with this number. Raise `CorruptManifestError` where it is not as the root describes it, so
+        that searches by row and by path find entries in the range that has them."""
         info = self.root.ranges[number]
         held = Range(raws[info.blob])
         if (
@@ -150,7 +151,7 @@ class Manifest:
 
 
 def root_of(store: str, prefix: str, key: str) -> int:
-    """`ObjectRef.root` of an object that an entry of a snapshot refers to."""
+    """Return `ObjectRef.root` of an object to which an entry of a snapshot refers."""
     if store != "file://":
         return -1
     return len(prefix) if key.startswith(prefix) else 0
@@ -160,8 +161,5 @@ def _fetch(load: LoadBlobs, ids: Sequence[BlobId]) -> dict[BlobId, bytes]:
     stored = load(ids)
     for id in ids:
         if id not in stored:
-            raise CorruptManifestError(
-                f"manifest blob {id.hex()} is missing from the catalog",
-                hint=codec.REMAKE,
-            )
+            raise CorruptManifestError(f"manifest blob {id.hex()} is missing from the catalog", hint=codec.REMAKE)
     return {id: codec.decompress(stored[id], id) for id in ids}

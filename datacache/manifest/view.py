@@ -1,7 +1,7 @@
-"""The directory tree over a manifest's sorted rows. No inode table: all is found from a path prefix and a row.
+"""The directory tree over a manifest's sorted rows, without a table of inodes: a path prefix and a row find everything.
 
-Rows in byte order keep every directory's contents together, so a directory is its path prefix and the first row that
-has it. What a tree cannot show (`Root.hidden`) is left out. Safe from several threads.
+Rows in byte order keep the contents of every directory together, so a directory is its path prefix and its first row.
+Paths that a tree cannot show (`Root.hidden`) are left out. Used by mounts and exports. Safe from several threads.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Tree:
         self._hidden = manifest.root.hidden
 
     def entry(self, row: int) -> Entry:
-        """The entry at a row."""
+        """Return the entry at a row."""
         return self.manifest.entry(row)
 
     def prefix_of(self, depth: int, first_row: int) -> bytes:
-        """The path prefix of the directory `depth` levels down whose first row this is."""
+        """Return the path prefix of the directory `depth` levels down whose first row this is."""
         if depth == 0:
             return b""
         return b"/".join(self.manifest.path(first_row).split(b"/", depth)[:depth]) + b"/"
 
     def child(self, prefix: bytes, name: bytes) -> Child | None:
-        """What `name` is in a directory."""
+        """Find `name` in a directory."""
         path = prefix + name
         if not _showable(name):
             return None
@@ -60,7 +60,7 @@ class Tree:
         return None
 
     def children(self, prefix: bytes, start_row: int | None = None) -> Iterator[Child]:
-        """A directory's children from a row on (`Child.next_row` of the last one seen), in the rows' order."""
+        """Yield a directory's children from a row on (`Child.next_row` of the last one seen), in the rows' order."""
         manifest, hidden, skip = self.manifest, self._hidden, len(prefix)
         row = manifest.seek(prefix) if start_row is None else start_row
         while row < manifest.rows:

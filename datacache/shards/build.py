@@ -1,13 +1,10 @@
 """Build a shard set: a snapshot's samples in shards at a URL, in parallel, restartable, the same bytes every time.
 
-Used by `api.shard`. What is in a set follows from the snapshot and the options alone, which its plan is a hash of.
-While a set is being written, `shards.unfinished` says of which plan, and there is no `shards.json`, which comes last.
-So a build that was killed goes on where it was: a shard whose sidecar is there and is of the plan is not made again.
-
-Make a snapshot of a finished shard set, so that it has a version and is cached: the objects stay where they are.
-
-Used by `api.shard`. One thread.
-"""
+Used by `api.shard`. The snapshot and the options alone decide what is in a set; its plan is a hash of them. While a set
+is being written, `shards.unfinished` names its plan, and there is no `shards.json`, which comes last. So a build that
+was killed goes on where it was: a shard whose sidecar exists and is of the plan is not made again. `commit_set` makes a
+snapshot of a finished set, so that it has a version and is cached; the objects stay where they are. One thread, which
+has worker processes."""
 
 from __future__ import annotations
 
@@ -33,30 +30,29 @@ from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Sou
 from datacache.reader.snapshot import Snapshot
 from datacache.shards import samples
 from datacache.shards.index import FORMATS, SUFFIX, ShardIndex, index_name
-from datacache.shards.labels import Labels, TfRecordLabels, WebDatasetLabels
 from datacache.shards.listing import SHARDS_JSON, ShardInfo, ShardSet
 from datacache.shards.place import Place
-from datacache.shards.plan import Plan
+from datacache.shards.records import Labels, TfRecordLabels, WebDatasetLabels
 from datacache.shards.samples import Counts, Sample
-from datacache.shards.writer import ShardWriter, shard_name, shard_plan
+from datacache.shards.writer import Plan, ShardWriter, shard_name, shard_plan
 from datacache.store.base import ObjectInfo
 
 VERSION = 1
-"""Of what is written: sets of another version are other sets."""
+"""The version of the written bytes: sets of another version are other sets."""
 UNFINISHED = "shards.unfinished"
 MAX_SIZE_BYTES = 256 * 10**6
 OURS = re.compile(r"shard-[0-9]{6,}\.(?:tar|tfrecord|index)")
-"""The files of a shard set but its list."""
+"""The files of a shard set, except its list."""
 _THREADS = 16
 
 Progress = Callable[[str, int, int, int], None]
-"""What is being done, how many samples (images, while annotations are read) of how many, and how many bytes of shards
-there are."""
+"""Called with the name of the step, the number of samples (images, while annotations are read) that are done and in
+all, and the bytes of shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a shard set is to be."""
+    """The options of a shard set."""
 
     format: str = "webdataset"
     max_size_bytes: int = MAX_SIZE_BYTES
@@ -64,9 +60,9 @@ class Options:
     shuffle: bool = False
     seed: int = 0
     classes: tuple[str, ...] | None = None
-    """Their order, and no others."""
+    """The only classes, in their order."""
     classes_from_folders: bool = False
-    """Where there are no annotations: the folder that an image is in is its class."""
+    """Without annotations, take an image's folder as its class."""
     reading: Reading = field(default_factory=Reading)
 
     def __post_init__(self) -> None:
@@ -78,7 +74,7 @@ class Options:
             raise UsageError(f"the seed {self.seed} is not between 0 and 2**64")
 
     def as_json(self) -> dict[str, Any]:
-        """For `shards.json` and the lineage."""
+        """Return the options for `shards.json` and the lineage."""
         said: dict[str, Any] = {"max_size": self.max_size_bytes, **self.reading.as_json()}
         if self.shuffle:
             said |= {"shuffle": True, "seed": self.seed}
@@ -90,27 +86,26 @@ class Options:
 
 
 class Built(NamedTuple):
-    """The result."""
+    """The result of `build`."""
 
     set: ShardSet
     made: int
-    """How many shards were made now; the others were there."""
+    """The number of shards that were made now; the others existed."""
     counts: Counts | None
-    """None where the set was complete and nothing was looked at."""
+    """None where the set was complete, so that no sample was looked at."""
     problems: Sequence[ProblemCount] = ()
-    """Of the annotations, by kind."""
+    """Problems of the annotations, by kind."""
     left_out: dict[str, int] = {}  # noqa: RUF012 - never changed
-    """Boxes by class, where classes were asked for that they are not of."""
+    """Boxes by class, of classes that were not asked for."""
 
 
 class Sharded(NamedTuple):
-    """What `api.shard` gives."""
+    """The result of `api.shard`."""
 
     built: Built
     url: str
-    """Where the set is."""
     record: SnapshotRecord | None
-    """The snapshot that was made of it."""
+    """The snapshot that was made of the set."""
 
 
 def build(
@@ -123,9 +118,9 @@ def build(
     processes: int | None = None,
     progress: Progress = lambda _what, _done, _total, _bytes: None,
 ) -> Built:
-    """Make a set, finish one, or find that it is there. With `overwrite` all of it is written anew, whatever is there.
-    `UsageError` where another set is at the URL, where there is nothing to put into shards, and for what cannot be
-    meant; `ShardError` that names the file that cannot be read; the stores' errors."""
+    """Make a set, finish one, or find that it exists. With `overwrite`, write all of it anew. Raise `UsageError` where
+    another set is at the URL, where there is nothing to put into shards, and for impossible options; `ShardError` that
+    names the file that cannot be read; the stores' errors."""
     identity = _identity(snapshot, options)
     place.begin()
     there = place.files()
@@ -165,7 +160,7 @@ def build(
 
 
 def set_files(found: ShardSet) -> list[str]:
-    """The names of all files of a set."""
+    """Return the names of all files of a set."""
     return [SHARDS_JSON, *(name for shard in found.shards for name in (shard.name, index_name(shard.name)))]
 
 
@@ -179,11 +174,11 @@ def _identity(snapshot: Snapshot, options: Options) -> str:
     return xxh3_128_hexdigest(json.dumps(said, sort_keys=True).encode())
 
 
-# --- what is there ---------------------------------------------------------------------------------------------------
+# --- the set at the URL ----------------------------------------------------------------------------------------------
 
 
 def _found_set(place: Place, there: dict[str, ObjectInfo], identity: str, *, overwrite: bool) -> ShardSet | None:
-    """The finished set of this plan. `UsageError` where something else is at the URL that must stay."""
+    """Return the finished set of this plan. Raise `UsageError` where another set is at the URL, which must stay."""
     if SHARDS_JSON in there:
         try:
             found = ShardSet.decode(place.read(there[SHARDS_JSON]), place.url)
@@ -216,7 +211,7 @@ _ELSEWHERE = "Choose another URL, or --overwrite what is there."
 
 
 def _unfinished(place: Place, there: dict[str, ObjectInfo]) -> tuple[str, str]:
-    """Plan and source of the set that is being written, or was when its builder was killed."""
+    """Return plan and source of the set that is being written, or that a killed builder was writing."""
     if UNFINISHED not in there:
         return "", ""
     try:
@@ -227,14 +222,14 @@ def _unfinished(place: Place, there: dict[str, ObjectInfo]) -> tuple[str, str]:
 
 
 def _begin(place: Place, identity: str, source: str) -> None:
-    """From now on the set is not finished."""
+    """Mark the set as unfinished."""
     place.put(UNFINISHED, json.dumps({"plan": identity, "source": source}).encode() + b"\n")
     place.delete(SHARDS_JSON)
 
 
 def _forget_shards(place: Place, there: dict[str, ObjectInfo], source: str) -> None:
-    """Before all is written anew: without sidecars no shard counts as done, now and if this is broken off."""
-    _begin(place, "", source)  # of no plan yet: were it broken off here, some sidecars would be those of before
+    """Delete the sidecars before all is written anew, so that no shard counts as done, also if this is broken off."""
+    _begin(place, "", source)  # of no plan yet: if this ends here, some sidecars are still those of the old set
     sidecars = [name for name in there if OURS.fullmatch(name) and name.endswith(SUFFIX)]
     for name, _ in zip(sidecars, map_in_threads(place.delete, sidecars, threads=_THREADS), strict=True):
         del there[name]
@@ -248,7 +243,7 @@ def _is_whole(found: ShardSet, there: dict[str, ObjectInfo]) -> bool:
 
 
 def _clear(place: Place, made: ShardSet, there: dict[str, ObjectInfo]) -> None:
-    """The last step: remove what is left of another set that was here, and say that this one is finished."""
+    """Remove the remains of another set, and mark this one as finished. This is the last step."""
     for name in there.keys() - set(set_files(made)):
         if OURS.fullmatch(name):
             place.delete(name)
@@ -258,7 +253,7 @@ def _clear(place: Place, made: ShardSet, there: dict[str, ObjectInfo]) -> None:
 def _done_shards(
     place: Place, there: dict[str, ObjectInfo], plan: Plan, format: str, identity: str
 ) -> dict[int, ShardInfo]:
-    """The shards of the plan that are there already."""
+    """Return the shards of the plan that exist, by number."""
 
     def look(number: int) -> ShardInfo | None:
         name = shard_name(number, format)
@@ -280,7 +275,7 @@ def _done_shards(
 def _made(
     writer: ShardWriter, plan: Plan, done: dict[int, ShardInfo], processes: int | None, progress: Progress
 ) -> Iterator[ShardInfo]:
-    """All shards in their order."""
+    """Yield all shards in their order, and make the missing ones."""
     count = size_bytes = 0
     making = ordered_map(writer, (n for n in range(plan.shards) if n not in done), processes=processes)
     for number in range(plan.shards):
@@ -291,7 +286,7 @@ def _made(
         yield info
 
 
-# --- what goes in ----------------------------------------------------------------------------------------------------
+# --- the samples of the set ------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -345,7 +340,8 @@ def _labels(format: str, classes: Sequence[str], *, detection: bool) -> Labels:
 
 
 def _classes(snapshot: Snapshot, table: Table, options: Options) -> tuple[str, ...]:
-    """Their order, `class_ids`. `UsageError` where none of those asked for is there."""
+    """Return the classes in the order of their ids. Raise `UsageError` where the snapshot has none of those asked
+    for."""
     order = class_ids(table, options.classes)
     if options.classes is None:
         return order
@@ -363,10 +359,8 @@ def commit_set(
     made: ShardSet,
     naming: Naming,
 ) -> SnapshotRecord:
-    """Commit the files of a set as the snapshot that `naming` names; other files at the URL are not in it. Idempotent.
-
-    `ShardError` if one of them is not there (any more), `TagExistsError`, the catalog's errors.
-    """
+    """Commit the files of a set, and no other files at the URL, as the snapshot that `naming` names. Idempotent. Raise
+    `ShardError` if one of them is missing, `TagExistsError`, the catalog's errors."""
     there = place.files()
     builder = ManifestBuilder([Source(place.store.url, place.prefix)], catalog.put_blobs)
     for file in sorted(set_files(made)):

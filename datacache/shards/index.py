@@ -1,10 +1,9 @@
-"""A shard's sidecar: where each sample and each of its members lies, and what their bytes hash to.
+"""A shard's sidecar: the position and hash of each sample and each of its members.
 
-Written by the builder, read by whoever takes samples out of a shard without going through all of it. A sidecar is of
-one shard file: it names it and knows its size and hash. It is one blob, read at once and used in place: columns of
-numbers behind a JSON header, so that a million samples are there in the time their bytes take to be hashed. The layout
-is in docs/SHARDS.md. An index is immutable; any thread, and after `fork()`.
-"""
+The builder writes it; readers take samples out of a shard by it. A sidecar names its one shard file and knows the
+file's size and hash. It is one blob, read at once and used in place: columns of numbers behind a JSON header, so that
+loading a million samples takes only the time to hash their bytes. docs/SHARDS.md has the layout. An index is immutable;
+any thread, and after `fork()`."""
 
 from __future__ import annotations
 
@@ -42,19 +41,19 @@ _COLUMNS: Final = {
     "more_digest": "Q",
     "more_extension": "BH",
 }
-"""The columns in their order, each with the types it may have; the first in which its values fit is taken. Those before
-`key_end` have one value a sample and are of its first member."""
+"""The columns in their order, each with its possible types, of which it has the first that holds its values. Columns
+before `key_end` have one value for each sample and are of its first member."""
 _DTYPES: Final = {"B": "<u1", "H": "<u2", "I": "<u4", "Q": "<u8", "i": "<i4"}
 _Column = NDArray[Any]
 
 
 def index_name(shard: str) -> str:
-    """The name of a shard's sidecar: `shard-000000.index` for `shard-000000.tar`."""
+    """Return the name of a shard's sidecar: `shard-000000.index` for `shard-000000.tar`."""
     return shard.rpartition(".")[0] + SUFFIX
 
 
 class Member(NamedTuple):
-    """One file of a sample."""
+    """A file of a sample."""
 
     extension: str
     """Without the dot in front: `jpg`, `seg.png`."""
@@ -77,11 +76,11 @@ class ShardIndex:
         """xxh3-128 of the whole file, in hex."""
         self.format: str = header["format"]
         self.plan: str = header["plan"]
-        """A hash of what was to go into the shard; by it a builder that was stopped finds what is done."""
+        """A hash of the shard's planned content, by which a builder that was stopped recognizes finished shards."""
         self.extensions: tuple[str, ...] = tuple(header["extensions"])
-        """All that there are in the shard, sorted."""
+        """All extensions in the shard, sorted."""
         self.offsets: NDArray[np.uint64] = columns["offset"]
-        """Of each sample's first member (the image)."""
+        """The offset of each sample's first member (the image)."""
         self.sizes: NDArray[np.uint32 | np.uint64] = columns["size"]
         self.digests: NDArray[np.uint64] = columns["digest"]
         self.classes: NDArray[np.int32] = columns["class"]
@@ -90,20 +89,20 @@ class ShardIndex:
         self._more_ends = columns["more_end"]
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return len(self.offsets)
 
     def __repr__(self) -> str:
         return f"<ShardIndex of {self.shard}: {len(self):,} samples, {self.size_bytes:,} bytes>"
 
     def key(self, sample: int) -> str:
-        """What a sample is called; unique in its shard set."""
+        """Return a sample's key, which is unique in its shard set."""
         sample = self._number(sample)
         first = int(self._key_ends[sample - 1]) if sample else 0
         return str(self._keys[first : int(self._key_ends[sample])].tobytes(), "utf-8", "replace")
 
     def members(self, sample: int) -> list[Member]:
-        """A sample's files in the order in which they lie in the shard."""
+        """Return a sample's files in the order in which they lie in the shard."""
         sample = self._number(sample)
         first = int(self._more_ends[sample - 1]) if sample else 0
         found = [self._member("", sample)]
@@ -111,21 +110,21 @@ class ShardIndex:
         return found
 
     def find(self, sample: int, extension: str) -> Member | None:
-        """A sample's file of this extension."""
+        """Return a sample's file of this extension, or None."""
         return next((member for member in self.members(sample) if member.extension == extension), None)
 
     def sharing(
         self, offsets: NDArray[Any], sizes: NDArray[Any], digests: NDArray[Any], classes: NDArray[Any]
     ) -> ShardIndex:
-        """The same index on somebody's columns of the same numbers, in types of his. It lets go of the sidecar's bytes,
-        and is not to be encoded."""
+        """Return the same index on the caller's columns of the same numbers, in other types. It lets go of the
+        sidecar's bytes, and must not be encoded."""
         others = {"offset": offsets, "size": sizes, "digest": digests, "class": classes}
         columns = {name: others[name] if name in others else column.copy() for name, column in self._columns.items()}
         names = ("shard", "size_bytes", "digest", "format", "plan", "extensions")
         return ShardIndex({name: getattr(self, name) for name in names}, columns)
 
     def encode(self) -> bytes:
-        """The sidecar. The same index gives the same bytes."""
+        """Return the sidecar. The same index gives the same bytes."""
         header = {
             "shard": self.shard,
             "size_bytes": self.size_bytes,
@@ -145,8 +144,8 @@ class ShardIndex:
 
     @classmethod
     def decode(cls, raw: bytes | memoryview, name: str) -> ShardIndex:
-        """The sidecar of the shard with this file name. `ShardError`, which names the shard, if it is damaged, cut
-        short, another shard's, or none at all. The index holds on to `raw` and copies nothing."""
+        """Read the sidecar of the shard with this file name. Raise `ShardError`, which names the shard, if it is
+        damaged, cut short, another shard's, or no sidecar. The index holds on to `raw` and copies nothing."""
         raw = memoryview(raw)
         if len(raw) < _HEAD.size + _DIGEST_BYTES or bytes(raw[: len(MAGIC)]) != MAGIC:
             raise _wrong(name, "is no sidecar of a shard")
@@ -180,7 +179,7 @@ class ShardIndex:
 
 
 class IndexWriter:
-    """Takes a shard's samples in their order; `finish` gives the index. One thread."""
+    """Takes a shard's samples in their order; `finish` returns the index. One thread."""
 
     def __init__(self) -> None:
         self._extensions: dict[str, int] = {}
@@ -191,7 +190,7 @@ class IndexWriter:
         return len(self._columns["offset"])
 
     def add(self, key: str, members: Sequence[Member], class_id: int = NO_CLASS) -> None:
-        """The next sample, which has at least one member."""
+        """Add the next sample, which has at least one member."""
         columns = self._columns
         for kind, member in zip(["", *["more_"] * (len(members) - 1)], members, strict=True):
             columns[kind + "offset"].append(member.offset)
@@ -204,7 +203,7 @@ class IndexWriter:
         columns["more_end"].append(len(columns["more_offset"]))
 
     def finish(self, shard: str, *, size_bytes: int, digest: str, format: str, plan: str = "") -> ShardIndex:
-        """The index of the shard file with this name, size and hash."""
+        """Return the index of the shard file with this name, size and hash."""
         extensions = sorted(self._extensions)
         renumbered = np.zeros(len(extensions), np.uint64)
         for at, extension in enumerate(extensions):
@@ -236,8 +235,8 @@ def _wrong(shard: str, what: str) -> ShardError:
 
 
 def _parse(body: memoryview, header_bytes: int) -> tuple[dict[str, Any], dict[str, _Column]]:
-    """Header and columns of a body whose hash is right. `ValueError`, `KeyError` or `TypeError` where another program
-    wrote something else into it."""
+    """Return header and columns of a body whose hash is right. Raise `ValueError`, `KeyError` or `TypeError` where
+    another program wrote something else into it."""
     at = _HEAD.size + header_bytes
     if at > len(body):
         raise ValueError("its header is longer than it")

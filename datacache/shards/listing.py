@@ -1,8 +1,7 @@
-"""`shards.json`: what a shard set is and which shards belong to it, written last.
+"""`shards.json`: the description of a shard set and the list of its shards, written last.
 
-A set without it is not finished. It binds every shard and every sidecar by hash, and itself carries one, so that a set
-in which files were swapped, lost or edited is told from a whole one. Pure functions, any thread.
-"""
+A set without it is not finished. It has the hash of every shard and every sidecar, and of itself, so that readers
+notice a set in which files were swapped, lost or edited. Pure functions, any thread."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ class ShardInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardSet:
-    """What `shards.json` says. Samples are numbered over all shards in their order."""
+    """The content of `shards.json`. Samples are numbered over all shards in their order."""
 
     format: str
     """`webdataset` or `tfrecord`."""
@@ -45,33 +44,33 @@ class ShardSet:
     source: str
     """The snapshot that the shards were made from, `dataset@id`."""
     parameters: Mapping[str, Any]
-    """How they were made: options that differ from the default."""
+    """The options that differ from the default."""
     shards: tuple[ShardInfo, ...]
     plan: str = field(default="", kw_only=True)
-    """A hash of all that decides what is in the set: the same plan gives the same bytes."""
+    """A hash of all that decides the content of the set: the same plan gives the same bytes."""
 
     @cached_property
     def samples(self) -> int:
-        """How many there are in all shards."""
+        """The number of samples in all shards."""
         return sum(shard.samples for shard in self.shards)
 
     @cached_property
     def size_bytes(self) -> int:
-        """Of all shards, without sidecars."""
+        """The size of all shards, without sidecars."""
         return sum(shard.size_bytes for shard in self.shards)
 
     def encode(self) -> bytes:
-        """The file: JSON, sorted, one shard a line."""
+        """Return the file: JSON, sorted, each shard on a line."""
         shards = ",\n".join(f"  {_compact(shard._asdict())}" for shard in self.shards)
-        fields = self._fields()
-        lines = [f" {_compact(name)}: {_compact(value)}" for name, value in fields.items()]
+        lines = [f" {_compact(name)}: {_compact(value)}" for name, value in self._fields().items()]
         lines.append(f' "shards": [\n{shards}\n ]')
         lines.append(f' "digest": {_compact(self._digest())}')
         return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
     @classmethod
     def decode(cls, raw: bytes | memoryview, url: str = "") -> ShardSet:
-        """Read it; `url` says in messages where it came from. `ShardError` if it is damaged or something else."""
+        """Read the file; `url` says in messages where it came from. Raise `ShardError` if it is damaged or something
+        else."""
         try:
             value = json.loads(bytes(raw))
             if value["version"] != VERSION:

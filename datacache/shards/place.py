@@ -1,9 +1,8 @@
-"""The URL that shards are written to: whole files only, and one builder of a home at a time.
+"""The URL to which shards are written: whole files only, and one builder of a home at a time.
 
-Used by the builder and its forked workers. In a folder a shard is written beside its place and renamed; elsewhere it
-is written to `<home>/shards/…` and uploaded. What a killed builder left is removed when the next one begins. A lock is
-held until the last process of a build is gone; workers die with the builder.
-"""
+Used by the builder and its forked workers. In a folder, a shard is written beside its place and renamed; elsewhere it
+is written to `<home>/shards/…` and uploaded. The next builder removes the files of a killed one. A build holds its lock
+until its last process is gone; workers die with the builder."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _NO_FORK = ("gs://", "az://", "abfs://", "abfss://")
 
 
 class Place:
-    """Where a shard set is, or is to be. Close it."""
+    """The place of a shard set, finished or not. Close it."""
 
     def __init__(self, url: str, settings: Settings) -> None:
         store_url, self.prefix = split_url(url)
@@ -49,11 +48,11 @@ class Place:
 
     @property
     def forks(self) -> bool:
-        """Whether forked workers can write here."""
+        """Tell whether forked workers can write here."""
         return self.store.node_wide and not self.store.url.startswith(_NO_FORK)
 
     def begin(self) -> None:
-        """Take the lock and remove what is left of builders that were killed. `UsageError` if one is at work."""
+        """Take the lock and remove the files of killed builders. Raise `UsageError` if another builder is at work."""
         try:
             self.scratch.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -72,7 +71,7 @@ class Place:
             raise CacheError(f"{self.scratch} cannot be used: {exc.strerror}") from exc
 
     def files(self) -> dict[str, ObjectInfo]:
-        """What lies directly under the URL, by name; nothing where there is no such folder."""
+        """Return the files directly under the URL, by name; none where there is no such folder."""
         found: dict[str, ObjectInfo] = {}
         skip = len(self.prefix)
         try:
@@ -86,8 +85,8 @@ class Place:
 
     @contextmanager
     def new_file(self) -> Iterator[Path]:
-        """A path to write a file to, which `put_file` then takes; removed afterwards if it is still there. The store's
-        errors where the folder cannot be made."""
+        """Give a path for a file that `put_file` then takes; remove the file afterwards if it is still there. Raise the
+        store's errors where the folder cannot be made."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         path = (self._folder or self.scratch) / f"{self._temporary}{secrets.token_hex(8)}"
@@ -98,14 +97,14 @@ class Place:
                 path.unlink(missing_ok=True)
 
     def put_file(self, name: str, path: Path) -> None:
-        """Make a file of `new_file` the object of this name, all at once."""
+        """Make a file of `new_file` the object of this name, in one step."""
         if self._folder is not None:
             LocalStore().take_file(self.prefix + name, path)
         else:
             self.store.put_file(self.prefix + name, path)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a small file, all at once."""
+        """Write a small file, in one step."""
         if self._folder is None:
             self.store.put(self.prefix + name, data)
             return
@@ -117,7 +116,7 @@ class Place:
             raise exc if isinstance(exc, DatacacheError) else from_oserror(exc, f"{self.url}/{name}") from exc
 
     def read(self, info: ObjectInfo) -> bytes:
-        """All of a file."""
+        """Read a whole file."""
         return bytes(self.store.read(info.ref(self.store.url), 0, info.size_bytes))
 
     def delete(self, name: str) -> None:
@@ -125,7 +124,7 @@ class Place:
         self.store.delete(self.prefix + name)
 
     def close(self) -> None:
-        """Give back the lock and connections."""
+        """Release the lock and close connections."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -1,9 +1,8 @@
-"""`Shards`: the samples of a shard set by number, each verified by the checksum its index has of it.
+"""`Shards`: the samples of a shard set by number, each verified by the checksum in its index.
 
-Used by the datasets, TensorFlow included, and by the task queue. Knows nothing of PyTorch. Any thread, after `fork()`,
-and picklable. In memory: 37 bytes a sample, its key, and 17 for each of its files after the first (21 in shards of more
-than 4 GiB).
-"""
+Used by the datasets, also of TensorFlow, and by the task queue. It knows nothing of PyTorch. Any thread, after
+`fork()`, and picklable. A sample takes 37 bytes of memory, its key, and 17 bytes for each of its files after the first
+(21 in shards of more than 4 GiB)."""
 
 from __future__ import annotations
 
@@ -24,12 +23,11 @@ _OPEN_THREADS = 16
 
 
 class Shards:
-    """A shard set, open. Samples are numbered over the whole set.
+    """An open shard set. Samples are numbered over the whole set.
 
     Opening looks at every shard's size and at every sidecar, and raises `ShardError` for the first that is missing, cut
-    short or another's; with `lenient` those shards' samples raise it when they are read, of one that is cut short those
-    that are lost.
-    """
+    short or another's. With `lenient`, reading a sample of such a shard raises it instead; in a shard that is cut
+    short, only for samples that are lost."""
 
     def __init__(self, files: ShardFiles, *, lenient: bool = False) -> None:
         self.files = files
@@ -56,46 +54,47 @@ class Shards:
             indexes.append(found if isinstance(found, ShardIndex) else None)
         counts = [shard.samples for shard in self.set.shards]
         self.starts: NDArray[np.int64] = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-        """The number of each shard's first sample, and of all samples."""
+        """The number of each shard's first sample, and the number of all samples."""
         self.offsets = self._column(indexes, "offsets", np.int64)
         self.sizes = self._column(indexes, "sizes", np.int64)
         self.digests = self._column(indexes, "digests", np.uint64)
         self.classes = self._column(indexes, "classes", np.int32, NO_CLASS)
         columns = self.offsets, self.sizes, self.digests, self.classes
-        for number, index in enumerate(indexes):  # what is in the columns is kept once
+        for number, index in enumerate(indexes):  # the indexes share the columns of the set
             mine = slice(int(self.starts[number]), int(self.starts[number + 1]))
             indexes[number] = None if index is None else index.sharing(*(column[mine] for column in columns))
         self._indexes = indexes
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return int(self.starts[-1])
 
     def __repr__(self) -> str:
         return f"<Shards of {self.files.where}: {len(self):,} samples in {len(self.set.shards):,} shards>"
 
     def indexes(self) -> list[ShardIndex]:
-        """The sidecars of the shards that can be used."""
+        """Return the sidecars of the usable shards."""
         return [index for index in self._indexes if index is not None]
 
     def shards_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers of the shards these samples lie in."""
+        """Return the numbers of the shards in which these samples lie."""
         return np.searchsorted(self.starts, samples, side="right").astype(np.int64) - 1
 
     def name(self, sample: int) -> tuple[str, str]:
-        """The shard's name and the sample's key ('' where the sidecar is lost)."""
+        """Return the shard's name and the sample's key ('' where the sidecar is lost)."""
         shard, local = self._locate(sample)
         index = self._indexes[shard]
         return self.set.shards[shard].name, "" if index is None else index.key(local)
 
     def members(self, sample: int) -> list[Member]:
-        """The files of a sample, the image (or what else comes first) first."""
+        """Return the files of a sample; the first one is the image, if it has one."""
         shard, local = self._locate(sample)
         return self._index(shard).members(local)
 
     def copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
         """Copy the first members of these samples, as far as they are on this node, to `starts` in `out`, and verify
-        the copies. The positions (in `samples`) of those that were not here or not right: ask `read_first` for them."""
+        the copies. Return the positions (in `samples`) of those that were not here or not right: read them by
+        `read_first`."""
         here, left = self.files.here, []
         shards, offsets = self.shards_of(samples).tolist(), self.offsets[samples].tolist()
         sizes, digests = self.sizes[samples].tolist(), self.digests[samples].tolist()
@@ -123,14 +122,14 @@ class Shards:
         return left
 
     def read_first(self, samples: Sequence[int]) -> list[bytes | memoryview | DatacacheError]:
-        """The first members of these samples, wherever they are, fetched at once. Errors take the place of what cannot
-        be had: `ShardError` naming shard and sample, or the store's. A block that several samples lie in is fetched
-        once."""
+        """Read the first members of these samples, wherever they are, all at once. An error takes the place of a member
+        that cannot be read: `ShardError` that names shard and sample, or the store's. A block with several samples is
+        fetched once."""
         found = self.files.read_all([self._place(sample) for sample in samples])
         return [self._verified(sample, data) for sample, data in zip(samples, found, strict=True)]
 
     def _verified(self, sample: int, data: bytes | memoryview | DatacacheError) -> bytes | memoryview | DatacacheError:
-        """A first member, or what is wrong with it."""
+        """Return a first member, or the error about it."""
         shard, local = self._locate(sample)
         if shard in self.broken:
             return self.broken[shard]
@@ -144,13 +143,13 @@ class Shards:
             return exc
 
     def _place(self, sample: int) -> tuple[int, int, int]:
-        """The shard of a sample's first member, and where in it that begins and ends."""
+        """Return the shard of a sample's first member, and where in it the member begins and ends."""
         offset = int(self.offsets[sample])
         return self._locate(sample)[0], offset, offset + int(self.sizes[sample])
 
     def first_here(self, sample: int) -> bytes | memoryview | None:
-        """The first member, verified, if it is on this node: without a copy where it lies in one block. Not to be kept
-        for long."""
+        """Return the first member, verified, if it is on this node, without a copy where it lies in one block. The
+        caller must not keep it for long."""
         size = int(self.sizes[sample])
         if not size:
             return None
@@ -162,7 +161,7 @@ class Shards:
         return data if xxh3_64_intdigest(data) == int(self.digests[sample]) else None
 
     def read(self, sample: int, member: Member) -> bytes | memoryview:
-        """The bytes of a member, verified."""
+        """Read a member, verified."""
         shard, _ = self._locate(sample)
         if not member.size_bytes:
             return b""
@@ -181,7 +180,7 @@ class Shards:
         return found
 
     def _named(self, sample: int, error: DatacacheError) -> DatacacheError:
-        """What is wrong with a shard, as what is wrong with a sample of it. Outages are of no sample."""
+        """Return an error about a shard as one about a sample of it. Outages are of no sample."""
         if isinstance(error, ShardError | ObjectNotFoundError | ObjectChangedError):
             return self._of_sample(sample, str(error), error.hint)
         return error
@@ -250,7 +249,7 @@ class Shards:
         return index
 
     def _column(self, indexes: Sequence[ShardIndex | None], name: str, dtype: Any, lost: int = 0) -> NDArray[Any]:
-        """A column over all shards; `lost` stands for samples of shards that cannot be used."""
+        """Return a column over all shards; `lost` stands for samples of unusable shards."""
         parts = [
             np.full(info.samples, lost, dtype) if index is None else getattr(index, name).astype(dtype)
             for info, index in zip(self.set.shards, indexes, strict=True)

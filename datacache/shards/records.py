@@ -1,48 +1,34 @@
-"""A shard as a tar: members one after the other, the same bytes for the same members.
+"""The bytes of a shard: tar members, TFRecords, and the labels of images in both. Used by the builder.
 
-ustar headers as the standard library writes them; names that they cannot hold (above 100 bytes, not ASCII) have a pax
-header in front, which every tar of today reads. No owner, no time. Used by the builder. Pure functions, any thread.
+A tar has ustar headers as the standard library writes them, without owner and time, so the same members give the same
+bytes. Names that they cannot hold (above 100 bytes, not ASCII) have a pax header in front, which today's tars read.
 
-A shard as a TFRecord file, and samples as `tf.train.Example`, without TensorFlow.
-
-A record is the length of its data (8 bytes, little endian), a checksum of these 8 bytes, the data, and a checksum of
-it; checksums are CRC-32C, rotated and added to (`tensorflow/core/lib/hash/crc32c.h`, `io/record_writer.cc`). The data
-is an `Example` in the wire format of Protocol Buffers (`tensorflow/core/example/example.proto`, `feature.proto`).
-Features have the names of the TensorFlow Object Detection API (`research/object_detection/dataset_tools`). Pure
-functions, any thread.
+A TFRecord is the length of its data (8 bytes, little endian), a checksum of these 8 bytes, the data, and a checksum of
+the data; checksums are CRC-32C, rotated and added to (`tensorflow/core/lib/hash/crc32c.h`, `io/record_writer.cc`). The
+data is a `tf.train.Example` in the wire format of Protocol Buffers (`tensorflow/core/example/example.proto`,
+`feature.proto`), made without TensorFlow. Features have the names of the TensorFlow Object Detection API
+(`research/object_detection/dataset_tools`). Pure functions, any thread.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 import tarfile
-from collections.abc import Iterable, Sequence
-from typing import Final
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from datacache.annotations.formats import yolo
+from datacache.annotations.model import Annotation, Box
+from datacache.shards.index import NO_CLASS
 
 BLOCK: Final = 512
 END: Final = bytes(2 * BLOCK)
-"""What ends an archive."""
+"""The end of a tar."""
 _MAX_NAME = 100  # ustar's field, without splitting a name in two
 _MAX_SIZE = 8**11
-
-
-def header(name: str, size_bytes: int) -> bytes:
-    """What stands in front of a member's bytes: one block, or more with a pax header."""
-    info = tarfile.TarInfo(name)
-    info.size = size_bytes
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
-
-
-def padding(size_bytes: int) -> bytes:
-    """What stands behind them, up to the next block."""
-    return bytes(-size_bytes % BLOCK)
-
-
-def member_bytes(name: str, size_bytes: int) -> int:
-    """How much a member takes in the archive, header and padding included."""
-    ustar = name.isascii() and len(name) <= _MAX_NAME and size_bytes < _MAX_SIZE
-    return (BLOCK if ustar else len(header(name, size_bytes))) + size_bytes + -size_bytes % BLOCK
-
 
 HEAD_BYTES: Final = 12
 FOOT_BYTES: Final = 4
@@ -51,54 +37,73 @@ MAX_DATA_BYTES: Final = 2**31 - 1
 IMAGE: Final = "image/encoded"
 _LENGTH_DELIMITED = 2
 _MASK = 0xA282EAD8
+_FLAGS = ("difficult", "truncated", "occluded")
+
+
+# --- tars ------------------------------------------------------------------------------------------------------------
+
+
+def header(name: str, size_bytes: int) -> bytes:
+    """Return the header of a tar member: one block, or more with a pax header."""
+    info = tarfile.TarInfo(name)
+    info.size = size_bytes
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+
+
+def padding(size_bytes: int) -> bytes:
+    """Return the zeros from the end of a member's bytes to the next block."""
+    return bytes(-size_bytes % BLOCK)
+
+
+def member_bytes(name: str, size_bytes: int) -> int:
+    """Return how much a member takes in a tar, with header and padding."""
+    ustar = name.isascii() and len(name) <= _MAX_NAME and size_bytes < _MAX_SIZE
+    return (BLOCK if ustar else len(header(name, size_bytes))) + size_bytes + -size_bytes % BLOCK
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
 def record_head(data_bytes: int) -> bytes:
-    """What stands in front of a record's data."""
+    """Return the bytes in front of a record's data."""
     length = struct.pack("<Q", data_bytes)
     return length + struct.pack("<I", masked(extend(0, length)))
 
 
 def record_foot(crc: int) -> bytes:
-    """What stands behind it; `crc` is the data's, as `extend` gives it."""
+    """Return the bytes behind a record's data; `crc` is the data's, as `extend` gives it."""
     return struct.pack("<I", masked(crc))
 
 
 def extend(crc: int, data: bytes) -> int:
-    """The CRC-32C of what `crc` (0 at first) is of, and of `data` behind it."""
+    """Return the CRC-32C of the bytes of `crc` (0 at first) with `data` behind them."""
     from awscrt import checksums
 
     return int(checksums.crc32c(data, crc))
 
 
 def masked(crc: int) -> int:
-    """A checksum as it is stored."""
+    """Return a checksum as it is stored."""
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
-# --- examples --------------------------------------------------------------------------------------------------------
-
-
 def bytes_feature(name: str, values: Iterable[bytes]) -> bytes:
-    """A feature of byte strings, as a part of an example's features."""
+    """Return a feature of byte strings, as a part of an example's features."""
     return _entry(name, _field(1, b"".join(_field(1, value) for value in values)))
 
 
 def float_feature(name: str, values: Sequence[float]) -> bytes:
-    """A feature of floats (32 bits)."""
+    """Return a feature of floats (32 bits)."""
     return _entry(name, _field(2, _field(1, struct.pack(f"<{len(values)}f", *values)) if values else b""))
 
 
 def int64_feature(name: str, values: Sequence[int]) -> bytes:
-    """A feature of integers."""
+    """Return a feature of integers."""
     return _entry(name, _field(3, _field(1, b"".join(map(_varint, values))) if values else b""))
 
 
 def example_head(features: bytes, image_bytes: int) -> bytes:
-    """All of an example but the image's bytes, which follow it and end the example; `features` are the others."""
+    """Return an example without the image's bytes, which end it; `features` are the other features."""
     value = _tag(1) + _varint(image_bytes)
     value_bytes = len(value) + image_bytes
     bytes_list = _tag(1) + _varint(value_bytes) + value
@@ -128,3 +133,108 @@ def _varint(value: int) -> bytes:
         value >>= 7
     parts.append(value)
     return bytes(parts)
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+class Described(NamedTuple):
+    """An image and its annotation."""
+
+    path: str
+    annotation: Annotation | None = None
+    """None where only the path is known, and not even the image's size."""
+    labels: tuple[str, ...] = ()
+    """Labels of the whole image."""
+
+
+class Labels(ABC):
+    """The labels of images in one format. Class ids are positions in `classes`, from 0, in every member."""
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self._ids: Mapping[str, int] = {name: id for id, name in enumerate(classes)}
+        self.left_out: Counter[str] = Counter()
+        """Boxes by class, of classes that are not in `classes`."""
+
+    @abstractmethod
+    def encode(self, image: Described, key: str, extension: str) -> tuple[tuple[str, bytes], ...]:
+        """Return extension and bytes of each member; for TFRecords one, which lacks the image."""
+
+    def class_of(self, image: Described) -> int:
+        """Return the class of an image with exactly one label of the whole image, else `NO_CLASS`."""
+        return self._ids.get(image.labels[0], NO_CLASS) if len(image.labels) == 1 else NO_CLASS
+
+    def _boxes(self, annotation: Annotation) -> list[Box]:
+        self.left_out.update(box.label for box in annotation.boxes if box.label not in self._ids)
+        return [box for box in annotation.boxes if box.label in self._ids]
+
+
+class WebDatasetLabels(Labels):
+    """`.json` with all labels, `.cls` with the class of the whole image, and for detection `.txt` with lines of
+    YOLO."""
+
+    def __init__(self, classes: Sequence[str], *, detection: bool) -> None:
+        super().__init__(classes)
+        self._detection = detection
+
+    def encode(self, image: Described, key: str, extension: str) -> tuple[tuple[str, bytes], ...]:
+        del key, extension
+        annotation = image.annotation
+        said: dict[str, Any] = {"path": image.path}
+        if annotation is not None or image.labels:
+            said["labels"] = list(image.labels)
+        if annotation is not None:
+            said |= {"width": annotation.width, "height": annotation.height}
+            said["boxes"] = [self._box(box) for box in self._boxes(annotation)]
+            if not annotation.source:
+                said["annotated"] = False
+        members = [("json", json.dumps(said, separators=(",", ":"), sort_keys=True).encode())]
+        class_id = self.class_of(image)
+        if class_id != NO_CLASS:
+            members.append(("cls", b"%d" % class_id))
+        if self._detection and annotation is not None:
+            members.append(("txt", yolo.write(annotation, self._ids)))
+        return tuple(members)
+
+    def _box(self, box: Box) -> dict[str, Any]:
+        said: dict[str, Any] = {"label": box.label, "class": self._ids[box.label]}
+        said |= {"x1": box.x1, "y1": box.y1, "x2": box.x2, "y2": box.y2}
+        said |= {flag: True for flag in _FLAGS if getattr(box, flag)}
+        if box.attributes:
+            said["attributes"] = dict(box.attributes)
+        return said
+
+
+class TfRecordLabels(Labels):
+    """The features of an example without the image."""
+
+    def encode(self, image: Described, key: str, extension: str) -> tuple[tuple[str, bytes], ...]:
+        format = "jpeg" if extension in ("jpg", "jpe", "jfif") else extension
+        parts = [
+            bytes_feature("image/filename", [_raw(image.path)]),
+            bytes_feature("image/format", [format.encode()]),
+            bytes_feature("image/key", [key.encode()]),
+        ]
+        annotation = image.annotation
+        if annotation is not None:
+            width, height = annotation.width, annotation.height
+            boxes = self._boxes(annotation)
+            sides = (("xmin", "x1", width), ("ymin", "y1", height), ("xmax", "x2", width), ("ymax", "y2", height))
+            for name, side, size in sides:
+                parts.append(float_feature(f"image/object/bbox/{name}", [getattr(box, side) / size for box in boxes]))
+            parts += [
+                int64_feature("image/width", [width]),
+                int64_feature("image/height", [height]),
+                bytes_feature("image/object/class/text", [_raw(box.label) for box in boxes]),
+                int64_feature("image/object/class/label", [self._ids[box.label] for box in boxes]),
+                int64_feature("image/object/difficult", [int(box.difficult) for box in boxes]),
+            ]
+        labels = [label for label in image.labels if label in self._ids]
+        if labels:
+            parts.append(bytes_feature("image/class/text", map(_raw, labels)))
+            parts.append(int64_feature("image/class/label", [self._ids[label] for label in labels]))
+        return (("tfrecord", b"".join(parts)),)
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -1,27 +1,33 @@
-"""Which samples a snapshot has: images with what is known of them, or groups of files.
+"""The samples of a snapshot, in the order of the manifest, and the keys they have in a shard. Used by the builder.
 
-Used by the builder. Where there are annotations, samples are the images of the annotation table that can be used;
-where there are images alone, they are these, and no image is opened; where there are no images, files that share their
-path up to the first dot of the base name are a sample, as WebDataset has it. In the order of the manifest. One thread.
-"""
+With annotations, samples are the usable images of the annotation table. With images alone they are these, and no image
+is opened. Without images, files that share their path up to the first dot of the base name are a sample, as WebDataset
+has it. A reader of WebDataset cuts a member's name at the first dot of its base name into key and extension; folders
+may have dots. So a key is an image's path without its extension, and other dots of its base name become `_`. Keys are
+text that every reader of tars takes as it is: bytes that are no UTF-8 and control characters are written `%ff`, and no
+key is absolute or leads upwards. One thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from datacache.annotations.formats.metadata import NAME as METADATA
 from datacache.annotations.pairing import is_image
 from datacache.annotations.table.table import Row, Table
 from datacache.core.errors import UsageError
 from datacache.manifest.reader import Manifest
-from datacache.shards.labels import Described, Labels
-from datacache.shards.naming import Names, group_key, image_key
+from datacache.shards.records import Described, Labels
 
 
 class File(NamedTuple):
-    """A member that is a file of the snapshot."""
+    """A file of the snapshot that becomes a member."""
 
     extension: str
     row: int
@@ -30,38 +36,37 @@ class File(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What goes into a shard together."""
+    """Members that go into a shard together."""
 
     key: str
     files: tuple[File, ...]
     labels: tuple[tuple[str, bytes], ...] = ()
-    """Members that are made: extension and bytes."""
+    """Extension and bytes of members that are made."""
     class_id: int = -1
 
 
 @dataclass
 class Counts:
-    """What was found and what became of it."""
+    """The numbers of samples, and of images and boxes by what became of them."""
 
     samples: int = 0
     unusable: int = 0
-    """Images left out: they, or their annotations, cannot be used at all."""
+    """Images left out because they, or their annotations, cannot be used at all."""
     unannotated: int = 0
     boxes: int = 0
     renamed: int = 0
-    """Samples whose key got a suffix, since another has it."""
+    """Samples whose key got a suffix because another one has it."""
 
 
 @dataclass
 class Survey:
-    """One look at a snapshot's paths."""
+    """The findings of one look at a snapshot's paths."""
 
-    files: int = 0
     images: int = 0
     metadata: bool = False
-    """There are labels of whole images."""
+    """True if there are labels of whole images."""
     folders: dict[bytes, None] = field(default_factory=dict)
-    """The folders in which images are."""
+    """The folders with images, in order."""
 
 
 def survey(manifest: Manifest) -> Survey:
@@ -71,7 +76,6 @@ def survey(manifest: Manifest) -> Survey:
     for path in manifest.paths():
         if path.endswith(b"/"):
             continue
-        found.files += 1
         if is_image(path):
             found.images += 1
             folder = path[: path.rfind(b"/") + 1]
@@ -84,7 +88,8 @@ def survey(manifest: Manifest) -> Survey:
 
 
 def folder_classes(found: Survey) -> tuple[str, ...]:
-    """The classes of images that lie in folders named after them. `UsageError` where they do not."""
+    """Return the classes of images whose folders are named after them. Raise `UsageError` if the folders are no
+    classes."""
     names = sorted({folder.split(b"/")[-2] if folder else b"" for folder in found.folders})
     depths = {folder.count(b"/") for folder in found.folders}
     if len(names) < 2 or len(depths) != 1 or b"" in names:
@@ -96,11 +101,11 @@ def folder_classes(found: Survey) -> tuple[str, ...]:
 
 
 def annotated(manifest: Manifest, table: Table, labels: Labels, counts: Counts) -> Iterator[Sample]:
-    """The images of a table. `UsageError` through `labels` for what a format cannot hold."""
+    """Yield the images of a table."""
     names = _image_names(manifest)
     for row, number, size_bytes in _with_rows(manifest, table):
         key, extension = image_key(row.path)
-        key = names.give(key, extension)  # also for those left out: what they would be called is nobody else's
+        key = names.give(key, extension)  # also for those left out: nobody else gets their keys
         annotation = row.annotation
         if annotation is None:
             counts.unusable += 1
@@ -113,7 +118,7 @@ def annotated(manifest: Manifest, table: Table, labels: Labels, counts: Counts) 
 
 
 def images(manifest: Manifest, labels: Labels, counts: Counts, *, classes_from_folders: bool) -> Iterator[Sample]:
-    """Images of which nothing is known but where they lie."""
+    """Yield the images of a snapshot without annotations."""
     names = _image_names(manifest)
     for number, entry in enumerate(manifest.entries()):
         if is_image(entry.path):
@@ -126,7 +131,7 @@ def images(manifest: Manifest, labels: Labels, counts: Counts, *, classes_from_f
 
 
 def groups(manifest: Manifest, counts: Counts) -> Iterator[Sample]:
-    """Files that are no images, grouped."""
+    """Yield the files of a snapshot without images, grouped."""
     names = Names(key for key, _ in _groups(manifest))
     for key, files in _groups(manifest):
         yield Sample(names.give(key), tuple(files))
@@ -142,7 +147,7 @@ def _image_names(manifest: Manifest) -> Names:
 
 
 def _with_rows(manifest: Manifest, table: Table) -> Iterator[tuple[Row, int, int]]:
-    """Each row of the table with the manifest's row and the size of its image: both are in the order of paths."""
+    """Yield each row of the table with the manifest's row and the size of its image: both are in the order of paths."""
     rows = table.rows()
     row = next(rows, None)
     for number, entry in enumerate(manifest.entries()):
@@ -154,11 +159,11 @@ def _with_rows(manifest: Manifest, table: Table) -> Iterator[tuple[Row, int, int
 
 
 def _groups(manifest: Manifest) -> Iterator[tuple[str, list[File]]]:
-    """Files that share a key lie together in the order of paths but for folders that begin with the same name: a group
-    is open until a path comes that no more begins with it."""
+    """Yield files by key. They lie together in the order of paths but for folders that begin with the same name: a
+    group is open until a path comes that does not begin with it."""
     opened: list[tuple[bytes, str, list[File]]] = []
     for number, entry in enumerate(manifest.entries()):
-        if entry.path.endswith(b"/"):
+        if entry.is_marker:
             continue
         while opened and not entry.path.startswith(opened[-1][0]):
             yield opened.pop()[1:]
@@ -176,8 +181,8 @@ def _groups(manifest: Manifest) -> Iterator[tuple[str, list[File]]]:
 
 
 def _shared(path: bytes) -> bytes:
-    """What the files of a group begin with: the path with the first dot of its base name (leading ones are the name's).
-    A file without a dot is alone."""
+    """Return what the files of a group begin with: the path up to the first dot of its base name, leading dots aside. A
+    file without a dot is alone."""
     at = path.rfind(b"/") + 1
     while path[at : at + 1] == b".":
         at += 1
@@ -187,3 +192,90 @@ def _shared(path: bytes) -> bytes:
 
 def _text(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
+
+
+_ODD = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
+_SKIPPED = "__"
+"""WebDataset skips members whose names begin and end so, or lie in such a folder: names that begin so are changed."""
+
+
+def image_key(path: str) -> tuple[str, str]:
+    """Return key and extension of a file that is a sample of its own: `a/b.c.JPG` → `a/b_c`, `jpg`."""
+    *folder, name = path.split("/")
+    stem, dot, extension = name.rpartition(".")
+    if not dot or not stem:
+        stem, extension = name, ""
+    return _key(folder, stem), _extension(extension)
+
+
+def group_key(path: str) -> tuple[str, str]:
+    """Return key and extension of a file as WebDataset would cut it: `a/b.seg.PNG` → `a/b`, `seg.png`."""
+    *folder, name = path.split("/")
+    bare = name.lstrip(".")
+    stem, _, extension = bare.partition(".")
+    return _key(folder, name[: len(name) - len(bare)] + stem), _extension(extension)
+
+
+class Names:
+    """Gives every sample a key of its own: the first sample that wants a key gets it as it is.
+
+    Make it with the keys that all samples want, in order, and then give keys in the same order. It keeps a hash of
+    each. One thread."""
+
+    def __init__(self, wanted: Iterable[str]) -> None:
+        hashes = np.array(array("Q", map(_hash, wanted)), dtype=np.uint64)
+        hashes.sort()
+        self._all = hashes
+        self._twice = frozenset(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+        self._given: set[int] = set()
+        self.renamed = 0
+        """The number of samples that got another key than they wanted."""
+
+    def give(self, key: str, extension: str = "") -> str:
+        """Return the key of the next sample: `key`, or `key` with the extension or a number behind it."""
+        hashed = _hash(key)
+        if hashed not in self._twice:
+            return key
+        if hashed not in self._given:
+            self._given.add(hashed)
+            return key
+        self.renamed += 1
+        count = 1
+        while True:
+            suffix = extension.replace(".", "_") if count == 1 and extension else str(count + 1)
+            other = f"{key}_{suffix}"
+            hashed = _hash(other)
+            if hashed not in self._given and not self._is_wanted(hashed):
+                self._given.add(hashed)
+                return other
+            count += 1
+
+    def _is_wanted(self, hashed: int) -> bool:
+        at = int(np.searchsorted(self._all, np.uint64(hashed)))
+        return at < len(self._all) and int(self._all[at]) == hashed
+
+
+def _hash(key: str) -> int:
+    return xxh3_64_intdigest(key.encode())
+
+
+def _key(folders: list[str], stem: str) -> str:
+    parts = [_folder(folder) for folder in folders]
+    key = _escaped("/".join([*parts, stem.replace(".", "_") or "_"]))
+    return "%5f" + key[1:] if key.startswith(_SKIPPED) else key
+
+
+def _folder(name: str) -> str:
+    return name.replace(".", "_") if name in (".", "..") else name or "_"
+
+
+def _extension(text: str) -> str:
+    return _escaped(text.lower()) or "bin"
+
+
+def _escaped(text: str) -> str:
+    return _ODD.sub(_percent, text) if not text.isprintable() else text
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape"))

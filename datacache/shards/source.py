@@ -1,8 +1,7 @@
-"""The files of a shard set, wherever they are: a local folder that is mapped, or a snapshot that is read through the
-cache.
+"""The files of a shard set: a local folder that is mapped, or a snapshot that is read through the cache.
 
-Used by `reader` and by nobody else. Both kinds give bytes without copying where they are on this node. What they give
-is not verified by them but by the reader, which has a checksum of each sample. Any thread, and after `fork()`.
+Only `reader` reads through it. Both kinds give bytes that are on this node without a copy. They do not verify what they
+give: the reader has a checksum of each sample. Any thread, and after `fork()`.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from datacache.reader.snapshot import Snapshot
 
 _MAX_MAPS, _MIN_MAPS = 4096, 16
 _open: WeakSet[_Mapped] = WeakSet()
-"""The mappings of this process: each has a descriptor, of which a process has so many."""
-
+"""The mappings of this process: each takes one of its file descriptors."""
 
 Extent = tuple[int, int, int]
-"""A shard's number, and the first byte and the end of some bytes in it."""
+"""A shard's number, and the first byte and the end of a part of it."""
 _FETCH_BLOCKS = 16
-"""Held in memory at a time, until what is wanted of them is copied: 64 MiB."""
+"""Held in memory at a time, until the wanted bytes are copied: 64 MiB."""
 
 
 class ShardFiles(Protocol):
@@ -38,11 +36,11 @@ class ShardFiles(Protocol):
     """For messages: the folder, URL or snapshot."""
 
     def small(self, name: str) -> bytes | memoryview | None:
-        """All of a small file; None if it is not there."""
+        """Return a whole small file; None if it does not exist."""
         ...
 
     def size(self, name: str) -> int | None:
-        """A file's size in bytes; None if it is not there."""
+        """Return a file's size in bytes; None if it does not exist."""
         ...
 
     def use(self, names: Sequence[str]) -> None:
@@ -50,27 +48,27 @@ class ShardFiles(Protocol):
         ...
 
     def here(self, shard: int, start: int, stop: int) -> tuple[memoryview, ...] | None:
-        """Bytes `start:stop` (at least one) of a shard, in one or more parts, without a copy and without waiting; None
-        where they cannot be had so. Not to be kept for long."""
+        """Return bytes `start:stop` (at least one) of a shard, in one or more parts, without a copy and without
+        waiting; None where that is not possible. The caller must not keep them for long."""
         ...
 
     def read(self, shard: int, start: int, stop: int) -> bytes | memoryview:
-        """The same bytes, wherever they are. `ShardError` if the shard is missing or ends before; the
+        """Return the same bytes, wherever they are. Raise `ShardError` if the shard is missing or ends before; the
         store's errors."""
         ...
 
     def read_all(self, places: Sequence[Extent]) -> list[bytes | memoryview | DatacacheError]:
-        """The bytes at several places, all at once; errors that `read` raises are among the results."""
+        """Read several places at once. Errors that `read` raises are among the results."""
         ...
 
     def refs(self) -> tuple[ObjectRef, ...]:
-        """The shards' objects, for lookahead; empty where there is nothing to fetch."""
+        """Return the shards' objects, for lookahead; none where there is nothing to fetch."""
         ...
 
 
 class FolderFiles:
-    """A folder of this machine. Shards are mapped when they are first read, so many at a time that all folders together
-    leave half of the process's file descriptors to others."""
+    """`ShardFiles` in a folder of this machine. Shards are mapped when they are first read, at most so many that all
+    folders together leave half of the process's file descriptors to others."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,7 +77,6 @@ class FolderFiles:
         self._maps: dict[int, _Mapped] = {}
 
     def small(self, name: str) -> bytes | None:
-        """See `ShardFiles`."""
         try:
             return (self._folder / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -88,18 +85,15 @@ class FolderFiles:
             raise ShardError(f"{self._folder / name} cannot be read: {exc.strerror}", shard=name) from exc
 
     def size(self, name: str) -> int | None:
-        """See `ShardFiles`."""
         try:
             return (self._folder / name).stat().st_size
         except OSError:
             return None
 
     def use(self, names: Sequence[str]) -> None:
-        """See `ShardFiles`."""
         self._names = names
 
     def here(self, shard: int, start: int, stop: int) -> tuple[memoryview, ...] | None:
-        """See `ShardFiles`."""
         mapped = self._maps.get(shard)
         if mapped is None:
             mapped = self._map(shard)
@@ -116,9 +110,8 @@ class FolderFiles:
         return (mapped.view[start:stop],)
 
     def read(self, shard: int, start: int, stop: int) -> bytes | memoryview:
-        """See `ShardFiles`."""
         name = self._names[shard]
-        self._maps.pop(shard, None)  # it may have been put in its place anew
+        self._maps.pop(shard, None)  # another file may have taken its place
         data, done = memoryview(bytearray(stop - start)), 0
         try:
             with open(self._folder / name, "rb") as file:
@@ -135,11 +128,9 @@ class FolderFiles:
         return data
 
     def read_all(self, places: Sequence[Extent]) -> list[bytes | memoryview | DatacacheError]:
-        """See `ShardFiles`."""
         return gather(lambda place: self.read(*place), places)
 
     def refs(self) -> tuple[ObjectRef, ...]:
-        """See `ShardFiles`: nothing has to be fetched."""
         return ()
 
     def _map(self, shard: int) -> _Mapped | None:
@@ -156,55 +147,42 @@ class FolderFiles:
 
 
 class SnapshotFiles:
-    """A snapshot with a shard set in its root, read through the node's cache."""
+    """`ShardFiles` in the root of a snapshot, read through the node's cache."""
 
     def __init__(self, snapshot: Snapshot, *, listed: bool = True) -> None:
-        self._snapshot = snapshot
+        self.snapshot = snapshot
         self.listed = listed
-        """Whether the catalog has the snapshot; false for one that was made of a URL just now."""
+        """True if the catalog has the snapshot; false for one that was made of a URL just now."""
         self.where = snapshot.record.ref if listed else snapshot.record.origin
         self._names: Sequence[str] = ()
-        self._rows: list[int | None] = []
+        self.rows: list[int | None] = []
+        """The shards' rows in the manifest; None for one that is missing."""
         self._sizes: list[int] = []
         self._objects: list[ObjectId] = []
 
-    @property
-    def snapshot(self) -> Snapshot:
-        """What is read."""
-        return self._snapshot
-
-    @property
-    def rows(self) -> Sequence[int | None]:
-        """The shards' rows in the manifest; None for one that is not there."""
-        return self._rows
-
     def small(self, name: str) -> bytes | None:
-        """See `ShardFiles`."""
         try:
-            return self._snapshot.read(name)
+            return self.snapshot.read(name)
         except (PathNotFoundError, ObjectNotFoundError):
             return None
 
     def size(self, name: str) -> int | None:
-        """See `ShardFiles`."""
-        row = self._snapshot.manifest.find(name.encode())
-        return None if row is None else self._snapshot.manifest.entry(row).size_bytes
+        row = self.snapshot.manifest.find(name.encode())
+        return None if row is None else self.snapshot.manifest.entry(row).size_bytes
 
     def use(self, names: Sequence[str]) -> None:
-        """See `ShardFiles`."""
-        manifest = self._snapshot.manifest
+        manifest = self.snapshot.manifest
         self._names = names
-        self._rows = [manifest.find(name.encode()) for name in names]
-        entries = [None if row is None else manifest.entry(row) for row in self._rows]
+        self.rows = [manifest.find(name.encode()) for name in names]
+        entries = [None if row is None else manifest.entry(row) for row in self.rows]
         self._sizes = [0 if entry is None else entry.size_bytes for entry in entries]
         self._objects = [ObjectId(b"") if entry is None else object_id(manifest.object_ref(entry)) for entry in entries]
 
     def here(self, shard: int, start: int, stop: int) -> tuple[memoryview, ...] | None:
-        """See `ShardFiles`."""
         if stop > self._sizes[shard]:
             return None
         number, last = start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
-        obj, first, peek = self._objects[shard], number * BLOCK_BYTES, self._snapshot.peek_block
+        obj, first, peek = self._objects[shard], number * BLOCK_BYTES, self.snapshot.peek_block
         if number == last:
             found = peek(BlockId(obj + number.to_bytes(4, "big")), start - first, stop - first)
             return None if found is None else (found,)
@@ -220,16 +198,15 @@ class SnapshotFiles:
         return tuple(parts)
 
     def read(self, shard: int, start: int, stop: int) -> bytes | memoryview:
-        """See `ShardFiles`."""
-        row, name = self._rows[shard], self._names[shard]
+        row, name = self.rows[shard], self._names[shard]
         if row is None:
             raise missing(self.where, name)
         if stop > self._sizes[shard]:
             raise cut_short(self.where, name, self._sizes[shard], stop)
-        return self._snapshot.read_row(row, start, stop)
+        return self.snapshot.read_row(row, start, stop)
 
     def read_all(self, places: Sequence[Extent]) -> list[bytes | memoryview | DatacacheError]:
-        """See `ShardFiles`. A block that several places are in is fetched once."""
+        """See `ShardFiles`. It fetches a block with several places once."""
         found: dict[Extent, bytes | memoryview | DatacacheError] = {}
         group: list[Extent] = []
         wanted: dict[tuple[int, int], None] = {}
@@ -246,20 +223,20 @@ class SnapshotFiles:
     def _fetched(
         self, places: Sequence[Extent], wanted: Sequence[tuple[int, int]]
     ) -> dict[Extent, bytes | memoryview | DatacacheError]:
-        """The bytes at places for which these blocks (shard, number) have to be fetched."""
+        """Read places for which these blocks (shard, number) have to be fetched."""
         blocks = dict(zip(wanted, gather(lambda block: self._block(*block), wanted), strict=True))
         found: dict[Extent, bytes | memoryview | DatacacheError] = {}
         left = []
         for place in places:
             data = self._join(*place, blocks)
             if data is None:
-                left.append(place)  # evicted this moment, or nothing that could be fetched: `read` says what is wrong
+                left.append(place)  # evicted this moment, or not to be fetched: `read` says what is wrong
             else:
                 found[place] = data
         return found | dict(zip(left, gather(lambda place: self.read(*place), left), strict=True))
 
     def _missing(self, shard: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """The blocks of these bytes that are not here; none where `read` alone can say what is wrong."""
+        """Return the blocks of these bytes that are not here; none where only `read` can say what is wrong."""
         if stop > self._sizes[shard]:
             return []
         numbers = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
@@ -272,7 +249,7 @@ class SnapshotFiles:
     def _join(
         self, shard: int, start: int, stop: int, blocks: Mapping[tuple[int, int], bytes | memoryview | DatacacheError]
     ) -> bytes | DatacacheError | None:
-        """Bytes out of what was fetched and what is here, a copy: a view would keep the whole block."""
+        """Copy bytes out of fetched and of local blocks; a view would keep the whole block."""
         if stop > self._sizes[shard]:
             return None
         parts: list[memoryview] = []
@@ -292,23 +269,23 @@ class SnapshotFiles:
         return b"".join(parts)
 
     def _piece(self, shard: int, number: int, start: int, stop: int) -> memoryview | None:
-        """What of `start:stop` lies in a block, if it is here."""
+        """Return the part of `start:stop` that lies in a block, if it is here."""
         first = number * BLOCK_BYTES
         id = BlockId(self._objects[shard] + number.to_bytes(4, "big"))
-        return self._snapshot.peek_block(id, max(start - first, 0), min(stop - first, BLOCK_BYTES))
+        return self.snapshot.peek_block(id, max(start - first, 0), min(stop - first, BLOCK_BYTES))
 
     def refs(self) -> tuple[ObjectRef, ...]:
-        """See `ShardFiles`. A missing shard stands as an empty object."""
-        manifest = self._snapshot.manifest
+        """See `ShardFiles`. An empty object stands for a missing shard."""
+        manifest = self.snapshot.manifest
         nothing = ObjectRef("memory://nothing", "", 0)
-        return tuple(nothing if row is None else manifest.object_ref(manifest.entry(row)) for row in self._rows)
+        return tuple(nothing if row is None else manifest.object_ref(manifest.entry(row)) for row in self.rows)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_snapshot_files, (self._snapshot, self.listed, self._names))
+        return (_snapshot_files, (self.snapshot, self.listed, self._names))
 
 
 def missing(where: str, name: str) -> ShardError:
-    """The error for a shard that is not there."""
+    """Return the error for a missing shard."""
     return ShardError(
         f"the shard {name} is missing from {where}",
         shard=name,
@@ -317,7 +294,7 @@ def missing(where: str, name: str) -> ShardError:
 
 
 def cut_short(where: str, name: str, size_bytes: int, wanted: int) -> ShardError:
-    """The error for a shard that ends too early."""
+    """Return the error for a shard that ends too early."""
     return ShardError(
         f"the shard {name} of {where} is cut short: it has {size_bytes:,} bytes and should have at least {wanted:,}",
         shard=name,
@@ -326,7 +303,7 @@ def cut_short(where: str, name: str, size_bytes: int, wanted: int) -> ShardError
 
 
 class _Mapped(MappedFile):
-    """A shard's file, mapped. It goes when the last view of it goes."""
+    """A shard's file, mapped. The mapping goes with its last view."""
 
     __slots__ = ("__weakref__", "size")
 

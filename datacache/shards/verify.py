@@ -1,6 +1,7 @@
 """Check a shard set at a URL: every byte of every shard, every sidecar, and that none is missing or another's.
 
-Used by `api.verify_shards`. Shards are read past the cache, some at a time, some MiB each.
+Used by `api.verify_shards`. It reads shards past the cache, some at a time and some MiB of each. One thread, which has
+others at work.
 """
 
 from __future__ import annotations
@@ -24,15 +25,14 @@ _NAMED = 3
 
 
 class ShardProblem(NamedTuple):
-    """Something that is not as the set says."""
+    """A file that is not as the set describes it."""
 
     shard: str
-    """The file."""
     message: str
 
 
 def read_set(place: Place) -> ShardSet:
-    """The list of the set at a place. `ShardError` if there is none, or it is damaged or not finished."""
+    """Read the list of the set at a place. Raise `ShardError` if it is missing or damaged, or the set not finished."""
     there = place.files()
     if SHARDS_JSON not in there:
         unfinished = "the shard set there is not finished" if UNFINISHED in there else f"it has no {SHARDS_JSON}"
@@ -47,8 +47,8 @@ def read_set(place: Place) -> ShardSet:
 def verify(
     place: Place, found: ShardSet, *, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> Iterator[ShardProblem]:
-    """What is wrong, in the order of the shards. `progress(done, total)` counts shards. The store's errors where it
-    cannot be asked."""
+    """Yield what is wrong, in the order of the shards. `progress(done, total)` counts shards. Raise the store's errors
+    where it cannot be asked."""
     there = place.files()
     by_digest = {shard.digest: shard.name for shard in found.shards}
     looked = map_in_threads(
@@ -111,7 +111,7 @@ def _index(place: Place, shard: ShardInfo, there: dict[str, ObjectInfo]) -> tupl
 
 
 def _read(place: Place, info: ObjectInfo, index: ShardIndex | None) -> tuple[str, list[str]]:
-    """The hash of a shard, and the members whose bytes are not what the index says."""
+    """Return the hash of a shard, and the members whose bytes differ from the index."""
     whole = xxh3_128()
     members = _Members(index)
     ref = info.ref(place.store.url)
@@ -133,7 +133,6 @@ class _Members:
         self._at = 0
 
     def update(self, data: memoryview) -> None:
-        """The next bytes of the shard."""
         begins, ends = self._at, self._at + len(data)
         self._at = ends
         while self._now is not None:

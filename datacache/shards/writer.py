@@ -1,29 +1,34 @@
-"""Write one shard: fetch its files, put them one behind the other, hash, upload, and write its sidecar.
+"""Plan a shard set before any byte of it is read, and write its shards one by one.
 
-Runs in the builder's workers. What is on the node is used in place; the rest is fetched some files ahead, so that a
-cold data set costs the store's throughput and not its latency. Large files pass through in pieces; memory is bounded.
+Used by the builder; `ShardWriter.work` runs in its forked workers. `Plan` keeps samples in a temporary file, and in
+memory only where each sample is in it and how much it takes in a shard. A writer uses in place what is on the node, and
+fetches the rest some files ahead, so that a cold data set costs the store's throughput and not its latency. Large files
+pass through in pieces, so memory is bounded. One thread makes a plan; afterwards any process may read it.
 """
 
 from __future__ import annotations
 
+import os
+import pickle
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
 from datacache.core.concurrency import PerProcess
-from datacache.core.errors import DatacacheError, ShardError
+from datacache.core.errors import DatacacheError, ShardError, UsageError
 from datacache.core.ids import BLOCK_BYTES
 from datacache.reader.snapshot import Snapshot
-from datacache.shards import records as tar
-from datacache.shards import records as tfrecord
+from datacache.shards import records
 from datacache.shards.index import IndexWriter, Member, ShardIndex, index_name
 from datacache.shards.listing import ShardInfo
 from datacache.shards.place import Place
-from datacache.shards.plan import Plan
 from datacache.shards.samples import File, Sample
 from datacache.store.errors import from_oserror
 
@@ -31,21 +36,108 @@ SUFFIXES = {"webdataset": ".tar", "tfrecord": ".tfrecord"}
 _THREADS, _AHEAD, _AHEAD_BYTES = 16, 64, 64 * 2**20
 _UNMAP_BYTES = 64 * 2**20
 _BUFFER_BYTES = 2**20
-Data = bytes | memoryview
+_Data = bytes | memoryview
+_Piece = tuple[int, int, int]
+"""A row, and the first byte and the end of a part of it that is in one block."""
+_Content = Callable[[File], Iterator[_Data]]
+"""Gives the bytes of a sample's files, which must be taken in their order."""
+
+
+class Plan:
+    """All samples of a set, cut into shards."""
+
+    def __init__(self, samples: Iterable[Sample], format: str, *, max_size_bytes: int, seed: int | None, scratch: Path):
+        path = scratch / "samples"
+        offsets, sizes = array("Q", [0]), array("Q")
+        size_of = _tar_bytes if format == "webdataset" else _record_bytes
+        with path.open("wb", buffering=_BUFFER_BYTES) as file:
+            for sample in samples:
+                key, files, labels, class_id = sample
+                plain = pickle.dumps((key, [tuple(each) for each in files], labels, class_id), pickle.HIGHEST_PROTOCOL)
+                file.write(plain)
+                offsets.append(offsets[-1] + len(plain))
+                sizes.append(size_of(sample))
+        self._file = path.open("rb")
+        path.unlink()  # it goes with the last process that has it open
+        self._offsets = np.frombuffer(offsets, np.uint64)
+        self.order = _order(len(sizes), seed)
+        """The sample at each place of the set, in the order in which they were found."""
+        in_order = np.frombuffer(sizes, np.uint64)[self.order] if len(sizes) else np.zeros(0, np.uint64)
+        self.cuts = _cut(in_order, max_size_bytes - (len(records.END) if format == "webdataset" else 0))
+        """The place of each shard's first sample, and the number of all samples."""
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return len(self.order)
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return len(self.cuts) - 1
+
+    def shard(self, number: int) -> Iterator[Sample]:
+        """Yield the samples of a shard in their order."""
+        for sample in self.order[self.cuts[number] : self.cuts[number + 1]].tolist():
+            first, last = int(self._offsets[sample]), int(self._offsets[sample + 1])
+            raw = os.pread(self._file.fileno(), last - first, first)
+            key, files, labels, class_id = pickle.loads(raw)  # noqa: S301 - written above
+            yield Sample(key, tuple(File(*file) for file in files), labels, class_id)
+
+    def close(self) -> None:
+        """Remove the temporary file."""
+        self._file.close()
+
+
+def _tar_bytes(sample: Sample) -> int:
+    members = [(file.extension, file.size_bytes) for file in sample.files]
+    members += [(extension, len(data)) for extension, data in sample.labels]
+    return sum(records.member_bytes(f"{sample.key}.{extension}", size_bytes) for extension, size_bytes in members)
+
+
+def _record_bytes(sample: Sample) -> int:
+    ((_, features),) = sample.labels
+    size_bytes = sample.files[0].size_bytes
+    data_bytes = len(records.example_head(features, size_bytes)) + size_bytes
+    if data_bytes > records.MAX_DATA_BYTES:
+        raise UsageError(
+            f"{sample.key} has {size_bytes:,} bytes, and a record of TensorFlow holds no more than 2 GiB",
+            hint="Make WebDataset shards of it: --format webdataset",
+        )
+    return records.HEAD_BYTES + data_bytes + records.FOOT_BYTES
+
+
+def _order(samples: int, seed: int | None) -> NDArray[np.int64]:
+    """Return samples as found, or shuffled by random keys, whose stream is the same in every version of numpy (unlike
+    its `permutation`)."""
+    if seed is None or not samples:
+        return np.arange(samples, dtype=np.int64)
+    return np.argsort(np.random.Philox(key=seed).random_raw(samples), kind="stable").astype(np.int64)
+
+
+def _cut(sizes: NDArray[np.uint64], limit: int) -> list[int]:
+    """Put as many samples into each shard as fit, and at least one."""
+    ends = np.cumsum(sizes, dtype=np.uint64)
+    cuts = [0]
+    while cuts[-1] < len(sizes):
+        first = cuts[-1]
+        before = int(ends[first - 1]) if first else 0
+        cuts.append(max(first + 1, int(np.searchsorted(ends, np.uint64(before + max(0, limit)), "right"))))
+    return cuts
 
 
 def shard_name(number: int, format: str) -> str:
-    """`shard-000000.tar` and so on."""
+    """Return `shard-000000.tar` and so on."""
     return f"shard-{number:06d}{SUFFIXES[format]}"
 
 
 def shard_plan(plan: str, number: int) -> str:
-    """What the sidecar of a shard says of the plan that it is a part of."""
+    """Return the hash by which a shard's sidecar names the plan that it is a part of."""
     return xxh3_128_hexdigest(f"{plan}/{number}".encode())
 
 
 class ShardWriter:
-    """Makes shards of one plan. Made in the parent, used in each worker."""
+    """Writes shards of one plan. Made in the parent, used in each worker."""
 
     def __init__(self, snapshot: Snapshot, plan: Plan, place: Place, *, format: str, identity: str) -> None:
         self._snapshot, self._plan, self._place = snapshot, plan, place
@@ -53,11 +145,12 @@ class ShardWriter:
         self._threads = PerProcess(lambda: ThreadPoolExecutor(_THREADS, "read"))
 
     def work(self, number: int) -> ShardInfo:
-        """Make a shard and its sidecar. `ShardError` that names the file that cannot be read; the store's errors."""
+        """Write a shard and then its sidecar. Raise `ShardError` that names the file that cannot be read; the store's
+        errors."""
         name = shard_name(number, self._format)
         try:
             with self._place.new_file() as path:
-                index = self._written(number, name, path)
+                index = self._write(number, name, path)
                 self._place.put_file(name, path)
         except OSError as exc:
             raise exc if isinstance(exc, DatacacheError) else from_oserror(exc, f"{self._place.url}/{name}") from exc
@@ -65,35 +158,33 @@ class ShardWriter:
         self._place.put(index_name(name), raw)
         return ShardInfo(name, index.size_bytes, index.digest, len(index), xxh3_128_hexdigest(raw))
 
-    def _written(self, number: int, name: str, path: Path) -> ShardIndex:
+    def _write(self, number: int, name: str, path: Path) -> ShardIndex:
         index = IndexWriter()
+        write = _write_tar if self._format == "webdataset" else _write_record
         with path.open("xb", buffering=_BUFFER_BYTES) as file:
             out = _Hashed(file)
             pieces = self._read(_pieces(self._plan.shard(number)))
             for sample in self._plan.shard(number):
-                content = _Content(self, sample, name, pieces)
-                if self._format == "webdataset":
-                    members = _write_tar(out, sample, content)
-                else:
-                    members = _write_record(out, sample, content)
+                members = write(out, sample, self._content(sample, name, pieces))
                 index.add(sample.key, members, sample.class_id)
             if self._format == "webdataset":
-                out.write(tar.END)
+                out.write(records.END)
         self._snapshot.unmap_pages()
         plan = shard_plan(self._identity, number)
         return index.finish(name, size_bytes=out.at, digest=out.hash.hexdigest(), format=self._format, plan=plan)
 
-    def _read(self, pieces: Iterator[_Piece]) -> Iterator[Data]:
-        """The bytes of each piece in order; some are on their way while one is written."""
-        coming: deque[tuple[int, Data | Future[Data]]] = deque()
+    def _read(self, pieces: Iterator[_Piece]) -> Iterator[_Data]:
+        """Yield the bytes of each piece in order; some are on their way while one is written."""
+        coming: deque[tuple[int, _Data | Future[_Data]]] = deque()
         held = viewed = 0
         waiting = next(pieces, None)
         while waiting is not None or coming:
             while waiting is not None and len(coming) < _AHEAD and (not coming or held < _AHEAD_BYTES):
                 here = self._snapshot.read_local(*waiting)
-                size = waiting.stop - waiting.start
+                size = waiting[2] - waiting[1]
                 held += size
-                coming.append((size, self._threads.get().submit(self._fetch, waiting) if here is None else here))
+                read_row = self._snapshot.read_row
+                coming.append((size, self._threads.get().submit(read_row, *waiting) if here is None else here))
                 waiting = next(pieces, None)
             size, data = coming.popleft()
             held -= size
@@ -104,47 +195,28 @@ class ShardWriter:
                 viewed = 0
                 self._snapshot.unmap_pages()
 
-    def _fetch(self, piece: _Piece) -> Data:
-        return self._snapshot.read_row(*piece)
+    def _content(self, sample: Sample, shard: str, pieces: Iterator[_Data]) -> _Content:
+        def content(file: File) -> Iterator[_Data]:
+            for _ in range(0, file.size_bytes, BLOCK_BYTES):
+                try:
+                    yield next(pieces)
+                except DatacacheError as exc:
+                    path = self._snapshot.manifest.path(file.row).decode("utf-8", "surrogateescape")
+                    raise ShardError(
+                        f"{path} cannot be read, so {shard} cannot be made: {exc.message}",
+                        shard=shard,
+                        sample=sample.key,
+                        hint=exc.hint,
+                    ) from exc
 
-    def path_of(self, file: File) -> str:
-        """A file's path in the snapshot."""
-        return self._snapshot.manifest.path(file.row).decode("utf-8", "surrogateescape")
-
-
-class _Piece(NamedTuple):
-    """A part of a row that is in one block."""
-
-    row: int
-    start: int
-    stop: int
+        return content
 
 
 def _pieces(samples: Iterator[Sample]) -> Iterator[_Piece]:
     for sample in samples:
         for file in sample.files:
             for start in range(0, file.size_bytes, BLOCK_BYTES):
-                yield _Piece(file.row, start, min(start + BLOCK_BYTES, file.size_bytes))
-
-
-class _Content:
-    """The files of one sample, to be taken in their order."""
-
-    def __init__(self, writer: ShardWriter, sample: Sample, shard: str, pieces: Iterator[Data]) -> None:
-        self._writer, self._sample, self._shard, self._pieces = writer, sample, shard, pieces
-
-    def of(self, file: File) -> Iterator[Data]:
-        """A file's bytes."""
-        for _ in range(0, file.size_bytes, BLOCK_BYTES):
-            try:
-                yield next(self._pieces)
-            except DatacacheError as exc:
-                raise ShardError(
-                    f"{self._writer.path_of(file)} cannot be read, so {self._shard} cannot be made: {exc.message}",
-                    shard=self._shard,
-                    sample=self._sample.key,
-                    hint=exc.hint,
-                ) from exc
+                yield file.row, start, min(start + BLOCK_BYTES, file.size_bytes)
 
 
 class _Hashed:
@@ -155,8 +227,7 @@ class _Hashed:
         self.hash = xxh3_128()
         self.at = 0
 
-    def write(self, data: Data) -> None:
-        """The next bytes."""
+    def write(self, data: _Data) -> None:
         self._file.write(data)
         self.hash.update(data)
         self.at += len(data)
@@ -165,32 +236,32 @@ class _Hashed:
 def _write_tar(out: _Hashed, sample: Sample, content: _Content) -> list[Member]:
     members = []
     for file in sample.files:
-        out.write(tar.header(f"{sample.key}.{file.extension}", file.size_bytes))
+        out.write(records.header(f"{sample.key}.{file.extension}", file.size_bytes))
         start, digest = out.at, xxh3_64()
-        for data in content.of(file):
+        for data in content(file):
             digest.update(data)
             out.write(data)
-        out.write(tar.padding(file.size_bytes))
+        out.write(records.padding(file.size_bytes))
         members.append(Member(file.extension, start, file.size_bytes, digest.intdigest()))
     for extension, made in sample.labels:
-        out.write(tar.header(f"{sample.key}.{extension}", len(made)))
+        out.write(records.header(f"{sample.key}.{extension}", len(made)))
         members.append(Member(extension, out.at, len(made), xxh3_64_intdigest(made)))
         out.write(made)
-        out.write(tar.padding(len(made)))
+        out.write(records.padding(len(made)))
     return members
 
 
 def _write_record(out: _Hashed, sample: Sample, content: _Content) -> list[Member]:
     ((extension, features),) = sample.labels
     (file,) = sample.files
-    head = tfrecord.example_head(features, file.size_bytes)
+    head = records.example_head(features, file.size_bytes)
     size_bytes = len(head) + file.size_bytes
-    out.write(tfrecord.record_head(size_bytes))
-    start, digest, crc = out.at, xxh3_64(head), tfrecord.extend(0, head)
+    out.write(records.record_head(size_bytes))
+    start, digest, crc = out.at, xxh3_64(head), records.extend(0, head)
     out.write(head)
-    for data in content.of(file):
+    for data in content(file):
         digest.update(data)
-        crc = tfrecord.extend(crc, bytes(data))
+        crc = records.extend(crc, bytes(data))
         out.write(data)
-    out.write(tfrecord.record_foot(crc))
+    out.write(records.record_foot(crc))
     return [Member(extension, start, size_bytes, digest.intdigest())]

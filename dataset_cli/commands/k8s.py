@@ -125,10 +125,10 @@ def forget(app: App, /, *, handle: str) -> None:
     \b
     dsctl k8s forget mask-latest
     """
-    from datacache.catalog import static_volumes
+    from datacache.catalog import refs
 
     with app.catalog() as catalog:
-        known = static_volumes.forget(catalog, handle)
+        known = refs.forget_volume(catalog, handle)
     words = "its reference is resolved anew when it is mounted next" if known else "nothing is known of it"
     app.out.result({"handle": handle, "known": known}, f"{handle}: {words}")
 

@@ -25,7 +25,7 @@ from dataset_cli.output import format_bytes, format_time, printable
 
 if TYPE_CHECKING:
     from datacache.catalog.base import Catalog
-    from datacache.catalog.remove import Removal
+    from datacache.catalog.refs import Removal
     from datacache.manifest.model import DatasetRecord, Held, SnapshotRecord
 
 
@@ -194,7 +194,7 @@ def list_(app: App, name: str | None) -> None:
     HELD says whether the bytes stay: 'copied' by datacache, as 'bucket versions', or 'not held', so that a change in
     the bucket breaks the snapshot (make it with --copy to keep it).
     """
-    from datacache.catalog.held import in_words
+    from datacache.catalog.record import held_in_words
     from datacache.catalog.refs import resolve
 
     with app.catalog() as catalog:
@@ -222,7 +222,7 @@ def list_(app: App, name: str | None) -> None:
                 ", ".join(_tags(record, dataset) + (["latest"] if dataset.latest == record.id else [])),
                 f"{record.files:,}",
                 format_bytes(record.total_bytes),
-                in_words(held) if held else "?",
+                held_in_words(held) if held else "?",
                 format_time(record.created_at),
                 _made_from(record),
                 record.message,
@@ -234,16 +234,16 @@ def list_(app: App, name: str | None) -> None:
 
 
 def _in_words(held: Held | None) -> str:
-    from datacache.catalog.held import in_words
+    from datacache.catalog.record import held_in_words
 
     if held is None:
         return ""
-    return in_words(held) + (" (a change in the bucket breaks it; --copy copies)" if held.referenced else "")
+    return held_in_words(held) + (" (a change in the bucket breaks it; --copy copies)" if held.referenced else "")
 
 
 def _held(record: SnapshotRecord, catalog: Catalog) -> Held | None:
     """Return how a snapshot's files are held; None where it cannot be read, which is no reason not to list it."""
-    from datacache.catalog.held import held_of
+    from datacache.catalog.record import held_of
     from datacache.core.errors import CorruptManifestError
 
     try:
@@ -367,7 +367,7 @@ def rm(app: App, ref: str, all_tags: bool, yes: bool) -> None:
     By its id or as NAME@latest, a snapshot is removed that has no tags, or with --all-tags one with all of them. What
     is mounted stays readable until it is unmounted.
     """
-    from datacache.catalog.remove import plan_removal, remove
+    from datacache.catalog.refs import plan_removal, remove
     from datacache.core.errors import UsageError
 
     with app.catalog() as catalog:

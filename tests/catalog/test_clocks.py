@@ -19,7 +19,7 @@ import pytest
 
 from datacache import api
 from datacache.catalog import leases
-from datacache.catalog.sqlite import file as sqlite_clock
+from datacache.catalog.sqlite import clock as sqlite_clock
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.manifest.model import BlobId, SnapshotRecord
 from datacache.settings import Settings, load_settings

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from datacache.api import open_catalog
-from datacache.catalog.static_volumes import snapshot_of
+from datacache.catalog.refs import volume_snapshot
 from tests.cli.conftest import Dsctl
 
 VERSION = "1.37"
@@ -96,10 +96,10 @@ def test_claims_of_several_folders_have_names_of_their_own(dsctl: Dsctl) -> None
 def test_what_a_static_volume_was_can_be_forgotten(dsctl: Dsctl, snapshot: str) -> None:
     with closing(open_catalog()) as catalog:
         for version in ("the first", "another"):
-            assert snapshot_of(catalog, "handle", "faces/mask@V1.0", lambda said=version: said) == "the first"
+            assert volume_snapshot(catalog, "handle", "faces/mask@V1.0", lambda said=version: said) == "the first"
         assert dsctl("k8s", "forget", "handle", "--json").json == {"handle": "handle", "known": True}
         assert dsctl("k8s", "forget", "handle", "--json").json == {"handle": "handle", "known": False}
-        assert snapshot_of(catalog, "handle", "faces/mask@V1.0", lambda: "another") == "another"
+        assert volume_snapshot(catalog, "handle", "faces/mask@V1.0", lambda: "another") == "another"
 
 
 def test_a_snapshot_that_is_not_there_is_the_usual_error(dsctl: Dsctl, snapshot: str) -> None:

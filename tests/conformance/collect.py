@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import pytest
 
 from datacache.catalog import leases
-from datacache.catalog.base import Catalog, Collected
+from datacache.catalog.base import Catalog, Collected, Live
 from datacache.catalog.commit import commit_manifest, known_blobs
-from datacache.catalog.mark import Live, blobs_of, reachable
+from datacache.catalog.mark import blobs_of, reachable
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.packs import PackStore, PackWriter, content_etag, pack_key
 from datacache.core.errors import CatalogError, CorruptManifestError
@@ -305,9 +305,9 @@ class CollectConformance:
         creation.begin()
         now_s = catalog.now_s()
         assert leases.REUSE_S - 5 < leases.oldest_creation_age_s(catalog, now_s) < leases.REUSE_S + 60
-        assert creation.undisturbed()
+        assert creation.is_undisturbed()
         leases.note_sweep(catalog)
-        assert not creation.undisturbed()
+        assert not creation.is_undisturbed()
         assert leases.oldest_creation_age_s(catalog, now_s + leases.CREATION_S + 60) == 0
         creation.end()
         assert leases.oldest_creation_age_s(catalog, now_s) == 0

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datacache.catalog.tasks.base import open_task_store
+from datacache.catalog.open import open_task_store
 from datacache.core.errors import LeaseLostError
 from datacache.loaders.tasks.queue import Span, TaskParameters, TaskQueue
 

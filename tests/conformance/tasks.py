@@ -24,7 +24,8 @@ from typing import Any
 
 import pytest
 
-from datacache.catalog.tasks.base import Leased, TaskStore, open_task_store
+from datacache.catalog.open import open_task_store
+from datacache.catalog.tasks.base import Leased, TaskStore
 from datacache.core.errors import LeaseLostError, TasksError, UsageError
 from datacache.loaders.tasks.queue import Span, Task, TaskParameters, TaskQueue, Wait
 from tests.conformance.catalog import run_together

@@ -18,7 +18,7 @@ from csi_driver.volumes import MountOptions
 from csi_driver.wire import csi_pb2 as csi
 from datacache import open_snapshot
 from datacache.api import open_catalog
-from datacache.catalog import static_volumes
+from datacache.catalog import refs
 from datacache.catalog.access import set_access
 from datacache.core.errors import UploadError
 from datacache.settings import Settings
@@ -103,7 +103,7 @@ def test_a_reference_that_moves_is_resolved_once_for_all_nodes(
     assert (target / "VERSION").read_text() == "v1"
     kubelet.hide("static")
     with closing(open_catalog(settings)) as catalog:
-        assert static_volumes.forget(catalog, "static")
+        assert refs.forget_volume(catalog, "static")
     assert (kubelet.show("static", {"dataset": "mask@v1"}) / "VERSION").read_text() == "v3"
     assert (kubelet.publish("inline", {"dataset": "mask@v1"}, inline=True) / "VERSION").read_text() == "v3"
 

@@ -19,7 +19,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from datacache import api
-from datacache.catalog.tasks.base import TaskStore, open_task_store
+from datacache.catalog.open import open_task_store
+from datacache.catalog.tasks.base import TaskStore
 from datacache.catalog.tasks.sqlite import SqliteTasks
 from datacache.core.errors import (
     AnnotationError,

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import zstandard
 
+from datacache.catalog.open import open_task_store
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.catalog.tasks import mongo as tasks_mongo_queues
-from datacache.catalog.tasks.base import Leased, NewTask, TaskStore, open_task_store
+from datacache.catalog.tasks.base import Leased, NewTask, TaskStore
 from datacache.catalog.tasks.mongo import MongoTasks
 from datacache.catalog.tasks.sqlite import _AHEAD, _CLAIMED, _EXPIRED, _TODO, SqliteTasks
 from datacache.core.errors import LeaseLostError, TasksError
@@ -241,7 +242,7 @@ def test_a_catalog_of_the_version_before_that_cannot_be_written_has_no_queues_an
     script = f"""
 from pathlib import Path
 from datacache.catalog.sqlite.catalog import SqliteCatalog
-from datacache.catalog.tasks.base import open_task_store
+from datacache.catalog.open import open_task_store
 from datacache.core.errors import CatalogError
 from tests.conformance.tasks import make_queue
 store = open_task_store("sqlite:///{path}")

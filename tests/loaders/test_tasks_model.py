@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from datacache.catalog.tasks.base import open_task_store
+from datacache.catalog.open import open_task_store
 from datacache.catalog.tasks.sqlite import SqliteTasks
 from datacache.core.errors import LeaseLostError
 from datacache.loaders.tasks.queue import Task, TaskQueue, Wait

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
-from datacache.shards.naming import Names, group_key, image_key
+from datacache.shards.samples import Names, group_key, image_key
 
 names = st.text(
     st.one_of(

@@ -1,30 +1,30 @@
 """The shared catalog: MongoDB, a standalone server or a replica set, without transactions.
 
-Used through `catalog.open`. Any thread and any number of processes on any number of nodes may use it at once;
-a child made by `fork()` makes its own client.
+Used through `catalog.open`. Any thread and any number of processes on any number of nodes may use it at once; a child
+made by `fork()` makes its own client.
 
-**Atomicity.** A dataset is one document, and it is the only thing that makes a snapshot visible: it lists its
-snapshots in the order of their creation, `latest`, and the tags. Every change is one conditional update of
-that document, on condition that its `rev` is the one that was read; who loses the race reads again. `rev` is
-a random id, so a document that was removed and made anew is never mistaken for the old one.
+**Atomicity.** A dataset is one document, and it alone makes a snapshot visible: it lists its snapshots in the order of
+their creation, `latest`, and the tags. Every change is one conditional update of that document: its `rev` must be the
+one that was read. A writer that loses the race reads again. `rev` is a random id, so a document that was removed and
+made anew is never mistaken for the old one.
 
     datasets  {_id: name, rev, latest: id, snapshots: [{id, doc}], tags: [{tag, id}]}
     snapshots {_id: doc, dataset, id, created_at, record, at_s}    whole before a dataset lists it, never changed
-    blobs     {_id: blob id, data, put_s, doomed?}                 see `mongo_blobs`; written before the snapshot
+    blobs     {_id: blob id, data, put_s, doomed?}                 see `mongo.blobs`; written before the snapshot
     derived   {_id, snapshot, name, root, at_s, ready}             the newest that is ready counts
-    documents {_id: kind/key, text, by}            see `mongo_documents`
+    documents {_id: kind/key, text, by}                            see `mongo.blobs`
     meta      {_id: "schema", version}, {_id: "identity", value}
 
-Each commit writes its own snapshot document under a fresh `doc`, so removing a snapshot and committing the
-same one at the same time cannot take away the other's document. A process killed in between leaves documents
-nobody lists, no more.
+Each commit writes its own snapshot document under a fresh `doc`, so removing a snapshot and committing the same one at
+the same time cannot take away the other's document. A process that is killed in between leaves documents that nobody
+lists, no more.
 
-**Garbage collection** (`mongo_collect`) takes the snapshot documents that no dataset lists yet for listed, as long as
-they are young: a commit writes its document, then makes sure of its blobs (`mongo_blobs.claim`), and only then becomes
-visible. Something derived is written in the same order.
+**Garbage collection** (`mongo.collect`) treats young snapshot documents that no dataset lists yet as listed: a commit
+writes its document, then claims its blobs (`mongo.blobs.claim`), and only then becomes visible. Derived data are
+written in the same order.
 
-**Durability.** Writes wait for the journal of a majority and reads see only what a majority has, so a
-fail-over loses nothing that was acknowledged.
+**Durability.** Writes wait for the journal of a majority and reads see only what a majority has, so a fail-over loses
+nothing that was acknowledged.
 """
 
 from __future__ import annotations
@@ -40,27 +40,33 @@ from pymongo.collection import Collection as MongoCollection
 from pymongo.errors import DuplicateKeyError
 
 from datacache.catalog import leases
-from datacache.catalog.base import REFRESH_AFTER_S, Collected, blobs_missing, no_snapshot, still_tagged, tag_exists
-from datacache.catalog.mark import Live
-from datacache.catalog.mongo import blobs as mongo_blobs
-from datacache.catalog.mongo import blobs as mongo_documents
-from datacache.catalog.mongo import collect as mongo_collect
+from datacache.catalog.base import (
+    REFRESH_AFTER_S,
+    Collected,
+    Live,
+    blobs_missing,
+    check_tags_free,
+    no_snapshot,
+    still_tagged,
+)
+from datacache.catalog.mongo import blobs as blob_store
 from datacache.catalog.mongo.client import MongoDatabase, retried
+from datacache.catalog.mongo.collect import collect
 from datacache.catalog.record import decode_record, encode_record
 from datacache.core.errors import CatalogError, CatalogUnavailableError, DatacacheError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 
 _RACE_TIMEOUT_S = 60.0
 _COMMIT_TIMEOUT_S = 600.0
-"""A commit that takes longer than this between its document and its becoming visible (a suspended machine) is given up:
-garbage collection takes the document for a dead one after an hour (`mongo_collect.PENDING_S`)."""
+"""A commit gives up if it takes longer from writing its document to becoming visible (a suspended machine): after an
+hour, garbage collection counts the document as dead (`mongo.collect.PENDING_S`)."""
 _READS = 3
 
 _Document = dict[str, Any]
 
 
 _NEW = ObjectId("0" * 24)
-"""In place of the `rev` of a document that is not written yet."""
+"""The `rev` of a document that is not written yet."""
 
 
 class _Listed(NamedTuple):
@@ -79,15 +85,15 @@ class _Dataset(NamedTuple):
     tags: dict[str, str]
 
     def doc(self, id: str) -> ObjectId | None:
-        """The document that holds snapshot `id`'s record."""
+        """Return the document that holds the record of snapshot `id`."""
         return next((listed.doc for listed in self.snapshots if listed.id == id), None)
 
 
 class MongoCatalog:
-    """A catalog in the database that `url` names (`mongodb://HOST/DATABASE`, default `datacache`).
+    """A `Catalog` in the database that `url` names (`mongodb://HOST/DATABASE`, default `datacache`).
 
-    What the URL sets of timeouts counts; without, an unreachable server is given up after 5 s. Raises
-    `SettingsError` for a URL that is none. The password is in no message and no repr.
+    Timeouts in the URL count; without, calls give up an unreachable server after 5 s. Raise `SettingsError` for an
+    invalid URL. The password is in no message and no repr.
     """
 
     def __init__(self, url: str) -> None:
@@ -102,21 +108,18 @@ class MongoCatalog:
         return (MongoCatalog, (self._secret_url,))
 
     def now_s(self) -> float:
-        """By the server's clock."""
         with self._database.errors():
             return retried(self._database.now_s)
 
     # --- blobs ----------------------------------------------------------------------------------------------
 
     def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
-        """Store blobs; see the protocol."""
         with self._database.errors():
-            mongo_blobs.put_blobs(self._database.collection("blobs"), blobs, int(self._database.now_s()))
+            blob_store.put_blobs(self._database.collection("blobs"), blobs, int(self._database.now_s()))
 
     def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
-        """The stored bytes of those of `ids` that are there."""
         with self._database.errors():
-            return mongo_blobs.get_blobs(self._database.collection("blobs"), ids)
+            return blob_store.get_blobs(self._database.collection("blobs"), ids)
 
     # --- snapshots and tags ---------------------------------------------------------------------------------
 
@@ -129,7 +132,6 @@ class MongoCatalog:
         needs: Collection[BlobId] = (),
         check: Callable[[SnapshotRecord], None] | None = None,
     ) -> SnapshotRecord:
-        """Make a snapshot visible; see the protocol and, for how, the module."""
         attempt = _Commit(self._database, record, tags, move_tags, needs=needs, check=check)
         with self._database.errors():
             try:
@@ -140,25 +142,20 @@ class MongoCatalog:
             assert new is not None
             if new.doc(record.id) == attempt.doc:
                 return record
-            attempt.take_back()  # somebody else has committed the same snapshot
+            attempt.take_back()  # another process has committed the same snapshot
         return self.snapshot(record.dataset, record.id) or record
 
     def dataset(self, name: str) -> DatasetRecord | None:
-        """The dataset, or None."""
         with self._database.errors():
             found = self._database.collection("datasets").find_one({"_id": name}, {"snapshots": 0})
         return None if found is None else _dataset_record(found)
 
     def datasets(self) -> list[DatasetRecord]:
-        """All of them, by name."""
         with self._database.errors():
-            return [
-                _dataset_record(found)
-                for found in self._database.collection("datasets").find({}, {"snapshots": 0}).sort("_id", 1)
-            ]
+            found = self._database.collection("datasets").find({}, {"snapshots": 0}).sort("_id", 1)
+            return [_dataset_record(each) for each in found]
 
     def snapshot(self, dataset: str, id: str) -> SnapshotRecord | None:
-        """The snapshot with this whole id, or None."""
         records = self._records(dataset, lambda listed: listed == id)
         return records[0] if records else None
 
@@ -167,16 +164,14 @@ class MongoCatalog:
         return self._records(dataset, lambda listed: listed.startswith(id_prefix))
 
     def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
-        """Point a tag at a snapshot; see the protocol."""
 
         def change(old: _Dataset | None) -> _Dataset | None:
             if old is None or old.doc(id) is None:
                 raise no_snapshot(dataset, id)
-            there = old.tags.get(tag)
-            if there == id:
+            if old.tags.get(tag) == id:
                 return old
-            if there is not None and not move:
-                raise tag_exists(dataset, tag, there)
+            if not move:
+                check_tags_free(dataset, old.tags, [tag], id)
             return old._replace(tags=old.tags | {tag: id})
 
         with self._database.errors():
@@ -198,7 +193,6 @@ class MongoCatalog:
         return was_there
 
     def remove_snapshot(self, dataset: str, id: str, *, only_tags: Collection[str] | None = None) -> bool:
-        """Forget a snapshot and its tags; see the protocol."""
         doc: ObjectId | None = None
 
         def change(old: _Dataset | None) -> _Dataset | None:
@@ -218,7 +212,7 @@ class MongoCatalog:
             return _Dataset(_NEW, latest, left, tags)
 
         with self._database.errors():
-            # First: a collection that does not see the snapshot any more sees this.
+            # First: a collection that no longer sees the snapshot sees this.
             removed = {"text": leases.removed_text(self._database.now_s()), "by": ObjectId()}
             self._database.collection("documents").update_one(
                 {"_id": f"{leases.REMOVED}/{id}"}, {"$set": removed}, upsert=True
@@ -231,7 +225,6 @@ class MongoCatalog:
     # --- besides the snapshots ------------------------------------------------------------------------------
 
     def identity(self) -> str:
-        """16 hex digits; see the protocol."""
         with self._database.errors():
             found = self._database.collection("meta").find_one({"_id": "identity"})
         if found is None:
@@ -242,14 +235,13 @@ class MongoCatalog:
         return str(found["value"])
 
     def derived(self, snapshot_id: str, name: str) -> BlobId | None:
-        """The root blob of what was derived; see the protocol."""
         with self._database.errors():
             found = self._newest_derived(snapshot_id, name)
         return None if found is None else BlobId(bytes(found["root"]))
 
     def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
-        """Note what was derived; see the protocol. Each call writes a document of its own, and garbage collection
-        removes those that another one has taken the place of."""
+        """See `Catalog.set_derived`. Each call writes its own document, and garbage collection removes replaced
+        ones."""
         with self._database.errors():
             collection = self._database.collection("derived")
             now_s = int(self._database.now_s())
@@ -259,7 +251,7 @@ class MongoCatalog:
             doc = ObjectId()
             document = {"_id": doc, "snapshot": snapshot_id, "name": name, "root": root, "at_s": now_s, "ready": False}
             collection.insert_one(document)
-            gone = mongo_blobs.claim(self._database.collection("blobs"), needs)
+            gone = blob_store.claim(self._database.collection("blobs"), needs)
             if gone:
                 collection.delete_one({"_id": doc})
                 raise blobs_missing(f"{name} of {snapshot_id[:12]}", gone)
@@ -270,38 +262,33 @@ class MongoCatalog:
         return self._database.collection("derived").find_one(ready, sort=[("at_s", -1), ("_id", -1)])
 
     def document(self, kind: str, key: str) -> str | None:
-        """The text that was set; see the protocol."""
-        return mongo_documents.get(self._database, kind, key)
+        return blob_store.get_document(self._database, kind, key)
 
     def set_document(self, kind: str, key: str, text: str, *, old: str | None) -> bool:
-        """Compare and set; see the protocol."""
-        return mongo_documents.compare_and_set(self._database, kind, key, text, old=old)
+        return blob_store.set_document(self._database, kind, key, text, old=old)
 
     def remove_document(self, kind: str, key: str, *, old: str | None = None) -> bool:
-        """Remove a document; see the protocol."""
-        return mongo_documents.remove(self._database, kind, key, old=old)
+        return blob_store.remove_document(self._database, kind, key, old=old)
 
     def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
         """Keys and texts by key; see the protocol."""
-        return mongo_documents.listed(self._database, kind, after=after, limit=limit)
+        return blob_store.list_documents(self._database, kind, after=after, limit=limit)
 
     def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
-        """Garbage collection; see the protocol and, for how, `mongo_collect`."""
         with self._database.errors():
-            return mongo_collect.collect(self._database, live, grace_s=grace_s, dry_run=dry_run, now_s=now_s)
+            return collect(self._database, live, grace_s=grace_s, dry_run=dry_run, now_s=now_s)
 
     def close(self) -> None:
-        """Close this process's client. A later call makes a new one."""
         self._database.close()
 
     # --- the conditional update -----------------------------------------------------------------------------
 
     def _change(self, name: str, change: Callable[[_Dataset | None], _Dataset | None]) -> _Dataset | None:
-        """Replace a dataset's document by what `change` makes of it, and nothing else in between.
+        """Replace a dataset's document by the result of `change`, with no other change in between. Return the new one.
 
-        `change` may be called several times; None stands for a dataset that is not there, and returning its
-        argument for no change. A connection cut while the answer was on its way is no loss: all changes may
-        be done twice.
+        `change` may be called several times. None stands for a dataset that does not exist; a change that returns its
+        argument changes nothing. A connection cut while the answer was on its way does no harm: all changes may be done
+        twice.
         """
         collection = self._database.collection("datasets")
         deadline = time.monotonic() + _RACE_TIMEOUT_S
@@ -336,12 +323,12 @@ class MongoCatalog:
                     for document in self._database.collection("snapshots").find({"_id": {"$in": docs}})
                 }
                 if len(texts) == len(docs):
-                    break  # otherwise one was removed between the two reads
+                    break  # otherwise a snapshot was removed between the two reads
         return [decode_record(texts[doc]) for doc in docs if doc in texts]
 
 
 class _Commit:
-    """One commit, whose change of the dataset may have to be made several times."""
+    """One commit, which may have to change the dataset several times."""
 
     def __init__(
         self,
@@ -362,15 +349,14 @@ class _Commit:
         self.doc = ObjectId()
 
     def change(self, old: _Dataset | None) -> _Dataset:
-        """The dataset with the snapshot in it. What must be there before it shows is there when this returns."""
+        """Return the dataset with the snapshot in it, after writing and claiming all that the snapshot needs."""
         name, id = self._record.dataset, self._record.id
         there = old.doc(id) if old else None
         if old is not None and there == self.doc:
             return old  # done by the attempt whose answer was lost
         tags = old.tags if old else {}
-        for tag in () if self._move_tags else self._tags:
-            if tags.get(tag, id) != id:
-                raise tag_exists(name, tag, tags[tag])
+        if not self._move_tags:
+            check_tags_free(name, tags, self._tags, id)
         if self._check is not None and old is not None and (latest := self._latest(old)) is not None:
             self._check(latest)
         listed = old.snapshots if old else ()
@@ -383,7 +369,7 @@ class _Commit:
         return _Dataset(_NEW, id, listed, tags | dict.fromkeys(self._tags, id))
 
     def take_back(self) -> None:
-        """Remove the document that no dataset lists."""
+        """Remove the document, which no dataset lists."""
         if self._begun_s is not None:
             self._database.collection("snapshots").delete_one({"_id": self.doc})
 
@@ -399,11 +385,11 @@ class _Commit:
             "record": encode_record(self._record),
             "at_s": int(self._begun_s),
         }
-        # `doc` is ours alone: a duplicate is the attempt whose answer was lost.
+        # Nobody else writes `doc`: a duplicate is from the attempt whose answer was lost.
         with suppress(DuplicateKeyError):
             self._database.collection("snapshots").insert_one(document)
         self._written = True
-        self._claimed = False  # what was claimed before a garbage collection could see this document does not count
+        self._claimed = False  # claims made before a garbage collection could see this document do not count
 
     def _latest(self, old: _Dataset) -> SnapshotRecord | None:
         found = self._database.collection("snapshots").find_one({"_id": old.doc(old.latest)}, {"record": 1})
@@ -412,7 +398,7 @@ class _Commit:
     def _claim_blobs(self) -> None:
         if self._claimed:
             return
-        gone = mongo_blobs.claim(self._database.collection("blobs"), self._needs)
+        gone = blob_store.claim(self._database.collection("blobs"), self._needs)
         if gone:
             raise blobs_missing(self._record.ref, gone)
         self._claimed = True
@@ -433,7 +419,7 @@ def _dataset_record(found: _Document) -> DatasetRecord:
 
 
 def _replace(collection: MongoCollection[_Document], name: str, old: _Dataset | None, new: _Dataset | None) -> bool:
-    """Whether the document was still the old one, and now is the new one."""
+    """Replace the old document by the new one. Return False, with nothing changed, if it was another by now."""
     if new is None:
         assert old is not None
         return collection.delete_one({"_id": name, "rev": old.rev}).deleted_count == 1

@@ -1,6 +1,6 @@
-"""The connection to a MongoDB database: URL, client, schema, clock, and the driver's errors as ours.
+"""The connection to a MongoDB database: URL, client, schema, clock, and the translation of the driver's errors.
 
-Used by the modules `mongo_*` and `tasks_mongo*`. Any thread may use it; a child made by `fork()` makes its own client.
+Used by `catalog.mongo` and `catalog.tasks.mongo`. Any thread may use it; a child made by `fork()` makes its own client.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _SELECTION_TIMEOUT_MS = 5_000
 _SOCKET_TIMEOUT_MS = 60_000
 _WRITE_TIMEOUT_MS = 30_000
 _AUTHENTICATION_CODES = (13, 18, 8000)
+_DUPLICATE_KEY = 11000
 _TRIES = 4
 _AWAY_FIRST_S, _AWAY_LONGEST_S = 5.0, 30.0
-"""Pauses, growing, in which no call looks again for a server that was looked for in vain. The driver looks meanwhile,
-in the background, and what it finds ends that at once."""
+"""Growing pauses after a server was not found, in which no call looks for it. The driver looks meanwhile, in the
+background, and ends the pause when it finds the server."""
 _HEARTBEAT_MS = 5_000
 
 _Document = dict[str, Any]
@@ -54,7 +55,7 @@ _T = TypeVar("_T")
 
 
 class _Away:
-    """One process's memory of a server that was looked for in vain. Any thread; a lost update costs a wait."""
+    """One process's memory of a server that was not found. Any thread; a lost update costs a wait."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -68,7 +69,7 @@ class _Away:
 
 
 class MongoDatabase:
-    """The database that `url` names. Writes wait for the journal of a majority, and reads see only what a majority
+    """The database that `url` names. Writes wait for the journal of a majority, and reads see only data that a majority
     has."""
 
     def __init__(self, url: str) -> None:
@@ -83,7 +84,7 @@ class MongoDatabase:
         return (MongoDatabase, (self._secret_url,))
 
     def collection(self, name: str) -> Collection[_Document]:
-        """A collection, once the schema has been looked at."""
+        """Return a collection. Check the schema, and write that of a new database, on this process's first call."""
         pid = os.getpid()
         self._expect_not_away()
         database = self._client.get().get_database(
@@ -98,14 +99,14 @@ class MongoDatabase:
         return database[name]
 
     def now_s(self) -> float:
-        """Unix time by the server's clock, which is asked each time: nodes whose clocks differ, or are set while a
-        process runs, agree on what is how old."""
+        """Ask the server for Unix time by its clock, so that nodes whose clocks differ, or are set while a process
+        runs, agree on ages."""
         found = self.collection("meta").database.command("hello")
         return float(found["localTime"].replace(tzinfo=dt.UTC).timestamp())
 
     def _expect_not_away(self) -> None:
-        """Raise at once what looking for the server raised a moment ago, unless the driver has found it since. When
-        that is over, one call of many looks again."""
+        """Repeat the error of a call that did not find the server a moment ago, unless the driver has found it since.
+        After the pause, one call of many looks again."""
         away = self._away.get()
         if away.error is None:
             return
@@ -141,8 +142,8 @@ class MongoDatabase:
 
     @staticmethod
     def _write_schema(database: Database[_Document]) -> None:
-        """Of a new database, or of one of version 1, which had no indexes and no identity. Clients of that version
-        refuse it from then on: they would not take back the doom of a blob that they need."""
+        """Write the schema of a new database, or of one of version 1, which had no indexes and no identity. Clients of
+        that version refuse it from then on: they would not take back the doom of a blob that they need."""
         try:
             database["blobs"].create_index([("put_s", 1), ("_id", 1)])
             database["blobs"].create_index("doomed", sparse=True)
@@ -160,7 +161,7 @@ class MongoDatabase:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """The driver's errors, raised by what is done within, as the catalog's."""
+        """Raise errors of the driver within as errors of the catalog."""
         try:
             yield
         except PyMongoError as exc:
@@ -201,8 +202,8 @@ class MongoDatabase:
 
 
 def retried(attempt: Callable[[], _T]) -> _T:
-    """The result of `attempt()`, which is made again, three times at most, where the connection was cut: what was cut
-    off may have been done. Where no server was found in time, none is looked for again."""
+    """Return the result of `attempt()`. Repeat it, three times at most, where the connection was cut: the server may
+    have done what was cut off. Do not repeat it where no server was found in time."""
     cut_off = 0
     while True:
         try:
@@ -215,8 +216,18 @@ def retried(attempt: Callable[[], _T]) -> _T:
                 raise
 
 
+def insert_new(collection: Collection[_Document], documents: list[_Document]) -> None:
+    """Insert those of `documents` whose `_id` is not taken: another process may have just inserted the same."""
+    try:
+        retried(lambda: collection.insert_many(documents, ordered=False))
+    except BulkWriteError as exc:
+        errors = exc.details.get("writeErrors", [])
+        if exc.details.get("writeConcernErrors") or any(error["code"] != _DUPLICATE_KEY for error in errors):
+            raise
+
+
 def _parse(url: str) -> tuple[str, str, dict[str, Any]]:
-    """Hosts for messages, the database, and the client's options, from a URL. Looks nothing up."""
+    """Return the hosts for messages, the database, and the client's options of a URL. Look nothing up."""
     scheme, _, rest = url.partition("://")
     authority, _, tail = rest.partition("/")
     database, _, query = tail.partition("?")

@@ -1,34 +1,27 @@
 """Garbage collection of a MongoDB catalog: mark, doom, look again, delete what is still doomed.
 
-Used by `mongo`; why no creation loses a blob to it is in `docs/CONCURRENCY.md`. Several may run at once, each dooms
-under its own id. Killed at any point, it has removed some of what nobody needs and left dooms behind, which mean
-nothing: only who wrote them acts on them. Errors of the driver pass through.
+Used by `mongo.catalog`; `docs/CONCURRENCY.md` says why no creation loses a blob to it. Several may run at once, each
+dooms under its own id. A collection that is killed has removed some of what nobody needs, and leaves dooms without
+effect: only the collection that wrote a doom acts on it. Errors of the driver pass through.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from bson import ObjectId
 
 from datacache.catalog import leases
-from datacache.catalog.base import Collected
-from datacache.catalog.mark import Live, Marked, Roots
-from datacache.catalog.mongo import blobs as mongo_documents
-from datacache.catalog.mongo.blobs import id_batches
+from datacache.catalog.base import Collected, Live, batches
+from datacache.catalog.mark import Marked, Roots
+from datacache.catalog.mongo.blobs import BATCH_IDS, list_documents
 from datacache.catalog.mongo.client import MongoDatabase
 from datacache.manifest.model import BlobId
 
 PENDING_S = 3600
-"""How long the document of a commit counts as one of a commit under way, at least, whatever the grace period."""
-
-
-class _Unlisted(NamedTuple):
-    """Documents that no dataset lists, and the like, that are too old to be of something under way."""
-
-    snapshots: list[ObjectId]
-    derived: list[ObjectId]
+"""The document of a commit counts at least so long as one of a commit under way, whatever the grace period."""
 
 
 def collect(
@@ -41,19 +34,13 @@ def collect(
         # Blobs and records of version 1 have no time: theirs begins now.
         run.blobs.update_many({"put_s": None}, {"$set": {"put_s": int(now_s)}})
         database.collection("snapshots").update_many({"at_s": None}, {"$set": {"at_s": int(now_s)}})
-    unlisted = run.unlisted()
+    snapshots, derived = run.unlisted()
     if not dry_run:
-        database.collection("derived").delete_many({"_id": {"$in": unlisted.derived}})
-        database.collection("snapshots").delete_many({"_id": {"$in": unlisted.snapshots}})
+        database.collection("derived").delete_many({"_id": {"$in": derived}})
+        database.collection("snapshots").delete_many({"_id": {"$in": snapshots}})
     candidates = run.candidates()
     blobs, size_bytes = run.measure(candidates) if dry_run else run.sweep(candidates)
-    return Collected(
-        blobs=blobs,
-        size_bytes=size_bytes,
-        young=run.young(),
-        derived=len(unlisted.derived),
-        documents=len(unlisted.snapshots),
-    )
+    return Collected(blobs, size_bytes, run.young(), len(derived), len(snapshots))
 
 
 class _Run:
@@ -68,8 +55,9 @@ class _Run:
         self._stale: list[ObjectId] = []  # derived; in a dry run they stay
         self.blobs = database.collection("blobs")
 
-    def unlisted(self) -> _Unlisted:
-        """What is to be removed besides blobs."""
+    def unlisted(self) -> tuple[list[ObjectId], list[ObjectId]]:
+        """Return the documents of snapshots and of derived data that no dataset lists, and that are too old to be of a
+        commit under way."""
         documents = list(self._database.collection("snapshots").find({}, {"id": 1, "at_s": 1}))
         listed_docs, listed = self._listed()
         pending = {d["id"] for d in documents if d["_id"] not in listed_docs and _at_s(d) > self._pending_cutoff_s}
@@ -86,40 +74,41 @@ class _Run:
                 stale.append(document["_id"])
         old = [d["_id"] for d in documents if d["_id"] not in listed_docs and _at_s(d) <= self._pending_cutoff_s]
         self._stale = stale
-        return _Unlisted(old, stale)
+        return old, stale
 
     def candidates(self) -> list[bytes]:
-        """Mark; the old blobs that were not reached."""
+        """Mark, and return the old blobs that were not reached."""
         self._marked.follow(self._roots)
         old = self.blobs.find({"put_s": {"$lte": self._cutoff_s}}, {"_id": 1})
         return [id for found in old if BlobId(id := bytes(found["_id"])) not in self._marked.blobs]
 
     def young(self) -> int:
-        """How many blobs were not reached and stay."""
+        """Count the blobs that were not reached and stay."""
         marked = self._marked
         young = self.blobs.find({"put_s": {"$gt": self._cutoff_s}}, {"_id": 1})
         found_young = {BlobId(bytes(found["_id"])) for found in young} - marked.blobs
         return len(found_young | {BlobId(id) for id in self._here(marked.blobs - marked.needed)})
 
     def measure(self, candidates: list[bytes]) -> tuple[int, int]:
-        """Number and bytes of those of the candidates that are there."""
+        """Return number and bytes of those candidates that exist."""
         sizes = self._sizes({}, candidates)
         return len(sizes), sum(sizes.values())
 
     def sweep(self, candidates: list[bytes]) -> tuple[int, int]:
-        """Remove those of the candidates that nothing needs now either; their number and bytes."""
+        """Remove those candidates that nothing needs now either. Return their number and bytes."""
         old = {"put_s": {"$lte": self._cutoff_s}}
-        for part in id_batches(candidates):
+        for part in batches(candidates, BATCH_IDS):
             self.blobs.update_many({"_id": {"$in": part}, **old}, {"$set": {"doomed": self._id}})
-        # Who wrote a document before this moment is seen now. Who writes one later claims its blobs after that, and
-        # finds them doomed: whichever of claim and deletion comes first at a blob, the other one notices.
+        # A document that was written before this moment is seen now. A commit that writes one later claims its blobs
+        # after that, and finds them doomed: whichever of claim and deletion comes first at a blob, the other notices.
         self._marked.follow(self._roots)
         mine = {"doomed": self._id}
         needed = [id for id in candidates if BlobId(id) in self._marked.blobs]
-        for part in id_batches(needed):
+        for part in batches(needed, BATCH_IDS):
             self.blobs.update_many({"_id": {"$in": part}, **mine}, {"$unset": {"doomed": ""}})
         count = size_bytes = 0
-        for part in id_batches(id for id in candidates if BlobId(id) not in self._marked.blobs):
+        doomed = (id for id in candidates if BlobId(id) not in self._marked.blobs)
+        for part in batches(doomed, BATCH_IDS):
             sizes = self._sizes(mine, part)
             self.blobs.delete_many({"_id": {"$in": part}, **mine})
             kept = self._here(sizes)
@@ -128,21 +117,19 @@ class _Run:
         return count, size_bytes
 
     def _roots(self) -> Roots:
-        # A commit goes from `snapshots` to `datasets` and a document is in the first until the snapshot is removed, so
-        # whichever is read first, one that was begun before is in one of the two.
+        # A commit writes to `snapshots`, then to `datasets`, and its document stays in the first until the snapshot is
+        # removed. So a commit that was begun before is in one of the two, whichever is read first.
         documents = list(self._database.collection("snapshots").find({}, {"id": 1, "at_s": 1}))
         _docs, listed = self._listed()
         pending = {d["id"] for d in documents if _at_s(d) > self._pending_cutoff_s} - listed
         derived = self._database.collection("derived").find({"_id": {"$nin": self._stale}}, {"root": 1})
         others = {BlobId(bytes.fromhex(id)) for id in pending} | {BlobId(bytes(d["root"])) for d in derived}
         # Read last: a snapshot that is not listed any more was noted as removed before that.
-        mounts = [text for _key, text in leases.all_documents(self._documents, leases.MOUNTS)]
-        removed = list(leases.all_documents(self._documents, leases.REMOVED))
+        listing = partial(list_documents, self._database, limit=1000)
+        mounts = [text for _key, text in leases.all_documents(listing, leases.MOUNTS)]
+        removed = list(leases.all_documents(listing, leases.REMOVED))
         held = leases.held_roots(mounts, removed, now_s=self._now_s, cutoff_s=self._cutoff_s)
         return Roots(frozenset(BlobId(bytes.fromhex(id)) for id in listed), frozenset(others), held)
-
-    def _documents(self, kind: str, *, after: str) -> list[tuple[str, str]]:
-        return mongo_documents.listed(self._database, kind, after=after, limit=1000)
 
     def _listed(self) -> tuple[set[ObjectId], set[str]]:
         datasets = list(self._database.collection("datasets").find({}, {"snapshots": 1}))
@@ -152,14 +139,14 @@ class _Run:
     def _here(self, ids: Iterable[bytes]) -> set[bytes]:
         return {
             bytes(found["_id"])
-            for part in id_batches(ids)
+            for part in batches(dict.fromkeys(ids), BATCH_IDS)
             for found in self.blobs.find({"_id": {"$in": part}}, {"_id": 1})
         }
 
     def _sizes(self, condition: dict[str, Any], ids: list[bytes]) -> dict[bytes, int]:
         return {
             bytes(found["_id"]): found["size"]
-            for part in id_batches(ids)
+            for part in batches(ids, BATCH_IDS)
             for found in self.blobs.aggregate(
                 [{"$match": {"_id": {"$in": part}, **condition}}, {"$project": {"size": {"$binarySize": "$data"}}}]
             )

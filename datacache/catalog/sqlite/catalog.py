@@ -1,11 +1,10 @@
 """The embedded catalog: one SQLite file, for one node.
 
-Used through `catalog.open`. Any thread and any number of processes may use it at once, also across `fork()`
-(see `sqlite_file`). The file is in WAL mode, so readers never wait for a writer, and writers wait for one
-another. Every write is one transaction; all but blobs are on the disk when the call returns, and blobs are
-when the commit that needs them is.
-
-The file must lie on a local file system: WAL shares memory between processes. `sqlite_schema` has its tables.
+Used through `catalog.open`. Any thread and any number of processes may use it at once, also across `fork()` (see
+`sqlite.file`). The file is in WAL mode, so readers never wait for a writer, and writers wait for one another. Every
+write is one transaction. All but blobs are on the disk when the call returns, and blobs are when the commit that needs
+them returns. The file must lie on a local file system: WAL shares memory between processes. `sqlite.schema` has its
+tables.
 """
 
 from __future__ import annotations
@@ -22,20 +21,22 @@ from datacache.catalog import leases
 from datacache.catalog.base import (
     REFRESH_AFTER_S,
     Collected,
+    Live,
+    batches,
     blobs_missing,
     check_document,
+    check_tags_free,
     no_snapshot,
     still_tagged,
-    tag_exists,
 )
-from datacache.catalog.mark import Live
 from datacache.catalog.record import decode_record, encode_record
-from datacache.catalog.sqlite import collect as sqlite_collect
-from datacache.catalog.sqlite import file as sqlite_clock
+from datacache.catalog.sqlite import clock
+from datacache.catalog.sqlite.collect import collect
 from datacache.catalog.sqlite.file import (
     BUSY_TIMEOUT_S,
     SqliteFile,
     file_uri,
+    id_batches,
     is_busy,
     is_damaged,
     is_full,
@@ -46,19 +47,21 @@ from datacache.core.errors import CatalogError, CatalogUnavailableError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 
 _DATASET = "SELECT name, latest, (SELECT json_group_object(tag, id) FROM tags WHERE dataset = name) FROM datasets"
+_SET_TAG = "INSERT OR REPLACE INTO tags (dataset, tag, id) VALUES (?, ?, ?)"
+_ELSEWHERE = "Set DATACACHE_CATALOG (or DATACACHE_HOME) to a place you can write to."
 
 _BATCH_BYTES = 16 * 2**20
 """Blobs of one transaction: other writers wait for about a tenth of a second."""
-_BATCH_IDS = 500
+_BATCH_BLOBS = 10_000
 
 
 class SqliteCatalog:
-    """A catalog in the file `path`, which is created, readable by its owner only, when it is first needed."""
+    """A `Catalog` in the file `path`, which is created, readable by its owner only, when it is first needed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.url = f"sqlite:///{self.path}"
-        self._file = SqliteFile(self.path, self._uri, self._prepare)
+        self._file = SqliteFile(self.path, self._uri, lambda connection: prepare(connection, self.path))
 
     def __repr__(self) -> str:
         return f"SqliteCatalog({str(self.path)!r})"
@@ -67,16 +70,14 @@ class SqliteCatalog:
         return (SqliteCatalog, (self.path,))
 
     def now_s(self) -> float:
-        """The node's clock, since only one node can use the file; steps ahead do not count, see `sqlite_clock`."""
-        return sqlite_clock.now_s(self)
+        """Return the time of the one node that can use the file, see `sqlite.clock`."""
+        return clock.now_s(self)
 
     def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
-        """Store blobs, many in one transaction. A kill in between leaves some of them: no snapshot names them
-        yet.
-        """
         now_s = int(self.now_s())
-        for batch in _batches(blobs):
-            with self._errors(), self._file.write(durable=False) as connection:
+        # A kill between two batches leaves some blobs: no snapshot names them yet.
+        for batch in batches(blobs, _BATCH_BLOBS, size_bytes=lambda blob: len(blob[1]), most_bytes=_BATCH_BYTES):
+            with self.writing(durable=False) as connection:
                 connection.executemany("INSERT OR IGNORE INTO blobs (id, data) VALUES (?, ?)", batch)
                 connection.executemany(
                     "INSERT INTO puts VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET put_s = ?3 WHERE put_s < ?3 - ?4",
@@ -84,16 +85,14 @@ class SqliteCatalog:
                 )
 
     def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
-        """The stored bytes of those of `ids` that are there."""
-        wanted = list(dict.fromkeys(ids))
         found: dict[BlobId, bytes] = {}
-        for start in range(0, len(wanted), _BATCH_IDS):
-            part = wanted[start : start + _BATCH_IDS]
-            marks = ",".join("?" * len(part))
-            with self._errors(), self._file.use() as connection:
+        for part, marks in id_batches(ids):
+            with self.reading() as connection:
                 rows = connection.execute(f"SELECT id, data FROM blobs WHERE id IN ({marks})", part)  # noqa: S608
                 found.update((BlobId(id), data) for id, data in rows)
         return found
+
+    # --- snapshots and tags ---------------------------------------------------------------------------------
 
     def commit(
         self,
@@ -104,17 +103,13 @@ class SqliteCatalog:
         needs: Collection[BlobId] = (),
         check: Callable[[SnapshotRecord], None] | None = None,
     ) -> SnapshotRecord:
-        """Make a snapshot visible; see the protocol. When this returns, it is on the disk, its blobs with
-        it.
-        """
-        with self._errors(), self._file.write(durable=True) as connection:
-            dataset, id = record.dataset, record.id
+        dataset, id = record.dataset, record.id
+        with self.writing(durable=True) as connection:
             if check is not None and (latest := _latest(connection, dataset)) is not None:
                 check(latest)
             _check_blobs_are_there(connection, needs, record.ref)
             if not move_tags:
-                for tag in tags:
-                    _check_tag_is_free(connection, dataset, tag, id)
+                check_tags_free(dataset, _tags(connection, dataset), tags, id)
             connection.execute(
                 "INSERT OR IGNORE INTO snapshots (dataset, id, record) VALUES (?, ?, ?)",
                 (dataset, id, encode_record(record)),
@@ -123,34 +118,27 @@ class SqliteCatalog:
                 "INSERT INTO datasets (name, latest) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET latest = ?2",
                 (dataset, id),
             )
-            connection.executemany(
-                "INSERT OR REPLACE INTO tags (dataset, tag, id) VALUES (?, ?, ?)",
-                [(dataset, tag, id) for tag in tags],
-            )
+            connection.executemany(_SET_TAG, [(dataset, tag, id) for tag in tags])
             kept = _record(connection, dataset, id)
             assert kept is not None
             return kept
 
     def dataset(self, name: str) -> DatasetRecord | None:
-        """The dataset, or None."""
-        with self._errors(), self._file.use() as connection:
+        with self.reading() as connection:
             row = connection.execute(f"{_DATASET} WHERE name = ?", (name,)).fetchone()
         return None if row is None else _dataset_record(row)
 
     def datasets(self) -> list[DatasetRecord]:
-        """All of them, by name."""
-        with self._errors(), self._file.use() as connection:
+        with self.reading() as connection:
             rows = connection.execute(f"{_DATASET} ORDER BY name").fetchall()
         return [_dataset_record(row) for row in rows]
 
     def snapshot(self, dataset: str, id: str) -> SnapshotRecord | None:
-        """The snapshot with this whole id, or None."""
-        with self._errors(), self._file.use() as connection:
+        with self.reading() as connection:
             return _record(connection, dataset, id)
 
     def snapshots(self, dataset: str, *, id_prefix: str = "") -> list[SnapshotRecord]:
-        """A dataset's snapshots in the order of their creation, those whose id starts with `id_prefix`."""
-        with self._errors(), self._file.use() as connection:
+        with self.reading() as connection:
             rows = connection.execute(
                 "SELECT record FROM snapshots WHERE dataset = ? AND substr(id, 1, ?) = ? ORDER BY seq",
                 (dataset, len(id_prefix), id_prefix),
@@ -158,30 +146,26 @@ class SqliteCatalog:
         return [decode_record(text) for (text,) in rows]
 
     def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
-        """Point a tag at a snapshot; see the protocol."""
-        with self._errors(), self._file.write(durable=True) as connection:
+        with self.writing(durable=True) as connection:
             if _record(connection, dataset, id) is None:
                 raise no_snapshot(dataset, id)
             if not move:
-                _check_tag_is_free(connection, dataset, tag, id)
-            connection.execute("INSERT OR REPLACE INTO tags (dataset, tag, id) VALUES (?, ?, ?)", (dataset, tag, id))
+                check_tags_free(dataset, _tags(connection, dataset), [tag], id)
+            connection.execute(_SET_TAG, (dataset, tag, id))
 
     def remove_tag(self, dataset: str, tag: str, *, id: str = "") -> bool:
-        """Remove a tag; see the protocol."""
-        with self._errors(), self._file.write(durable=True) as connection:
+        with self.writing(durable=True) as connection:
             cursor = connection.execute(
                 "DELETE FROM tags WHERE dataset = ? AND tag = ? AND id = iif(? = '', id, ?)", (dataset, tag, id, id)
             )
             return cursor.rowcount > 0
 
     def remove_snapshot(self, dataset: str, id: str, *, only_tags: Collection[str] | None = None) -> bool:
-        """Forget a snapshot and its tags; see the protocol."""
         removed = leases.removed_text(self.now_s())
-        with self._errors(), self._file.write(durable=True) as connection:
+        with self.writing(durable=True) as connection:
             if only_tags is not None:
-                rows = connection.execute("SELECT tag FROM tags WHERE dataset = ? AND id = ?", (dataset, id))
-                others = {tag for (tag,) in rows} - set(only_tags)
-                if others:
+                names = {tag for tag, named in _tags(connection, dataset).items() if named == id}
+                if others := names - set(only_tags):
                     raise still_tagged(dataset, id, others)
             cursor = connection.execute("DELETE FROM snapshots WHERE dataset = ? AND id = ?", (dataset, id))
             if cursor.rowcount == 0:
@@ -202,8 +186,7 @@ class SqliteCatalog:
     # --- besides the snapshots ------------------------------------------------------------------------------
 
     def identity(self) -> str:
-        """16 hex digits; see the protocol."""
-        with self._errors(), self._file.use() as connection:
+        with self.reading() as connection:
             row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
         if row is None:
             raise CatalogError(
@@ -213,29 +196,25 @@ class SqliteCatalog:
         return str(row[0])
 
     def derived(self, snapshot_id: str, name: str) -> BlobId | None:
-        """The root blob of what was derived; see the protocol."""
-        with self._errors(), self._file.use() as connection:
+        with self.reading() as connection:
             row = connection.execute(
                 "SELECT root FROM derived WHERE snapshot = ? AND name = ?", (snapshot_id, name)
             ).fetchone()
         return None if row is None else BlobId(row[0])
 
     def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
-        """Note what was derived; see the protocol."""
         now_s = int(self.now_s())
-        with self._errors(), self._file.write(durable=True) as connection:
+        with self.writing(durable=True) as connection:
             _check_blobs_are_there(connection, needs, f"{name} of {snapshot_id[:12]}")
             connection.execute("INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", (snapshot_id, name, root, now_s))
 
     def document(self, kind: str, key: str) -> str | None:
-        """The text that was set; see the protocol."""
         check_document(kind, key)
         with self.reading() as connection:
             row = connection.execute("SELECT text FROM documents WHERE kind = ? AND key = ?", (kind, key)).fetchone()
         return None if row is None else str(row[0])
 
     def set_document(self, kind: str, key: str, text: str, *, old: str | None) -> bool:
-        """Compare and set; see the protocol."""
         check_document(kind, key, text)
         with self.writing(durable=True) as connection:
             if old is None:
@@ -247,7 +226,6 @@ class SqliteCatalog:
             return cursor.rowcount > 0
 
     def remove_document(self, kind: str, key: str, *, old: str | None = None) -> bool:
-        """Remove a document; see the protocol."""
         check_document(kind, key)
         with self.writing(durable=True) as connection:
             cursor = connection.execute(
@@ -256,7 +234,6 @@ class SqliteCatalog:
             return cursor.rowcount > 0
 
     def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
-        """Keys and texts by key; see the protocol."""
         check_document(kind, after or None)
         with self.reading() as connection:
             return connection.execute(
@@ -265,27 +242,26 @@ class SqliteCatalog:
             ).fetchall()
 
     def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
-        """Garbage collection; see the protocol. The file keeps its size: what was freed is filled again first."""
+        """See `Catalog.collect`. The file keeps its size: freed room is filled again first."""
         now_s = self.now_s() if now_s is None else now_s
         with self._errors():
-            return sqlite_collect.collect(self._file, live, now_s, int(now_s - grace_s), dry_run=dry_run)
+            return collect(self._file, live, now_s, int(now_s - grace_s), dry_run=dry_run)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for what else lies in the file, such as task queues (`tasks_sqlite`); errors as ours."""
+        """Lend a connection, also for what else lies in the file, such as task queues. Raise the catalog's errors."""
         with self._errors(), self._file.use() as connection:
             yield connection
 
     @contextmanager
     def writing(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
-        """A write transaction, likewise; see `SqliteFile.write`."""
+        """Lend a connection in a write transaction, likewise; see `SqliteFile.write`."""
         with self._errors(), self._file.write(durable=durable) as connection:
-            # A file that cannot be written is to say so, even where it lacks the tables and temporary ones stand in.
+            # A file that cannot be written has to say so, even where temporary tables stand in for missing ones.
             connection.execute("UPDATE datasets SET latest = latest WHERE 0")
             yield connection
 
     def close(self) -> None:
-        """Close the connections of this process. A later call opens new ones."""
         self._file.close()
 
     # --- opening --------------------------------------------------------------------------------------------
@@ -319,9 +295,6 @@ class SqliteCatalog:
             # WAL needs a file of shared memory beside the database, except where nobody can write.
             return file_uri(path, "mode=ro&immutable=1")
         return file_uri(path, "mode=ro")
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        prepare(connection, self.path)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -360,7 +333,7 @@ class SqliteCatalog:
             )
         if is_read_only(exc):
             return CatalogError(f"the catalog {path} cannot be written: {exc}", hint=_ELSEWHERE)
-        if isinstance(exc, sqlite3.IntegrityError):  # it is there, and would say the same again
+        if isinstance(exc, sqlite3.IntegrityError):  # the database works, and would say the same again
             return CatalogError(f"the catalog {path} does not take this: {exc}")
         if os.access(path, os.F_OK) and not os.access(path, os.R_OK):
             return CatalogUnavailableError(
@@ -374,13 +347,10 @@ class SqliteCatalog:
 
 
 def _give_to_owner(fd: int, folder: Path) -> None:
-    """Let a file that root makes belong to who has its folder, as SQLite does with what it puts beside the file."""
+    """Give a file that root makes to the owner of its folder, as SQLite does with the files it puts beside it."""
     there = os.stat(folder)
     if os.geteuid() == 0 and there.st_uid != 0:
         os.fchown(fd, there.st_uid, there.st_gid)
-
-
-_ELSEWHERE = "Set DATACACHE_CATALOG (or DATACACHE_HOME) to a place you can write to."
 
 
 def _no_space(path: Path) -> bool:
@@ -407,32 +377,14 @@ def _dataset_record(row: tuple[str, str, str]) -> DatasetRecord:
     return DatasetRecord(name=name, latest=latest, tags=dict(sorted(json.loads(tags).items())))
 
 
-def _check_tag_is_free(connection: sqlite3.Connection, dataset: str, tag: str, id: str) -> None:
-    row = connection.execute("SELECT id FROM tags WHERE dataset = ? AND tag = ?", (dataset, tag)).fetchone()
-    if row is not None and row[0] != id:
-        raise tag_exists(dataset, tag, row[0])
+def _tags(connection: sqlite3.Connection, dataset: str) -> dict[str, str]:
+    return dict(connection.execute("SELECT tag, id FROM tags WHERE dataset = ?", (dataset,)))
 
 
 def _check_blobs_are_there(connection: sqlite3.Connection, needs: Collection[BlobId], what: str) -> None:
-    wanted = list(dict.fromkeys(needs))
-    there = 0
-    for start in range(0, len(wanted), _BATCH_IDS):
-        part = wanted[start : start + _BATCH_IDS]
-        marks = ",".join("?" * len(part))
+    gone = 0
+    for part, marks in id_batches(needs):
         (found,) = connection.execute(f"SELECT count(*) FROM blobs WHERE id IN ({marks})", part).fetchone()  # noqa: S608
-        there += found
-    if there < len(wanted):
-        raise blobs_missing(what, len(wanted) - there)
-
-
-def _batches(blobs: Sequence[tuple[BlobId, bytes]]) -> Iterator[list[tuple[BlobId, bytes]]]:
-    batch: list[tuple[BlobId, bytes]] = []
-    size_bytes = 0
-    for blob in blobs:
-        batch.append(blob)
-        size_bytes += len(blob[1])
-        if size_bytes >= _BATCH_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch
+        gone += len(part) - found
+    if gone:
+        raise blobs_missing(what, gone)

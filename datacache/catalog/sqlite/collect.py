@@ -1,18 +1,19 @@
 """Garbage collection of the embedded catalog: mark without a lock, sweep in short write transactions.
 
-Used by `sqlite`. Each transaction looks first whether something was committed that was not marked yet; as every commit
-is a write transaction, too, and names the blobs it needs, none can come in between. Killed at any point, it has removed
+Used by `sqlite.catalog`. Each transaction first looks for commits that were not marked yet. Every commit is a write
+transaction, too, and names the blobs it needs, so none can come in between. A collection that is killed has removed
 some of what nobody needs. Errors of SQLite pass through.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from operator import itemgetter
 
 from datacache.catalog import leases
-from datacache.catalog.base import Collected
-from datacache.catalog.mark import Live, Marked, Roots
+from datacache.catalog.base import Collected, Live, batches
+from datacache.catalog.mark import Marked, Roots
 from datacache.catalog.sqlite.file import SqliteFile
 from datacache.manifest.model import BlobId
 
@@ -22,6 +23,8 @@ _BATCH_BYTES = 32 * 2**20
 _TRIES = 10
 _STALE = """(set_s <= ? AND snapshot NOT IN (SELECT id FROM snapshots)
     OR NOT EXISTS (SELECT 1 FROM blobs WHERE id = root))"""
+_Sized = tuple[BlobId, int]
+"""A blob and its size in bytes."""
 
 
 def collect(file: SqliteFile, live: Live, now_s: float, cutoff_s: int, *, dry_run: bool) -> Collected:
@@ -39,58 +42,48 @@ def collect(file: SqliteFile, live: Live, now_s: float, cutoff_s: int, *, dry_ru
             derived = connection.execute(f"DELETE FROM derived WHERE {_STALE}", (cutoff_s,)).rowcount  # noqa: S608
     marked = Marked(live)
     marked.follow(read_roots)
-    doomed: list[tuple[BlobId, int]] = []
+    doomed: list[_Sized] = []
     young = 0
     with file.use() as connection:
         for id, size_bytes, put_s in connection.execute("SELECT id, size_bytes, put_s FROM puts"):
-            if id not in marked.blobs:
-                if put_s <= cutoff_s:
-                    doomed.append((BlobId(id), size_bytes))
-                else:
-                    young += 1
-            elif id not in marked.needed:
-                young += 1
+            if id not in marked.blobs and put_s <= cutoff_s:
+                doomed.append((BlobId(id), size_bytes))
+            else:
+                young += id not in marked.needed
     if not dry_run:
         doomed = [
             swept
-            for batch in _batches(doomed)
+            for batch in batches(doomed, _BATCH_IDS, size_bytes=itemgetter(1), most_bytes=_BATCH_BYTES)
             for swept in _sweep(file, marked, batch, now_s, cutoff_s, read_roots=read_roots)
         ]
-    return Collected(
-        blobs=len(doomed), size_bytes=sum(size for _id, size in doomed), young=young, derived=derived, documents=0
-    )
+    return Collected(len(doomed), sum(size for _id, size in doomed), young, derived, documents=0)
 
 
 def _sweep(
     file: SqliteFile,
     marked: Marked,
-    batch: list[tuple[BlobId, int]],
+    batch: list[_Sized],
     now_s: float,
     cutoff_s: int,
     *,
     read_roots: Callable[[], Roots],
-) -> list[tuple[BlobId, int]]:
-    """Remove those of a batch that nothing needs now either; these."""
+) -> list[_Sized]:
+    """Remove those of a batch that nothing needs now either, and return them."""
     for attempt in range(_TRIES):
         with file.write(durable=False) as connection:
             roots = _roots(connection, now_s, cutoff_s)
-            if marked.new(roots) and attempt == _TRIES - 1:
+            if marked.has_new(roots) and attempt == _TRIES - 1:
                 marked.follow(lambda roots=roots: roots)  # type: ignore[misc]
-            if not marked.new(roots):
+            if not marked.has_new(roots):
                 return _delete(connection, [blob for blob in batch if blob[0] not in marked.blobs], cutoff_s)
         marked.follow(read_roots)  # not while others wait, unless they never stop committing
     raise AssertionError
 
 
-def _delete(connection: sqlite3.Connection, batch: list[tuple[BlobId, int]], cutoff_s: int) -> list[tuple[BlobId, int]]:
+def _delete(connection: sqlite3.Connection, batch: list[_Sized], cutoff_s: int) -> list[_Sized]:
     marks = ",".join("?" * len(batch))
-    old = {
-        id
-        for (id,) in connection.execute(
-            f"SELECT id FROM puts WHERE put_s <= ? AND id IN ({marks})",  # noqa: S608
-            (cutoff_s, *(id for id, _size in batch)),
-        )
-    }
+    wanted = f"SELECT id FROM puts WHERE put_s <= ? AND id IN ({marks})"  # noqa: S608
+    old = {id for (id,) in connection.execute(wanted, (cutoff_s, *(id for id, _size in batch)))}
     for table in ("blobs", "puts"):
         connection.executemany(f"DELETE FROM {table} WHERE id = ?", [(id,) for id in old])  # noqa: S608
     return [blob for blob in batch if blob[0] in old]
@@ -107,16 +100,3 @@ def _roots(connection: sqlite3.Connection, now_s: float, cutoff_s: int) -> Roots
         frozenset(BlobId(root) for (root,) in derived),
         leases.held_roots(mounts, removed, now_s=now_s, cutoff_s=cutoff_s),
     )
-
-
-def _batches(blobs: list[tuple[BlobId, int]]) -> Iterator[list[tuple[BlobId, int]]]:
-    batch: list[tuple[BlobId, int]] = []
-    size_bytes = 0
-    for blob in blobs:
-        batch.append(blob)
-        size_bytes += blob[1]
-        if size_bytes >= _BATCH_BYTES or len(batch) >= _BATCH_IDS:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch

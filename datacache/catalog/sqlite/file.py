@@ -1,57 +1,43 @@
-"""One SQLite file, opened safely by many threads and processes: a pool of connections that no `fork()` ever
-carries.
+"""One SQLite file, opened safely by many threads and processes: a pool of connections that no `fork()` ever carries.
 
 Used by the embedded catalog and by the blob cache; it knows nothing of their tables. Any thread may call it.
 
-Why a pool that is closed before a fork, and not one connection a thread: SQLite keeps the file locks of a
-process in a table shared by all its connections. A child that inherits the table believes it holds locks that
-only its parent holds, so even a connection the child opens itself would read without a lock
-(https://sqlite.org/howtocorrupt.html, 2.6). So `fork()` waits until every connection is idle and closes them;
-parent and child open their own when they need one. A child made by `exec` (`subprocess`) inherits nothing:
-SQLite opens its files close-on-exec.
-
-The clock of a SQLite catalog: within one boot of its node it goes by what has elapsed, and follows no step ahead.
-
-All that use the file are on one node, so they share a count of seconds that nobody can set (`elapsed_s`). The file
-keeps which time of day that was when somebody first asked in this boot. A time of day that is set ahead later makes
-nothing older: no lease ends early, and no grace period. One that is set back is taken over, which makes all younger, so
-that what is written down does not lie in the future for ever. Any thread and process.
+Why a pool that is closed before a fork, and not one connection a thread: SQLite keeps the file locks of a process in a
+table that all its connections share. A child that inherits the table believes it holds locks that only its parent
+holds, so even a connection that the child opens itself would read without a lock
+(https://sqlite.org/howtocorrupt.html, 2.6). So `fork()` waits until every connection is idle and closes them; parent
+and child open their own when they need one. A child made by `exec` (`subprocess`) inherits nothing: SQLite opens its
+files close-on-exec.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import random
 import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from datacache.core.boot import boot_id
-from datacache.core.errors import CatalogError
-from datacache.store.clock import elapsed_s
-
-if TYPE_CHECKING:
-    from datacache.catalog.sqlite.catalog import SqliteCatalog
+from datacache.catalog.base import batches
+from datacache.manifest.model import BlobId
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for the others. One write holds the lock for well under a second."""
 
 _MAX_IDLE = 8
+_BATCH_IDS = 500
 
 
 class SqliteFile:
-    """A pool of connections to one file. `prepare` is run on each new connection (pragmas, schema).
+    """A pool of connections to one file. The pool runs `prepare` on each new connection (pragmas, schema).
 
-    `uri` gives what to open, for each opening anew: a file may have become read-only since. A file that was
-    removed or replaced is noticed at the next use, so nothing is written to one that nobody will find again.
-    Errors of SQLite pass through: only the owner knows what they mean for its caller.
+    The pool calls `uri` for each opening, as a file may have become read-only since. It notices at the next use that a
+    file was removed or replaced, so nothing is written to one that nobody will find again. Errors of SQLite pass
+    through: only the owner knows what they mean for its caller.
     """
 
     def __init__(self, path: Path, uri: Callable[[], str], prepare: Callable[[sqlite3.Connection], None]) -> None:
@@ -80,15 +66,14 @@ class SqliteFile:
 
     @contextmanager
     def write(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
-        """A write transaction: committed at the end, rolled back by an exception.
+        """Lend a connection in a write transaction: committed at the end, rolled back by an exception.
 
-        `durable` makes the commit wait for the disk, and with it all earlier ones: a power cut then loses
-        none of them.
+        `durable` makes this commit, and all earlier ones, wait for the disk: a power cut then loses none of them.
         """
         with self.use() as connection:
             connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            # IMMEDIATE: a transaction that begins by reading and then writes can fail at once with "database
-            # is locked", whatever the busy timeout, because its snapshot is too old to write on.
+            # IMMEDIATE: a transaction that begins by reading and then writes can fail at once with "database is
+            # locked", whatever the busy timeout, because its snapshot is too old to write on.
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -99,12 +84,12 @@ class SqliteFile:
                 raise
 
     def close(self) -> None:
-        """Close the idle connections; those in use close when they come back. A later use opens new ones."""
+        """Close the idle connections now, and those in use when they come back. A later use opens new ones."""
         with self._condition:
-            self._leave_parents_connections()
-            self._retire()
+            self._leave_parents_connections_locked()
+            self._retire_locked()
 
-    def _retire(self) -> None:
+    def _retire_locked(self) -> None:
         self._generation += 1
         for connection in self._idle:
             connection.close()
@@ -112,12 +97,12 @@ class SqliteFile:
 
     def _take(self) -> tuple[sqlite3.Connection, int]:
         with self._condition:
-            self._leave_parents_connections()
+            self._leave_parents_connections_locked()
             while self._forking:
                 self._condition.wait()
-            identity = _identity(self._path)
+            identity = file_identity(self._path)
             if identity is None or identity != self._identity:
-                self._retire()
+                self._retire_locked()
                 self._identity = identity
             self._in_use += 1
             generation = self._generation
@@ -133,7 +118,7 @@ class SqliteFile:
         if identity is None:  # it has just been created
             with self._condition:
                 if self._generation == generation:
-                    self._identity = _identity(self._path)
+                    self._identity = file_identity(self._path)
         return connection, generation
 
     def _give(self, connection: sqlite3.Connection, generation: int, healthy: bool) -> None:
@@ -166,8 +151,8 @@ class SqliteFile:
                 connection.close()
                 raise
 
-    def _leave_parents_connections(self) -> None:
-        """After a fork that ran no Python hooks: never touch, nor close, what belongs to the parent."""
+    def _leave_parents_connections_locked(self) -> None:
+        """Drop connections of the parent after a fork that ran no Python hooks, without touching or closing them."""
         if self._pid != os.getpid():
             _never_closed.extend(self._idle)
             self._idle = []
@@ -175,7 +160,7 @@ class SqliteFile:
             self._pid = os.getpid()
 
     def close_for_fork(self) -> None:
-        """Wait until nothing is in use, close everything and lend nothing until the fork is over."""
+        """Wait until nothing is in use, close all connections and lend none until the fork is over."""
         with self._condition:
             self._forking = True
             deadline = time.monotonic() + BUSY_TIMEOUT_S
@@ -186,13 +171,13 @@ class SqliteFile:
             self._idle.clear()
 
     def reopen_in_parent(self) -> None:
-        """The fork is over: lend again."""
+        """Lend again: the fork is over."""
         with self._condition:
             self._forking = False
             self._condition.notify_all()
 
     def reopen_in_child(self) -> None:
-        """A new process begins, with no connection and no other thread."""
+        """Begin anew in the child, which has no connection and no other thread."""
         self._condition = threading.Condition()  # the old one may be locked by a thread that is not here
         self._forking = False
         self._in_use = 0
@@ -200,31 +185,38 @@ class SqliteFile:
 
 
 def is_busy(exc: sqlite3.Error) -> bool:
-    """Whether another connection holds the lock."""
+    """Tell whether another connection holds the lock."""
     return _primary_code(exc) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def is_damaged(exc: sqlite3.Error) -> bool:
-    """Whether the file is no SQLite database, or a broken one."""
+    """Tell whether the file is no SQLite database, or a broken one."""
     return _primary_code(exc) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 
 def is_full(exc: sqlite3.Error) -> bool:
-    """Whether the disk (or a quota) is full."""
+    """Tell whether the disk (or a quota) is full."""
     return _primary_code(exc) == sqlite3.SQLITE_FULL
 
 
 def is_read_only(exc: sqlite3.Error) -> bool:
-    """Whether the file cannot be written by us."""
+    """Tell whether this process may not write the file."""
     return _primary_code(exc) == sqlite3.SQLITE_READONLY
 
 
-def file_uri(path: Path, query: str = "") -> str:
-    """`path` as SQLite's URI, which alone can say how to open it."""
-    return f"{path.absolute().as_uri()}{'?' if query else ''}{query}"
+def file_uri(path: Path, query: str) -> str:
+    """Return SQLite's URI of `path`, which alone can say how to open it."""
+    return f"{path.absolute().as_uri()}?{query}"
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def id_batches(ids: Iterable[BlobId]) -> Iterator[tuple[list[BlobId], str]]:
+    """Cut ids, each taken once, into what one statement takes, each with its `?,?,…`."""
+    for part in batches(dict.fromkeys(ids), _BATCH_IDS):
+        yield part, ",".join("?" * len(part))
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file, or None where it cannot be found."""
     try:
         stat = path.stat()
     except OSError:
@@ -264,36 +256,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
-
-
-CLOCK = "clock"
-"""The kind of the document, whose one key is `_KEY`."""
-_KEY = "node"
-_SLACK_S = 60.0
-"""A time of day that is corrected by less counts as right."""
-
-
-def now_s(catalog: SqliteCatalog) -> float:
-    """Unix time for everything that the catalog notes and compares. Not to be called within a transaction."""
-    boot = boot_id()
-    while boot:
-        text = catalog.document(CLOCK, _KEY)
-        wall_s, running_s = time.time(), elapsed_s()
-        began_s = _began_s(text, boot)
-        if began_s is not None and began_s + running_s <= wall_s + _SLACK_S:
-            return began_s + running_s
-        noted = json.dumps({"version": 1, "boot": boot, "began_s": wall_s - running_s})
-        with contextlib.suppress(CatalogError):  # a file that cannot be written: the time is the same
-            if not catalog.set_document(CLOCK, _KEY, noted, old=text):
-                continue  # another process was first
-        return wall_s
-    return time.time()
-
-
-def _began_s(text: str | None, boot: str) -> float | None:
-    """When this boot began, by the clock as it was then; None where nobody has noted it."""
-    try:
-        found = json.loads(text or "")
-        return float(found["began_s"]) if found["boot"] == boot else None
-    except (ValueError, TypeError, KeyError):
-        return None

@@ -1,17 +1,17 @@
 """The tables of the embedded catalog: made in a new file, brought up to date in one of an older version.
 
-Used by `sqlite` on each new connection; any thread and process, at once. A change of version is one transaction: killed
-in the middle, it has not happened.
+Used by `sqlite.catalog` on each new connection; any thread and process, at once. A change of version is one
+transaction, so one that is killed has not happened.
 
     datasets, tags       as their names say
     snapshots            `seq` is the order of creation
     blobs                id → compressed bytes
     puts                 id → size and when it was last put: apart from the bytes, so that garbage collection and a
-                         blob that is put again read and write none of them
-    derived              what a snapshot has besides its manifest: name → root blob
+                         blobs that are put again read and write none of them
+    derived              other data of a snapshot, besides its manifest: name → root blob
     meta                 `identity`
     documents            small texts by kind and key
-    task_queues, tasks   see `tasks_sqlite`; the plan comes last, so that what reads the rest does not read its pages
+    task_queues, tasks   see `tasks.sqlite`; the plan comes last, so that reading the other columns skips its pages
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ _ADDED_SINCE = {
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Have the tables of this version in the file `path`. SQLite's errors pass through; `CatalogError` for a file of a
-    newer version, `CatalogUnavailableError` for another program's."""
+    """Give the file `path` the tables of this version. SQLite's errors pass through. Raise `CatalogError` for a file of
+    a newer version, `CatalogUnavailableError` for another program's."""
     version = _version(connection, path)
     if version == SCHEMA_VERSION:
         return
@@ -96,7 +96,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
 def _bring_up_to_date(connection: sqlite3.Connection, version: int) -> None:
     for statement in _ADDED_SINCE[version]:
         connection.execute(statement)
-    if version == 1:  # when its blobs were put is not known: the time they are kept at least begins now
+    if version == 1:  # nobody knows when its blobs were put: their grace period begins now
         connection.execute("INSERT INTO puts SELECT id, length(data), ? FROM blobs", (int(time.time()),))
     if version < 2:
         connection.execute("INSERT INTO meta VALUES ('identity', ?)", (secrets.token_hex(8),))
@@ -105,7 +105,7 @@ def _bring_up_to_date(connection: sqlite3.Connection, version: int) -> None:
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of the file's schema; 0 for a file with nothing in it."""
+    """Return the version of the file's schema; 0 for an empty file."""
     if connection.in_transaction:
         application, version, tables = _identification(connection)
     else:

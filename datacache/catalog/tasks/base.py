@@ -1,14 +1,13 @@
 """Task queues in the catalog's database: the protocol of a storage, and the values it takes and gives.
 
-`loaders/tasks/queue.py` has the logic and is the only user; `tasks_sqlite` and `tasks_mongo` implement it, and
-`tests/conformance/tasks.py` is the suite they pass. Every
-call is one atomic step, or several of which a killed caller's are
-completed by the next one (`docs/CONCURRENCY.md`). All are idempotent, so a caller that does not know whether a call was
-done makes it again with the same arguments. The clock is the database's. Calls are safe from several threads and after
-`fork()`, and a storage can be pickled.
+`loaders/tasks/queue.py` has the logic and is the only user; `sqlite` and `mongo` implement the protocol, and
+`tests/conformance/tasks.py` is the suite that they pass. Every call is one atomic step, or several, of which the next
+caller completes those of a killed one (`docs/CONCURRENCY.md`). All are idempotent, so a caller that does not know
+whether a call was done repeats it with the same arguments. The clock is the database's. Calls are safe from several
+threads and after `fork()`, and a storage can be pickled.
 
 A queue has a *generation*, a random number that is drawn when it is made, reset or restored. Tasks belong to a
-generation: those of an earlier one are gone, and whoever still holds one finds its lease lost.
+generation: those of an earlier one are gone, and a worker that still holds one finds its lease lost.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ ERRORS_KEPT = 10
 """Of each task, the newest."""
 ERROR_CHARACTERS = 2000
 CLOCK_SLACK_S = 5.0
-"""A lease that ends later than one given now by more than this was given before the clock was set back: who has it may
-be dead, and one who lives renews it soon. It has ended, too."""
+"""A lease that ends later than one given now by more than this was given before the clock was set back. It counts as
+ended: its worker may be dead, and a live one renews it soon."""
 BEHIND = 2**40
-"""What is added to a task's place when it has failed: it is tried again after all others."""
+"""Added to the place of a task that has failed, so that it is tried again after all others."""
 
 
 class QueueRecord(NamedTuple):
@@ -39,11 +38,11 @@ class QueueRecord(NamedTuple):
     """JSON, of the logic's own."""
     epoch: int
     made: bool
-    """Whether the tasks of the epoch are there. Otherwise the next worker makes them."""
+    """False where the next worker has to make the tasks of the epoch."""
 
 
 class NewTask(NamedTuple):
-    """A task to be made. `place` orders the tasks of an epoch. Those of an earlier epoch than the queue's come from a
+    """A task to be made. `place` orders the tasks of an epoch. Tasks of an earlier epoch than the queue's come from a
     checkpoint: failed, or put back (to do)."""
 
     epoch: int
@@ -58,7 +57,7 @@ class NewTask(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """A task given to a worker. `token` grew by one with this lease; `claim` is what the worker called the lease."""
+    """A task leased to a worker. `token` grew by one with this lease; `claim` is the worker's name for the lease."""
 
     generation: int
     epoch: int
@@ -83,11 +82,11 @@ class TaskState(NamedTuple):
     state: str
     token: int
     owner: str
-    """Who holds it, or held it last."""
+    """The worker that holds it, or held it last."""
     held_s: float
-    """How long ago the lease was given."""
+    """Seconds since the lease was given."""
     left_s: float
-    """How long the lease still holds; negative where it has expired and nobody has taken the task yet."""
+    """Seconds until the lease expires; negative where it has expired and nobody has taken the task yet."""
     failures: int
     lost: int
     """Leases that expired since the position last grew."""
@@ -95,59 +94,59 @@ class TaskState(NamedTuple):
 
 
 class Count(NamedTuple):
-    """How many tasks of an epoch are in a state."""
+    """The number of an epoch's tasks in one state."""
 
     epoch: int
     state: str
     tasks: int
     records: int
     used: int
-    """Records of them that were reported."""
+    """Their records that were reported."""
 
 
 class Open(NamedTuple):
-    """What is left of the epoch when there is nothing to lease."""
+    """The tasks left of an epoch in which there is nothing to lease."""
 
     tasks: int
     """Not done and not failed."""
     wait_s: float
-    """Until one of them can be leased, as far as is known now; never negative."""
+    """Seconds until one of them can be leased, as far as is known now; never negative."""
 
 
 class TaskStore(Protocol):
     """Queues and their tasks."""
 
     url: str
-    """Where it is, for messages: without password."""
+    """The address for messages, without password."""
 
     def create(self, name: str, generation: int, parameters: str, plan: bytes) -> QueueRecord:
-        """Make a queue at epoch 0, whose tasks are not made yet; or the one of this name that is there already."""
+        """Make a queue at epoch 0, whose tasks are not made yet. Return it, or the one that has this name already."""
         ...
 
     def replace(
         self, old: QueueRecord, *, generation: int, parameters: str, plan: bytes | None, epoch: int, checkpoint: bytes
     ) -> bool:
-        """Begin another generation at `epoch`, whose tasks are not made yet. No lease of the earlier generation counts
-        when this returns. `plan` None keeps the plan. False if the queue is of another generation by now (then nothing
-        was changed), true also where it is of this one already.
+        """Begin another generation at `epoch`, whose tasks are not made yet. Afterwards no lease of the earlier
+        generation counts. `plan` None keeps the plan. Return False, with nothing changed, if the queue is of a third
+        generation by now; True also where it is of the new one already.
         """
         ...
 
     def remove(self, name: str) -> bool:
-        """Forget a queue and its tasks; whether it was there."""
+        """Forget a queue and its tasks. Return whether it existed."""
         ...
 
     def queue(self, name: str) -> QueueRecord | None:
-        """The queue, or None."""
+        """Return the queue, or None."""
         ...
 
     def queues(self) -> list[QueueRecord]:
-        """All of them, by name."""
+        """Return all queues, by name."""
         ...
 
     def plan(self, queue: QueueRecord) -> tuple[bytes, bytes] | None:
-        """The plan, and the checkpoint that the queue was restored from (empty where none, or the epoch's tasks are
-        made). None if the queue is of another generation by now."""
+        """Return the plan, and the checkpoint that the queue was restored from (empty without one, and once the epoch's
+        tasks are made). None if the queue is of another generation by now."""
         ...
 
     def begin_epoch(self, queue: QueueRecord) -> None:
@@ -156,61 +155,60 @@ class TaskStore(Protocol):
         ...
 
     def make(self, queue: QueueRecord, claim: str, tasks: Callable[[], Sequence[NewTask]]) -> bool:
-        """Make the tasks of the epoch. Of many workers that try at once one does it; if that one is killed, another
-        goes on. `tasks` gives the same ones to everybody. Done tasks of the epochs before the last one are removed.
-        Whether they are made now; false while somebody else is at it.
-        """
+        """Make the tasks of the epoch, and remove done tasks of the epochs before the last one. Return whether the
+        tasks are made now; False while another worker makes them. Of many workers that try at once one does it; if that
+        one is killed, another goes on. `tasks` gives all workers the same tasks."""
         ...
 
     def lease(self, queue: QueueRecord, worker: str, claim: str, *, lease_s: float, max_lost: int) -> Leased | None:
         """Lease a task to `worker`: one whose lease has expired (or ends more than `CLOCK_SLACK_S` later than one given
-        now), or the first that is to do; None where there is none.
+        now), or the first that is to do. None if there is no such task.
 
-        A lease that has expired is lost: the task's token and its `lost` grow. A task whose leases were lost
-        `max_lost` times without a record in between is failed instead. `claim` names the lease: the same call again
-        gives the same task.
+        A lease that has expired is lost: the task's token and its `lost` grow. A task whose leases were lost `max_lost`
+        times without a record in between is failed instead. `claim` names the lease: the same call again gives the same
+        task.
         """
         ...
 
     def open(self, queue: QueueRecord) -> Open:
-        """What is left of the epoch, counted together with tasks of earlier epochs that were put back."""
+        """Return what is left of the epoch, together with tasks of earlier epochs that were put back."""
         ...
 
     def report(self, lease: Leased, position: int, *, lease_s: float) -> None:
-        """So many records of the task are used: its position is at least `position` now, and the lease is renewed.
-        At `lease.records` the task is done. `LeaseLostError` if this is not the task's lease any more; one that has
-        expired is, for as long as nobody else took the task.
-        """
+        """Note that the task's first `position` records are used, and renew the lease. A position never shrinks; at
+        `lease.records` the task is done. Raise `LeaseLostError` if this is not the task's lease any more; an expired
+        one is, for as long as no other worker took the task."""
         ...
 
     def release(self, lease: Leased) -> None:
-        """Give the task back; `LeaseLostError` as for `report`."""
+        """Give the task back. Raise `LeaseLostError` as `report` does."""
         ...
 
     def fail(self, lease: Leased, error: str, *, max_failures: int) -> None:
-        """The task could not be done: it is given back, behind all others, or failed if this was failure number
-        `max_failures`. `LeaseLostError` as for `report`."""
+        """Note that the task could not be done: give it back, behind all others, or at failure number `max_failures`
+        make it failed. Raise `LeaseLostError` as `report` does."""
         ...
 
     def retry(self, queue: QueueRecord, number: int | None = None) -> int:
-        """Put failed tasks (all, or those with this number) of any epoch back, with their positions; how many."""
+        """Put failed tasks of any epoch back (all, or those with this number), with their positions. Return how
+        many."""
         ...
 
     def counts(self, queue: QueueRecord) -> list[Count]:
-        """How many tasks there are, by epoch and state."""
+        """Count the tasks by epoch and state."""
         ...
 
     def tasks(self, queue: QueueRecord, state: str) -> list[TaskState]:
-        """The tasks of any epoch in this state, by epoch and number."""
+        """Return the tasks of any epoch in this state, by epoch and number."""
         ...
 
     def progress(self, queue: QueueRecord) -> list[TaskState]:
-        """All tasks of the queue's epoch by number, each as it was at some moment during the call."""
+        """Return all tasks of the queue's epoch by number, each as it was at some moment during the call."""
         ...
 
     def put_back(self, queue: QueueRecord) -> list[TaskState]:
-        """The tasks of earlier epochs that are to do or being done, by epoch and number; none is missed because it is
-        leased or given back meanwhile."""
+        """Return the tasks of earlier epochs that are to do or being done, by epoch and number. None is missed because
+        a worker leases it or gives it back meanwhile."""
         ...
 
     def close(self) -> None:
@@ -218,24 +216,8 @@ class TaskStore(Protocol):
         ...
 
 
-def open_task_store(url: str) -> TaskStore:
-    """The storage in the catalog at `url` (`sqlite:///PATH`, `mongodb://…`). Nothing is opened before it is used."""
-    from datacache.catalog.open import open_catalog_url
-    from datacache.catalog.sqlite.catalog import SqliteCatalog
-
-    if url.startswith(("mongodb://", "mongodb+srv://")):
-        from datacache.catalog.tasks.mongo import MongoTasks
-
-        return MongoTasks(url)
-    from datacache.catalog.tasks.sqlite import SqliteTasks
-
-    catalog = open_catalog_url(url)
-    assert isinstance(catalog, SqliteCatalog)
-    return SqliteTasks(catalog)
-
-
 def lease_lost(lease: Leased, found: TaskState | None) -> LeaseLostError:
-    """The error for a report that is refused, with who has the task now."""
+    """Return the error for a refused report, which says why the lease is lost."""
     what = f"task {lease.number} of epoch {lease.epoch} ({lease.name})"
     if found is None:
         why = "the queue was reset, restored or removed, or its epoch is long over"
@@ -251,5 +233,5 @@ def lease_lost(lease: Leased, found: TaskState | None) -> LeaseLostError:
 
 
 def lease_expired(owner: str, position: int) -> str:
-    """What is written down with a task whose lease was lost."""
+    """Return the error that is noted with a task whose lease was lost."""
     return f"the lease of {owner} expired, its last report at record {position}"

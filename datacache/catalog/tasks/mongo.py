@@ -1,31 +1,25 @@
-"""The queues' documents in MongoDB, and how the tasks of an epoch come and go.
+"""Task queues in the MongoDB of a shared catalog, without transactions.
 
-The base of `tasks_mongo.MongoTasks`.
+Used through `catalog.open`. Any thread and process may call. `docs/CONCURRENCY.md` says why no crash in between does
+harm.
 
     task_queues  {_id: name, g, parameters, plan, epoch, made, checkpoint, maker, maker_until, stale: [g], removed}
+    tasks        {_id: "generation:epoch:number", g, epoch, number, lane, place, open, state, name, start, records,
+                  position, token, claim, owner, since, until, failures, lost, errors}
 
-A queue is one document, so whatever changes a queue as a whole is one conditional update of it:
+A queue is one document, so a change of a queue as a whole is one conditional update of it:
 
-- *An epoch begins* with `epoch` + 1 and `made` false. Who sees that becomes its maker, for some seconds at a time,
-  inserts the tasks, and sets `made`. A maker that died is followed by another, who inserts what is missing. Nothing is
-  leased before `made`.
-- *Another generation* begins with another `g` and `made` false, and the earlier one is noted in `stale`. Its tasks are
-  deleted by whoever did this, and for the case that it is killed, by the maker of the new generation's tasks.
+- *An epoch begins* with `epoch` + 1 and `made` false. The first worker that sees this becomes its maker, for some
+seconds at a time, inserts the tasks, and sets `made`. Another maker follows one that died and inserts what is missing.
+Nothing is leased before `made`.
+- *Another generation* begins with another `g` and `made` false, and `stale` lists the earlier one. The process that did
+  this deletes the old tasks; if it is killed, the maker of the new tasks does.
 
-Task queues in the MongoDB of a shared catalog, without transactions.
-
-Used through `catalog.tasks`. A task is a document, and everything that happens to a task is one update of it, on
-condition of the lease it was given; the server's clock says what has expired. `tasks_mongo_queues` has the documents of
-queues and how epochs are made; `docs/CONCURRENCY.md` says why no crash in between does harm.
-
-    tasks  {_id: "generation:epoch:number", g, epoch, number, lane, place, open, state, name, start, records, position,
-            token, claim, owner, since, until, failures, lost, errors}
-
-`lane` is the epoch, or -1 for a task that was put back; a worker takes from these two only. So a task that was removed
-with its old epoch, and that a maker of that epoch who was asleep for long puts in again, is never given to anybody.
+A task is a document, and each change of a task is one update of it, on condition of the lease it was given; the
+server's clock says what has expired. `lane` is the epoch, or -1 for a task that was put back; a worker takes from these
+two only. So nobody is given a task of an old epoch that was removed and that a maker, asleep for long, inserts again.
 `open` is true while a task is to do or being done: unlike `state` it does not change while the task goes to and fro, so
-a search by it misses none.
-"""
+a search by it misses none."""
 
 from __future__ import annotations
 
@@ -35,10 +29,10 @@ from typing import Any
 
 from pymongo import ReturnDocument
 from pymongo.collection import Collection
-from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.errors import DuplicateKeyError
 from pymongo.read_concern import ReadConcern
 
-from datacache.catalog.mongo.client import MongoDatabase, retried
+from datacache.catalog.mongo.client import MongoDatabase, insert_new, retried
 from datacache.catalog.tasks.base import (
     BEHIND,
     CLOCK_SLACK_S,
@@ -60,33 +54,36 @@ from datacache.catalog.tasks.base import (
 PUT_BACK = -1
 """The lane of tasks that had failed."""
 _MAKER_S = 3.0
-"""How long a maker may take for one batch, before another one goes on: two at once do no harm."""
+"""A maker that takes longer for one batch is replaced by another: two at once do no harm."""
 _BATCH = 2000
-_DUPLICATE_KEY = 11000
 _LONG_AGO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _SHOWN = {"g": 1, "parameters": 1, "epoch": 1, "made": 1}
 
 _Document = dict[str, Any]
 
 
-def task_id(generation: int, epoch: int, number: int) -> str:
-    """The `_id` of a task."""
+def _task_id(generation: int, epoch: int, number: int) -> str:
     return f"{generation}:{epoch}:{number}"
 
 
-class MongoQueues:
-    """What concerns queues as a whole."""
+class MongoTasks:
+    """A `TaskStore` in the database that `url` names (see `MongoCatalog`)."""
 
-    def __init__(self, database: MongoDatabase) -> None:
-        self._database = database
-        self.url = database.url
+    def __init__(self, url: str) -> None:
+        self._secret_url = url
+        self._database = MongoDatabase(url)
+        self.url = self._database.url
+
+    def __repr__(self) -> str:
+        return f"MongoTasks({self.url!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (MongoTasks, (self._secret_url,))
 
     def close(self) -> None:
-        """Close this process's client. A later call makes a new one."""
         self._database.close()
 
     def create(self, name: str, generation: int, parameters: str, plan: bytes) -> QueueRecord:
-        """Make a queue, or the one that is there; see the protocol."""
         with self._database.errors():
             self._tasks.create_index([("g", 1), ("state", 1), ("lane", 1), ("place", 1)])
             self._tasks.create_index([("g", 1), ("open", 1), ("lane", 1)])
@@ -105,7 +102,6 @@ class MongoQueues:
     def replace(
         self, old: QueueRecord, *, generation: int, parameters: str, plan: bytes | None, epoch: int, checkpoint: bytes
     ) -> bool:
-        """Begin another generation; see the protocol."""
         fresh = _new_queue(old.name, generation, parameters, plan or b"")
         change = {key: fresh[key] for key in ("g", "parameters", "made", "maker", "maker_until")}
         change |= {"epoch": epoch, "checkpoint": checkpoint} | ({} if plan is None else {"plan": plan})
@@ -121,25 +117,21 @@ class MongoQueues:
             return True
 
     def remove(self, name: str) -> bool:
-        """Forget a queue and its tasks; whether it was there."""
         with self._database.errors():
             found = self._queues.find_one_and_update({"_id": name, "removed": False}, {"$set": {"removed": True}})
             self._finish_removal(name)
         return found is not None
 
     def queue(self, name: str) -> QueueRecord | None:
-        """The queue, or None."""
         with self._database.errors():
             found = self._queues.find_one({"_id": name, "removed": False}, _SHOWN)
         return None if found is None else _queue_record(found)
 
     def queues(self) -> list[QueueRecord]:
-        """All of them, by name."""
         with self._database.errors():
             return [_queue_record(found) for found in self._queues.find({"removed": False}, _SHOWN).sort("_id", 1)]
 
     def plan(self, queue: QueueRecord) -> tuple[bytes, bytes] | None:
-        """The plan and the checkpoint; see the protocol."""
         with self._database.errors():
             found = self._queues.find_one({"_id": queue.name, "g": queue.generation}, {"plan": 1, "checkpoint": 1})
         return None if found is None else (bytes(found["plan"]), bytes(found["checkpoint"]))
@@ -147,7 +139,6 @@ class MongoQueues:
     # --- epochs ---------------------------------------------------------------------------------------------
 
     def begin_epoch(self, queue: QueueRecord) -> None:
-        """Go on to the next epoch; see the protocol."""
         with self._database.errors():
             self._queues.update_one(
                 _at(queue) | {"made": True},
@@ -155,7 +146,6 @@ class MongoQueues:
             )
 
     def make(self, queue: QueueRecord, claim: str, tasks: Callable[[], Sequence[NewTask]]) -> bool:
-        """Make the tasks of the epoch; see the protocol."""
         with self._database.errors():
             if not self._extend(queue, claim):
                 return self.queue(queue.name) != queue
@@ -163,12 +153,12 @@ class MongoQueues:
             rows = tasks()
             for begin in range(0, len(rows), _BATCH):
                 if not self._extend(queue, claim):
-                    return False  # it took too long, and another one is at it
+                    return False  # this took too long, and another one is at it
                 self._insert(queue, rows[begin : begin + _BATCH])
             back = [
-                task_id(queue.generation, t.epoch, t.number) for t in rows if t.epoch < queue.epoch and t.state == TODO
+                _task_id(queue.generation, t.epoch, t.number) for t in rows if t.epoch < queue.epoch and t.state == TODO
             ]
-            if back:  # not in this lane from the start: a maker who slept for long would put them in there once more
+            if back:  # only now: a maker that slept for long would insert them into this lane once more
                 if not self._extend(queue, claim):
                     return False
                 which = {"_id": {"$in": back}, "state": TODO, "lane": {"$gte": 0}}
@@ -182,7 +172,7 @@ class MongoQueues:
         return True
 
     def _extend(self, queue: QueueRecord, claim: str) -> bool:
-        """Whether we are the maker for the next seconds."""
+        """Become, or stay, the maker for the next seconds. Return False where another one is."""
         free = {"$or": [{"maker": claim}, {"$expr": {"$lte": ["$maker_until", "$$NOW"]}}]}
         until = {"$add": ["$$NOW", round(_MAKER_S * 1000)]}
         found = self._queues.find_one_and_update(
@@ -194,12 +184,8 @@ class MongoQueues:
         return found is not None
 
     def _insert(self, queue: QueueRecord, rows: Sequence[NewTask]) -> None:
-        try:
-            self._tasks.insert_many([_new_task(queue, row) for row in rows], ordered=False)
-        except BulkWriteError as exc:
-            errors = exc.details.get("writeErrors", [])
-            if exc.details.get("writeConcernErrors") or any(error["code"] != _DUPLICATE_KEY for error in errors):
-                raise  # otherwise a maker before this one has put them in
+        # Some may be there already, from a maker that has died.
+        insert_new(self._tasks, [_new_task(queue, row) for row in rows])
 
     # --- generations that are over ---------------------------------------------------------------------------
 
@@ -210,7 +196,7 @@ class MongoQueues:
             self._queues.update_one({"_id": name}, {"$pull": {"stale": generation}})
 
     def _finish_removal(self, name: str) -> None:
-        """Delete a queue that is marked as removed, its tasks first: they would be found by nobody afterwards."""
+        """Delete a queue that is marked as removed, its tasks first: nobody would find them afterwards."""
         found = self._queues.find_one({"_id": name, "removed": True}, {"g": 1})
         if found is not None:
             self._clean(name)
@@ -226,8 +212,151 @@ class MongoQueues:
         return self._latest("tasks")
 
     def _latest(self, name: str) -> Collection[_Document]:
-        # Not what a majority has: each decision ends in a write that waits for one, and so for all that it has seen.
+        # Not `majority`: each decision ends in a write that waits for one, and so for all that it has seen.
         return self._database.collection(name).with_options(read_concern=ReadConcern("local"))
+
+    # --- leases ---------------------------------------------------------------------------------------------
+
+    def lease(self, queue: QueueRecord, worker: str, claim: str, *, lease_s: float, max_lost: int) -> Leased | None:
+        given: _Document = {
+            "token": {"$add": ["$token", 1]},
+            "claim": claim,
+            "owner": {"$literal": worker},
+            "since": "$$NOW",
+            "until": _later(lease_s),
+        }
+        lost = {"$add": ["$lost", 1]}
+        state = {"$cond": [{"$gte": [lost, max_lost]}, FAILED, DOING]}
+        expired = {
+            "$concat": ["the lease of ", "$owner", " expired, its last report at record ", {"$toString": "$position"}]
+        }
+        take_over: list[_Document] = [
+            {"$set": given | {"state": state, "lost": lost, "errors": _with_error(expired)}},
+            {"$set": {"open": {"$eq": ["$state", DOING]}}},
+        ]
+        mine = {"g": queue.generation, "lane": {"$in": [PUT_BACK, queue.epoch]}}
+        ended = [{"$lte": ["$until", "$$NOW"]}, {"$gt": ["$until", _later(lease_s + CLOCK_SLACK_S)]}]
+        has_expired = mine | {"state": DOING, "$or": [{"$expr": each} for each in ended]}
+
+        def attempt() -> Leased | None:
+            found = self._tasks.find_one({"g": queue.generation, "state": DOING, "claim": claim})
+            if found is not None:  # given by the call whose answer was lost
+                return _leased(found)
+            while True:
+                found = self._change(has_expired, take_over, sort=[("until", 1)])
+                if found is None:
+                    found = self._change(
+                        mine | {"state": TODO}, [{"$set": given | {"state": DOING}}], sort=[("lane", 1), ("place", 1)]
+                    )
+                    return None if found is None else _leased(found)
+                if found["state"] == DOING:
+                    return _leased(found)
+
+        with self._database.errors():
+            return retried(attempt)
+
+    def open(self, queue: QueueRecord) -> Open:
+        which = {"g": queue.generation, "lane": {"$in": [PUT_BACK, queue.epoch]}, "open": True}
+        left = {"$cond": [{"$eq": ["$state", DOING]}, {"$subtract": ["$until", "$$NOW"]}, 0]}
+        group = {"_id": None, "tasks": {"$sum": 1}, "wait_ms": {"$min": left}}
+        with self._database.errors():
+            found = list(self._database.collection("tasks").aggregate([{"$match": which}, {"$group": group}]))
+        return Open(found[0]["tasks"], max(0.0, found[0]["wait_ms"] / 1000)) if found else Open(0, 0.0)
+
+    def report(self, lease: Leased, position: int, *, lease_s: float) -> None:
+        new = {"$max": ["$position", position]}
+        update = [
+            {
+                "$set": {
+                    "position": new,
+                    "lost": {"$cond": [{"$gt": [position, "$position"]}, 0, "$lost"]},
+                    "state": {"$cond": [{"$gte": [new, "$records"]}, DONE, DOING]},
+                    "open": {"$lt": [new, "$records"]},
+                    "until": _later(lease_s),
+                }
+            }
+        ]
+        self._change_held(lease, update, done=lambda found: found["state"] == DONE and position <= found["position"])
+
+    def release(self, lease: Leased) -> None:
+        self._change_held(lease, [{"$set": {"state": TODO}}], done=lambda _found: True)
+
+    def fail(self, lease: Leased, error: str, *, max_failures: int) -> None:
+        failed = {"$gte": [{"$add": ["$failures", 1]}, max_failures]}
+        update = [
+            {
+                "$set": {
+                    "failures": {"$add": ["$failures", 1]},
+                    "state": {"$cond": [failed, FAILED, TODO]},
+                    "open": {"$not": [failed]},
+                    "place": {"$add": ["$place", BEHIND]},
+                    "errors": _with_error({"$literal": error[:ERROR_CHARACTERS]}),
+                }
+            }
+        ]
+        self._change_held(lease, update, done=lambda found: found["state"] in (TODO, FAILED))
+
+    def _change_held(self, lease: Leased, update: list[_Document], *, done: Callable[[_Document], bool]) -> None:
+        """Change a task if this is its lease. `done` tells from a task that is no longer held, but was with this lease,
+        whether an earlier attempt made this change."""
+        id = _task_id(lease.generation, lease.epoch, lease.number)
+        held = {"_id": id, "token": lease.token, "claim": lease.claim, "state": DOING}
+
+        def attempt() -> None:
+            if self._change(held, update) is not None:
+                return
+            found = self._tasks.find_one({"_id": id})
+            if found is None:
+                raise lease_lost(lease, None)
+            if (found["token"], found["claim"]) != (lease.token, lease.claim) or not done(found):
+                raise lease_lost(lease, _state(found | {"held_ms": 0, "left_ms": 0}))
+
+        with self._database.errors():
+            retried(attempt)
+
+    def _change(
+        self, condition: _Document, update: list[_Document], sort: list[tuple[str, int]] | None = None
+    ) -> _Document | None:
+        """Update one task that fits. Return it as it is afterwards, or None."""
+        return self._tasks.find_one_and_update(condition, update, sort=sort, return_document=ReturnDocument.AFTER)
+
+    # --- looking on -----------------------------------------------------------------------------------------
+
+    def retry(self, queue: QueueRecord, number: int | None = None) -> int:
+        which = {"g": queue.generation, "state": FAILED} | ({} if number is None else {"number": number})
+        back = {"state": TODO, "open": True, "lane": PUT_BACK, "failures": 0, "lost": 0}
+        with self._database.errors():
+            return self._tasks.update_many(which, {"$set": back}).modified_count
+
+    def counts(self, queue: QueueRecord) -> list[Count]:
+        group = {
+            "_id": {"epoch": "$epoch", "state": "$state"},
+            "tasks": {"$sum": 1},
+            "records": {"$sum": "$records"},
+            "used": {"$sum": "$position"},
+        }
+        with self._database.errors():
+            found = list(self._tasks.aggregate([{"$match": {"g": queue.generation}}, {"$group": group}]))
+        return sorted(
+            Count(f["_id"]["epoch"], f["_id"]["state"], f["tasks"], f["records"], f["used"])
+            for f in found
+            if f["_id"]["epoch"] >= queue.epoch - 1 or f["_id"]["state"] == FAILED
+        )
+
+    def tasks(self, queue: QueueRecord, state: str) -> list[TaskState]:
+        return self._read({"g": queue.generation, "state": state})
+
+    def progress(self, queue: QueueRecord) -> list[TaskState]:
+        return self._read({"g": queue.generation, "epoch": queue.epoch})
+
+    def put_back(self, queue: QueueRecord) -> list[TaskState]:
+        return self._read({"g": queue.generation, "lane": PUT_BACK, "open": True, "epoch": {"$lt": queue.epoch}})
+
+    def _read(self, which: _Document) -> list[TaskState]:
+        ages = {"held_ms": {"$subtract": ["$$NOW", "$since"]}, "left_ms": {"$subtract": ["$until", "$$NOW"]}}
+        steps = [{"$match": which}, {"$sort": {"epoch": 1, "number": 1}}, {"$set": ages}]
+        with self._database.errors(), self._tasks.aggregate(steps, allowDiskUse=True) as found:
+            return [_state(document) for document in found]
 
 
 def _at(queue: QueueRecord) -> _Document:
@@ -256,18 +385,12 @@ def _new_queue(name: str, generation: int, parameters: str, plan: bytes) -> _Doc
 
 def _new_task(queue: QueueRecord, row: NewTask) -> _Document:
     return {
-        "_id": task_id(queue.generation, row.epoch, row.number),
+        "_id": _task_id(queue.generation, row.epoch, row.number),
         "g": queue.generation,
-        "epoch": row.epoch,
-        "number": row.number,
+        **row._asdict(),
+        "errors": list(row.errors),
         "lane": row.epoch,
-        "place": row.place,
         "open": row.state not in (DONE, FAILED),
-        "state": row.state,
-        "name": row.name,
-        "start": row.start,
-        "records": row.records,
-        "position": row.position,
         "token": 0,
         "claim": "",
         "owner": "",
@@ -275,192 +398,11 @@ def _new_task(queue: QueueRecord, row: NewTask) -> _Document:
         "until": _LONG_AGO,
         "failures": 0,
         "lost": 0,
-        "errors": list(row.errors),
     }
-
-
-class MongoTasks(MongoQueues):
-    """The queues in the database that `url` names (see `MongoCatalog`)."""
-
-    def __init__(self, url: str) -> None:
-        self._secret_url = url
-        super().__init__(MongoDatabase(url))
-
-    def __repr__(self) -> str:
-        return f"MongoTasks({self.url!r})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (MongoTasks, (self._secret_url,))
-
-    # --- leases ---------------------------------------------------------------------------------------------
-
-    def lease(self, queue: QueueRecord, worker: str, claim: str, *, lease_s: float, max_lost: int) -> Leased | None:
-        """Lease a task; see the protocol."""
-        given: _Document = {
-            "token": {"$add": ["$token", 1]},
-            "claim": claim,
-            "owner": {"$literal": worker},
-            "since": "$$NOW",
-            "until": _later(lease_s),
-        }
-        lost = {"$add": ["$lost", 1]}
-        state = {"$cond": [{"$gte": [lost, max_lost]}, FAILED, DOING]}
-        expired = {"$concat": ["the lease of ", "$owner", " expired, its last report at record ", _text("$position")]}
-        take_over: list[_Document] = [
-            {"$set": given | {"state": state, "lost": lost, "errors": _with_error(expired)}},
-            {"$set": {"open": {"$eq": ["$state", DOING]}}},
-        ]
-        mine = {"g": queue.generation, "lane": {"$in": [PUT_BACK, queue.epoch]}}
-        ended = [{"$lte": ["$until", "$$NOW"]}, {"$gt": ["$until", _later(lease_s + CLOCK_SLACK_S)]}]
-        has_expired = mine | {"state": DOING, "$or": [{"$expr": each} for each in ended]}
-
-        def attempt() -> Leased | None:
-            found = self._tasks.find_one({"g": queue.generation, "state": DOING, "claim": claim})
-            if found is not None:  # given by the call whose answer was lost
-                return _leased(found)
-            while True:
-                found = self._change(has_expired, take_over, sort=[("until", 1)])
-                if found is None:
-                    found = self._change(
-                        mine | {"state": TODO}, [{"$set": given | {"state": DOING}}], sort=[("lane", 1), ("place", 1)]
-                    )
-                    return None if found is None else _leased(found)
-                if found["state"] == DOING:
-                    return _leased(found)
-
-        with self._database.errors():
-            return retried(attempt)
-
-    def open(self, queue: QueueRecord) -> Open:
-        """What is left of the epoch; see the protocol."""
-        left = {"$cond": [{"$eq": ["$state", DOING]}, {"$subtract": ["$until", "$$NOW"]}, 0]}
-        with self._database.errors():
-            found = list(
-                self._database.collection("tasks").aggregate(
-                    [
-                        {
-                            "$match": {
-                                "g": queue.generation,
-                                "lane": {"$in": [PUT_BACK, queue.epoch]},
-                                "open": True,
-                            }
-                        },
-                        {"$group": {"_id": None, "tasks": {"$sum": 1}, "wait_ms": {"$min": left}}},
-                    ]
-                )
-            )
-        return Open(found[0]["tasks"], max(0.0, found[0]["wait_ms"] / 1000)) if found else Open(0, 0.0)
-
-    def report(self, lease: Leased, position: int, *, lease_s: float) -> None:
-        """So many records are used; see the protocol."""
-        new = {"$max": ["$position", position]}
-        update = [
-            {
-                "$set": {
-                    "position": new,
-                    "lost": {"$cond": [{"$gt": [position, "$position"]}, 0, "$lost"]},
-                    "state": {"$cond": [{"$gte": [new, "$records"]}, DONE, DOING]},
-                    "open": {"$lt": [new, "$records"]},
-                    "until": _later(lease_s),
-                }
-            }
-        ]
-        self._change_held(lease, update, done=lambda found: found["state"] == DONE and position <= found["position"])
-
-    def release(self, lease: Leased) -> None:
-        """Give the task back; see the protocol."""
-        self._change_held(lease, [{"$set": {"state": TODO}}], done=lambda _found: True)
-
-    def fail(self, lease: Leased, error: str, *, max_failures: int) -> None:
-        """The task could not be done; see the protocol."""
-        failed = {"$gte": [{"$add": ["$failures", 1]}, max_failures]}
-        update = [
-            {
-                "$set": {
-                    "failures": {"$add": ["$failures", 1]},
-                    "state": {"$cond": [failed, FAILED, TODO]},
-                    "open": {"$not": [failed]},
-                    "place": {"$add": ["$place", BEHIND]},
-                    "errors": _with_error({"$literal": error[:ERROR_CHARACTERS]}),
-                }
-            }
-        ]
-        self._change_held(lease, update, done=lambda found: found["state"] in (TODO, FAILED))
-
-    def _change_held(self, lease: Leased, update: list[_Document], *, done: Callable[[_Document], bool]) -> None:
-        """Change a task if this is its lease. `done` tells from a task that is not held any more, but was with this
-        lease, whether this change is why."""
-        id = task_id(lease.generation, lease.epoch, lease.number)
-        held = {"_id": id, "token": lease.token, "claim": lease.claim, "state": DOING}
-
-        def attempt() -> None:
-            if self._change(held, update) is not None:
-                return
-            found = self._tasks.find_one({"_id": id})
-            if found is None:
-                raise lease_lost(lease, None)
-            if (found["token"], found["claim"]) != (lease.token, lease.claim) or not done(found):
-                raise lease_lost(lease, _state(found | {"held_ms": 0, "left_ms": 0}))
-
-        with self._database.errors():
-            retried(attempt)
-
-    def _change(
-        self, condition: _Document, update: list[_Document], sort: list[tuple[str, int]] | None = None
-    ) -> _Document | None:
-        """One task that fits, as it is after the update, or None."""
-        return self._tasks.find_one_and_update(condition, update, sort=sort, return_document=ReturnDocument.AFTER)
-
-    # --- looking on -----------------------------------------------------------------------------------------
-
-    def retry(self, queue: QueueRecord, number: int | None = None) -> int:
-        """Put failed tasks back; how many."""
-        which = {"g": queue.generation, "state": FAILED} | ({} if number is None else {"number": number})
-        back = {"state": TODO, "open": True, "lane": PUT_BACK, "failures": 0, "lost": 0}
-        with self._database.errors():
-            return self._tasks.update_many(which, {"$set": back}).modified_count
-
-    def counts(self, queue: QueueRecord) -> list[Count]:
-        """How many tasks there are, by epoch and state."""
-        group = {
-            "_id": {"epoch": "$epoch", "state": "$state"},
-            "tasks": {"$sum": 1},
-            "records": {"$sum": "$records"},
-            "used": {"$sum": "$position"},
-        }
-        with self._database.errors():
-            found = list(self._tasks.aggregate([{"$match": {"g": queue.generation}}, {"$group": group}]))
-        return sorted(
-            Count(f["_id"]["epoch"], f["_id"]["state"], f["tasks"], f["records"], f["used"])
-            for f in found
-            if f["_id"]["epoch"] >= queue.epoch - 1 or f["_id"]["state"] == FAILED
-        )
-
-    def tasks(self, queue: QueueRecord, state: str) -> list[TaskState]:
-        """The tasks in this state, by epoch and number."""
-        return self._read({"g": queue.generation, "state": state})
-
-    def progress(self, queue: QueueRecord) -> list[TaskState]:
-        """All tasks of the epoch, by number."""
-        return self._read({"g": queue.generation, "epoch": queue.epoch})
-
-    def put_back(self, queue: QueueRecord) -> list[TaskState]:
-        """Those of earlier epochs that are to do or being done; see the protocol."""
-        return self._read({"g": queue.generation, "lane": PUT_BACK, "open": True, "epoch": {"$lt": queue.epoch}})
-
-    def _read(self, which: _Document) -> list[TaskState]:
-        ages = {"held_ms": {"$subtract": ["$$NOW", "$since"]}, "left_ms": {"$subtract": ["$until", "$$NOW"]}}
-        steps = [{"$match": which}, {"$sort": {"epoch": 1, "number": 1}}, {"$set": ages}]
-        with self._database.errors(), self._tasks.aggregate(steps, allowDiskUse=True) as found:
-            return [_state(document) for document in found]
 
 
 def _later(seconds: float) -> _Document:
     return {"$add": ["$$NOW", round(seconds * 1000)]}
-
-
-def _text(field: str) -> _Document:
-    return {"$toString": field}
 
 
 def _with_error(error: _Document) -> _Document:
@@ -468,33 +410,9 @@ def _with_error(error: _Document) -> _Document:
 
 
 def _leased(found: _Document) -> Leased:
-    return Leased(
-        int(found["g"]),
-        found["epoch"],
-        found["number"],
-        found["name"],
-        found["start"],
-        found["records"],
-        found["position"],
-        found["token"],
-        found["claim"],
-    )
+    return Leased(int(found["g"]), *(found[field] for field in Leased._fields[1:]))
 
 
 def _state(found: _Document) -> TaskState:
-    return TaskState(
-        epoch=found["epoch"],
-        number=found["number"],
-        name=found["name"],
-        start=found["start"],
-        records=found["records"],
-        position=found["position"],
-        state=found["state"],
-        token=found["token"],
-        owner=found["owner"],
-        held_s=found["held_ms"] / 1000,
-        left_s=found["left_ms"] / 1000,
-        failures=found["failures"],
-        lost=found["lost"],
-        errors=tuple(found["errors"]),
-    )
+    made = {"held_s": found["held_ms"] / 1000, "left_s": found["left_ms"] / 1000, "errors": tuple(found["errors"])}
+    return TaskState._make(made[field] if field in made else found[field] for field in TaskState._fields)

@@ -1,9 +1,8 @@
 """Task queues in the SQLite file of the embedded catalog.
 
-Used through `catalog.tasks`. Each call is one transaction, so nothing is ever half done. Reports are on the disk when
-the call returns; that a lease was given or renewed is not: a power cut ends the workers of this machine, and with them
-all leases. The clock is this machine's.
-"""
+Used through `catalog.open`. Each call is one transaction, so nothing is ever half done. Reports are on the disk when
+the call returns. Leases that were given or renewed need not be: a power cut ends the workers of this machine, and with
+them all leases. The clock is this machine's. Any thread and process may call."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from datacache.catalog.tasks.base import (
 _QUEUE = "SELECT name, generation, parameters, epoch, made FROM task_queues"
 _STATE = """SELECT epoch, number, name, start, records, position, state, token, owner, since_s, until_s, failures, lost,
     errors, claim FROM tasks"""
-# SQLite is told which index to take: on its own it goes through all tasks of the generation by their primary key.
+# Each query names its index: without, SQLite goes through all tasks of the generation by their primary key.
 _BY_STATE = f"{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state = ?"
 _TODO = f"{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state = 'todo' ORDER BY epoch, place LIMIT 1"
 _EXPIRED = f"""{_STATE} INDEXED BY tasks_by_lease WHERE generation = ? AND state = 'doing' AND until_s <= ?
@@ -48,7 +47,7 @@ _ONE = "generation = ? AND epoch = ? AND number = ?"
 
 
 class SqliteTasks:
-    """The queues in the file of `catalog`."""
+    """A `TaskStore` in the file of `catalog`."""
 
     def __init__(self, catalog: SqliteCatalog) -> None:
         self._catalog = catalog
@@ -61,13 +60,11 @@ class SqliteTasks:
         return (SqliteTasks, (self._catalog,))
 
     def close(self) -> None:
-        """Close the connections of this process. A later call opens new ones."""
         self._catalog.close()
 
     # --- queues ---------------------------------------------------------------------------------------------
 
     def create(self, name: str, generation: int, parameters: str, plan: bytes) -> QueueRecord:
-        """Make a queue, or the one that is there; see the protocol."""
         with self._catalog.writing(durable=True) as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO task_queues VALUES (?, ?, ?, 0, 0, x'', ?)", (name, generation, parameters, plan)
@@ -79,7 +76,6 @@ class SqliteTasks:
     def replace(
         self, old: QueueRecord, *, generation: int, parameters: str, plan: bytes | None, epoch: int, checkpoint: bytes
     ) -> bool:
-        """Begin another generation; see the protocol."""
         with self._catalog.writing(durable=True) as connection:
             found = _queue(connection, old.name)
             if found is None or found.generation != old.generation:
@@ -93,7 +89,6 @@ class SqliteTasks:
             return True
 
     def remove(self, name: str) -> bool:
-        """Forget a queue and its tasks; whether it was there."""
         with self._catalog.writing(durable=True) as connection:
             found = _queue(connection, name)
             if found is None:
@@ -103,17 +98,14 @@ class SqliteTasks:
             return True
 
     def queue(self, name: str) -> QueueRecord | None:
-        """The queue, or None."""
         with self._catalog.reading() as connection:
             return _queue(connection, name)
 
     def queues(self) -> list[QueueRecord]:
-        """All of them, by name."""
         with self._catalog.reading() as connection:
             return [_queue_record(row) for row in connection.execute(f"{_QUEUE} ORDER BY name").fetchall()]
 
     def plan(self, queue: QueueRecord) -> tuple[bytes, bytes] | None:
-        """The plan and the checkpoint; see the protocol."""
         with self._catalog.reading() as connection:
             row = connection.execute(
                 "SELECT plan, checkpoint FROM task_queues WHERE name = ? AND generation = ?",
@@ -124,7 +116,6 @@ class SqliteTasks:
     # --- epochs ---------------------------------------------------------------------------------------------
 
     def begin_epoch(self, queue: QueueRecord) -> None:
-        """Go on to the next epoch; see the protocol."""
         with self._catalog.writing(durable=True) as connection:
             connection.execute(
                 """UPDATE task_queues SET epoch = epoch + 1, made = 0
@@ -133,15 +124,10 @@ class SqliteTasks:
             )
 
     def make(self, queue: QueueRecord, claim: str, tasks: Callable[[], Sequence[NewTask]]) -> bool:
-        """Make the tasks of the epoch; see the protocol. `claim` is not needed here: it is one transaction."""
-        del claim
+        del claim  # one transaction makes them all, so nobody needs to be their maker
         if self.queue(queue.name) != queue:
             return True  # another worker was quicker, or the queue went on
-        rows = [
-            (queue.generation, t.epoch, t.number, t.place, t.name, t.start, t.records, t.position, t.state,
-             json.dumps(t.errors))
-            for t in tasks()
-        ]  # fmt: skip
+        rows = [(queue.generation, *task[:-1], json.dumps(task.errors)) for task in tasks()]
         with self._catalog.writing(durable=True) as connection:
             if _queue(connection, queue.name) != queue:
                 return True
@@ -160,19 +146,20 @@ class SqliteTasks:
     # --- leases ---------------------------------------------------------------------------------------------
 
     def lease(self, queue: QueueRecord, worker: str, claim: str, *, lease_s: float, max_lost: int) -> Leased | None:
-        """Lease a task; see the protocol."""
         with self._catalog.writing(durable=False) as connection:
             current = _queue(connection, queue.name)
             if current is None or current.generation != queue.generation:
                 return None
             row = connection.execute(_CLAIMED, (queue.generation, claim)).fetchone()
             if row is not None:  # given by the call whose answer was lost
-                return _leased(queue.generation, _state(row, 0), claim)
+                return _leased(queue.generation, _state(row), claim)
             now_s = time.time()
             task = _take_over(connection, queue.generation, now_s, lease_s, max_lost)
-            task = task or _first(connection, queue.generation)
             if task is None:
-                return None
+                row = connection.execute(_TODO, (queue.generation,)).fetchone()
+                if row is None:
+                    return None
+                task = _state(row)
             task = task._replace(token=task.token + 1)
             lease = _leased(queue.generation, task, claim)
             _update(
@@ -184,7 +171,6 @@ class SqliteTasks:
             return lease
 
     def open(self, queue: QueueRecord) -> Open:
-        """What is left of the epoch; see the protocol."""
         with self._catalog.reading() as connection:
             tasks, until_s = connection.execute(
                 """SELECT count(*), min(CASE state WHEN ?2 THEN until_s ELSE 0 END)
@@ -194,7 +180,6 @@ class SqliteTasks:
         return Open(tasks, max(0.0, (until_s or 0) - time.time()))
 
     def report(self, lease: Leased, position: int, *, lease_s: float) -> None:
-        """So many records are used; see the protocol."""
         with self._catalog.writing(durable=position > 0) as connection:
             task = self._held(connection, lease)
             if task.state == DONE and position <= task.position:
@@ -211,13 +196,11 @@ class SqliteTasks:
             )
 
     def release(self, lease: Leased) -> None:
-        """Give the task back; see the protocol."""
         with self._catalog.writing(durable=False) as connection:
             if self._held(connection, lease).state == DOING:
                 _update(connection, lease, "state = ?", (TODO,))
 
     def fail(self, lease: Leased, error: str, *, max_failures: int) -> None:
-        """The task could not be done; see the protocol."""
         with self._catalog.writing(durable=True) as connection:
             task = self._held(connection, lease)
             if task.state in (TODO, FAILED):
@@ -234,9 +217,9 @@ class SqliteTasks:
 
     @staticmethod
     def _held(connection: sqlite3.Connection, lease: Leased) -> TaskState:
-        """The task, if this is the lease it was given last."""
+        """Return the task, if this is the lease it was given last."""
         row = connection.execute(f"{_STATE} WHERE {_ONE}", _key(lease)).fetchone()
-        task = None if row is None else _state(row, time.time())
+        task = None if row is None else _state(row)
         if task is None or (task.token, row[-1]) != (lease.token, lease.claim):
             raise lease_lost(lease, task)
         return task
@@ -244,7 +227,6 @@ class SqliteTasks:
     # --- looking on -----------------------------------------------------------------------------------------
 
     def retry(self, queue: QueueRecord, number: int | None = None) -> int:
-        """Put failed tasks back; how many."""
         with self._catalog.writing(durable=True) as connection:
             return connection.execute(
                 """UPDATE tasks SET state = ?, failures = 0, lost = 0
@@ -253,7 +235,6 @@ class SqliteTasks:
             ).rowcount
 
     def counts(self, queue: QueueRecord) -> list[Count]:
-        """How many tasks there are, by epoch and state."""
         with self._catalog.reading() as connection:
             rows = connection.execute(
                 """SELECT epoch, state, count(*), sum(records), sum(position) FROM tasks WHERE generation = ?
@@ -263,29 +244,20 @@ class SqliteTasks:
         return [Count(*row) for row in rows]
 
     def tasks(self, queue: QueueRecord, state: str) -> list[TaskState]:
-        """The tasks in this state, by epoch and number."""
-        with self._catalog.reading() as connection:
-            rows = connection.execute(f"{_BY_STATE} ORDER BY epoch, number", (queue.generation, state)).fetchall()
-        now_s = time.time()
-        return [_state(row, now_s) for row in rows]
+        return self._read(f"{_BY_STATE} ORDER BY epoch, number", queue.generation, state)
 
     def progress(self, queue: QueueRecord) -> list[TaskState]:
-        """All tasks of the epoch, by number."""
-        with self._catalog.reading() as connection:
-            rows = connection.execute(
-                f"{_STATE} WHERE generation = ? AND epoch = ? ORDER BY number", (queue.generation, queue.epoch)
-            ).fetchall()
-        now_s = time.time()
-        return [_state(row, now_s) for row in rows]
+        query = f"{_STATE} WHERE generation = ? AND epoch = ? ORDER BY number"
+        return self._read(query, queue.generation, queue.epoch)
 
     def put_back(self, queue: QueueRecord) -> list[TaskState]:
-        """Those of earlier epochs that are to do or being done; see the protocol."""
+        query = f"""{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state IN (?, ?) AND epoch < ?
+            ORDER BY epoch, number"""
+        return self._read(query, queue.generation, TODO, DOING, queue.epoch)
+
+    def _read(self, query: str, *values: object) -> list[TaskState]:
         with self._catalog.reading() as connection:
-            rows = connection.execute(
-                f"""{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state IN (?, ?) AND epoch < ?
-                ORDER BY epoch, number""",
-                (queue.generation, TODO, DOING, queue.epoch),
-            ).fetchall()
+            rows = connection.execute(query, values).fetchall()
         now_s = time.time()
         return [_state(row, now_s) for row in rows]
 
@@ -293,7 +265,7 @@ class SqliteTasks:
 def _take_over(
     connection: sqlite3.Connection, generation: int, now_s: float, lease_s: float, max_lost: int
 ) -> TaskState | None:
-    """The task whose lease has expired first, its loss written down. Those lost too often are failed on the way."""
+    """Return the task whose lease has expired first, with its loss noted. Fail those that were lost too often."""
     while True:
         row = connection.execute(_EXPIRED, (generation, now_s)).fetchone()
         row = row or connection.execute(_AHEAD, (generation, now_s + lease_s + CLOCK_SLACK_S)).fetchone()
@@ -308,11 +280,6 @@ def _take_over(
             return task
 
 
-def _first(connection: sqlite3.Connection, generation: int) -> TaskState | None:
-    row = connection.execute(_TODO, (generation,)).fetchone()
-    return None if row is None else _state(row, 0)
-
-
 def _queue(connection: sqlite3.Connection, name: str) -> QueueRecord | None:
     row = connection.execute(f"{_QUEUE} WHERE name = ?", (name,)).fetchone()
     return None if row is None else _queue_record(row)
@@ -322,7 +289,7 @@ def _queue_record(row: tuple[str, int, str, int, int]) -> QueueRecord:
     return QueueRecord(*row[:4], made=bool(row[4]))
 
 
-def _state(row: tuple[Any, ...], now_s: float) -> TaskState:
+def _state(row: tuple[Any, ...], now_s: float = 0.0) -> TaskState:
     *same, since_s, until_s, failures, lost, errors, _claim = row
     return TaskState._make([*same, now_s - since_s, until_s - now_s, failures, lost, tuple(json.loads(errors))])
 
@@ -336,9 +303,7 @@ def _key(lease: Leased) -> tuple[int, int, int]:
 
 
 def _leased(generation: int, task: TaskState, claim: str) -> Leased:
-    return Leased(
-        generation, task.epoch, task.number, task.name, task.start, task.records, task.position, task.token, claim
-    )
+    return Leased(generation, *task[:6], task.token, claim)
 
 
 def _with_error(task: TaskState, error: str) -> str:

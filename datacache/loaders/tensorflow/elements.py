@@ -5,7 +5,7 @@ Used by `tf_dataset` and `tf_records`; needs TensorFlow. Both give the same elem
 - detection: `(image, {"boxes": float32 (n, 4), "labels": int64 (n,)})`, both ragged in a batch
 - classification: `(image, int64)`; path: `(image, string)`; none: `image`
 
-where an image is a string of its stored bytes. Feature names are those of `shards.labels.TfRecordLabels`. Functions
+where an image is a string of its stored bytes. Feature names are those of `shards.records.TfRecordLabels`. Functions
 that TensorFlow calls are traced into graphs, which run in its own threads.
 """
 
