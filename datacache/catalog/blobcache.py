@@ -22,12 +22,12 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from datacache.catalog.base import Catalog, Collected, Live
+from datacache.catalog.base import Catalog
 from datacache.catalog.record import decode_record, encode_record
 from datacache.catalog.sqlite.file import SqliteFile, file_identity, file_uri, id_batches, is_damaged
 from datacache.core.errors import CatalogError, CatalogUnavailableError
@@ -67,15 +67,17 @@ class BlobCache:
         self._unchecked_bytes = limit_bytes  # added since the size was last checked; unknown at first
         self._broken_until = 0.0
         self._away_until = 0.0
+        # Writes and lists go to the shared catalog: it does not have blobs that are only here.
+        self.now_s, self.commit, self.collect = inner.now_s, inner.commit, inner.collect
+        self.datasets, self.snapshots, self.documents = inner.datasets, inner.snapshots, inner.documents
+        self.set_tag, self.remove_tag, self.remove_snapshot = inner.set_tag, inner.remove_tag, inner.remove_snapshot
+        self.set_derived, self.remove_document = inner.set_derived, inner.remove_document
 
     def __repr__(self) -> str:
         return f"BlobCache({self._inner!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (self._inner, self._path, self._limit_bytes))
-
-    def now_s(self) -> float:
-        return self._inner.now_s()
 
     # --- blobs ----------------------------------------------------------------------------------------------
 
@@ -152,17 +154,6 @@ class BlobCache:
 
     # --- snapshots and datasets -----------------------------------------------------------------------------
 
-    def commit(
-        self,
-        record: SnapshotRecord,
-        *,
-        tags: Sequence[str] = (),
-        move_tags: bool = False,
-        needs: Collection[BlobId] = (),
-        check: Callable[[SnapshotRecord], None] | None = None,
-    ) -> SnapshotRecord:
-        return self._inner.commit(record, tags=tags, move_tags=move_tags, needs=needs, check=check)
-
     def dataset(self, name: str) -> DatasetRecord | None:
         return self._asked(
             f"dataset {name}",
@@ -171,24 +162,9 @@ class BlobCache:
             lambda text: DatasetRecord(**json.loads(text)),
         )
 
-    def datasets(self) -> list[DatasetRecord]:
-        return self._inner.datasets()
-
     def snapshot(self, dataset: str, id: str) -> SnapshotRecord | None:
         question = f"snapshot {dataset}@{id}"
         return self._asked(question, lambda: self._inner.snapshot(dataset, id), encode_record, decode_record)
-
-    def snapshots(self, dataset: str, *, id_prefix: str = "") -> list[SnapshotRecord]:
-        return self._inner.snapshots(dataset, id_prefix=id_prefix)
-
-    def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
-        self._inner.set_tag(dataset, tag, id, move=move)
-
-    def remove_tag(self, dataset: str, tag: str, *, id: str = "") -> bool:
-        return self._inner.remove_tag(dataset, tag, id=id)
-
-    def remove_snapshot(self, dataset: str, id: str, *, only_tags: Collection[str] | None = None) -> bool:
-        return self._inner.remove_snapshot(dataset, id, only_tags=only_tags)
 
     def identity(self) -> str:
         identity = self._asked("identity", self._inner.identity, str, str)
@@ -203,9 +179,6 @@ class BlobCache:
             lambda text: BlobId(bytes.fromhex(text)),
         )
 
-    def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
-        self._inner.set_derived(snapshot_id, name, root, needs=needs)
-
     def document(self, kind: str, key: str) -> str | None:
         return self._asked(f"document {kind}/{key}", lambda: self._inner.document(kind, key), str, str)
 
@@ -213,16 +186,6 @@ class BlobCache:
         done = self._inner.set_document(kind, key, text, old=old)
         self._away_until = 0.0  # it answers: a caller that was too late must read the present text next
         return done
-
-    def remove_document(self, kind: str, key: str, *, old: str | None = None) -> bool:
-        return self._inner.remove_document(kind, key, old=old)
-
-    def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
-        return self._inner.documents(kind, after=after, limit=limit)
-
-    def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
-        """Collect in the shared catalog. Copies on nodes go when their room is needed."""
-        return self._inner.collect(live, grace_s=grace_s, dry_run=dry_run, now_s=now_s)
 
     def close(self) -> None:
         self._file.close()

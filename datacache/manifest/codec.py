@@ -1,25 +1,21 @@
 """Ranges and roots as bytes: columns, little-endian, compressed with zstd; named by a hash of the uncompressed bytes.
 
 A range holds on average some 190 entries. Its boundaries depend on its paths alone (`ends_range`), so a change of one
-entry rewrites one range, and an insertion moves no boundary but those beside it. The encoding is canonical: the same
-entries give the same bytes, whatever the versions of the libraries.
+entry rewrites one range, and an insertion moves only the boundaries beside it. The encoding is canonical: the same
+entries give the same bytes with every version of the libraries.
 
 Layout of a range: magic, rows (u32), then the columns path, size, mtime, etag, version, source, key; each column is a
 mode (u8), a length (u32) and its bytes. A range in which an entry has attributes has another magic and two columns
 more: st_mode (u32) and the targets of links. Layout of a root: magic, length of a JSON header (u32), header, then blob
 ids, row counts (u32) and first paths of its ranges.
 
-How a derived root names the blobs below it, so that garbage collection can follow it without knowing what it is.
-
-A snapshot's manifest has its own root (`codec.decode_root`). Every other root that a catalog keeps beside a snapshot
-(`Catalog.derived`: annotation tables, and what may come) is a blob of the caller's own format behind this header, and
-all blobs it needs are named in the header:
+Every other root that a catalog keeps beside a snapshot (`Catalog.derived`, such as annotation tables) is a blob of the
+caller's own format behind a header that names all blobs it needs, so garbage collection can follow it:
 
     magic b"DCT1", count (u32, little-endian), count times 16 bytes (blob ids, in the order the format likes), payload
 
-Whoever marks what is in use decompresses a root and calls `children`; whoever writes one begins with
-`encode_children`, and finds its payload again with `payload`. A blob below the root is a leaf: it names no others.
-Pure functions, any thread.
+Marking calls `children` of a decompressed root. A writer begins with `encode_children`, and a reader calls `payload`. A
+blob below such a root is a leaf: it names no others. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from operator import lt
 from typing import Any
 
@@ -54,22 +50,22 @@ REMAKE = "The snapshot cannot be read; make it again from its bucket: dsctl snap
 
 
 def ends_range(path: bytes, rows: int) -> bool:
-    """Whether a range of `rows` entries ends with the entry at `path`. Depends on paths only, never on contents."""
+    """Tell whether a range of `rows` entries ends with the entry at `path`, whatever the content of its files."""
     return rows >= MAX_ROWS or (rows >= MIN_ROWS and xxh3_64_intdigest(path) % BOUNDARY_ONE_IN == 0)
 
 
 def blob_id(raw: bytes) -> BlobId:
-    """The content address of an uncompressed blob."""
+    """Return the content address of an uncompressed blob."""
     return BlobId(blake2b(raw, digest_size=16).digest())
 
 
 def compress(raw: bytes) -> bytes:
-    """What the catalog stores of an uncompressed blob."""
+    """Compress a blob to the bytes that the catalog stores."""
     return pack(raw)
 
 
 def decompress(stored: bytes, expected: BlobId) -> bytes:
-    """The uncompressed blob; `CorruptManifestError` if it is not what its id says."""
+    """Return the uncompressed blob. Raise `CorruptManifestError` if its id says that it is another."""
     try:
         raw = unpack(stored)
     except ValueError as exc:
@@ -82,7 +78,7 @@ def decompress(stored: bytes, expected: BlobId) -> bytes:
 
 
 def encode_range(entries: Sequence[Entry]) -> bytes:
-    """The canonical bytes of a range; entries in path order."""
+    """Return the canonical bytes of a range; entries in path order."""
     paths, sizes, mtimes, etags, versions, sources, keys, modes, targets = zip(*entries, strict=True)
     attributes = any(modes) or any(targets)
     out = [_ATTRIBUTES_MAGIC if attributes else _RANGE_MAGIC, struct.pack("<I", len(entries))]
@@ -107,12 +103,11 @@ def encode_range(entries: Sequence[Entry]) -> bytes:
 
 
 class Range:
-    """A decoded range. Paths are ready; the other columns are unpacked for the rows that are asked for.
+    """A decoded range. Paths are ready; other columns are unpacked for single rows on demand.
 
-    Its bytes are what their id says and may still have been written by anybody. So all that readers build on is
-    checked when it is made: every column has a value for every row, the paths ascend, and objects have sizes that
-    objects can have. `CorruptManifestError` where it is not so.
-    """
+    Bytes that match their id may still have been written by anybody. So the constructor checks all that readers build
+    on, or raises `CorruptManifestError`: every column has a value for every row, the paths ascend, and objects have
+    possible sizes."""
 
     __slots__ = ("_etags", "_keys", "_modes", "_mtimes", "_sources", "_versions", "paths", "sizes", "targets")
 
@@ -146,28 +141,16 @@ class Range:
         self._keys = _unpack_strings(columns[6][1], rows) if columns[6][0] else None
         modes, targets = columns[7:] or (None, None)
         self._modes = _unpack_numbers("I", modes[1], rows) if modes and modes[0] else None
-        # Where links lead, b'' for what is none; None where there is no link.
+        # The targets of links, b'' for other files; None for a range without links.
         self.targets = _unpack_strings(targets[1], rows) if targets and targets[0] else None
 
     @property
     def sources(self) -> int:
-        """How many sources a root must have for these entries."""
+        """The number of sources that a root must have for these entries."""
         return max(self._sources, default=0) + 1 if self._sources is not None else 0
 
     def entry(self, index: int) -> Entry:
-        """The entry at a position of this range."""
-        if self._modes is not None or self.targets is not None:
-            return self._with_attributes(index)
-        return self._plain(index)
-
-    def _with_attributes(self, index: int) -> Entry:
-        mode = self._modes[index] if self._modes is not None else 0
-        return self._plain(index)._replace(mode=mode, target=self._target(index))
-
-    def _target(self, index: int) -> bytes:
-        return self.targets[index] if self.targets is not None else b""
-
-    def _plain(self, index: int) -> Entry:
+        """Return the entry at a position of this range."""
         return Entry(
             self.paths[index],
             self.sizes[index],
@@ -176,27 +159,29 @@ class Range:
             self._versions[index],
             self._sources[index] if self._sources is not None else 0,
             (self._keys[index] or None) if self._keys is not None else None,
+            self._modes[index] if self._modes is not None else 0,
+            self.targets[index] if self.targets is not None else b"",
         )
 
     def versions(self) -> list[tuple[bytes, int, str]]:
-        """Path, size and ETag of all entries: what versions of a file are told apart by, much faster than entries. What
-        has attributes is told by them, too: its ETag here is followed by them."""
+        """Return path, size and ETag of all entries, by which versions of a file differ, much faster than entries.
+        Attributes of an entry, if it has any, follow its ETag here."""
         etags = self._etags.all()
         if self._modes is not None or self.targets is not None:
-            etags = [etag and self._told_apart(index, etag) for index, etag in enumerate(etags)]
+            modes, targets = self._modes or repeat(0), self.targets or repeat(b"")
+            etags = [
+                f"{etag}\0{mode}\0{target!r}" if etag and (mode or target) else etag
+                for etag, mode, target in zip(etags, modes, targets, strict=False)
+            ]
         return list(zip(self.paths, self.sizes, etags, strict=True))
 
-    def _told_apart(self, index: int, etag: str) -> str:
-        mode = self._modes[index] if self._modes is not None else 0
-        return f"{etag}\0{mode}\0{self._target(index)!r}" if mode or self._target(index) else etag
-
     def mtime_ns(self, index: int) -> int:
-        """The modification time at a position, without building the entry."""
+        """Return the modification time at a position, without building the entry."""
         return self._mtimes[index]
 
 
 def encode_root(root: Root) -> bytes:
-    """The canonical bytes of a root; `blob_id` of them is the snapshot's id."""
+    """Return the canonical bytes of a root; `blob_id` of them is the snapshot's id."""
     header: dict[str, Any] = {
         # The flag is left out where it is false, packs where there are none: plain snapshots keep their ids.
         "sources": [list(source) if source.content_addressed else list(source[:2]) for source in root.sources],
@@ -208,17 +193,14 @@ def encode_root(root: Root) -> bytes:
     if root.packs:
         header["packs"] = [pack.hex() for pack in root.packs]
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    first_paths, rows = [], []
-    for info in root.ranges:
-        first_paths.append(info.first_path)
-        rows.append(info.rows)
+    rows, first_paths = [info.rows for info in root.ranges], [info.first_path for info in root.ranges]
     blobs = b"".join(info.blob for info in root.ranges)
     parts = [_ROOT_MAGIC, struct.pack("<II", len(text), len(root.ranges)), text, blobs]
     return b"".join([*parts, _pack_numbers("I", rows), _pack_strings(first_paths)])
 
 
 def decode_root(raw: bytes) -> Root:
-    """The root of these bytes; `CorruptManifestError` if they are none."""
+    """Return the root of these bytes. Raise `CorruptManifestError` if they are none."""
     if raw[:4] != _ROOT_MAGIC:
         raise CorruptManifestError("a manifest root has another format", hint="It was made by a newer version.")
     try:
@@ -279,7 +261,6 @@ class _Text:
         return digits if self._mode == _HEX else f'"{digits}"'
 
     def all(self) -> list[str]:
-        """All of the column."""
         if self._mode in (_EMPTY, _TEXT):
             return [self[index] for index in range(self._rows)]
         digits = self._strings.hex()  # type: ignore[union-attr]
@@ -335,18 +316,18 @@ _ID_BYTES = 16
 
 
 def encode_children(ids: Sequence[BlobId]) -> bytes:
-    """The header of a root that needs these blobs; its payload comes after it."""
+    """Return the header of a derived root that needs these blobs; its payload comes after it."""
     return b"".join([_HEAD.pack(MAGIC, len(ids)), *ids])
 
 
 def children(raw: bytes) -> list[BlobId]:
-    """The blobs that the root with these uncompressed bytes needs. `CorruptManifestError` if it is no such root."""
+    """Return the blobs that a derived root needs. Raise `CorruptManifestError` if the bytes are no such root."""
     end = _payload_at(raw)
     return [BlobId(raw[at : at + _ID_BYTES]) for at in range(_HEAD.size, end, _ID_BYTES)]
 
 
 def payload(raw: bytes) -> memoryview:
-    """What comes after the header, without a copy. `CorruptManifestError` if the bytes are no such root."""
+    """Return the bytes after the header, without a copy. Raise `CorruptManifestError` if the bytes are no such root."""
     return memoryview(raw)[_payload_at(raw) :]
 
 
