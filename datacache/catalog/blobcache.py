@@ -24,6 +24,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,7 +78,7 @@ class BlobCache:
         return f"BlobCache({self._inner!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (self._inner, self._path, self._limit_bytes))
+        return (partial(BlobCache, limit_bytes=self._limit_bytes), (self._inner, self._path))
 
     # --- blobs ----------------------------------------------------------------------------------------------
 
@@ -295,7 +296,3 @@ def _prepare(connection: sqlite3.Connection) -> None:
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version={_VERSION}")
     connection.execute("COMMIT")
-
-
-def _rebuild(inner: Catalog, path: Path, limit_bytes: int) -> BlobCache:
-    return BlobCache(inner, path, limit_bytes=limit_bytes)

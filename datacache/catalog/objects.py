@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from datacache.catalog.base import Catalog
@@ -150,7 +150,8 @@ class ObjectWriter:
         self._store.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_reopen, (self._catalog, self._settings, self._url, self._creation.key))
+        same = partial(ObjectWriter, url=self._url, creation=self._creation.key)
+        return (same, (self._catalog, self._settings))
 
 
 def parse_object_key(key: str) -> tuple[str, int] | None:
@@ -158,10 +159,6 @@ def parse_object_key(key: str) -> tuple[str, int] | None:
     another key."""
     match = CONTENT_KEY.fullmatch(key)
     return None if match is None else (match[1] + match[2], int(match[3]))
-
-
-def _reopen(catalog: Catalog, settings: Settings, url: str, creation: str) -> ObjectWriter:
-    return ObjectWriter(catalog, settings, url=url, creation=creation)
 
 
 def _place(settings: Settings, url: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
@@ -143,7 +144,10 @@ class FolderFiles:
             return None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_folder_files, (self._folder, self._names))
+        return (FolderFiles, (self._folder,), self._names)
+
+    def __setstate__(self, names: Sequence[str]) -> None:
+        self.use(names)
 
 
 class SnapshotFiles:
@@ -281,7 +285,10 @@ class SnapshotFiles:
         return tuple(nothing if row is None else manifest.object_ref(manifest.entry(row)) for row in self.rows)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_snapshot_files, (self.snapshot, self.listed, self._names))
+        return (partial(SnapshotFiles, listed=self.listed), (self.snapshot,), self._names)
+
+    def __setstate__(self, names: Sequence[str]) -> None:
+        self.use(names)
 
 
 def missing(where: str, name: str) -> ShardError:
@@ -317,15 +324,3 @@ class _Mapped(MappedFile):
 def _max_maps() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MAX_MAPS if soft == resource.RLIM_INFINITY else max(_MIN_MAPS, min(_MAX_MAPS, soft // 2))
-
-
-def _folder_files(folder: Path, names: Sequence[str]) -> FolderFiles:
-    files = FolderFiles(folder)
-    files.use(names)
-    return files
-
-
-def _snapshot_files(snapshot: Snapshot, listed: bool, names: Sequence[str]) -> SnapshotFiles:
-    files = SnapshotFiles(snapshot, listed=listed)
-    files.use(names)
-    return files

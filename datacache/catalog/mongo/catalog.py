@@ -160,7 +160,6 @@ class MongoCatalog:
         return records[0] if records else None
 
     def snapshots(self, dataset: str, *, id_prefix: str = "") -> list[SnapshotRecord]:
-        """A dataset's snapshots in the order of their creation, those whose id starts with `id_prefix`."""
         return self._records(dataset, lambda listed: listed.startswith(id_prefix))
 
     def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
