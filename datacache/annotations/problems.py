@@ -1,14 +1,14 @@
-"""What can be wrong with annotations and images: every code of a `Problem`, and those that many callers name.
+"""Everything that can be wrong with annotations and images: the codes, and the problems that many callers report.
 
-`PROBLEMS` is the one list. docs/ANNOTATIONS.md has the same codes and sentences with what is done about each, and a
-test holds the two together; readers, writers and conversions use no code that is not here.
+`PROBLEMS` is the one list. docs/ANNOTATIONS.md has the same codes and sentences, and a test holds the two together;
+readers, writers and conversions use no other code. Readers collect what they find in a `Problems`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from datacache.annotations.model import Problem
+from datacache.annotations.model import Action, Problem
 from datacache.core.errors import AnnotationError, BrokenImageError
 
 PROBLEMS: Final[dict[str, str]] = {
@@ -92,27 +92,39 @@ PROBLEMS: Final[dict[str, str]] = {
     "crop-outside": "A crop reaches beyond the image, or misses it",
     "box-cropped-away": "A crop leaves nothing of a box, or less than was asked for",
 }
-"""Code → what it is."""
+"""Code → meaning."""
+
+
+class Problems(list[Problem]):
+    """The problems that a reader finds in one file, in order."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file = file
+
+    def add(self, code: str, action: Action, message: str, line: int = 0) -> None:
+        """Report a problem of the file."""
+        self.append(Problem(code, action, self.file, line, message))
 
 
 def unusable_file(error: AnnotationError, image: str = "") -> Problem:
-    """The line of a report for an annotation file that could not be used, and with it the one image that it is of."""
+    """Return the problem of an annotation file that cannot be used, nor can the one `image` that it is of."""
     left_out = f"the file and {quote(image)} are left out" if image else "the file is left out"
     return Problem(error.code, "skipped", error.file, error.line, f"{error.message}; {left_out}")
 
 
 def broken_image(path: str, error: BrokenImageError) -> Problem:
-    """The line for an image whose header `image_header.read_header` refused."""
+    """Return the problem of an image whose header `image_header.read_header` refused."""
     return Problem("image-broken", "skipped", path, 0, f"{error.message}; the image is left out")
 
 
 def truncated_image(path: str) -> Problem:
-    """The line for an image whose header says `complete=False`."""
+    """Return the problem of an image whose header says `complete=False`."""
     return Problem("image-truncated", "skipped", path, 0, "the image ends before its end; it is left out")
 
 
 def image_that_goes_on(path: str) -> Problem:
-    """The line for an image whose header says `goes_on=True`."""
+    """Return the problem of an image whose header says `goes_on=True`."""
     message = (
         "the JPEG has bytes behind its end. Ultralytics rewrites such a file, and where it cannot, as on a mount, "
         "leaves out image and labels: convert with --reencode-broken, or train from an export"
@@ -121,5 +133,5 @@ def image_that_goes_on(path: str) -> Problem:
 
 
 def quote(text: str) -> str:
-    """A value for a message: quoted, and not longer than 60 characters."""
+    """Quote a value for a message, in at most 60 characters."""
     return repr(text if len(text) <= 60 else f"{text[:57]}…")

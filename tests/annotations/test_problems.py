@@ -44,7 +44,7 @@ def calls() -> list[tuple[str, ast.Call]]:
     return [
         (file.name, node)
         for folder in ("annotations", "conversion")
-        for file in sorted((package / folder).glob("*.py"))
+        for file in sorted((package / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
     ]
@@ -56,7 +56,8 @@ def test_code_uses_every_problem_in_the_list_and_no_other() -> None:
         arguments = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "code")]
         texts = {value.value for value in arguments if isinstance(value, ast.Constant) and isinstance(value.value, str)}
         used |= texts & set(PROBLEMS)
-        if getattr(call.func, "id", "") == "Problem" and isinstance(call.args[0], ast.Constant):
+        reports = getattr(call.func, "attr", "") == "add" and len(call.args) >= 3  # `Problems.add`
+        if (reports or getattr(call.func, "id", "") == "Problem") and isinstance(call.args[0], ast.Constant):
             assert call.args[0].value in PROBLEMS, file
         for keyword in call.keywords:
             if keyword.arg == "code" and isinstance(keyword.value, ast.Constant):

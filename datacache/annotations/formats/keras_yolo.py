@@ -1,7 +1,7 @@
 """keras-yolo3: a line an image, `path x1,y1,x2,y2,class x1,y1,x2,y2,class …`, in whole pixels.
 
-The format of https://github.com/qqwweee/keras-yolo3 and of what was made after it; the classes' names are in a file of
-their own. Used by the annotation table and by conversions. Pure functions, any thread.
+The format of https://github.com/qqwweee/keras-yolo3 and its descendants; the classes' names are in a file of their own.
+Used by the annotation table and by conversions. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import re
 from collections.abc import Mapping, Sequence
 
 from datacache.annotations.classes import unlisted
-from datacache.annotations.formats.values import parse_number
+from datacache.annotations.formats.values import parse_class_id, parse_number
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem
-from datacache.annotations.problems import quote
+from datacache.annotations.problems import Problems, quote
 
 _TOKEN = re.compile(r"[^ \t\v\f]+")
 _IMAGE_END = re.compile(r"\.(?:jpe?g|jpe|jfif|png|bmp|webp|tiff?|gif|p[gpnb]m)$", re.IGNORECASE)
 
 
 def parse(data: bytes | memoryview, file: str, classes: Sequence[str]) -> DraftFile:
-    """The boxes of each image, in the order of their first lines; `name` of a draft is the path as it is written.
+    """Read the boxes of each image, in the order of their first lines; `name` of a draft is the path as it is written.
 
-    A path may have spaces: it ends where the last word with an image's extension ends, and what follows is boxes.
-    Several lines of one image are taken together. Bytes that are not UTF-8 stay what they are, as in a snapshot.
+    A path may have spaces: it ends with the last word that has an image's extension, and boxes follow. Several lines of
+    one image are taken together. Bytes that are not UTF-8 stay as they are, as in a snapshot.
     """
     reader = _Lines(file, classes)
     text = bytes(data).removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
@@ -37,8 +37,8 @@ class _Lines:
 
     def __init__(self, file: str, classes: Sequence[str]) -> None:
         self._file, self._classes = file, classes
-        self._images: dict[str, tuple[int, list[Box], list[Problem]]] = {}
-        self._lost: list[Problem] = []
+        self._images: dict[str, tuple[int, list[Box], Problems]] = {}
+        self._problems = Problems(file)
         self._unlisted: dict[int, list[int]] = {}
 
     def line(self, line: str, number: int) -> None:
@@ -50,68 +50,62 @@ class _Lines:
         path = line[words[0].start() : words[boxes_from - 1].end()] if boxes_from else ""
         if not path:
             message = f"{quote(line.strip())} has no path before its boxes; the line is left out"
-            self._lost.append(Problem("line-malformed", "skipped", self._file, number, message))
+            self._problems.add("line-malformed", "skipped", message, number)
             return
         begun = path in self._images
-        first, boxes, problems = self._images.setdefault(path, (number, [], []))
+        first, boxes, problems = self._images.setdefault(path, (number, [], Problems(self._file)))
         if begun:
             message = f"{quote(path)} has line {first} already; the boxes of both are taken together"
-            problems.append(Problem("image-repeated", "noted", self._file, number, message))
+            problems.add("image-repeated", "noted", message, number)
         for word in words[boxes_from:]:
             box = self._box(word.group(), number, problems)
             if box is not None:
                 boxes.append(box)
 
     def finish(self) -> DraftFile:
-        """All of it, and what is said once for the whole file."""
+        """Return all of it, with the problems of the whole file."""
         for id, lines in self._unlisted.items():
             message = f"{len(lines):,} boxes are of class {id}, and the list has {len(self._classes)}"
-            problem = Problem("class-unlisted", "noted", self._file, lines[0], f"{message}; kept as {unlisted(id)!r}")
-            self._lost.append(problem)
-        images = [
+            self._problems.add("class-unlisted", "noted", f"{message}; kept as {unlisted(id)!r}", lines[0])
+        images: list[tuple[Draft, list[Problem]]] = [
             (Draft(self._file, path, boxes=tuple(boxes), line=number), problems)
             for path, (number, boxes, problems) in self._images.items()
         ]
-        return DraftFile(images, self._lost, tuple(self._classes))
+        return DraftFile(images, self._problems, tuple(self._classes))
 
-    def _box(self, word: str, number: int, problems: list[Problem]) -> Box | None:
-        def skipped(code: str, message: str) -> None:
-            problems.append(Problem(code, "skipped", self._file, number, f"{message}; the box is left out"))
-
+    def _box(self, word: str, number: int, problems: Problems) -> Box | None:
         parts = word.split(",")
         if len(parts) != 5:
-            skipped("line-malformed", f"{quote(word)} is not x1,y1,x2,y2,class")
+            message = f"{quote(word)} is not x1,y1,x2,y2,class; the box is left out"
+            problems.add("line-malformed", "skipped", message, number)
             return None
-        values = [parse_number(part) for part in parts]
-        *edges, id = values
-        wrong = next((part for part, value in zip(parts[:4], edges, strict=True) if value is None), None)
-        if wrong is not None:
-            skipped("box-text", f"{quote(wrong)} in {quote(word)} is not a number")
+        edges: list[float] = []
+        for part in parts[:4]:
+            value = parse_number(part)
+            if value is None:
+                message = f"{quote(part)} in {quote(word)} is not a number; the box is left out"
+                problems.add("box-text", "skipped", message, number)
+                return None
+            edges.append(value)
+        id = parse_class_id(parts[4], "box", problems, number)
+        if id is None:
             return None
-        if id is None or not 0 <= id < 2**31 or id != int(id):
-            skipped("class-id", f"{quote(parts[4])} is no class id, which is a whole number from 0 on")
-            return None
-        if not parts[4].strip("+-").isdigit():
-            message = f"the class id {quote(parts[4])} was read as {int(id)}"
-            problems.append(Problem("class-id-float", "repaired", self._file, number, message))
-        x1, y1, x2, y2 = (value for value in edges if value is not None)
-        return Box(self._label(int(id), number), x1, y1, x2, y2, line=number)
-
-    def _label(self, id: int, number: int) -> str:
         if id < len(self._classes):
-            return self._classes[id]
-        if self._classes:
-            self._unlisted.setdefault(id, []).append(number)
-        return unlisted(id)
+            label = self._classes[id]
+        else:
+            label = unlisted(id)
+            if self._classes:
+                self._unlisted.setdefault(id, []).append(number)
+        x1, y1, x2, y2 = edges
+        return Box(label, x1, y1, x2, y2, line=number)
 
 
 def write_line(annotation: Annotation, class_ids: Mapping[str, int]) -> tuple[bytes, list[Problem]]:
-    """The line of a checked annotation. Boxes whose label is not in `class_ids` are left out, which is the caller's to
-    report.
+    """Write the line of a checked annotation. Boxes whose label is not in `class_ids` are left out; callers report it.
 
     keras-yolo3 reads whole numbers only, so edges are rounded to the nearest pixel, a half upwards; a box that would
-    lose its area keeps one pixel. Its loader splits lines at every space: a path with one is written as it is, and
-    noted. A path with a line break cannot be written at all: no line, and a problem.
+    lose its area keeps one pixel. Its loader splits lines at every space: a path with one is written, and noted. A path
+    with a line break cannot be written: no line, and a problem.
     """
     path = annotation.path
     if "\n" in path or "\r" in path:
@@ -132,7 +126,7 @@ def write_line(annotation: Annotation, class_ids: Mapping[str, int]) -> tuple[by
 
 
 def _first_box(words: Sequence[str]) -> int:
-    """How many words are the path."""
+    """Return how many words are the path."""
     for number in range(len(words), 0, -1):
         if _IMAGE_END.search(words[number - 1]):
             return number

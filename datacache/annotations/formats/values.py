@@ -1,6 +1,6 @@
-"""Values of JSON files written by anybody: about none of them is it sure what it is. Used by the reader of COCO.
+"""Values in annotation files that anybody may have written: numbers, ids and JSON of any type, and polygons.
 
-Numbers as annotation files write them, and the box around a polygon. Used by the readers. Pure functions.
+Used by the readers of formats. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from datacache.annotations.classes import decode
-from datacache.annotations.problems import quote
+from datacache.annotations.problems import Problems, quote
 from datacache.core.errors import AnnotationError
 
 JSON = Any  # what json.loads gives
 
 
 def load(data: bytes, file: str) -> JSON:
-    """The content of a file. `AnnotationError` with the line where it is no JSON."""
+    """Parse a JSON file. `AnnotationError` with the line where it is no JSON."""
 
     def broken(reason: str, line: int = 0) -> AnnotationError:
         return AnnotationError(f"{file} is no JSON: {reason}", code="json-broken", file=file, line=line)
@@ -35,7 +35,7 @@ def load(data: bytes, file: str) -> JSON:
 
 
 def to_id(value: JSON) -> str | None:
-    """An id to compare by: the number 1 and the text '1' are one, as tools that write both expect."""
+    """Return an id to compare by: the number 1 and the text '1' are one, as tools that write both expect."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -44,7 +44,7 @@ def to_id(value: JSON) -> str | None:
 
 
 def to_number(value: JSON) -> float | None:
-    """A number, also one that is written as a text; None for anything else."""
+    """Return a number, also one that is written as a text; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -56,21 +56,21 @@ def to_number(value: JSON) -> float | None:
 
 
 def to_text(value: JSON) -> str:
-    """A value as a text: texts as they are, the others as JSON, lists and objects only named."""
+    """Return texts as they are, other values as JSON; lists and objects are only named."""
     if isinstance(value, str):
         return value
     return kind(value) if isinstance(value, list | dict) else str(json.dumps(value))
 
 
 def kind(value: JSON) -> str:
-    """What a value is, in words."""
+    """Say in words of which kind a value is."""
     if value is None:
         return "nothing"
     return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a single value"
 
 
 def displayed(value: JSON) -> str:
-    """A value for a message: lists and objects as JSON, all others quoted, and not longer than 60 characters."""
+    """Show a value in a message: lists and objects as JSON, all others quoted, in at most 60 characters."""
     if not isinstance(value, list | dict):
         return quote(to_text(value))
     try:
@@ -81,12 +81,12 @@ def displayed(value: JSON) -> str:
 
 
 def shown(entry: dict[str, JSON], key: str) -> str:
-    """A member for a message: `no bbox` or `the bbox 'x'`."""
+    """Show a member of an object in a message: `no bbox` or `the bbox 'x'`."""
     return f"the {key} {displayed(entry[key])}" if entry.get(key) is not None else f"no {key}"
 
 
 def parse_number(text: str | bytes) -> float | None:
-    """A number, `nan` and `inf` among them (the check of a draft speaks of those); None for any other text."""
+    """Parse a number, `nan` and `inf` too (`check` reports those); None for any other text."""
     if (b"_" if isinstance(text, bytes) else "_") in text:  # type: ignore[operator]  # 1_000 is a number to Python alone
         return None
     try:
@@ -95,8 +95,21 @@ def parse_number(text: str | bytes) -> float | None:
         return None
 
 
+def parse_class_id(raw: str | bytes, left_out: str, problems: Problems, line: int) -> int | None:
+    """Parse a class id; None, and a problem, for any other text. `left_out` names what is left out for it."""
+    value = parse_number(raw)
+    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    if value is None or not 0 <= value < 2**31 or value != int(value):
+        message = f"{quote(text)} is no class id, which is a whole number from 0 on; the {left_out} is left out"
+        problems.add("class-id", "skipped", message, line)
+        return None
+    if not text.strip("+-").isdigit():
+        problems.add("class-id-float", "repaired", f"the class id {quote(text)} was read as {int(value)}", line)
+    return int(value)
+
+
 def bounding_box(values: Sequence[float]) -> tuple[float, float, float, float]:
-    """The box around x, y, x, y …; of `nan` where one of them is not finite, which min and max would pass over."""
+    """Return the box around x, y, x, y …; all `nan` where one is not finite, which min and max would pass over."""
     if not all(map(math.isfinite, values)):
         return (math.nan, math.nan, math.nan, math.nan)
     xs, ys = values[0::2], values[1::2]

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from datacache.annotations.classes import unlisted
-from datacache.annotations.formats.values import bounding_box, parse_number
-from datacache.annotations.model import Action, Annotation, Box, Draft, Problem
-from datacache.annotations.problems import quote
+from datacache.annotations.formats.values import bounding_box, parse_class_id, parse_number
+from datacache.annotations.model import Annotation, Box, Draft, Problem
+from datacache.annotations.problems import Problems, quote
 from datacache.core.errors import AnnotationError, UsageError
 
 MAX_BYTES: Final = 32 * 2**20
@@ -31,12 +31,12 @@ _LINE = b"%d %.6f %.6f %.6f %.6f\n"
 def parse(
     data: bytes | memoryview, file: str, *, width: int, height: int, classes: Sequence[str], pose: bool = False
 ) -> tuple[Draft, list[Problem]]:
-    """The boxes of a label file, in pixels of an image of `width` by `height` as it is displayed.
+    """Read the boxes of a label file, in pixels of an image of `width` by `height` as it is displayed.
 
-    Besides boxes it knows boxes with a confidence (an attribute) and polygons `class x1 y1 x2 y2 x3 y3 …` (their
-    bounding boxes); with `pose` all that follows a box is keypoints. An id that is not in `classes` becomes the label
-    `class_7`, which is a problem only where there is a list. The draft has no size: the format knows none.
-    `AnnotationError` for a file that is larger than any of one image.
+    A line may have a confidence after its box (an attribute), or be a polygon `class x1 y1 x2 y2 x3 y3 …` (its bounding
+    box is taken); with `pose`, keypoints follow each box. An id that is not in `classes` becomes the label `class_7`,
+    which is a problem only where there is a list. The draft has no size: the format knows none. `AnnotationError` for a
+    file that is larger than any of one image.
     """
     data = bytes(data)
     if len(data) > MAX_BYTES:
@@ -51,7 +51,7 @@ def parse(
     boxes = reader.boxes
     for number, line in enumerate(lines, 1):
         parts = line.split()
-        # Nearly every line of nearly every file; what is odd about the others is found out in `_Lines.odd`.
+        # Nearly every line of nearly every file; `_Lines.odd` reads the others.
         if len(parts) == 5 and b"_" not in line:
             try:
                 id = int(parts[0])
@@ -80,31 +80,31 @@ class _Lines:
     def __init__(self, file: str, width: int, height: int, classes: Sequence[str]) -> None:
         self.file = file
         self.boxes: list[Box] = []
-        self.problems: list[Problem] = []
+        self.problems = Problems(file)
         self._width, self._height, self._classes = width, height, classes
         self._polygons: list[int] = []
         self._poses: list[int] = []
         self._unlisted: dict[int, list[int]] = {}
 
     def odd(self, parts: Sequence[bytes], number: int, *, pose: bool) -> None:
-        """A line that is not five numbers with a class of the list."""
+        """Read a line that is not five numbers with a class of the list."""
         columns = len(parts)
         polygon = columns >= 7 and columns % 2 == 1 and not pose
         if columns < 5 or (columns > 6 and not polygon and not pose):
             message = f"{_shown(parts)} has {columns} columns, and a box has 5; the line is left out"
-            self._problem("line-malformed", "skipped", number, message)
+            self.problems.add("line-malformed", "skipped", message, number)
             return
-        id = self._class_id(parts, number)
+        id = parse_class_id(parts[0], "line", self.problems, number)
         if id is None:
             return
-        # Keypoints are not read, and so cannot be wrong.
-        numbers = [parse_number(part) for part in (parts[1:5] if pose else parts[1:])]
-        wrong = next((at for at, value in enumerate(numbers, 1) if value is None), None)
-        if wrong is not None:
-            message = f"{quote(_text(parts[wrong]))} is not a number; the line is left out"
-            self._problem("box-text", "skipped", number, message)
-            return
-        values = [value for value in numbers if value is not None]
+        values: list[float] = []
+        for part in parts[1:5] if pose else parts[1:]:  # keypoints are not read, and so cannot be wrong
+            value = parse_number(part)
+            if value is None:
+                message = f"{quote(_text(part))} is not a number; the line is left out"
+                self.problems.add("box-text", "skipped", message, number)
+                return
+            values.append(value)
         if polygon:
             self._polygons.append(number)
             edges = bounding_box(values)
@@ -116,46 +116,32 @@ class _Lines:
         attributes = (("confidence", _text(parts[5])),) if columns == 6 and not pose else ()
         x1, y1, x2, y2 = edges
         w, h = self._width, self._height
-        label = self._classes[id] if id < len(self._classes) else self._unlisted_label(id, number)
+        if id < len(self._classes):
+            label = self._classes[id]
+        else:
+            label = unlisted(id)
+            if self._classes:
+                self._unlisted.setdefault(id, []).append(number)
         self.boxes.append(Box(label, x1 * w, y1 * h, x2 * w, y2 * h, attributes=attributes, line=number))
 
     def finish(self) -> None:
-        """What is said once for the whole file."""
+        """Report what is said once for the whole file."""
         for id, lines in self._unlisted.items():
             message = (
                 f"{_objects(lines)} of class {id}, and the list has {len(self._classes)}; kept as {unlisted(id)!r}"
             )
-            self._problem("class-unlisted", "noted", lines[0], message)
+            self.problems.add("class-unlisted", "noted", message, lines[0])
         if self._polygons:
             message = f"{_objects(self._polygons)} drawn as polygons; their bounding boxes were taken"
-            self._problem("polygon-boxed", "noted", self._polygons[0], message)
+            self.problems.add("polygon-boxed", "noted", message, self._polygons[0])
         if self._poses:
             message = f"{_objects(self._poses)} with keypoints, which are left out; the boxes were taken"
-            self._problem("keypoints-ignored", "noted", self._poses[0], message)
-
-    def _class_id(self, parts: Sequence[bytes], number: int) -> int | None:
-        value = parse_number(parts[0])
-        text = quote(_text(parts[0]))
-        if value is None or not 0 <= value < 2**31 or value != int(value):
-            message = f"{text} is no class id, which is a whole number from 0 on; the line is left out"
-            self._problem("class-id", "skipped", number, message)
-            return None
-        if not parts[0].strip(b"+-").isdigit():
-            self._problem("class-id-float", "repaired", number, f"the class id {text} was read as {int(value)}")
-        return int(value)
-
-    def _unlisted_label(self, id: int, number: int) -> str:
-        if self._classes:
-            self._unlisted.setdefault(id, []).append(number)
-        return unlisted(id)
-
-    def _problem(self, code: str, action: Action, number: int, message: str) -> None:
-        self.problems.append(Problem(code, action, self.file, number, message))
+            self.problems.add("keypoints-ignored", "noted", message, self._poses[0])
 
 
 def write(annotation: Annotation, class_ids: Mapping[str, int]) -> bytes:
-    """The label file of a checked annotation: a line a box in their order, six decimals. Boxes whose label is not in
-    `class_ids` are left out, which is the caller's to report.
+    """Write the label file of a checked annotation: a line a box in their order, six decimals. Boxes whose label is not
+    in `class_ids` are left out; callers report it.
 
     Rounding moves an edge by up to 0.75e-6 of the image's side (half a unit of the centre, a quarter of the size), so a
     box at the image's edge may be read again as lying that far outside.
@@ -177,7 +163,7 @@ def write(annotation: Annotation, class_ids: Mapping[str, int]) -> bytes:
 
 
 def data_yaml(folders: Mapping[str, str], classes: Sequence[str]) -> bytes:
-    """`data.yaml` for folders of images by split.
+    """Write `data.yaml` for folders of images by split.
 
     Ultralytics refuses a file without `train` and `val`: where one of them is not there, it is the first folder. There
     is no `path`: without it the folders are beside the file, while `path: .` means wherever training was started
@@ -196,9 +182,10 @@ def data_yaml(folders: Mapping[str, str], classes: Sequence[str]) -> bytes:
 
 
 def darknet_data(classes: int, lists: Mapping[str, str]) -> bytes:
-    """`obj.data`: the number of classes and the lists of images by split; Darknet calls `val` `valid`.
+    """Write `obj.data`: the number of classes and the lists of images by split; Darknet calls `val` `valid`.
 
-    `UsageError` for a split that has the name of another key."""
+    `UsageError` for a split that has the name of another key.
+    """
     taken = {"classes", "names", "backup"}
     lines = [f"classes = {classes}\n"]
     for split, path in lists.items():
@@ -211,18 +198,17 @@ def darknet_data(classes: int, lists: Mapping[str, str]) -> bytes:
 
 
 def _yaml(text: str) -> str:
-    """A double-quoted scalar: the only style of YAML that can hold every string, and in which nothing is a keyword."""
-    return (
-        '"' + "".join(_YAML_ESCAPES.get(char) or (char if char.isprintable() else _escape(char)) for char in text) + '"'
-    )
+    """Write a double-quoted scalar: the one style of YAML that holds every string, and has no keywords."""
 
+    def escaped(char: str) -> str:
+        if char in '"\\':
+            return f"\\{char}"
+        code = ord(char)
+        if char.isprintable():
+            return char
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
-_YAML_ESCAPES = {'"': '\\"', "\\": "\\\\"}
-
-
-def _escape(char: str) -> str:
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return f'"{"".join(map(escaped, text))}"'
 
 
 # --- small parts ----------------------------------------------------------------------------------------------------
