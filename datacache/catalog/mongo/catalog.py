@@ -177,7 +177,6 @@ class MongoCatalog:
             self._change(dataset, change)
 
     def remove_tag(self, dataset: str, tag: str, *, id: str = "") -> bool:
-        """Remove a tag; see the protocol."""
         was_there = False
 
         def change(old: _Dataset | None) -> _Dataset | None:
@@ -270,7 +269,6 @@ class MongoCatalog:
         return blob_store.remove_document(self._database, kind, key, old=old)
 
     def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
-        """Keys and texts by key; see the protocol."""
         return blob_store.list_documents(self._database, kind, after=after, limit=limit)
 
     def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
