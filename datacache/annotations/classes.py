@@ -1,12 +1,8 @@
 """Lists of classes: reading and writing them, and the order that gives each class its id.
 
-A class's id is its position in a list, so a list is never mended: what could mean two orders is an error. Used by the
-readers of YOLO and keras-yolo3 and by conversions. Pure functions, any thread.
-
-Which class has which id, for who trains from a table of annotations: as files of a snapshot or as shards of it.
-
-One function, so that a model trained from the one knows the classes of the other. Used by the builder of shards and by
-the datasets. Pure, any thread.
+A class's id is its position in a list, so a list is never mended: what could mean two orders is an error. `class_ids`
+is the one order for training, from shards as from files, so that a model trained on one knows the classes of the other.
+Used by readers of formats, conversions, shards and data sets. Pure functions, any thread.
 """
 
 from __future__ import annotations

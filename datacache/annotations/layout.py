@@ -1,11 +1,8 @@
-"""One look at the names of a snapshot's files, and what a text or JSON file is by its content.
+"""Find out what a snapshot holds: the format of its annotations, and the files that speak of all of it.
 
-Used by `layout.detect`. What is kept does not grow with the snapshot. Paths are bytes, as in the manifest. One thread.
-
-What a snapshot holds: the format of its annotations, and where the files are that speak of all of it.
-
-`detect` goes once through the manifest and keeps only counts, a sample and the few files with telling names; it then
-reads a handful of files to be sure. Used by the annotation table. Paths are bytes, as in the manifest. One thread.
+`detect` goes once through the manifest and keeps only counts, a sample and the few files with telling names, so memory
+does not grow with the snapshot; it then reads a handful of files to be sure. Used by the annotation table. Paths are
+bytes, as in the manifest. One thread.
 """
 
 from __future__ import annotations

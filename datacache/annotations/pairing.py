@@ -1,15 +1,12 @@
-"""Splits as folders and files are named after them: `train2017/`, `valid/`, `instances_val.json`, `2007_train.txt`.
+"""What paths say: which files are images, which annotation belongs to which image, and which split is meant.
 
-Used by whatever recognises the layout of a data set. Pure functions, any thread. Paths are bytes, as in the manifest.
+An image and its annotation have one relative path without extension. Both may lie in one folder; or in two of which one
+is named after images and the other after annotations, at any depth (`JPEGImages/a.jpg` and `Annotations/a.xml`,
+`images/train/a.jpg` and `labels/train/a.txt`, `train/a.jpg` and `train/labels/a.txt`). Folders and files may be called
+after splits: `train2017/`, `valid/`, `instances_val.json`. Case does not matter. Paths are bytes, as in the manifest.
 
-Which annotation file belongs to which image, by relative path without extension.
-
-Both may lie in one folder; or in two of which one is named after images and the other after annotations, at any depth
-(`JPEGImages/a.jpg` and `Annotations/a.xml`, `images/train/a.jpg` and `labels/train/a.txt`, `train/a.jpg` and
-`train/labels/a.txt`). Names of folders and extensions may be upper or lower case. Paths are bytes, as in the manifest.
-
-Used by the detection of layouts and by the annotation table. `Pairing` asks the manifest for single rows and keeps what
-it learns of folders; one thread.
+Used by the detection of layouts, the annotation table and the loaders. `Pairing` asks the manifest for single rows and
+keeps what it learns of folders; one thread. The functions are pure.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""Find images by what is annotated in them: labels, numbers of objects, and conditions in a small language (`where`).
+"""Find images by what is annotated in them (labels, numbers of objects, a condition of `where`), and compare versions.
 
-All that is asked for is compiled to one function over the columns of a range's summary, so that 100,000 images take
-some hundredths of a second; boxes are decoded only for the fields that need them. Used by `dsctl query`, previews and
-subsets. A query is a plain value; any thread.
-
-Which images are annotated otherwise in another version of a data set.
-
-Ranges that both tables have are passed over unread, so the cost follows the change. Used by `dsctl preview --against`.
-One thread an iterator.
+A query is compiled to one function over the columns of a range's summary, so that 100,000 images take some hundredths
+of a second; boxes are decoded only for the fields that need them. `compare` passes over ranges that both tables have,
+so its cost follows the change. Used by `dsctl query`, previews and subsets. A query is a plain value; any thread.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""The image that a name in an annotation file means: COCO's `file_name`, the paths of keras-yolo3 and of image lists.
+"""Bring what files of many images say (COCO, keras-yolo3, `metadata.jsonl`) to the images that they mean.
 
-Such a name is relative to a folder of images that the file does not name, or absolute on the machine it was written on.
-Used by the annotation table. Asks the manifest for single rows; one thread.
-
-What files that speak of many images (COCO, keras-yolo3, `metadata.jsonl`) say, brought to the images that they mean.
-
-Used by `source`. An image that a file names exactly is never given what is said of another; what two files say of one
-image is taken together, and a box that both have counts once. One thread.
+Used by `source` and `subset`. A file's names are relative to a folder of images that it does not name, or absolute on
+the machine where it was written. An image that a file names exactly never gets what is said of another; what two files
+say of one image is taken together, and a box that both have counts once. Asks the manifest for single rows; one thread.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Which annotation belongs to which image of a snapshot, whatever the format: files beside images, or one file for
-many.
+"""Find the annotation of each image of a snapshot, in a file beside the image or in one for many; and read many files.
 
-Used by the index. One thread; the manifest is gone through twice, and what is kept of each image is one number.
-
-Read many small files of a snapshot one after the other: from this node where they are here, ahead of time otherwise.
-
-Used in the worker processes of the index and of image operations. One consumer; threads of its own fetch what is not on
-the node, so that a cold data set costs the store's throughput and not its latency times the number of files.
+Used by the index and by image operations. `AnnotationSource` belongs to one thread; it goes through the manifest twice,
+and keeps one number an image. `Files` reads small files of a snapshot in order: from this node where it has them, ahead
+of time in threads otherwise, so a cold data set costs the store's throughput and not its latency times the number of
+files. It has one consumer.
 """
 
 from __future__ import annotations

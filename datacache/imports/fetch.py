@@ -1,12 +1,9 @@
-"""From a checked line to an entry: an object of a store is looked at (or copied), one from the web is copied.
+"""Turn checked lines into entries, in threads whose results come in order.
 
-Used by the threads of `jsonl`. Safe from several threads. Raises the store's errors.
-
-A function applied to items by some threads, results in the order of the items, a bounded number ahead.
-
-Used by `jsonl`. Unlike those of `core.threads` these threads are daemons, so that a command that is interrupted ends at
-once, without waiting for servers that do not answer; otherwise they have ended when `ordered` has. And the consumer can
-show progress meanwhile, however long one item takes.
+Used by `jsonl`. An object of a store is looked at or copied, one from the web is copied. The threads are daemons, so a
+command that is interrupted ends at once, without waiting for servers that do not answer; otherwise they have ended when
+`ordered` has. The consumer can show progress meanwhile, however long one item takes. `Fetcher` is safe from several
+threads and raises the store's errors.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Read and check JSON lines: one object a line with `url`, and `path`, `label` and whatever else.
+"""Read and check JSON lines (one object a line: `url`, `path`, `label` and other fields), and sort them by path.
 
-Used by `plan`. A file of any length is read in bounded memory: plain or gzip, with or without BOM, Unix or Windows line
-ends. What is wrong with a line is a `Failure`; what is wrong with the whole file is a `UsageError`. One thread.
-
-What a file of JSON lines asks for: each line checked, those that can be tried sorted by path.
-
-Used by `jsonl`. Bounded memory: above 50,000 lines they wait on disk, and what they say besides URL and path always
-does. One thread.
+Used by `jsonl`. A file of any length is read in bounded memory: plain or gzip, with or without BOM, Unix or Windows
+line ends. Above 50,000 lines, lines wait on disk; their other fields always do. A wrong line is a `Failure`; a wrong
+file is a `UsageError`. One thread.
 """
 
 from __future__ import annotations

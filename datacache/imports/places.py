@@ -1,17 +1,11 @@
-"""Places that the lines of a list may lead to: files of this machine, stores, hosts.
+"""The guards of an import: places that a list may lead to, names that may become paths, and bounds of one object.
 
-Used by `lines` and `jsonl`. Whoever runs an import did not write the list, most often, and what it names is read with
-their rights. So local files come from the list's own folder, or from folders that are named; a link does not lead out
-of them. Stores that are reached with credentials of the environment (buckets) are open, and so are public web
-addresses. All other hosts have to be named. One thread, but for `rule`.
+Whoever runs an import has often not written its list, and the list is read with their rights. So local files come from
+the list's own folder, or from folders that are named; no link leads out of them. Buckets, which are reached with
+credentials of the environment, and public web addresses are open. All other hosts have to be named.
 
-Which names may become paths of a snapshot: those that stay inside it, whatever system they were written on.
-
-Used for the `path` of a JSON line and for the names in an archive. Pure functions, any thread.
-
-What bounds the import of one object: room in memory, and time.
-
-Used by the threads of an import; each object has its own `Room` and `Clock`, in one thread.
+`Places` belongs to one thread, but for `rule`; each object has its own `Room` and `Clock`, in one thread. The functions
+on names are pure.
 """
 
 from __future__ import annotations

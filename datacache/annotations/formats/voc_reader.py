@@ -1,14 +1,10 @@
-"""Pascal VOC annotations out of any XML, through expat: the long way of `voc.parse`.
+"""Read Pascal VOC annotations out of any XML, through expat: the long way of `voc.parse`; and coordinates from text.
 
 Elements are looked at as they come, and only those that mean something are kept, so a file costs no tree. Nothing
 outside the file is ever opened, and what could make a small file large (entities, default values of attributes) is
-refused.
+refused. Coordinates count pixels from 0 or from 1; those found by their text are made once and never changed.
 
-Used by `voc` only. Pure; a `VocReader` reads one file, in one thread.
-
-Coordinates of Pascal VOC files, from text and to text, with pixels counted from 0 or from 1.
-
-Used by `voc` and `voc_reader`. Pure, any thread; what is found by its text is made once and never changed.
+Used by `voc` only. A `VocReader` reads one file, in one thread; the rest is pure.
 """
 
 from __future__ import annotations

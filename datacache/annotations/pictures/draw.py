@@ -1,19 +1,13 @@
-"""Boxes and their labels on a picture.
+"""Draw boxes and labels on pictures, with a colour for each class and a font for any script.
 
 A box is a line of its class's colour between two thin dark lines, so that it is seen on any background; a difficult one
-is dashed. A label stands where it covers no other label, or nowhere: the legend says what the colour means. Used by
-`preview`; one thread a canvas.
+is dashed. A label stands where it covers no other label, or nowhere: the legend explains the colour. The first seven
+colours are those of Okabe and Ito (2008, "Color Universal Design") without black, which colour-blind people tell apart;
+more classes get the same hues lighter and darker.
 
-A colour for each class: the same in every picture of a data set, and told apart by colour-blind people, too.
-
-The first seven are those of Okabe and Ito (2008, "Color Universal Design") without black; more classes get the same
-hues lighter and darker, which stay apart by their lightness. Used by `preview` and `plot`; pure, any thread.
-
-Fonts for names in any script, as far as this machine has them.
-
-Pillow brings one font, which draws English on every machine alike. What it cannot draw is looked for in the fonts that
-are installed, and a name that no font can draw is written with escapes (`\\u6234`): not pretty, but no row of empty
-boxes that could be any name. Used by `preview` and `plot`; any thread.
+Pillow's own font draws English on every machine alike. Other characters are looked for in the installed fonts, and a
+name that no font can draw is written with escapes (`\\u6234`), not as empty boxes. Used by `preview` and `plot`; one
+thread a canvas, the rest any thread.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""A grid of pictures with their boxes and labels: to see at a glance what is in a data set, and what changed in it.
+"""A grid of pictures with their boxes and labels, to see at a glance what a data set holds and what changed in it.
 
-The same images, annotations and sizes give the same picture, down to its bytes, with the same Pillow and fonts. What
-cannot be decoded is a tile that says so. Used by `dsctl preview` and `dsctl demo`; any thread.
-
-Any image file as a small picture in red, green and blue, turned as it is to be displayed.
-
-Used by `preview`. Pure, any thread.
+The same images, annotations and sizes give the same picture, down to its bytes, with the same Pillow and fonts. An
+image that cannot be decoded is a tile that says so. Used by `dsctl preview` and `dsctl demo`; any thread.
 """
 
 from __future__ import annotations

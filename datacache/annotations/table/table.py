@@ -19,8 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from datacache.annotations.model import Problem
-from datacache.annotations.table import ranges as table_details
-from datacache.annotations.table import ranges as table_summary
+from datacache.annotations.table import ranges
 from datacache.annotations.table.ranges import Row, Summary
 from datacache.annotations.table.root import LabelCount, ProblemCount, RangeSummary, Root, RootWriter
 from datacache.core.errors import CatalogError, CorruptManifestError
@@ -74,8 +73,8 @@ def encode_range(rows: Sequence[Row], key: bytes) -> EncodedRange:
     made from, by which the next version's table finds the range again."""
     if len(key) != KEY_BYTES:
         raise ValueError(f"a range's key has {KEY_BYTES} bytes, not {len(key)}")
-    summary = table_summary.encode_summary(rows)
-    raws = [summary, *table_details.encode_details(rows)]
+    summary = ranges.encode_summary(rows)
+    raws = [summary, *ranges.encode_details(rows)]
     ids = [codec.blob_id(raw) for raw in raws]
     problems = Counter((problem.code, problem.action) for row in rows for problem in row.problems)
     found = [row.annotation for row in rows if row.annotation is not None]
@@ -125,7 +124,7 @@ class TableBuilder:
         """Write what is left and the root, whose id is returned. `meta` (JSON) says how the table was made."""
         blobs = []
         for problems in _in_parts(self._problems.sorted(), _PROBLEMS_A_BLOB):
-            raw = table_details.encode_problems(problems)
+            raw = ranges.encode_problems(problems)
             blobs.append(codec.blob_id(raw))
             self._put([(blobs[-1], codec.compress(raw))])
         raw = self._root.encode(meta, blobs)
@@ -206,7 +205,7 @@ class Table:
         their paths."""
         root = self._root
         for id in root.problem_blobs:
-            yield from table_details.decode_problems(_fetch(self._load, [id])[id])
+            yield from ranges.decode_problems(_fetch(self._load, [id])[id])
         for row in self._rows([n for n in range(root.ranges) if root.has_problems(n)]):
             yield from row.problems
 
@@ -224,7 +223,7 @@ class Table:
                 yield number, Summary(raws[id])
 
     def details(self, numbers: Sequence[int]) -> dict[int, list[bytes]]:
-        """The details blobs of some ranges, uncompressed, for `table_details`."""
+        """The details blobs of some ranges, uncompressed, for `ranges`."""
         wanted = {number: self._root.details(number) for number in numbers}
         raws = _fetch(self._load, list(chain.from_iterable(wanted.values())))
         return {number: [raws[id] for id in ids] for number, ids in wanted.items()}
@@ -244,7 +243,7 @@ class Table:
             ids = [self._root.summary(number) for number in part]
             raws = _fetch(self._load, ids)
             for number, id in zip(part, ids, strict=True):
-                yield from table_details.decode_details(details[number], Summary(raws[id]))
+                yield from ranges.decode_details(details[number], Summary(raws[id]))
 
 
 class _Reusable(Mapping[bytes, RangeSummary]):
