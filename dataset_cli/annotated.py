@@ -17,8 +17,7 @@ import click
 from dataset_cli.app import App
 
 if TYPE_CHECKING:
-    from datacache.annotations.table.table import Table
-    from datacache.reader.snapshot import Snapshot
+    from datacache.api import Snapshot, Table
     from dataset_cli.output import Progress
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -15,7 +15,7 @@ import click
 from dataset_cli.output import Output
 
 if TYPE_CHECKING:
-    from datacache.catalog.base import Catalog
+    from datacache.api import Catalog
     from datacache.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -76,7 +76,7 @@ class DatasetName(click.ParamType[str]):
 
     def convert(self, value: Any, _param: click.Parameter | None, _context: click.Context | None) -> str:
         """Checked here already, before anything is opened."""
-        from datacache.catalog.refs import check_name
+        from datacache.api import check_name
 
         return check_name(str(value))
 
@@ -94,7 +94,7 @@ class SnapshotRef(click.ParamType[str]):
 
     def convert(self, value: Any, _param: click.Parameter | None, _context: click.Context | None) -> str:
         """Checked here already, before anything is opened."""
-        from datacache.catalog.refs import parse_ref
+        from datacache.api import parse_ref
 
         parse_ref(str(value))
         return str(value)

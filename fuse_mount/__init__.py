@@ -16,10 +16,13 @@ Its users call the functions below; docs/CONCURRENCY.md says what its processes 
 
 from __future__ import annotations
 
+from fuse_mount.bucket.areas import LeftArea, counted, flush_area, left_areas, lost_lines
+from fuse_mount.bucket.check import check_pyfuse3
 from fuse_mount.bucket.config import BucketInfo
 from fuse_mount.bucket.launch import (
     bucket_mount_at,
     bucket_status,
+    flush,
     flush_command,
     flush_mount,
     forget_lost,
@@ -32,11 +35,22 @@ from fuse_mount.bucket.launch import (
     stop_server,
     take_away_dead,
 )
-from fuse_mount.kernel.session import users_of
+from fuse_mount.bucket.metrics import render_metrics
+from fuse_mount.kernel.session import Mount, mounts, resolved, users_of
 from fuse_mount.lifecycle.launch import is_lost, list_mounts, mount_snapshot, status, stop, takeover, unmount
 from fuse_mount.lifecycle.state import MountInfo
 
 __all__ = [
+    "LeftArea",
+    "Mount",
+    "check_pyfuse3",
+    "counted",
+    "flush_area",
+    "left_areas",
+    "lost_lines",
+    "mounts",
+    "render_metrics",
+    "resolved",
     "MountInfo",
     "is_lost",
     "list_mounts",
@@ -49,6 +63,7 @@ __all__ = [
     "BucketInfo",
     "bucket_mount_at",
     "bucket_status",
+    "flush",
     "flush_command",
     "flush_mount",
     "forget_lost",

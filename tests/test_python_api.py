@@ -86,3 +86,38 @@ def test_a_folder_is_mounted_and_unmounted_from_python(ref: str, tmp_path: Path,
     finally:
         datacache.unmount(folder, settings=settings)
     assert list(folder.iterdir()) == []
+
+
+def test_access_tags_garbage_and_removal_from_python(ref: str, settings: Settings) -> None:
+    datacache.tag_snapshot(ref, "good", settings=settings)
+    before, now = datacache.set_dataset_access("faces", everybody=False, allow=["team"], settings=settings)
+    assert before.everybody
+    assert (now.everybody, now.allowed) == (False, ("team",))
+    assert datacache.dataset_access("faces", settings) == now
+    datacache.untag_snapshot("faces", "good", settings=settings)
+    with pytest.raises(SnapshotNotFoundError):
+        datacache.untag_snapshot("faces", "good", settings=settings)
+    assert datacache.remove_snapshot("faces@v1", settings=settings).of_snapshot
+    assert datacache.collect_garbage(grace_s=0, settings=settings).catalog.blobs > 0
+
+
+def test_the_cache_is_filled_kept_and_emptied_from_python(ref: str, settings: Settings) -> None:
+    try:
+        job = datacache.warm(ref, settings=settings)
+        assert (job["state"], job["bytes_done"]) == ("done", job["bytes_total"])
+        assert job["id"] in {each["id"] for each in datacache.jobs(settings)}
+        datacache.pin(ref, settings)
+        assert len(datacache.cache_status(settings)["pins"]) == 1
+        datacache.unpin(ref, settings)
+        assert datacache.evict("faces", settings)["freed_bytes"] > 0
+        with pytest.raises(SnapshotNotFoundError):
+            datacache.cancel_job("none", settings)
+    finally:
+        datacache.connect(settings).stop()
+
+
+def test_a_misspelt_keyword_is_an_error(ref: str, settings: Settings) -> None:
+    with pytest.raises(TypeError, match="lables"):
+        datacache.query(ref, lables=["with_mask"], settings=settings)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="tag"):
+        datacache.convert(ref, to="yolo", name="y", tag="v1", settings=settings)  # type: ignore[call-arg]

@@ -8,16 +8,16 @@ With `--json`: `{"dataset", "samples", "batch_size", "decode", "size": [height, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from datacache.core.counters import count
 from dataset_cli.app import App, json_option, pass_app
 from dataset_cli.output import format_bytes, printable
 
 if TYPE_CHECKING:
-    from datacache.loaders.tuning.report import Report
+    from datacache.api import Report
     from dataset_cli.output import Progress
 
 _TARGETS = ("auto", "detection", "classification", "folder", "path", "none")
@@ -55,14 +55,13 @@ def loader(app: App, /, *, dataset: str, workers: str | None, seconds: float, **
         from datacache.core.errors import UsageError
 
         raise UsageError("this measures PyTorch's DataLoader, and PyTorch is not installed", hint=_HOW_TO_GET) from exc
-    from datacache.loaders.processes import processors
-    from datacache.loaders.tuning.autotune import best
+    from datacache import api
 
-    counts, size = _counts(workers, processors()), _size(how["size"])
+    counts, size = _counts(workers), _size(how["size"])
     with app.out.progress(f"opening {dataset}") as bar:
         samples = _open(app, dataset, size, how)
-        rows = [_measure(samples, count, how["batch_size"], seconds, bar) for count in counts]
-    chosen = best(rows)
+        rows = [_measure(samples, number, how["batch_size"], seconds, bar) for number in counts]
+    chosen = api.best_report(rows)
     text = _choice(rows, chosen)
     app.out.result(
         {
@@ -71,14 +70,14 @@ def loader(app: App, /, *, dataset: str, workers: str | None, seconds: float, **
             "batch_size": how["batch_size"],
             "decode": how["decode"],
             "size": size,
-            "processors": processors(),
+            "processors": api.processor_count(),
             "rows": [row.as_dict() for row in rows],
             "choice": {"num_workers": chosen.stretch.workers, "text": text},
         }
     )
     if not app.out.json:
-        count = f"{processors()} processors" if processors() > 1 else "1 processor"
-        app.out.line(f"{printable(dataset)}  {len(samples):,} samples, batches of {how['batch_size']}, {count}")
+        processors = count(api.processor_count(), "processor")
+        app.out.line(f"{printable(dataset)}  {len(samples):,} samples, batches of {how['batch_size']}, {processors}")
         app.out.table(
             ["WORKERS", "SAMPLES/S", "READ", "CPU A SAMPLE", "MISSES", "HELD UP BY"],
             [_row(row) for row in rows],
@@ -93,8 +92,7 @@ _HOW_TO_GET = "pip install 'dsctl[torch]'"
 
 def _open(app: App, where: str, size: tuple[int, int] | None, how: dict[str, Any]) -> Any:
     """The data set, as a training would open it."""
-    from datacache.api import open_samples
-    from datacache.reader.snapshot import Snapshot
+    from datacache.api import Snapshot, open_samples
     from datacache.torch import ShardDataset, SnapshotDataset
 
     options: dict[str, Any] = {
@@ -109,8 +107,7 @@ def _open(app: App, where: str, size: tuple[int, int] | None, how: dict[str, Any
 
 
 def _measure(samples: Any, workers: int, batch_size: int, seconds: float, bar: Progress) -> Report:
-    from datacache.loaders.loader import default_collate
-    from datacache.loaders.tuning.autotune import measure
+    from datacache import api
 
     began, done = time.monotonic(), 0
 
@@ -120,24 +117,7 @@ def _measure(samples: Any, workers: int, batch_size: int, seconds: float, bar: P
         bar.update(f"{workers} workers, {done:,} batches", min(seconds, time.monotonic() - began), seconds)
 
     bar.update(f"{workers} workers", 0, seconds)
-    return measure(
-        samples,
-        _batches(len(samples), batch_size, workers),
-        default_collate(samples),
-        batch_size=batch_size,
-        workers=workers,
-        seconds=seconds,
-        on_batch=show,
-    )
-
-
-def _batches(size: int, batch_size: int, seed: int) -> Iterator[list[int]]:
-    """Others for each number of workers, so that one does not warm the cache for the next."""
-    import numpy as np
-
-    draw = np.random.default_rng(seed)
-    while True:
-        yield draw.integers(0, size, batch_size).tolist()
+    return api.measure_loading(samples, workers=workers, batch_size=batch_size, seconds=seconds, on_batch=show)
 
 
 def _row(row: Report) -> list[str]:
@@ -157,12 +137,12 @@ def _choice(rows: list[Report], chosen: Report) -> str:
     return f"Best: num_workers={workers}{why}. {chosen.words}"
 
 
-def _counts(text: str | None, processors: int) -> list[int]:
+def _counts(text: str | None) -> list[int]:
+    from datacache import api
     from datacache.core.errors import UsageError
-    from datacache.loaders.tuning.autotune import candidates
 
     if text is None:
-        return candidates(processors)
+        return api.worker_counts()
     numbers = [part.strip() for part in text.split(",")]
     if not all(number.isdecimal() and int(number) <= 1024 for number in numbers):
         raise UsageError(f"--workers {text}: not numbers of workers", hint="For example --workers 0,2,4")

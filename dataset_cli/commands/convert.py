@@ -20,7 +20,7 @@ from dataset_cli.output import format_bytes, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from datacache.annotations.model import Problem
+    from datacache.api import AnnotationProblem as Problem
 
 FORMATS = ("yolo", "darknet", "coco", "keras-yolo3", "voc")
 _SHOWN = 20
@@ -78,7 +78,7 @@ def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options:
     from datacache import api
     from datacache.core.errors import ConversionError
 
-    options["classes"] = _classes(options["classes"])
+    options["classes"] = api.read_classes(options["classes"]) if options["classes"] else None
     if report is not None:
         _expect_writable(report)
     with app.out.progress(f"converting {ref}") as bar:
@@ -136,18 +136,6 @@ def show_problems(app: App, problems: Sequence[Problem], report: Path | None) ->
     if len(problems) > _SHOWN:
         where = f"all are in {report}" if report is not None else "--report FILE or --json lists all"
         app.out.line(f"  … and {len(problems) - _SHOWN:,} more: {where}")
-
-
-def _classes(path: Path | None) -> Sequence[str] | None:
-    if path is None:
-        return None
-    from datacache.annotations.classes import read_classes
-    from datacache.core.errors import UsageError
-
-    try:
-        return read_classes(path.read_bytes(), str(path))
-    except OSError as exc:
-        raise UsageError(f"--classes: {path} cannot be read: {exc.strerror}") from exc
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -25,7 +25,7 @@ def daemon() -> None:
 def start(app: App, foreground: bool) -> None:
     """Start it, unless it runs already."""
     if foreground:
-        from datacache.daemon.server import run
+        from datacache.api import run_daemon as run
 
         app.out.log_to_stderr(logging.INFO)
         run(app.settings)

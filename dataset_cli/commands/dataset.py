@@ -16,7 +16,7 @@ from dataset_cli.app import App, DatasetName, json_option, pass_app
 from dataset_cli.output import format_time
 
 if TYPE_CHECKING:
-    from datacache.catalog.access import Access
+    from datacache.api import Access
 
 
 class _Group(click.Group):
@@ -45,7 +45,7 @@ def dataset() -> None:
 @pass_app
 def list_(app: App) -> None:
     """List the data sets."""
-    from datacache.catalog.access import access_of
+    from datacache.api import access_of
 
     found = []
     with app.catalog() as catalog:
@@ -107,8 +107,7 @@ def access(app: App, *, name: str, allow: tuple[str, ...], deny: tuple[str, ...]
     dsctl dataset access mask --allow team-a --allow team-b    open to these two
     dsctl dataset access mask --all --deny guests              open to all but these
     """
-    from datacache.catalog.access import access_of, set_access
-    from datacache.catalog.refs import resolve
+    from datacache import api
     from datacache.core.errors import UsageError
 
     if both := sorted(set(allow) & set(deny)):
@@ -121,23 +120,13 @@ def access(app: App, *, name: str, allow: tuple[str, ...], deny: tuple[str, ...]
         if given:
             raise UsageError(f"{one} and {other} do not go together", hint="Leave one of them out.")
     default = app.settings.access
-    with app.catalog() as catalog:
-        if allow or deny or to_all or to_none:
-            before = access_of(catalog, name, default=default)
-            found = set_access(
-                catalog,
-                name,
-                everybody=to_all if to_all or to_none else None,
-                allow=allow,
-                deny=deny,
-                default=default,
-            )
-            if before.everybody and not found.everybody and not to_none:
-                app.out.warning(f"{name} was open to {before}, and now is to those on its list only")
-        else:
-            found = access_of(catalog, name, default=default)
-            if not found.listed and catalog.dataset(name) is None:
-                resolve(catalog, name)  # raises, saying what there is
+    if allow or deny or to_all or to_none:
+        everybody = to_all if to_all or to_none else None
+        before, found = api.set_dataset_access(name, everybody=everybody, allow=allow, deny=deny, settings=app.settings)
+        if before.everybody and not found.everybody and not to_none:
+            app.out.warning(f"{name} was open to {before}, and now is to those on its list only")
+    else:
+        found = api.dataset_access(name, app.settings)
     text = f"{name} is open to {found}"
     if not found.chosen:
         text += f" (inherited from {', '.join(found.made_of)}, of which it is made)"

@@ -35,7 +35,7 @@ from dataset_cli.demo import ending as demo_training
 from dataset_cli.output import format_bytes
 
 if TYPE_CHECKING:
-    from datacache.manifest.model import SnapshotRecord
+    from datacache.api import SnapshotRecord
     from datacache.settings import Settings
 
 _NAME, _TAG = "mask", "v1"
@@ -80,8 +80,8 @@ def demo(app: App, directory: Path | None, keep: bool, count: int, train_s: floa
     small detector from shards where PyTorch is installed, draws what it finds into predictions.png, and cleans up.
     """
     from datacache import api
+    from datacache.api import memory_dir
     from datacache.core.errors import MountError
-    from datacache.tiers.memory import memory_dir
 
     with ExitStack() as cleanup:
         folder = _folder(directory, keep, cleanup)
@@ -256,7 +256,8 @@ def _convert(app: App, ref: str, settings: Settings) -> SnapshotRecord:
 def _draw_preview(app: App, ref: str, path: Path, settings: Settings) -> Path | None:
     """A picture of some images with their boxes. None where it cannot be written."""
     from datacache import api
-    from datacache.annotations.pictures.preview import Picture, preview
+    from datacache.api import Picture
+    from datacache.api import draw_pictures as preview
 
     with api.open_annotations(ref, settings=settings) as (snapshot, table):
         rows = [row for _, row in zip(range(_SHOWN), table.rows(), strict=False)]

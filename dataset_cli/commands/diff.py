@@ -18,8 +18,7 @@ from dataset_cli.app import App, SnapshotRef, json_option, pass_app
 from dataset_cli.output import Lines, format_bytes, printable
 
 if TYPE_CHECKING:
-    from datacache.manifest.diff import Change
-    from datacache.manifest.model import Entry
+    from datacache.api import Change, Entry
 
 SHOWN = 50
 
@@ -39,7 +38,7 @@ def diff(app: App, *, a: str, b: str | None, stat: bool, limit: int | None, ever
     dsctl snapshot diff mask@v1 mask@v2
     dsctl snapshot diff mask                     the latest, with the one before it
     """
-    from datacache.catalog.refs import compare
+    from datacache.api import compare_snapshots as compare
 
     most = 0 if stat else limit_of(app, limit, everything)
     files: Counter[str] = Counter()

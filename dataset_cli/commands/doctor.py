@@ -25,7 +25,7 @@ from dataset_cli.output import format_bytes, printable
 from dataset_cli.variables import differences
 
 if TYPE_CHECKING:
-    from datacache.catalog.base import Catalog
+    from datacache.api import Catalog
     from datacache.settings import Settings
 
 _RESEND_SINCE = (6, 9)
@@ -234,7 +234,7 @@ def ram(settings: Settings) -> Check:
 
 def _pyfuse3() -> Check:
     from datacache.core.errors import MountError
-    from fuse_mount.bucket.check import check_pyfuse3
+    from fuse_mount import check_pyfuse3
 
     try:
         check_pyfuse3()
@@ -269,7 +269,7 @@ def staging(settings: Settings) -> Check:
 
 
 def _kind_of(folder: Path) -> str:
-    from fuse_mount.kernel.session import mounts
+    from fuse_mount import mounts
 
     device = os.stat(folder).st_dev
     return next((mount.kind for mount in mounts() if mount.device == device), "")
@@ -306,23 +306,19 @@ def _latest_origins(catalog: Catalog, names: list[str]) -> Iterator[str]:
 
 def _store(settings: Settings, url: str, seen: set[str]) -> Check | None:
     """One page of a listing says whether a store is there and lets us in."""
+    from datacache import api
+    from datacache.api import split_url
     from datacache.core.errors import DatacacheError
-    from datacache.store.open import open_backend
-    from datacache.store.urls import split_url
 
     try:
-        store_url, prefix = split_url(url)
+        store_url, _prefix = split_url(url)
         if store_url in seen:
             return None
         seen.add(store_url)
-        store = open_backend(store_url, settings)
-        try:
-            page: list[object] = next(iter(store.list(prefix)), [])  # type: ignore[arg-type]
-        finally:
-            store.close()
+        empty = api.is_empty(url, settings)
     except DatacacheError as exc:
         return Check("store", "fail", exc.message, exc.hint)
-    return Check("store", "ok", f"{url} can be listed" if page else f"{url} can be listed; it is empty")
+    return Check("store", "ok", f"{url} can be listed; it is empty" if empty else f"{url} can be listed")
 
 
 def _daemon(settings: Settings) -> Iterator[Check]:

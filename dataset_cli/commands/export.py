@@ -14,7 +14,7 @@ from dataset_cli.app import App, SnapshotRef, json_option, pass_app
 from dataset_cli.output import format_bytes, printable
 
 if TYPE_CHECKING:
-    from datacache.reader.export.export import Exported
+    from datacache.api import Exported
 
 
 @click.command()
@@ -38,7 +38,7 @@ def export(app: App, *, ref: str, directory: Path, link: str) -> None:
     export that was killed can be run again. The file .datacache-exported in it says which snapshot it is.
     """
     from datacache import api
-    from datacache.catalog.refs import resolve
+    from datacache.api import resolve
 
     with app.catalog() as catalog:
         record = resolve(catalog, ref)

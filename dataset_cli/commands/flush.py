@@ -21,8 +21,7 @@ from dataset_cli.output import NEXT_LINE, format_bytes
 
 if TYPE_CHECKING:
     from dataset_cli.output import Progress
-    from fuse_mount import BucketInfo
-    from fuse_mount.bucket.areas import LeftArea
+    from fuse_mount import BucketInfo, LeftArea
 
 _GOES_ON = "The upload goes on, and what failed is tried again."
 
@@ -45,8 +44,7 @@ def flush(app: App, directory: Path | None, staging: Path | None, timeout: float
 
     Fails as long as a program's bytes were lost, as those of a full disk are, and nobody has said --forget-lost.
     """
-    from fuse_mount import list_bucket_mounts
-    from fuse_mount.bucket.areas import left_areas
+    from fuse_mount import left_areas, list_bucket_mounts
 
     if directory is not None:
         if staging is not None:
@@ -87,8 +85,7 @@ def flush(app: App, directory: Path | None, staging: Path | None, timeout: float
 
 def follow_flush(app: App, info: BucketInfo, timeout_s: float | None, *, still: str) -> dict[str, Any]:
     """Flush a mount with a progress bar. An error, and Ctrl-C, say what is left; `still` is added to what to do."""
-    from fuse_mount import bucket_status, flush_mount
-    from fuse_mount.bucket.areas import counted
+    from fuse_mount import bucket_status, counted, flush_mount
 
     before = bucket_status(info)
     try:
@@ -120,7 +117,7 @@ def _flush_left(
     app: App, area: LeftArea, settings: Any, timeout_s: float | None, forget: bool
 ) -> tuple[dict[str, Any], str]:
     """Flush what a mount has left behind: the result, and what to say of it."""
-    from fuse_mount.bucket.areas import flush_area
+    from fuse_mount import flush_area
 
     if area.problem:
         raise MountError(f"the staging area {area.folder} cannot be used: {area.problem}")
@@ -136,7 +133,7 @@ def _flush_left(
 def _told(done: dict[str, Any], is_there: str) -> str:
     """Return what to say of what was flushed: all of it is there, or all but what was lost."""
     from dataset_cli.commands.writes import conflict_lines
-    from fuse_mount.bucket.areas import lost_lines
+    from fuse_mount import lost_lines
 
     forgotten = [f"forgotten: {line}" for line in lost_lines(done["losses"])] if done["forgotten"] else []
     everything = "everything else" if done["losses"] else "everything"
@@ -146,7 +143,7 @@ def _told(done: dict[str, Any], is_there: str) -> str:
 def _lost(done: dict[str, Any]) -> UploadError | None:
     """Return what to fail with for what was lost; None where nothing was, or somebody has seen it."""
     from dataset_cli.commands.writes import FORGET_LOST
-    from fuse_mount.bucket.areas import lost_lines
+    from fuse_mount import lost_lines
 
     if done["forgotten"] or not done["losses"]:
         return None
@@ -161,7 +158,7 @@ class _Shown:
         self._bar = bar
 
     def __call__(self, status: dict[str, Any]) -> None:
-        from fuse_mount.bucket.areas import counted
+        from fuse_mount import counted
 
         if "flush_files" not in status:  # it has only just begun
             return
@@ -175,7 +172,7 @@ class _Shown:
 
 def _mount_of(path: Path, mounts: list[BucketInfo]) -> BucketInfo:
     """The mount that a path is or lies in."""
-    from fuse_mount.kernel.session import resolved
+    from fuse_mount import resolved
 
     target = Path(resolved(path))
     for info in sorted(mounts, key=lambda info: len(str(info.mountpoint)), reverse=True):

@@ -16,7 +16,7 @@ from dataset_cli.app import App, json_option, pass_app
 from dataset_cli.output import format_bytes, format_seconds, printable
 
 if TYPE_CHECKING:
-    from datacache.catalog.gc import GarbageReport
+    from datacache.api import GarbageReport
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 

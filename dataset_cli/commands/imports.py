@@ -22,10 +22,7 @@ from dataset_cli.app import App, SnapshotRef
 from dataset_cli.output import format_bytes
 
 if TYPE_CHECKING:
-    from datacache.imports.archives.members import UnpackLimits
-    from datacache.imports.failures import Failure
-    from datacache.imports.jsonl import JsonlProgress
-    from datacache.manifest.model import SnapshotRecord
+    from datacache.api import Failure, JsonlProgress, SnapshotRecord, UnpackLimits
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _SHOWN = 20
@@ -210,7 +207,7 @@ def _describe(progress: JsonlProgress) -> str:
 
 
 def _limits(given: Sequence[str]) -> UnpackLimits:
-    from datacache.imports.archives.members import UnpackLimits
+    from datacache.api import UnpackLimits
 
     names = {"members": "members", "ratio": "ratio", "total": "total_bytes", "member": "member_bytes"}
     values: dict[str, int] = {}

@@ -125,17 +125,17 @@ def forget(app: App, /, *, handle: str) -> None:
     \b
     dsctl k8s forget mask-latest
     """
-    from datacache.catalog import refs
+    from datacache import api
 
     with app.catalog() as catalog:
-        known = refs.forget_volume(catalog, handle)
+        known = api.forget_volume(catalog, handle)
     words = "its reference is resolved anew when it is mounted next" if known else "nothing is known of it"
     app.out.result({"handle": handle, "known": known}, f"{handle}: {words}")
 
 
 def _snapshot(app: App, text: str, *, by_id: bool) -> tuple[str, int]:
     """The reference to write down, and the snapshot's size."""
-    from datacache.catalog.refs import parse_ref, resolve
+    from datacache.api import parse_ref, resolve
 
     ref = parse_ref(text)
     with app.catalog() as catalog:
@@ -144,7 +144,7 @@ def _snapshot(app: App, text: str, *, by_id: bool) -> tuple[str, int]:
 
 
 def _bucket(text: str) -> str:
-    from datacache.store.urls import split_url
+    from datacache.api import split_url
 
     store, prefix = split_url(text)
     return f"{store}/{prefix}".rstrip("/")

@@ -192,7 +192,7 @@ def _looks_like_url(text: str) -> bool:
 
 
 def _check_url(text: str, directory: Path) -> None:
-    from datacache.catalog.refs import parse_ref
+    from datacache.api import parse_ref
 
     if _looks_like_url(text):
         return
@@ -216,7 +216,7 @@ def _check_url(text: str, directory: Path) -> None:
 
 
 def _check_ref(text: str, directory: Path) -> None:
-    from datacache.catalog.refs import parse_ref
+    from datacache.api import parse_ref
 
     if _looks_like_url(text):
         raise UsageError(
@@ -254,8 +254,7 @@ def umount(
     A read-write mount is flushed first. What --no-wait or --lazy leave behind is uploaded by the next mount, or by
     `dsctl flush`. Of several mounts each is tried, whatever becomes of the others.
     """
-    from fuse_mount import list_bucket_mounts, list_mounts
-    from fuse_mount.kernel.session import resolved
+    from fuse_mount import list_bucket_mounts, list_mounts, resolved
 
     if everything == bool(directories):
         raise UsageError("say which mounts: give their directories, or --all for all of this home")
@@ -298,8 +297,7 @@ class _How(NamedTuple):
 
 def _unmount(app: App, directory: Path, how: _How) -> tuple[dict[str, Any], str]:
     """Unmount one: what to print as JSON, and in words."""
-    from fuse_mount import bucket_mount_at, unmount
-    from fuse_mount.kernel.session import resolved
+    from fuse_mount import bucket_mount_at, resolved, unmount
 
     info = bucket_mount_at(directory, app.settings)
     if info is not None:
@@ -319,8 +317,7 @@ def _unmount(app: App, directory: Path, how: _How) -> tuple[dict[str, Any], str]
 def _unmount_bucket(
     app: App, info: BucketInfo, *, wait: bool, lazy: bool, timeout_s: float | None
 ) -> tuple[dict[str, Any], str]:
-    from fuse_mount import bucket_status, stop_server, take_away_dead
-    from fuse_mount.bucket.areas import counted, lost_lines
+    from fuse_mount import bucket_status, counted, lost_lines, stop_server, take_away_dead
 
     try:
         bucket_status(info)

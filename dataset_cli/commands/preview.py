@@ -18,10 +18,7 @@ from dataset_cli.annotated import open_annotations, reading_options, write_file
 from dataset_cli.app import App, SnapshotRef, json_option, pass_app
 
 if TYPE_CHECKING:
-    from datacache.annotations.pictures.preview import Picture
-    from datacache.annotations.query import Query
-    from datacache.annotations.table.table import Row, Table
-    from datacache.reader.snapshot import Snapshot
+    from datacache.api import Picture, Query, Row, Snapshot, Table
 
 
 class _Choice(NamedTuple):
@@ -72,14 +69,14 @@ def preview(
     dsctl preview mask@v3 --out bare.png --label no_mask --where 'min_side < 32' --n 25
     dsctl preview mask@v3 --out changed.png --against mask@v2
     """
-    from datacache.annotations.pictures import preview as grid
-    from datacache.annotations.pictures.draw import colours_of
-    from datacache.annotations.query import Query
+    from datacache import api
     from datacache.core.errors import UsageError
 
     if out.suffix.lower() != ".png":
         raise UsageError(f"--out: {out} is not named as a picture", hint="Name it .png.")
-    query = Query(labels=labels, any_label=any_label, min_objects=min_objects, max_objects=max_objects, where=where)
+    query = api.make_query(
+        labels=labels, any_label=any_label, min_objects=min_objects, max_objects=max_objects, where=where
+    )
     with ExitStack() as stack:
         snapshot, table = stack.enter_context(open_annotations(app, ref, **how))
         name, old = snapshot.record.ref, None
@@ -96,7 +93,9 @@ def preview(
         pictures = [_picture(choice, snapshot, table, old) for choice in chosen]
         everything = f"{len(chosen):,} of {images:,} images" + (f" that differ from {old[0].record.ref}" if old else "")
         known = {**table.labels, **(old[1].labels if old else {})}
-        data = grid.preview(pictures, title=name, subtitle=everything, colours=colours_of(known), columns=columns)
+        data = api.draw_pictures(
+            pictures, title=name, subtitle=everything, colours=api.colours_of(known), columns=columns
+        )
     write_file(out, data, "--out")
     width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))  # of a PNG's first chunk
     app.out.result(
@@ -115,7 +114,7 @@ def preview(
 
 def _paths(table: Table, query: Query) -> Iterator[str]:
     """The images that are asked for. If nothing special is, those that cannot be used are among them."""
-    from datacache.annotations.query import find_paths
+    from datacache.api import find_paths
 
     if query.as_json():
         return find_paths(table, query)
@@ -124,8 +123,8 @@ def _paths(table: Table, query: Query) -> Iterator[str]:
 
 def _changed(snapshot: Snapshot, table: Table, before: Snapshot, old: Table, query: Query) -> Iterator[_Choice]:
     """The images whose bytes or annotations are not the same in both; a query asks for how they are now."""
-    from datacache.annotations.query import compare
-    from datacache.manifest.diff import diff
+    from datacache.api import compare_annotations as compare
+    from datacache.api import diff_manifests as diff
 
     contents = {
         change.path.decode("utf-8", "surrogateescape")
@@ -164,7 +163,7 @@ def _choose(choices: Iterator[_Choice], most: int, seed: int) -> tuple[int, list
 
 
 def _picture(choice: _Choice, snapshot: Snapshot, table: Table, old: tuple[Snapshot, Table] | None) -> Picture:
-    from datacache.annotations.pictures.preview import Picture
+    from datacache.api import Picture
     from datacache.core.errors import DatacacheError
 
     row = table.row(choice.path)

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from datacache.annotations import query as queries
-from datacache.annotations.query import Query
 from dataset_cli.annotated import open_annotations, reading_options
 from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
 from dataset_cli.output import printable
 
 if TYPE_CHECKING:
-    from datacache.annotations.table.table import ImageSummary, Table
+    from datacache.api import ImageSummary, Query, Table
 
 _ALIGNED = 1_000
 """Lines over which columns are aligned; what follows is printed as it comes."""
@@ -77,9 +75,12 @@ def query(
     image), with < <= > >= == != in, and or not, + - * / // %, and with count("label"), has("label"),
     "label" in labels and like(path, "pattern").
     """
+    from datacache import api
     from datacache.core.errors import UsageError
 
-    wanted = Query(labels=labels, any_label=any_label, min_objects=min_objects, max_objects=max_objects, where=where)
+    wanted = api.make_query(
+        labels=labels, any_label=any_label, min_objects=min_objects, max_objects=max_objects, where=where
+    )
     if name is not None:
         if only_count or only_paths or limit is not None:
             raise UsageError("--as makes a snapshot, and prints no images", hint="Leave out --count, --paths, --limit.")
@@ -92,28 +93,30 @@ def query(
     with open_annotations(app, ref, **how) as (snapshot, table):
         result: dict[str, Any] = {"ref": snapshot.record.ref, "images": table.images}
         if only_count:
-            matches = queries.count(table, wanted)
+            matches = api.count_images(table, wanted)
             app.out.result(result | {"matches": matches}, str(matches))
         elif app.out.json:
             listed = list(_found(table, wanted, only_paths, limit))
-            matches = len(listed) if limit is None else queries.count(table, wanted)
+            matches = len(listed) if limit is None else api.count_images(table, wanted)
             app.out.result(result | {"matches": matches, "found": listed})
         elif only_paths:
-            for path in islice(queries.find_paths(table, wanted), limit):
+            for path in islice(api.find_paths(table, wanted), limit):
                 app.out.line(printable(path))
         else:
             shown = 0
-            for shown, line in enumerate(_lines(islice(queries.find(table, wanted), limit)), 1):  # noqa: B007
+            for shown, line in enumerate(_lines(islice(api.find_images(table, wanted), limit)), 1):  # noqa: B007
                 app.out.line(line)
-            matches = shown if limit is None else queries.count(table, wanted)
+            matches = shown if limit is None else api.count_images(table, wanted)
             rest = f"; the first {shown:,} are shown" if shown < matches else ""
             app.out.line(f"{matches:,} of {table.images:,} images{rest}")
 
 
 def _found(table: Table, wanted: Query, only_paths: bool, limit: int | None) -> Iterator[Any]:
+    from datacache import api
+
     if only_paths:
-        return islice(queries.find_paths(table, wanted), limit)
-    return (image._asdict() for image in islice(queries.find(table, wanted), limit))
+        return islice(api.find_paths(table, wanted), limit)
+    return (image._asdict() for image in islice(api.find_images(table, wanted), limit))
 
 
 def _lines(found: Iterable[ImageSummary]) -> Iterator[str]:
@@ -147,7 +150,7 @@ def _subset(
 
     with open_annotations(app, ref, **how) as (snapshot, table):
         ref = snapshot.ref  # a tag that moves meanwhile does not matter
-        images, of = list(queries.find_paths(table, wanted)), table.images
+        images, of = list(api.find_paths(table, wanted)), table.images
     record = api.subset(
         ref,
         images,

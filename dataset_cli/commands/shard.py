@@ -24,8 +24,7 @@ from dataset_cli.output import format_bytes, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from datacache.shards.build import Sharded
-    from datacache.shards.verify import ShardProblem
+    from datacache.api import Sharded, ShardProblem
 
 FORMATS = ("webdataset", "tfrecord")
 _SHOWN = 20
@@ -81,7 +80,7 @@ def shard(app: App, /, *, ref: str | None, to: str | None, check: str | None, **
 def _make(app: App, ref: str, to: str, *, max_size: str, classes: Path | None, **options: Any) -> None:
     from datacache import api
 
-    size_bytes, listed = _size(max_size), _classes(classes)
+    size_bytes, listed = _size(max_size), api.read_classes(classes) if classes else None
     with app.out.progress(f"sharding {ref}") as bar:
 
         def show(what: str, done: int, total: int, written: int) -> None:
@@ -218,15 +217,3 @@ def _size(text: str) -> int:
         return parse_bytes(text)
     except ValueError as exc:
         raise UsageError(f"--max-size: {exc}") from exc
-
-
-def _classes(path: Path | None) -> Sequence[str] | None:
-    if path is None:
-        return None
-    from datacache.annotations.classes import read_classes
-    from datacache.core.errors import UsageError
-
-    try:
-        return read_classes(path.read_bytes(), str(path))
-    except OSError as exc:
-        raise UsageError(f"--classes: {path} cannot be read: {exc.strerror}") from exc

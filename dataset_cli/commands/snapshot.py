@@ -24,9 +24,7 @@ from dataset_cli.commands.verify import verify
 from dataset_cli.output import format_bytes, format_time, printable
 
 if TYPE_CHECKING:
-    from datacache.catalog.base import Catalog
-    from datacache.catalog.refs import Removal
-    from datacache.manifest.model import DatasetRecord, Held, SnapshotRecord
+    from datacache.api import Catalog, DatasetRecord, Held, Removal, SnapshotRecord
 
 
 @click.group()
@@ -132,23 +130,17 @@ def create(
         _print_created(app, imported.record, {"import": imported.value}, imported.notes)
         return
     assert url is not None
-    from datacache.store.local.walk import Links
+    from datacache import api
+    from datacache.api import Links
 
-    before, links = _unchecked(), Links()
+    before, links = api.unchecked_objects(), Links()
     options |= {"follow_links": follow_links, "attributes": attributes, "links": links}
     record = _create_from(app, name, url, copy=copy, objects=objects or "", check_copies=check_copies, options=options)
-    unchecked = _unchecked() - before
+    unchecked = api.unchecked_objects() - before
     unknown = f"{count(unchecked, 'object')} could not be checked: the store has no checksum"
     notes = [unknown] if unchecked else []
     value = {"links_left_out": links.left_out, "entries_passed_over": links.passed_over}
     _print_created(app, record, value | ({"unchecked": unchecked} if copy else {}), notes)
-
-
-def _unchecked() -> int:
-    """Return how many objects this process has read that their store has no checksum of."""
-    from datacache.store.checksums import TALLY
-
-    return TALLY.counts()[0].get("none", 0)
 
 
 def _create_from(
@@ -194,8 +186,8 @@ def list_(app: App, name: str | None) -> None:
     HELD says whether the bytes stay: 'copied' by datacache, as 'bucket versions', or 'not held', so that a change in
     the bucket breaks the snapshot (make it with --copy to keep it).
     """
-    from datacache.catalog.record import held_in_words
-    from datacache.catalog.refs import resolve
+    from datacache.api import held_in_words as in_words
+    from datacache.api import resolve
 
     with app.catalog() as catalog:
         if name is None:
@@ -222,7 +214,7 @@ def list_(app: App, name: str | None) -> None:
                 ", ".join(_tags(record, dataset) + (["latest"] if dataset.latest == record.id else [])),
                 f"{record.files:,}",
                 format_bytes(record.total_bytes),
-                held_in_words(held) if held else "?",
+                in_words(held) if held else "?",
                 format_time(record.created_at),
                 _made_from(record),
                 record.message,
@@ -234,16 +226,16 @@ def list_(app: App, name: str | None) -> None:
 
 
 def _in_words(held: Held | None) -> str:
-    from datacache.catalog.record import held_in_words
+    from datacache.api import held_in_words as in_words
 
     if held is None:
         return ""
-    return held_in_words(held) + (" (a change in the bucket breaks it; --copy copies)" if held.referenced else "")
+    return in_words(held) + (" (a change in the bucket breaks it; --copy copies)" if held.referenced else "")
 
 
 def _held(record: SnapshotRecord, catalog: Catalog) -> Held | None:
     """Return how a snapshot's files are held; None where it cannot be read, which is no reason not to list it."""
-    from datacache.catalog.record import held_of
+    from datacache.api import held_of
     from datacache.core.errors import CorruptManifestError
 
     try:
@@ -260,7 +252,7 @@ def _held(record: SnapshotRecord, catalog: Catalog) -> Held | None:
 @pass_app
 def show(app: App, ref: str, with_files: bool, with_stats: bool) -> None:
     """Show one snapshot."""
-    from datacache.catalog.refs import resolve
+    from datacache.api import resolve
     from dataset_cli.commands.stats import collect, print_stats
 
     with app.catalog() as catalog:
@@ -324,7 +316,7 @@ def _entries(app: App, record: SnapshotRecord) -> Any:
 @pass_app
 def tag(app: App, ref: str, tag: str, move: bool) -> None:
     """Give a snapshot one more name."""
-    from datacache.catalog.refs import check_tag, resolve
+    from datacache.api import check_tag, resolve
 
     check_tag(tag)
     with app.catalog() as catalog:
@@ -367,7 +359,8 @@ def rm(app: App, ref: str, all_tags: bool, yes: bool) -> None:
     By its id or as NAME@latest, a snapshot is removed that has no tags, or with --all-tags one with all of them. What
     is mounted stays readable until it is unmounted.
     """
-    from datacache.catalog.refs import plan_removal, remove
+    from datacache.api import carry_out as remove
+    from datacache.api import plan_removal
     from datacache.core.errors import UsageError
 
     with app.catalog() as catalog:

@@ -20,7 +20,7 @@ from dataset_cli.app import App, SnapshotRef, json_option, pass_app
 from dataset_cli.output import printable
 
 if TYPE_CHECKING:
-    from datacache.annotations.stats import Statistics
+    from datacache.api import Statistics
 
 _BAR, _CLASSES, _SIZES, _COUNTS = 24, 50, 8, 12
 
@@ -42,15 +42,15 @@ def stats(app: App, /, *, ref: str, picture: Path | None, **how: Any) -> None:
     dsctl stats mask@v3
     dsctl stats mask@v3 --plot mask.png
     """
-    from datacache.annotations.pictures import plot
+    from datacache import api
     from datacache.core.errors import UsageError
 
     format = picture.suffix.lower().removeprefix(".") if picture is not None else ""
-    if picture is not None and format not in plot.FORMATS:
+    if picture is not None and format not in api.PLOT_FORMATS:
         raise UsageError(f"--plot: {picture} is not named as a picture", hint="Name it .png, .svg or .pdf.")
     name, found = collect(app, ref, **how)
     if picture is not None:
-        write_file(picture, plot.plot(found, name, format=format), "--plot")
+        write_file(picture, api.plot_statistics(found, name, format=format), "--plot")
     app.out.result({"ref": name, **found.as_json()})
     if not app.out.json:
         print_statistics(app, found, name)
@@ -60,10 +60,10 @@ def stats(app: App, /, *, ref: str, picture: Path | None, **how: Any) -> None:
 
 def collect(app: App, ref: str, **how: Any) -> tuple[str, Statistics]:
     """A snapshot's reference by its id, and its statistics."""
-    from datacache.annotations import stats
+    from datacache import api
 
     with open_annotations(app, ref, **how) as (snapshot, table):
-        return snapshot.record.ref, stats.collect(table)
+        return snapshot.record.ref, api.collect_statistics(table)
 
 
 def print_stats(app: App, ref: str) -> None:

@@ -108,8 +108,7 @@ def _print(app: App, shown: dict[str, Any], read_write: list[dict[str, Any]], st
 def _print_metrics(app: App) -> None:
     from datacache import api
     from datacache.core.errors import DatacacheError
-    from fuse_mount import bucket_status, list_bucket_mounts
-    from fuse_mount.bucket.metrics import render_metrics
+    from fuse_mount import bucket_status, list_bucket_mounts, render_metrics
 
     client = api.running_daemon(app.settings)
     if client is not None:

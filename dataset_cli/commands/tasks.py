@@ -20,8 +20,7 @@ from dataset_cli.commands.gc import Duration
 from dataset_cli.output import format_seconds, printable
 
 if TYPE_CHECKING:
-    from datacache.catalog.tasks.base import TaskState
-    from datacache.loaders.tasks.queue import TaskQueue, TaskStatus
+    from datacache.api import TaskQueue, TaskState, TaskStatus
 
 _SHOWN = 50
 _CHECKPOINT_LIMIT_BYTES = 64 * 2**20

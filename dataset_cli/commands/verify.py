@@ -17,7 +17,7 @@ from dataset_cli.commands.diff import SHOWN, limit_of
 from dataset_cli.output import Lines, format_bytes, printable
 
 if TYPE_CHECKING:
-    from datacache.catalog.verify import Problem
+    from datacache.api import ObjectProblem as Problem
 
 KINDS = ("missing", "changed", "damaged", "unreadable")
 
@@ -36,7 +36,7 @@ def verify(app: App, *, ref: str, read: bool, limit: int | None, everything: boo
     missing, changed, damaged or unreadable. Some stores have no checksum of some objects: it says how many there are.
     """
     from datacache import api
-    from datacache.catalog.refs import resolve
+    from datacache.api import resolve
 
     most = limit_of(app, limit, everything)
     with app.catalog() as catalog:

@@ -37,7 +37,7 @@ def read_write_state(info: BucketInfo) -> dict[str, Any]:
 
 def left_state(settings: Settings) -> list[dict[str, Any]]:
     """Staging areas without a mount, with what is left in them (null: not counted since the last owner died)."""
-    from fuse_mount.bucket.areas import left_areas
+    from fuse_mount import left_areas
 
     try:
         found = left_areas(settings)
@@ -49,7 +49,7 @@ def left_state(settings: Settings) -> list[dict[str, Any]]:
 
 def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
     """A mount for people."""
-    from fuse_mount.bucket.areas import counted
+    from fuse_mount import counted
 
     live = state["live"]
     yield f"rw mount {state['mountpoint']}  {state['url']}  (close waits until: {state['ack']})"
@@ -123,7 +123,7 @@ def error_lines(errors: list[dict[str, Any]]) -> Iterator[str]:
 
 def left_lines(area: dict[str, Any]) -> Iterator[str]:
     """A staging area without a mount, for people."""
-    from fuse_mount.bucket.areas import counted
+    from fuse_mount import counted
 
     yield f"staged   {area['folder']}  {area['url']}"
     if area["problem"]:
@@ -139,7 +139,7 @@ def left_lines(area: dict[str, Any]) -> Iterator[str]:
 
 
 def _loss(loss: dict[str, Any]) -> Iterator[str]:
-    from fuse_mount.bucket.areas import lost_lines
+    from fuse_mount import lost_lines
 
     yield from (f"lost     {line}" for line in lost_lines([loss]))
 

@@ -16,15 +16,21 @@ from typing import Any
 import torch
 
 from datacache import api
-from datacache.annotations.image_header import read_header
-from datacache.annotations.model import Annotation, Box
-from datacache.annotations.pictures.preview import Picture, preview
-from datacache.annotations.query import Query, find_paths
+from datacache.api import (
+    Annotation,
+    Box,
+    Picture,
+    Query,
+    SnapshotRecord,
+    find_paths,
+    open_store,
+    read_header,
+    split_object_url,
+    split_url,
+)
+from datacache.api import draw_pictures as preview
 from datacache.core.errors import ObjectNotFoundError
-from datacache.manifest.model import SnapshotRecord
 from datacache.settings import Settings
-from datacache.store.open import open_store
-from datacache.store.urls import split_object_url, split_url
 from datacache.torch import ShardDataset
 from dataset_cli.demo.detector import MULTIPLE, Detector, Found, right
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from datacache.core.errors import DaemonError, MountError, StagingBusyError, UsageError
 from datacache.daemon.client import DaemonClient
-from datacache.settings import Settings
+from datacache.settings import Settings, load_settings
 from fuse_mount.bucket import session as bucket_session
 from fuse_mount.bucket.check import check_pyfuse3
 from fuse_mount.bucket.config import ACKS, BucketConfig, BucketFiles, BucketInfo, normal_url, read_bucket_state
@@ -36,7 +36,7 @@ def mount_bucket(
     url: str,
     mountpoint: str | Path,
     *,
-    settings: Settings,
+    settings: Settings | None = None,
     ack: str = "staged",
     staging: Path | None = None,
     ttl_s: float = 5.0,
@@ -62,6 +62,7 @@ def mount_bucket(
     if ack not in ACKS:
         raise UsageError(f"{ack!r} is no way to acknowledge", hint=f"There are {' and '.join(ACKS)}.")
     normal_url(url)
+    settings = settings or load_settings()
     target = session.resolved(mountpoint)
     known = BucketFiles(settings.home, target).read()
     was_dead = bucket_session.is_dead(target)
@@ -122,9 +123,10 @@ def _start(config: BucketConfig, settings: Settings, *, foreground: bool, was_de
         raise MountError(f"{config.mountpoint} is mounted already: it was brought back meanwhile") from exc
 
 
-def list_bucket_mounts(settings: Settings, *, ending: bool = False) -> list[BucketInfo]:
+def list_bucket_mounts(settings: Settings | None = None, *, ending: bool = False) -> list[BucketInfo]:
     """The read-write mounts of this home, dead ones included; with `ending` also those that are unmounted and whose
     server still uploads, or serves who has files open. State of mounts that are gone is removed."""
+    settings = settings or load_settings()
     found = []
     for path in sorted((settings.home / "mounts").glob(f"*{BucketFiles.suffix}")):
         info = read_bucket_state(path)
@@ -194,6 +196,20 @@ def is_mounted(info: BucketInfo) -> bool:
 def is_supervised(info: BucketInfo) -> bool:
     """Whether a server that dies would be followed by another one."""
     return not info.problem and process.serves(info.supervisor, info.mountpoint)
+
+
+def flush(
+    mountpoint: str | Path, *, timeout_s: float | None = None, settings: Settings | None = None
+) -> dict[str, Any]:
+    """Wait until everything written so far to the read-write mount at `mountpoint` is in the bucket.
+
+    Return `{"files", "bytes", …}` that were written since. `UploadError` says what is not, and why; `MountError` where
+    no such mount of this home is.
+    """
+    info = bucket_mount_at(mountpoint, settings or load_settings())
+    if info is None:
+        raise MountError(f"no read-write mount of this home is at {mountpoint}", hint="dsctl status lists the mounts.")
+    return flush_mount(info, timeout_s=timeout_s, progress=lambda _status: None)
 
 
 def flush_mount(info: BucketInfo, *, timeout_s: float | None, progress: Progress) -> dict[str, Any]:

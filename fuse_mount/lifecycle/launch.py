@@ -199,10 +199,11 @@ def _await_end(info: MountInfo) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def list_mounts(settings: Settings) -> list[MountInfo]:
+def list_mounts(settings: Settings | None = None) -> list[MountInfo]:
     """The mounts of this home, as their supervisors wrote them down. State of mounts that are gone is
     removed.
     """
+    settings = settings or load_settings()
     found, doubtful = [], []
     paths = sorted((settings.home / "mounts").glob("*.json"))
     mounts = session.mounts_by_place()

@@ -1,0 +1,275 @@
+"""Read, query, draw, convert and shard what is annotated in a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from datacache.api.opening import open_catalog, open_snapshot
+from datacache.api.options import (
+    ConvertOptions,
+    ImageOptions,
+    NamingOptions,
+    QueryOptions,
+    ReadingOptions,
+    ShardOptions,
+    listed,
+    make_query,
+    take,
+    take_naming,
+    take_reading,
+)
+from datacache.core.errors import PathNotFoundError, UsageError
+from datacache.manifest.model import SnapshotRecord
+from datacache.reader.snapshot import Snapshot
+from datacache.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from datacache.annotations.stats import Statistics
+    from datacache.annotations.table.table import ImageSummary, Table
+    from datacache.conversion.index import Reading
+    from datacache.conversion.pipeline import Conversion
+    from datacache.shards.build import Sharded
+    from datacache.shards.listing import ShardSet
+    from datacache.shards.verify import ShardProblem
+
+
+class SubsetOptions(NamingOptions, ReadingOptions, total=False):
+    """List the options of `subset` beside its own."""
+
+
+@contextmanager
+def open_annotations(
+    ref: str,
+    *,
+    processes: int | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    **reading: Unpack[ReadingOptions],
+) -> Iterator[tuple[Snapshot, Table]]:
+    """Open a snapshot and the table of its annotations, which is made the first time it is asked for.
+
+    `UsageError` where the annotations' format cannot be told; the store's errors.
+    """
+    from datacache.conversion.index import open_table
+
+    settings = settings or load_settings()
+    how = _reading(dict(reading))
+    with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
+        yield snapshot, open_table(snapshot, catalog, how, processes=processes, progress=progress)
+
+
+def query(ref: str, *, settings: Settings | None = None, **wanted: Unpack[QueryOptions]) -> list[ImageSummary]:
+    """Return the images of `ref` that fit, in the order of their paths: path, width, height and boxes by label.
+
+    The options are those of `dsctl query`. `UsageError` for a condition that cannot be understood.
+    """
+    from datacache.annotations.query import find
+
+    asked = make_query(**wanted)
+    with open_annotations(ref, settings=settings) as (_snapshot, table):
+        return list(find(table, asked))
+
+
+def stats(ref: str, *, settings: Settings | None = None) -> Statistics:
+    """Return what `dsctl stats` shows: classes, boxes, sizes and problems of a snapshot's annotations."""
+    from datacache.annotations.stats import collect
+
+    with open_annotations(ref, settings=settings) as (_snapshot, table):
+        return collect(table)
+
+
+def preview(ref: str, *, paths: Collection[str] | None = None, n: int = 16, settings: Settings | None = None) -> bytes:
+    """Draw images with their boxes and return the bytes of a PNG: the images at `paths`, or the first `n`."""
+    from datacache.annotations.pictures.draw import colours_of
+    from datacache.annotations.pictures.preview import Picture
+    from datacache.annotations.pictures.preview import preview as draw
+
+    with open_annotations(ref, settings=settings) as (snapshot, table):
+        if paths is None:
+            rows = list(islice(table.rows(), n))
+        else:
+            found = [(path, table.row(path)) for path in paths]
+            rows = [row for _, row in found if row is not None]
+            missing = next((path for path, row in found if row is None), None)
+            if missing is not None:
+                raise PathNotFoundError(f"{snapshot.record.ref} has no image {missing}", path=missing)
+        pictures = [Picture(row.path, snapshot.read(row.path), row.annotation) for row in rows]
+        subtitle = f"{len(pictures):,} of {table.images:,} images"
+        return draw(pictures, title=snapshot.record.ref, subtitle=subtitle, colours=colours_of(table.labels))
+
+
+def subset(
+    ref: str,
+    images: Collection[str],
+    *,
+    name: str,
+    parameters: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
+    **options: Unpack[SubsetOptions],
+) -> SnapshotRecord:
+    """Make a snapshot of dataset `name` with these images of `ref` (their paths) and their annotations, by reference.
+
+    `parameters` say in its lineage how they were chosen. Deterministic. `UsageError` where `images` is empty.
+    """
+    from datacache.catalog.objects import ObjectWriter
+    from datacache.conversion.subset import subset as make
+
+    settings = settings or load_settings()
+    given: dict[str, Any] = dict(options)
+    naming, reading = take_naming(given, name), _reading(given)
+    with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
+        return make(
+            catalog,
+            snapshot,
+            images,
+            naming,
+            reading=reading,
+            parameters=parameters or {},
+            open_objects=lambda: ObjectWriter(catalog, settings),
+        )
+
+
+def convert(
+    ref: str,
+    *,
+    to: str,
+    name: str,
+    split: str | None = None,
+    seed: int = 0,
+    objects: str | None = None,
+    processes: int | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    **options: Unpack[ConvertOptions],
+) -> Conversion:
+    """Make a snapshot of dataset `name` with the images of `ref` and its annotations in the format `to`.
+
+    The options are those of `dsctl convert`: `split` is `"train=0.8,val=0.2"` (by a hash of path and seed), `"none"`,
+    or None for the splits the data set brings; `resize` is `"640x480"`. `progress(what, done, total)` counts images.
+    The result has `record` and `report`.
+
+    Deterministic and idempotent: the same snapshot, options and earlier classes of `name` give the same id. Nothing is
+    visible before the end, and a conversion that was killed can be run again. Any thread may call it. Annotations are
+    read in worker processes made by `fork()`; `processes=1` makes none. Raises `ConversionError` (`strict`),
+    `UsageError`, and what stores and catalogs raise.
+    """
+    from datacache.catalog.objects import ObjectWriter
+    from datacache.conversion.operations import parse_operations
+    from datacache.conversion.pipeline import Plan, run
+    from datacache.conversion.splits import Splits, parse_splits
+
+    settings = settings or load_settings()
+    given: dict[str, Any] = dict(options)
+    classes = _classes(given)
+    plan = Plan(
+        to=to,
+        naming=take_naming(given, name),
+        reading=take_reading(given, classes),
+        splits=None if split is None else Splits() if split == "none" else parse_splits(split, seed),
+        operations=parse_operations(**take(given, ImageOptions)),
+        classes=classes,
+        **given,
+    )
+    with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
+        return run(
+            catalog,
+            snapshot,
+            plan,
+            open_objects=lambda: ObjectWriter(catalog, settings, url=objects or ""),
+            processes=processes,
+            progress=progress,
+        )
+
+
+def shard(
+    ref: str,
+    *,
+    to: str,
+    name: str | None = None,
+    overwrite: bool = False,
+    processes: int | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int, int], None] = lambda _what, _done, _total, _bytes: None,
+    **options: Unpack[ShardOptions],
+) -> Sharded:
+    """Write the samples of `ref` as shards to the URL or folder `to`: WebDataset tars or TFRecords, each with a sidecar
+    that says where its samples are, and `shards.json`. With `name`, a snapshot of dataset `name` is made of them.
+
+    The options are those of `dsctl shard`; `annotations` is the format of the snapshot's. `progress(what, done, total,
+    bytes)` counts samples, and bytes of shards. The result has `built` (its `set` is what `shards.json` says) and
+    `record`, None without a `name`.
+
+    Deterministic: the same snapshot and options give the same bytes, whatever the number of processes. Idempotent: a
+    set that is there is not made again, and one that was killed goes on where it was. Shards are made in worker
+    processes (`fork()`); `processes=1` makes none. `UsageError` where something else is at the URL (unless
+    `overwrite`), `ShardError` that names the file that cannot be read, and what stores and catalogs raise.
+    """
+    from datacache.catalog.commit import check_target
+    from datacache.manifest.model import Lineage
+    from datacache.shards.build import Options, Sharded, build, commit_set
+    from datacache.shards.place import Place
+
+    settings = settings or load_settings()
+    given: dict[str, Any] = dict(options)
+    classes = _classes(given)
+    naming = take_naming(given, name or "")
+    if name is None and (naming.tags or naming.message):
+        raise UsageError("tags and messages are of snapshots, and none is asked for", hint="Name it: --as NAME.")
+    annotations: dict[str, Any] = {"format": given.pop("annotations", None)}
+    annotations |= {name: given.pop(name) for name in ("voc_origin", "trust_sizes") if name in given}
+    how = Options(classes=classes, reading=take_reading(annotations, classes), **given)
+    with (
+        closing(open_catalog(settings)) as catalog,
+        open_snapshot(ref, settings) as snapshot,
+        closing(Place(to, settings)) as place,
+    ):
+        if name is not None:
+            check_target(catalog, naming, Lineage("shard", {"format": how.format}, (snapshot.ref,)))
+        built = build(catalog, snapshot, place, how, overwrite=overwrite, processes=processes, progress=progress)
+        record = None if name is None else commit_set(catalog, place, built.set, naming)
+        return Sharded(built, place.url, record)
+
+
+def verify_shards(
+    url: str,
+    *,
+    settings: Settings | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> tuple[ShardSet, list[ShardProblem]]:
+    """Read every byte of the shard set at a URL or folder; return what `shards.json` says, and all that is not so.
+
+    `progress(done, total)` counts shards. `ShardError` if there is no finished set; the store's errors.
+    """
+    from datacache.shards.place import Place
+    from datacache.shards.verify import read_set, verify
+
+    with closing(Place(url, settings or load_settings())) as place:
+        found = read_set(place)
+        return found, list(verify(place, found, progress=progress))
+
+
+def read_classes(file: Path) -> list[str]:
+    """Return the names of classes in a file, a name a line. `UsageError` where it cannot be read or holds none."""
+    from datacache.annotations.classes import read_classes as parse
+
+    try:
+        return list(parse(file.read_bytes(), str(file)))
+    except OSError as exc:
+        raise UsageError(f"--classes: {file} cannot be read: {exc.strerror}") from exc
+
+
+def _classes(options: dict[str, Any]) -> tuple[str, ...] | None:
+    classes = options.pop("classes", None)
+    return None if classes is None else listed("classes", classes)
+
+
+def _reading(options: dict[str, Any]) -> Reading:
+    """Make a `Reading` of the last options."""
+    reading = take_reading(options)
+    if options:
+        raise TypeError(f"unexpected keyword argument {next(iter(options))!r}")
+    return reading

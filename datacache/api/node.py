@@ -1,0 +1,143 @@
+"""The cache of this node: its daemon, what is pinned, and warm-ups.
+
+The dictionaries are the daemon's answers, as `dsctl … --json` prints them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from datacache.core.errors import CacheError, DaemonSilentError, SnapshotNotFoundError
+from datacache.daemon.client import DaemonClient
+from datacache.settings import Settings, load_settings
+
+_POLL_S = 0.05
+_RESTARTS = 5
+_STILL_S = 5.0
+"""How long nothing may come before a store is suspected."""
+_SILENCE_S = 60.0
+"""How long a daemon may be silent: a busy machine is no reason to give up a job that goes on."""
+
+
+def connect(settings: Settings | None = None) -> DaemonClient:
+    """Return the node's daemon, started if need be. `DaemonUnavailableError` says why it cannot be."""
+    client = DaemonClient(settings or load_settings())
+    client.ensure()
+    return client
+
+
+def running_daemon(settings: Settings | None = None) -> DaemonClient | None:
+    """Return the node's daemon if one runs. `DaemonSilentError` for one that does not answer."""
+    client = DaemonClient(settings or load_settings())
+    if client.alive():
+        return client
+    silence = client.silence()
+    if silence is not None:
+        raise silence
+    return None
+
+
+def run_daemon(settings: Settings | None = None) -> None:
+    """Serve as the node's daemon in this process, until it is stopped."""
+    from datacache.daemon.server import run
+
+    run(settings or load_settings())
+
+
+def cache_status(settings: Settings | None = None) -> dict[str, Any]:
+    """Return tiers, data sets, pins, jobs and the hit rate of this node."""
+    return connect(settings).cache_status()
+
+
+def pin(ref: str, settings: Settings | None = None) -> dict[str, Any]:
+    """Keep what this node has of a snapshot, and what comes, from being evicted. Idempotent."""
+    return connect(settings).pin(ref)
+
+
+def unpin(ref: str, settings: Settings | None = None) -> dict[str, Any]:
+    """Let the eviction policy decide on a snapshot again. Idempotent."""
+    return connect(settings).unpin(ref)
+
+
+def evict(ref: str | None = None, settings: Settings | None = None) -> dict[str, Any]:
+    """Drop what this node has of a data set, or of all that is not pinned; `freed_bytes` says how much."""
+    return connect(settings).evict(ref)
+
+
+def jobs(settings: Settings | None = None) -> list[dict[str, Any]]:
+    """Return the warm-ups of this node's daemon; none where no daemon runs."""
+    client = running_daemon(settings)
+    return client.jobs() if client is not None else []
+
+
+def cancel_job(id: str, settings: Settings | None = None) -> dict[str, Any]:
+    """End a warm-up. What it has fetched stays. `SnapshotNotFoundError` where there is no such job."""
+    client = running_daemon(settings)
+    if client is None:
+        raise SnapshotNotFoundError("there is no such job: no daemon runs")
+    return client.cancel(id)
+
+
+def warm(ref: str, *, wait: bool = True, settings: Settings | None = None) -> dict[str, Any]:
+    """Fetch all of a snapshot that is not on this node yet, and return the job.
+
+    With `wait` `CacheError` unless every byte is here in the end: a part of it is not called warm.
+    """
+    if not wait:
+        client = connect(settings)
+        return client.job(client.warm(ref))
+    job: dict[str, Any] = {}
+    for job in follow_warm_up(ref, settings=settings):  # noqa: B007 - the last one counts
+        pass
+    if job["state"] != "done":
+        raise CacheError(f"{job['ref']} is not warm: {job['error']}", hint=job.get("hint", ""))
+    return job
+
+
+def follow_warm_up(
+    ref: str,
+    *,
+    settings: Settings | None = None,
+    on_still: Callable[[float, list[dict[str, Any]]], None] = lambda _seconds, _stores: None,
+    on_silence: Callable[[DaemonSilentError], None] = lambda _error: None,
+) -> Iterator[dict[str, Any]]:
+    """Yield the job of a warm-up again and again; the last one has ended (`state` is not `running`).
+
+    The warm-up is asked for again if the daemon was restarted, which costs nothing. `on_still(seconds, stores)` is
+    called when nothing has come for so long, with the stores that do not answer; `on_silence` when the daemon does not
+    answer, which is waited for. Leaving the iteration does not end the job.
+    """
+    client = connect(settings)
+    id = client.warm(ref)
+    restarts = 0
+    silent_since: float | None = None
+    last_bytes, came_at = -1, time.monotonic()
+    while True:
+        try:
+            job = client.job(id)
+            silent_since = None
+            yield job
+            if job["state"] != "running":
+                return
+            if job["bytes_done"] != last_bytes:
+                last_bytes, came_at = job["bytes_done"], time.monotonic()
+            elif time.monotonic() - came_at > _STILL_S:
+                came_at = math.inf  # told once, until something comes again
+                on_still(_STILL_S, client.silent_stores())
+            time.sleep(_POLL_S)
+        except DaemonSilentError as exc:
+            now = time.monotonic()
+            if silent_since is None:
+                silent_since = now
+                on_silence(exc)
+            if now - silent_since > _SILENCE_S:
+                raise
+            time.sleep(10 * _POLL_S)
+        except SnapshotNotFoundError:
+            restarts += 1
+            if restarts > _RESTARTS:
+                raise
+            id = client.warm(ref)

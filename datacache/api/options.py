@@ -1,0 +1,132 @@
+"""Keywords that several functions of `datacache.api` share, and the objects that the layers below get for them.
+
+Each `…Options` lists keywords for editors and type checkers; the functions make one object of them. No state, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from datacache.core.errors import UsageError
+from datacache.manifest.model import Naming
+
+if TYPE_CHECKING:
+    from datacache.annotations.query import Query
+    from datacache.conversion.index import Reading
+
+
+class NamingOptions(TypedDict, total=False):
+    """Say how a new snapshot is named; see `Naming`."""
+
+    tags: Sequence[str]
+    move_tags: bool
+    replace: bool
+    message: str
+
+
+class ReadingOptions(TypedDict, total=False):
+    """Say how annotations are read; see `Reading`."""
+
+    format: str | None
+    """None: as the files look."""
+    voc_origin: int
+    """0 or 1: the number of the first pixel in Pascal VOC."""
+    trust_sizes: bool
+    """Take images' sizes from the annotations and open no image."""
+    decode: bool
+    """Decode every image to its end."""
+
+
+class QueryOptions(TypedDict, total=False):
+    """Say which images are meant; see `Query`."""
+
+    labels: Sequence[str]
+    any_label: bool
+    min_objects: int | None
+    max_objects: int | None
+    where: str
+
+
+class ImageOptions(TypedDict, total=False):
+    """Say what is done to every image, as the options of `dsctl convert` do: `resize="640x480"`."""
+
+    crop: str | None
+    rotate: float | None
+    flip: str | None
+    resize: str | None
+    letterbox: bool
+    quality: int
+    min_visible: float
+
+
+class ConvertOptions(NamingOptions, ReadingOptions, ImageOptions, total=False):
+    """List the options of `convert` beside its own."""
+
+    classes: Sequence[str] | None
+    """Their order, and no others; None: the order of the version before, new ones after it by name."""
+    skip_difficult: bool
+    keep_unannotated: bool
+    strict: bool
+    reencode_broken: bool
+    """Store JPEGs with bytes behind their end anew, without these."""
+
+
+class ShardOptions(NamingOptions, total=False):
+    """List the options of `shard` beside its own."""
+
+    format: str
+    """`webdataset` or `tfrecord`."""
+    max_size_bytes: int
+    shuffle: bool
+    seed: int
+    classes: Sequence[str] | None
+    classes_from_folders: bool
+    annotations: str | None
+    """The format of the snapshot's annotations; None: as the files look."""
+    voc_origin: int
+    trust_sizes: bool
+
+
+def take(options: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Remove from `options` the keywords that `kind` lists, and return them."""
+    return {name: options.pop(name) for name in kind.__annotations__ if name in options}
+
+
+def take_naming(options: dict[str, Any], name: str) -> Naming:
+    """Remove the `NamingOptions` from `options` and make an object of them."""
+    return Naming(name=name, **take(options, NamingOptions))
+
+
+def take_reading(options: dict[str, Any], classes: tuple[str, ...] | None = None) -> Reading:
+    """Remove the `ReadingOptions` from `options` and make an object of them."""
+    from datacache.conversion.index import Reading
+
+    given = take(options, ReadingOptions)
+    return Reading(origin=given.pop("voc_origin", 0), classes=classes, **given)
+
+
+def take_query(options: dict[str, Any]) -> Query:
+    """Remove the `QueryOptions` from `options` and make an object of them. `UsageError` for labels in one text."""
+    from datacache.annotations.query import Query
+
+    given = take(options, QueryOptions)
+    if "labels" in given:
+        given["labels"] = listed("labels", given["labels"])
+    return Query(**given)
+
+
+def make_query(**wanted: Unpack[QueryOptions]) -> Query:
+    """Return the query that the keywords mean. `UsageError` for labels in one text."""
+    options: dict[str, Any] = dict(wanted)
+    query = take_query(options)
+    if options:
+        raise TypeError(f"unexpected keyword argument {next(iter(options))!r}")
+    return query
+
+
+def listed(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names as a tuple. `UsageError` for one text, which would be taken letter by letter."""
+    if isinstance(names, str):
+        raise UsageError(f"{what} are a list of names, not the text {names!r}")
+    return tuple(names)
