@@ -24,8 +24,8 @@ from torch.utils.data import Dataset, get_worker_info
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.loaders.decode import MAX_SIDE, Size, decode_rgb
 from datacache.loaders.packed import EmptyBatch, PackedBatch, empty, pack_targets
-from datacache.loaders.selection import scaled
 from datacache.loaders.source import Read, SampleSource, is_skippable
+from datacache.loaders.targets import scaled
 from datacache.loaders.tuning import clock as timing
 from datacache.settings import Settings
 

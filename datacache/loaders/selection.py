@@ -2,8 +2,6 @@
 
 Used by `SnapshotDataset`. Without a target and a query, no annotation is read. All is done in one walk in the order of
 paths, and what is kept of a sample are some numbers. One thread.
-
-Targets as PyTorch has them: boxes in tensors. Used by the datasets; the columns behind them are `columns`.
 """
 
 from __future__ import annotations
@@ -12,10 +10,8 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from datacache.annotations.classes import class_ids
@@ -253,18 +249,3 @@ def _of_folders(snapshot: Snapshot, files: _Files, folders: FolderBuilder) -> Se
 
 def _encode(path: str) -> bytes:
     return path.encode("utf-8", "surrogateescape")
-
-
-def tensors(target: Any) -> Any:
-    """A target whose arrays are tensors; they share the arrays' memory. Other targets as they are."""
-    if isinstance(target, dict):
-        return {name: torch.from_numpy(values) for name, values in target.items()}
-    return target
-
-
-def scaled(target: Any, own: tuple[int, int], size: tuple[int, int]) -> Any:
-    """A detection target for an image that was resized from `own` to `size` (height, width each)."""
-    if isinstance(target, dict) and "boxes" in target and own != size:
-        height, width = size[0] / own[0], size[1] / own[1]
-        target["boxes"] *= torch.tensor([width, height, width, height])
-    return target

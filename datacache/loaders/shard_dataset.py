@@ -23,8 +23,8 @@ from datacache.loaders.order import EpochOrder, Even, RankOrder, Shuffle
 from datacache.loaders.packed import collate as our_collate
 from datacache.loaders.packed import is_empty
 from datacache.loaders.processes import rank_and_world
-from datacache.loaders.selection import tensors
 from datacache.loaders.shard_source import ShardSource
+from datacache.loaders.targets import tensors
 from datacache.settings import Settings
 from datacache.shards.reader import Shards
 

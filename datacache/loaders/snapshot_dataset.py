@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from datacache.loaders.dataset import Options, SampleDataset
-from datacache.loaders.selection import Selection, tensors
+from datacache.loaders.selection import Selection
 from datacache.loaders.source import SnapshotSource
+from datacache.loaders.targets import tensors
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
 

@@ -123,7 +123,8 @@ def test_classes_are_drawn_in_the_colours_that_previews_give_them():
 def test_without_matplotlib_a_plot_is_an_error_that_says_what_to_install():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from datacache.annotations import plot, stats\n"
+        "from datacache.annotations import stats\n"
+        "from datacache.annotations.pictures import plot\n"
         "from datacache.core.errors import UsageError\n"
         "from tests.annotations.tables import build\n"
         "found = stats.collect(build([]))\n"

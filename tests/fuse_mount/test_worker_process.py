@@ -30,7 +30,7 @@ pytestmark = [promise("A worker of a killed supervisor ends once its mounts are 
 
 _RUN = (
     "import socket, sys\n"
-    "from fuse_mount import worker_process\n"
+    "from fuse_mount.snapshot import worker_process\n"
     "from fuse_mount.lifecycle.pool import Pool\n"
     "worker_process.run(socket.socket(fileno=int(sys.argv[1])), Pool(sys.argv[2], 'mine'), bypass=False)\n"
 )

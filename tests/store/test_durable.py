@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from datacache.store.local.store import LocalStore
 from datacache.store.local.bucket import LocalBucket
-from datacache.tiers import pins
+from datacache.tiers import shares as pins
 key, source = sys.argv[1], Path(sys.argv[2])
 """
 
