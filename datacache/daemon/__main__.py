@@ -1,8 +1,8 @@
 """`python -m datacache.daemon [--wait]`: one daemon for the home in the settings, in the foreground.
 
-With `--wait` it waits for the end of another daemon of the home instead of refusing: an upgrade starts it beside the
-old one. With `--check` it starts nothing and says by its exit code, within seconds, whether the daemon of the home
-answers, or is opening its tiers and will: 0, or 1. That is for liveness probes.
+With `--wait` it waits until another daemon of the home has ended instead of refusing: an upgrade starts it beside the
+old one. With `--check`, for liveness probes, it starts nothing and exits within seconds: 0 if the home's daemon
+answers, or is opening its tiers and will answer, else 1.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ALREADY_RUNNING = 3
 
 
 def main() -> int:
-    """Serve; 0 after a clean stop, 1 if it cannot start, 3 if another daemon runs. With `--check` look at the one that
-    runs: 0 if it answers or is about to, 1 if not."""
+    """Serve; return 0 after a clean stop, 1 if it cannot start, 3 if another daemon runs. With `--check` see the
+    module."""
     parser = argparse.ArgumentParser(prog="python -m datacache.daemon", description="Serve one home.")
     parser.add_argument("--wait", action="store_true", help="wait until another daemon of the home has ended")
     parser.add_argument("--check", action="store_true", help="say whether the daemon answers; 0 or 1, in ten seconds")

@@ -1,7 +1,8 @@
 """Talk to the node's daemon, and start it when there is none.
 
-Used by readers for blocks that are not on the node, and by `dsctl`. One connection a thread, none across `fork()`. A
-daemon that dies in the middle of a request is started again and asked again: every request is idempotent.
+Readers use it for blocks that are not on the node, and `dsctl` for everything else. Any thread may call it; each has a
+connection of its own, and none goes across `fork()`. If the daemon dies in the middle of a request, it is started and
+asked again: every request is idempotent.
 """
 
 from __future__ import annotations
@@ -49,26 +50,26 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 20.0
 _ALREADY_RUNNING = 3
 _EXTERNAL_AWAY_S = 5.0
-"""How long a daemon that something else starts is waited for, from when it was first missed."""
+"""Time to wait for a daemon that something else starts, from when it was first missed."""
 _CONNECT_TIMEOUT_S = 5.0
 _LOOK_EVERY_S = 0.25
 _ALIVE_TIMEOUT_S = 3.0
 _LOOK_TIMEOUT_S = 10.0
-"""For what the daemon only has to say."""
+"""For questions that the daemon answers from memory."""
 _ORDER_TIMEOUT_S = 600.0
-"""For what is asked of the daemon itself, such as pins: while its pulse beats it is at work on it."""
+"""For orders to the daemon itself, such as pins: while its pulse beats it is at work on them."""
 _START_FAILURE_S = 5.0
-"""Time in which a daemon that could not be started is not started again for a read, by all processes of the home; three
-times as long as it was waited for, where that is more."""
+"""Time in which no process of the home starts a daemon for a read after a start failed; three times as long as that
+start took, if that is more."""
 
 
 class _Socket(socket.socket):
-    """A connection to the daemon. Who waits on it looks at the daemon's pulse meanwhile."""
+    """A connection to the daemon that watches the daemon's pulse while it waits."""
 
     give_up_at: float
     """The end of all waiting, whatever the pulse; `time.monotonic()`."""
     watch: Callable[[], object]
-    """Raises where the daemon is silent."""
+    """Raises if the daemon is silent."""
 
     def recv_into(self, *arguments: Any) -> int:
         self._wait(select.POLLIN)
@@ -90,7 +91,7 @@ class _Socket(socket.socket):
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over the Unix socket of a home, however long the path to it is."""
+    """HTTP over the Unix socket of a home, however long its path."""
 
     def __init__(self, path: Path, watch: Callable[[], object]) -> None:
         super().__init__("daemon")
@@ -108,14 +109,14 @@ class _Connection(http.client.HTTPConnection):
         self.limit(self.give_up_at)
 
     def limit(self, give_up_at: float) -> None:
-        """Wait until then at most for what comes next."""
+        """Wait until then at most for the next answer."""
         self.give_up_at = give_up_at
         if isinstance(self.sock, _Socket):
             self.sock.give_up_at = give_up_at
 
 
 class DaemonClient:
-    """The daemon of one home. Safe from several threads."""
+    """The daemon of one home. Any thread."""
 
     def __init__(self, settings: Settings, *, prepare: Callable[[], object] = lambda: None) -> None:
         """`prepare` is called in the thread of a caller that waits and may soon have to do without the daemon."""
@@ -125,70 +126,82 @@ class DaemonClient:
         self._block_timeout_s = 2 * settings.store_timeout_s + 10.0
         self._pulse = PulseWatch(settings.home)
         self._missed_at: float | None = None
-        """When a daemon that something else starts was found missing; any thread may set it, and a lost update only has
-        it waited for once more."""
+        """When a daemon that something else starts was found missing. Any thread may set it; a lost update only costs
+        another wait."""
 
     def block(self, ref: ObjectRef, number: int, dataset: str, snapshot: str, *, broken: bool = False) -> bytes:
-        """The bytes of a block, fetched if need be. Raises the store's errors, `DaemonUnavailableError` if there is no
-        daemon and none can be started."""
+        """Return the bytes of a block, fetched if need be. Raises the store's errors, and `DaemonUnavailableError` if
+        there is no daemon and none can be started."""
         body = {"ref": wire.encode_ref(ref), "number": number, "dataset": dataset, "snapshot": snapshot}
         if broken:
             body["broken"] = True
-        send = functools.partial(_request, "POST", "/v1/block", body)
+        ask = functools.partial(
+            self._retried,
+            functools.partial(_request, "POST", "/v1/block", body),
+            timeout_s=self._block_timeout_s,
+            introduce=True,
+        )
         try:
-            return self._retried(send, timeout_s=self._block_timeout_s, introduce=True)
+            return ask()
         except StoreError as exc:
             with contextlib.suppress(DatacacheError):
-                if self._introduce_again():  # another shell has told the daemon its own meanwhile
-                    return self._retried(send, timeout_s=self._block_timeout_s, introduce=True)
-                self._explain(exc)
+                told = self._introduction()
+                # Another shell has told the daemon its own variables meanwhile: tell it these again.
+                if told and self._look_up("POST", "/v1/environment", told, start=False)["changed"]:
+                    return ask()
+                if self._look_up("GET", "/healthz", start=False).get("stores") != wire.store_fingerprint():
+                    exc.hint = (
+                        "The daemon runs with other GOOGLE_* or AZURE_* variables (or AWS_* ones of roles) than this "
+                        "process: dsctl daemon stop, then try again. " + exc.hint
+                    )
             raise
 
     def health(self) -> dict[str, Any]:
-        """Who it is and how it is."""
-        return self._json("GET", "/healthz", timeout_s=_LOOK_TIMEOUT_S)
+        """Return the daemon's process, settings and problems."""
+        return self._look_up("GET", "/healthz")
 
     def cache_status(self) -> dict[str, Any]:
-        """Tiers, data sets, pins, hit rate, jobs."""
-        return self._json("GET", "/v1/cache", timeout_s=_LOOK_TIMEOUT_S)
+        """Return tiers, data sets, pins, hit rate and jobs."""
+        return self._look_up("GET", "/v1/cache")
 
     def warm(self, ref: str) -> str:
-        """Start fetching all of a snapshot; the job's id."""
+        """Start fetching all of a snapshot; return the job's id."""
         return str(self._json("POST", "/v1/warm", {"ref": ref}, introduce=True)["id"])
 
     def job(self, id: str) -> dict[str, Any]:
-        """How a warm-up is getting on (`WarmJob`)."""
-        return self._json("GET", f"/v1/jobs/{id}", timeout_s=_LOOK_TIMEOUT_S)
+        """Return the progress of a warm-up (`WarmJob`)."""
+        return self._look_up("GET", f"/v1/jobs/{id}")
 
     def jobs(self) -> list[dict[str, Any]]:
-        """The warm-ups of the daemon's life, newest last (`WarmJob`)."""
-        found: list[dict[str, Any]] = self._json("GET", "/v1/jobs", timeout_s=_LOOK_TIMEOUT_S)["jobs"]
+        """Return the warm-ups of the daemon's life, newest last (`WarmJob`)."""
+        found: list[dict[str, Any]] = self._look_up("GET", "/v1/jobs")["jobs"]
         return found
 
     def silent_stores(self) -> list[dict[str, Any]]:
-        """The stores that do not answer the daemon: url, silent_s, problem."""
-        found: list[dict[str, Any]] = self._json("GET", "/v1/jobs", timeout_s=_LOOK_TIMEOUT_S).get("silent_stores", [])
+        """Return the stores that do not answer the daemon: url, silent_s, problem."""
+        found: list[dict[str, Any]] = self._look_up("GET", "/v1/jobs").get("silent_stores", [])
         return found
 
     def cancel(self, id: str) -> dict[str, Any]:
-        """Have a warm-up end soon; the job. `SnapshotNotFoundError` if there is no such job."""
+        """Have a warm-up end soon; return the job. `SnapshotNotFoundError` if there is no such job."""
         return self._json("POST", f"/v1/jobs/{quote(id, safe='')}/cancel", {})
 
     def pin(self, ref: str) -> dict[str, Any]:
-        """Never evict a snapshot's blocks."""
+        """Keep a snapshot's blocks from being evicted."""
         return self._json("POST", "/v1/pin", {"ref": ref})
 
     def unpin(self, ref: str) -> dict[str, Any]:
-        """Let the policy decide again."""
+        """Let the policy evict a snapshot's blocks again."""
         return self._json("POST", "/v1/unpin", {"ref": ref})
 
     def evict(self, ref: str | None) -> dict[str, Any]:
-        """Drop a data set's blocks, or all that is not pinned."""
+        """Drop a data set's blocks, or all blocks that are not pinned."""
         return self._json("POST", "/v1/evict", {"ref": ref})
 
     def hold_mounts(self) -> int:
-        """Have garbage collection leave alone what this home has mounted now: how many mounts. The catalog's errors."""
-        return int(self._json("POST", "/v1/mounts", {}, timeout_s=_LOOK_TIMEOUT_S)["mounts"])
+        """Have garbage collection leave alone what this home has mounted now; return the number of mounts. Raises the
+        catalog's errors."""
+        return int(self._look_up("POST", "/v1/mounts", {})["mounts"])
 
     def lookahead(self, header: PlanHeader, items: Callable[[], Iterable[bytes]]) -> dict[str, Any]:
         """Publish an order (`loaders.lookahead`). `items()` gives its items from the beginning."""
@@ -202,7 +215,7 @@ class DaemonClient:
         return answer
 
     def metrics(self) -> str:
-        """Prometheus text."""
+        """Return the metrics as Prometheus text."""
         send = functools.partial(_request, "GET", "/metrics", None)
         return self._retried(send, timeout_s=_LOOK_TIMEOUT_S).decode()
 
@@ -211,13 +224,13 @@ class DaemonClient:
         answer."""
         pid = int(self._json("POST", "/v1/stop", {}, start=False)["pid"])
         end = time.monotonic() + _START_TIMEOUT_S
-        while Path(f"/proc/{pid}").exists() and not _is_zombie(pid):
+        while _state_of(pid) not in ("", "Z"):
             if time.monotonic() > end:
                 raise DaemonError(f"the daemon (pid {pid}) does not stop", hint=f"kill -9 {pid}")
             time.sleep(0.02)
 
     def alive(self) -> bool:
-        """Whether a daemon answers now; none is started."""
+        """Tell whether a daemon answers now; none is started."""
         if self._pulse.silent_s() is not None:
             return False
         try:
@@ -227,44 +240,40 @@ class DaemonClient:
         return True
 
     def beats(self) -> bool:
-        """Tell whether a daemon shows that it is able to answer, without asking it."""
+        """Tell by its pulse whether a daemon can answer, without asking it."""
         return self._pulse.beats()
 
     def opens(self) -> bool:
-        """Say whether a daemon is on its way to serve, such as one that rebuilds its index: it shows no pulse yet, and
-        its keeper answers."""
+        """Tell whether a daemon is about to serve, such as one that rebuilds its index: it shows no pulse yet, and its
+        keeper answers."""
         return self._pulse.silent_s() is None and keeper_answers(self._settings.home, _ALIVE_TIMEOUT_S)
 
     def silence(self) -> DaemonSilentError | None:
-        """Return what to say of a daemon that is there and is silent; None where there is none, or where it answers."""
+        """Return the error for a daemon that lives and is silent; None if there is none, or if it answers."""
         silent_s = self._pulse.silent_s()
         if silent_s is None:
             return None
-        name = self._pid()
-        pid = name.removeprefix("pid ")
-        if _is_stopped(pid):
+        pid = "unknown"
+        with contextlib.suppress(OSError):
+            pid = paths.lock_path(self._settings.home).read_text(errors="replace").strip()
+        if _state_of(pid) == "T":
             hint = f"It is stopped. Let it go on: kill -CONT {pid}."
         else:
             hint = f"It waits for a processor or a disk, or it hangs. If it does not come back, end it: kill -9 {pid}."
         return DaemonSilentError(
-            f"the cache daemon of {self._settings.home} ({name}) has not answered for {silent_s:.0f} s",
+            f"the cache daemon of {self._settings.home} (pid {pid}) has not answered for {silent_s:.0f} s",
             hint=f"{hint} Its log: {paths.log_path(self._settings.home)}",
         )
 
     def start_soon(self) -> None:
-        """Start the daemon unless one answers, without waiting for it: whoever reads first will. Does nothing where
-        something else starts it."""
+        """Start the daemon unless one answers, without waiting for it. Does nothing if something else starts it."""
         if self._settings.daemon != "external" and not self.alive() and self.silence() is None:
             self._spawn()
 
-    def ensure(self) -> None:
-        """Start the daemon unless one answers. `DaemonUnavailableError` says why it cannot be started; or, where
+    def ensure(self, *, fresh: bool = True) -> None:
+        """Start the daemon unless one answers. `DaemonUnavailableError` tells why it cannot be started; or, where
         something else starts it, that it has been away for some seconds. `DaemonSilentError` for one that is there
-        and does not answer."""
-        self._ensure(fresh=True)
-
-    def _ensure(self, *, fresh: bool) -> None:
-        """See `ensure`. Unless `fresh`, what kept a daemon from starting a moment ago is not tried again."""
+        and does not answer. Unless `fresh`, a start that failed a moment ago is not tried again."""
         if self._settings.daemon == "external":
             self._wait_for_it()
             return
@@ -303,19 +312,14 @@ class DaemonClient:
         self._expect_no_silence()
 
     def _expect_no_silence(self) -> bool:
-        """Raise `DaemonSilentError` where a daemon is silent; False where none is."""
+        """Raise `DaemonSilentError` if a daemon is silent; else return False."""
         silence = self.silence()
         if silence is not None:
             raise silence
         return False
 
-    def _pid(self) -> str:
-        with contextlib.suppress(OSError):
-            return f"pid {paths.lock_path(self._settings.home).read_text(errors='replace').strip()}"
-        return "pid unknown"
-
     def _note_failure(self, exc: DaemonUnavailableError, for_s: float) -> None:
-        """Tell all processes of the home why no daemon could be started just now, for some seconds."""
+        """Tell all processes of the home, for some seconds, why no daemon could be started."""
         with contextlib.suppress(OSError):
             path = paths.start_failure_path(self._settings.home)
             beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
@@ -333,8 +337,8 @@ class DaemonClient:
 
     @contextlib.contextmanager
     def _turn_to_start(self) -> Iterator[bool]:
-        """Whether this thread is the one of all threads and processes of the home that starts a daemon: sixteen readers
-        that find none would start sixteen, of which fifteen come up to see that they are not needed."""
+        """Yield True in the one thread of all threads and processes of the home that starts a daemon: sixteen readers
+        that find none would start sixteen, of which fifteen come up for nothing."""
         path = paths.start_lock_path(self._settings.home)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -430,9 +434,9 @@ class DaemonClient:
         timeout_s: float = _ORDER_TIMEOUT_S,
         introduce: bool = False,
     ) -> bytes:
-        """One request, asked again (and the daemon started again) while the daemon is away. `DaemonSilentError` as soon
-        as it is silent. With `introduce` the daemon is told first how this process reaches stores: for requests that
-        have it ask them. One that only looks changes nothing for others."""
+        """Ask again, and start the daemon again, while the daemon is away. `DaemonSilentError` as soon as it is silent.
+        With `introduce` the daemon is told first how this process reaches stores: for requests that make it ask them. A
+        question that only looks changes nothing for others."""
         end = time.monotonic() + timeout_s
         delay = 0.01
         while True:
@@ -448,17 +452,10 @@ class DaemonClient:
                     ) from exc
             time.sleep(random.uniform(0, delay))
             delay = min(2 * delay, 0.5)
-            self._ensure(fresh=False)
-
-    def _introduce_again(self) -> bool:
-        """Tell the daemon how this process reaches stores, whatever it was told before: whether that is news."""
-        body = self._introduction()
-        if body is None:
-            return False
-        return bool(self._json("POST", "/v1/environment", body, start=False, timeout_s=_LOOK_TIMEOUT_S)["changed"])
+            self.ensure(fresh=False)
 
     def _introduction(self) -> dict[str, Any] | None:
-        """Return what to tell a daemon of this process's environment; None where it is not asked, or nothing is set."""
+        """Return the variables to tell a daemon; None if something else runs it, or none is set."""
         if self._settings.daemon == "external":
             return None
         variables = told_variables(os.environ)
@@ -505,23 +502,18 @@ class DaemonClient:
             error = DaemonError(f"the daemon answered {response.status}: {answer[:200]!r}")
         raise error
 
-    def _explain(self, exc: StoreError) -> None:
-        if (
-            self._json("GET", "/healthz", start=False, timeout_s=_LOOK_TIMEOUT_S).get("stores")
-            != wire.store_fingerprint()
-        ):
-            exc.hint = (
-                "The daemon runs with other GOOGLE_* or AZURE_* variables (or AWS_* ones of roles) than this process: "
-                "dsctl daemon stop, then try again. " + exc.hint
-            )
+    def _look_up(self, method: str, path: str, body: object = None, *, start: bool = True) -> dict[str, Any]:
+        """Ask for what the daemon has only to say."""
+        return self._json(method, path, body, start=start, timeout_s=_LOOK_TIMEOUT_S)
 
 
-def _is_stopped(pid: str) -> bool:
+def _state_of(pid: int | str) -> str:
+    """Return the letter of a process's state (proc_pid_stat(5)); '' if it has ended or is in another container."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2]
-    except OSError:  # it is in another container, or has just ended
-        return False
-    return state.startswith("T")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(") ")[2][:1]
 
 
 def import_store_clients() -> None:
@@ -532,10 +524,3 @@ def import_store_clients() -> None:
 def _request(method: str, path: str, body: object, connection: _Connection) -> None:
     data = None if body is None else json.dumps(body)
     connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
-        return True

@@ -1,9 +1,9 @@
 """Fetch blocks from the stores: each once, however many ask; bounded in number and bytes, readers apart from fills.
 
-Any thread of the daemon may ask, the event loop too: nothing here waits but `fill` and `close`. Gets run in threads, in
-the order that `turns` decides. A block's bytes reach whoever waits as soon as they are here; its flight ends when the
-tiers have stored it, so that somebody who asks a moment later is served from memory or from the index, never by a
-second get. What the tiers did not keep stays in memory for a while: a reader takes a block in many small pieces, and
+Any thread of the daemon may ask, the event loop too: nothing here waits but `fill`, `present` and `close`. Gets run in
+threads, in the order that `turns` decides. Waiting readers have a block's bytes at once; its flight ends when the tiers
+have stored it, so that a reader that asks a moment later is served from memory or from the index, never by a second
+get. Blocks that the tiers did not keep stay in memory for a while: a reader takes a block in many small pieces, and
 each piece asks again.
 
 Threads rather than an event loop: obstore's synchronous calls leave the interpreter alone while they run, and cost two
@@ -18,7 +18,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -38,13 +38,13 @@ _READ_BYTES = 64 * 2**20
 _FILL_BYTES = 128 * 2**20
 _HELD_BYTES = 64 * 2**20
 _ONE_READ_BYTES = 2**18
-"""A smaller block is asked for whole and once: holding it would serve nobody."""
+"""A smaller block is read whole and once: holding it would serve nobody."""
 _READ_AHEAD_BLOCKS = 4
 _LANDED = 10_000
 _CLOSE_TIMEOUT_S = 3.0
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""What gets and waits are counted by; longer ones have a last place of their own."""
+"""Upper bounds that gets and waits are counted by; longer ones have a last place of their own."""
 
 Data = bytes | memoryview
 Stored = Callable[[bool], None]
@@ -52,7 +52,7 @@ Stored = Callable[[bool], None]
 
 @dataclass
 class FetchStats:
-    """What was fetched since the daemon's start."""
+    """The fetches since the daemon's start."""
 
     fetched: int = 0
     fetched_bytes: int = 0
@@ -94,20 +94,17 @@ class _Flight:
         self.turn: Turn | None = None
         """The turn that its bytes count in; None until it is its turn to be fetched."""
         self.holds = 1
-        """Holders that need the bytes: the tiers until they are stored, and each reader until they are sent."""
+        """The number of holders that need the bytes: the tiers until they are stored, each reader until they are
+        sent."""
         self.wanted: Kind | None = None
         """The most urgent kind of turn that was queued for it."""
 
 
-class Reading:
-    """A block for one reader, who closes it when the bytes are not needed any more. They count until then."""
+class Reading(NamedTuple):
+    """A block for one reader, who calls `close` once when it has done with the bytes. They count until then."""
 
-    def __init__(self, data: Future[Data], close: Callable[[], None] = lambda: None) -> None:
-        self.data, self._close = data, close
-
-    def close(self) -> None:
-        """Let go of the bytes. To be called once."""
-        self._close()
+    data: Future[Data]
+    close: Callable[[], None]
 
 
 class _Held:
@@ -145,21 +142,21 @@ class Fetcher:
         flow_of: Callable[[str], str] = lambda dataset: dataset,
         whole: WholeObjects | None = None,
     ) -> None:
-        """`flow_of`: what of a data set's name decides whom it shares its turns with. `whole` checks objects of several
+        """`flow_of` maps a data set's name to those with whom it shares its turns. `whole` checks objects of several
         blocks."""
         self._whole = whole
         self._writer = writer
-        self._local = local
+        self.local = local
         self._open_store = open_store
         self._lock = threading.Lock()  # guards _flights, what hangs on a flight, _held, _landed, stats
         self._flights: dict[BlockId, _Flight] = {}
         self._held = _Held(_HELD_BYTES)
         self._landed: OrderedDict[BlockId, None] = OrderedDict()
-        """The blocks that the tiers have kept last."""
+        """The blocks that the tiers kept last."""
         self.landings = 0
-        """How many they have kept."""
+        """How many blocks the tiers have kept."""
         self._refused = False
-        """Whether the tiers did not keep the block that landed last."""
+        """True if the tiers did not keep the block that landed last."""
         self._flow_of = flow_of
         self.turns = Turns(concurrency, ahead=_READ_AHEAD_BLOCKS, read_bytes=_READ_BYTES, fill_bytes=_FILL_BYTES)
         most = concurrency + _READ_AHEAD_BLOCKS + EXTRA_TURNS
@@ -171,32 +168,17 @@ class Fetcher:
         self._got_at = 0.0
         self.stats = FetchStats()
 
-    def has(self, block: BlockId) -> bool:
-        """Whether a block is on this node by the index."""
-        return self._local.has(block)
-
-    def missing(self, blocks: Sequence[BlockId]) -> list[int]:
-        """Return the places of those that are not on this node by the index: one look for all."""
-        return self._local.missing(blocks)
-
     def present(self, block: BlockId) -> bool:
-        """Whether a block is on this node by the index and the file it names. One that the index has and the disk has
-        not is taken out of the index, to be fetched again."""
-        if self._local.present(block):
+        """Tell whether a block is on this node by the index and the file it names. A block that the index has and the
+        disk has not is taken out of the index, to be fetched again."""
+        if self.local.present(block):
             return True
-        if self._local.has(block):
+        if self.local.has(block):
             self._writer.call(lambda: self._writer.drop(block)).result()
         return False
 
-    def read(self, ref: ObjectRef, number: int, dataset: str) -> Future[Data]:
-        """A block for somebody who waits. The future may have the store's errors."""
-        return self._reading(ref, number, dataset, hold=False).data
-
-    def open_reading(self, ref: ObjectRef, number: int, dataset: str) -> Reading:
-        """As `read`, for who keeps the bytes for a while: they count until it is closed."""
-        return self._reading(ref, number, dataset, hold=True)
-
-    def _reading(self, ref: ObjectRef, number: int, dataset: str, *, hold: bool) -> Reading:
+    def read(self, ref: ObjectRef, number: int, dataset: str) -> Reading:
+        """Return a block for a reader that waits. Its future may have the store's errors."""
         asked = time.monotonic()
         id = block_id(object_id(ref), number)
         with self._lock:
@@ -204,13 +186,13 @@ class Fetcher:
         if held is not None:
             done: Future[Data] = Future()
             done.set_result(held)
-            return Reading(done)
+            return Reading(done, lambda: None)
         if block_count(ref.size_bytes) > 1 and not self._refused:
             self._read_ahead(ref, number, dataset)
-        flight = self._flight(id, for_reader=True, hold=hold)[0]
+        flight = self._flight(id, for_reader=True, hold=True)[0]
         flight.data.add_done_callback(lambda _: self._waited(asked))
         self._queue(Kind.READ, flight, _Wanted(id, ref, number, dataset, False, asked))
-        return Reading(flight.data, lambda: self._release_flight(flight)) if hold else Reading(flight.data)
+        return Reading(flight.data, lambda: self._release_flight(flight))
 
     def fill(
         self,
@@ -223,9 +205,11 @@ class Fetcher:
         lane: int = 0,
         looked: int | None = None,
     ) -> None:
-        """A block for the tiers, fetched in this thread (`lane`: see `Block`). Returns when its bytes have come;
+        """Fetch a block for the tiers in this thread (`lane`: see `Block`); return when its bytes have come.
+
         `stored` is called, in any thread, when the tiers have taken them or not. Raises the store's errors, and then
-        calls nothing. `looked`: what `landings` was before the caller saw that it is not here."""
+        calls nothing. `looked`: the value of `landings` before the caller saw that the block is not here.
+        """
         length = block_length(ref.size_bytes, number)
         # The turn first: a reader that joins a flight must not wait for another warm-up's bytes.
         turn = self.turns.wait(Kind.FILL, self._flow_of(dataset), length)
@@ -238,8 +222,8 @@ class Fetcher:
         flight.data.result()
 
     def close(self) -> None:
-        """Let what is under way end, for a few seconds: a store that is away may be retried for longer, and the process
-        then ends without those threads. What has not begun fails with `DaemonError`."""
+        """Let flights end, for a few seconds: a store that is away may be retried for longer, and the process then ends
+        without those threads. Flights that have not begun fail with `DaemonError`."""
         self._closing = True
         self.turns.open()
         end = time.monotonic() + _CLOSE_TIMEOUT_S
@@ -251,18 +235,18 @@ class Fetcher:
 
     @property
     def under_way(self) -> int:
-        """Blocks in flight."""
+        """The number of blocks in flight."""
         return len(self._flights)
 
     def stuck_s(self) -> float:
-        """For how long gets have been under way and none has ended, well or badly."""
+        """Return for how long gets have been under way and none has ended, well or badly."""
         begun = list(self._getting.values())
         return time.monotonic() - max(self._got_at, min(begun)) if begun else 0.0
 
     def _flight(
         self, id: BlockId, stored: Stored | None = None, *, for_reader: bool = False, hold: bool = False
     ) -> tuple[_Flight, bool]:
-        """The flight of a block, and whether the caller has just begun it and must see to it."""
+        """Return the flight of a block, and whether the caller has just begun it and must see to it."""
         with self._lock:
             flight = self._flights.get(id)
             begun = flight is None
@@ -278,7 +262,7 @@ class Fetcher:
             return flight, begun
 
     def _queue(self, kind: Kind, flight: _Flight, wanted: _Wanted) -> None:
-        """Have a flight fetched, unless it is under way, or queued as something that is as urgent. What was queued to
+        """Have a flight fetched, unless it is under way, or queued as something as urgent. A block that was queued to
         be read ahead and is waited for by now queues once more; the turn that comes second finds nothing to do."""
         with self._lock:
             first = flight.turn is None and (flight.wanted is None or kind.value < flight.wanted.value)
@@ -295,7 +279,7 @@ class Fetcher:
         self.turns.queue(turn)
 
     def _release_flight(self, flight: _Flight) -> None:
-        """One of those who needed the bytes of a flight does not any more."""
+        """Let go of the bytes of a flight for one holder."""
         with self._lock:
             flight.holds -= 1
             turn = flight.turn if not flight.holds else None
@@ -389,11 +373,11 @@ class Fetcher:
             return looked is not None and id not in self._landed and self.landings - looked <= len(self._landed)
 
     def _look(self, id: BlockId, *, ahead: bool) -> Data | None:
-        """It may have landed between somebody's look and the beginning of this flight. Nobody wants the bytes of what
-        is fetched ahead, but a reader may have joined the flight: they get them all the same."""
-        if ahead and not self.has(id):
+        """Return a block that landed between its caller's look and the beginning of this flight. Nobody wants the bytes
+        of a block fetched ahead, but a reader may have joined the flight: it gets them all the same."""
+        if ahead and not self.local.has(id):
             return None
-        return self._local.view(id, 0, None)
+        return self.local.view(id, 0, None)
 
     def _end(self, id: BlockId, flight: _Flight, *, kept: bool, data: Data = b"") -> None:
         with self._lock:
@@ -410,11 +394,11 @@ class Fetcher:
             stored(kept)
 
     def _read_ahead(self, ref: ObjectRef, number: int, dataset: str) -> None:
-        """Somebody reads a large object: have its next blocks on the way."""
+        """Have the next blocks of a large object on the way."""
         obj = object_id(ref)
         for ahead in range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes))):
             id = block_id(obj, ahead)
-            if id not in self._flights and not self.has(id):
+            if id not in self._flights and not self.local.has(id):
                 flight = self._flight(id)[0]
                 flight.for_reader = True
                 self._queue(Kind.AHEAD, flight, _Wanted(id, ref, ahead, dataset, True, time.monotonic()))

@@ -1,8 +1,8 @@
-"""Memory of a process that takes and frees thousands of large blocks: quick while it works, given back when it is idle.
+"""Memory of a process that takes and frees thousands of large blocks: fast while it works, given back when it is idle.
 
-glibc gives a freed block of 100 KB back to the kernel at once and faults the next one in again, so its threshold is
-raised (mallopt(3)). The price is that what a busy minute took stays: each thread may have an arena of its own, and none
-shrinks. So there are few arenas, and `Trimmer` has glibc give back what is free once nothing has been fetched for
+glibc gives a freed block of 100 KB back to the kernel at once and faults the next one in again, so the daemon raises
+the threshold (mallopt(3)). The price is that memory of a busy minute stays: each thread may have an arena of its own,
+and none shrinks. So there are few arenas, and `Trimmer` has glibc give free memory back once nothing was fetched for
 some seconds. With another C library nothing of this happens.
 """
 
@@ -22,7 +22,7 @@ _LOOK_EVERY_S = 5.0
 
 
 def tune() -> None:
-    """Set up the allocator of this process; before threads begin."""
+    """Set up the allocator of this process, before it has threads."""
     libc = _glibc()
     if libc is None:
         return
@@ -32,7 +32,7 @@ def tune() -> None:
 
 
 class Trimmer:
-    """A thread that gives memory back when nothing happens. `activity` gives a number that changes while something
+    """A thread that gives memory back while nothing happens. `activity` returns a number that changes while something
     does."""
 
     def __init__(self, activity: Callable[[], object], *, every_s: float = _LOOK_EVERY_S) -> None:
@@ -40,10 +40,10 @@ class Trimmer:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trim", daemon=True)
         self.trimmed = 0
-        """The number of times that it was idle after it had worked."""
+        """The number of times that memory was given back."""
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

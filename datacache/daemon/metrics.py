@@ -1,4 +1,4 @@
-"""The daemon's state as Prometheus text (exposition format 0.0.4). Names are here and nowhere else."""
+"""The daemon's state as Prometheus text (exposition format 0.0.4). The names are here and nowhere else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datacache.daemon.fetcher import LATENCY_BOUNDS_S
 
 
 def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
-    """`/metrics` from what `/v1/cache` shows. No credential and no object name is in it."""
+    """Return `/metrics` for the state that `/v1/cache` shows. It names no credential and no object."""
     lines: list[str] = []
 
     def metric(name: str, kind: str, text: str, samples: list[tuple[str, float]]) -> None:

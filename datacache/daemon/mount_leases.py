@@ -1,10 +1,9 @@
-"""The daemon's lease of what this home has mounted: garbage collection, anywhere, leaves that alone.
+"""The daemon's lease of the snapshots that this home has mounted: garbage collection, anywhere, leaves those alone.
 
-Whoever mounts asks the daemon to take the lease before the mount is acknowledged (`DaemonClient.hold_mounts`). A thread
-of the daemon renews it once an hour, and within half a minute of a change. What is mounted, and of which catalog, is
-what the state files of mounts in the home say, so a daemon that is started again goes on; what an earlier boot of the
-machine left there does not count. While a catalog is away, mounts are made and read all the same, and the lease is
-taken when it is back.
+A mounting process asks the daemon to take the lease before it acknowledges the mount (`DaemonClient.hold_mounts`). A
+thread renews it once an hour, and within half a minute of a change. The state files of mounts in the home name the
+snapshots and their catalogs, so a restarted daemon goes on; files of an earlier boot do not count. While a catalog is
+away, mounts are made and read all the same, and the lease is taken when it is back.
 """
 
 from __future__ import annotations
@@ -42,11 +41,10 @@ class Mounted(NamedTuple):
 
 
 class MountLeases:
-    """The leases of one home's mounts: one in each catalog that they were opened from. `renew` may be called from any
-    thread."""
+    """The leases of one home's mounts: one in each catalog that they were opened from. Any thread may call `renew`."""
 
     def __init__(self, settings: Settings, open_catalog: Callable[[str], Catalog]) -> None:
-        """`open_catalog` opens the one at a URL; it is closed after each use."""
+        """`open_catalog` opens the catalog at a URL; it is closed after each use."""
         self._home, self._url, self._open_catalog = settings.home, settings.catalog, open_catalog
         self._lock = threading.Lock()  # over reading what is mounted and writing it down
         self._written: list[Mounted] = []
@@ -58,15 +56,16 @@ class MountLeases:
         self._thread = threading.Thread(target=self._run, name="mount-leases", daemon=True)
 
     def start(self) -> None:
-        """Begin to renew."""
+        """Start the thread that renews."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; a request that is under way is left to the process's end."""
+        """End the thread; a request under way ends with the process."""
         self._stopping.set()
 
     def renew(self) -> int:
-        """Write down now what is mounted: how many mounts. The catalogs' errors, after all of them were asked."""
+        """Write down the mounts of this moment; return their number. Raises the catalogs' errors after it asked all of
+        them."""
         with self._lock:
             mounts = mounted(self._home)
             mine = {mount.catalog or self._url for mount in mounts}
@@ -116,9 +115,9 @@ class MountLeases:
 
 
 def mounted(home: Path) -> list[Mounted]:
-    """List the snapshots that are mounted, by the state files of their supervisors.
+    """List the mounted snapshots, by the state files of their supervisors.
 
-    One whose state does not say in which boot it was written counts: to hold too much for a while does no harm.
+    A file that does not name its boot counts: to hold too much for a while does no harm.
     """
     this_boot = boot_id()
     found = []
@@ -134,6 +133,6 @@ def mounted(home: Path) -> list[Mounted]:
 
 
 def holder(home: Path) -> str:
-    """The name of this home's lease: another after a reboot, and on a clone of the machine."""
+    """Return the name of this home's lease: another after a reboot, and on a clone of the machine."""
     there = os.stat(home)
     return blake2b(f"{boot_id()} {there.st_dev} {there.st_ino}".encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Where the daemon's files lie under a home."""
+"""The daemon's files under a home."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ def socket_path(home: Path) -> Path:
 
 
 def keeper_socket_path(home: Path) -> Path:
-    """Where descriptors are handed over to be kept (`keeper`), mode 0600."""
+    """The socket that takes descriptors to be kept (`keeper`), mode 0600."""
     return home / "run" / "keeper.sock"
 
 
 def mount_host_path(home: Path) -> Path:
-    """Return where the mount host (`fuse_mount.lifecycle.host`) listens unless the settings name another place."""
+    """The socket of the mount host (`fuse_mount.lifecycle.host`), unless the settings name another place."""
     return home / "run" / "mounts.sock"
 
 
 def lock_path(home: Path) -> Path:
-    """Held with flock for as long as a daemon lives; holds its pid."""
+    """A lock (flock(2)) that a daemon holds for life, with its pid."""
     return home / "run" / "daemon.lock"
 
 
 def pulse_path(home: Path) -> Path:
-    """Return when the daemon could last answer (`pulse`)."""
+    """The time when the daemon could last answer (`pulse`)."""
     return home / "run" / "daemon.pulse"
 
 
 def start_lock_path(home: Path) -> Path:
-    """Held with flock by whoever is starting a daemon."""
+    """A lock (flock(2)) of the process that is starting a daemon."""
     return home / "run" / "start.lock"
 
 
 def start_failure_path(home: Path) -> Path:
-    """Why a daemon could not be started a moment ago, for those who would try right after."""
+    """The reason why a daemon could not be started a moment ago, for processes that would try again at once."""
     return home / "run" / "start.failure"
 
 
 def log_path(home: Path) -> Path:
-    """What the daemon says."""
+    """The daemon's log."""
     return home / "log" / "daemon.log"
 
 

@@ -1,14 +1,15 @@
-"""The daemon's pulse: a small file that says when the daemon could last answer, so that nobody has to wait to find out.
+"""The daemon's pulse: a small file with the time when the daemon could last answer, so that readers need not wait to
+learn it.
 
-A daemon that is stopped, or whose threads hang, accepts connections and says nothing. Readers that learned this by
-waiting would each wait anew. Instead the daemon writes the time into `<home>/run/daemon.pulse` a few times a second,
-and only while its event loop turns and its threads make progress; every process of the node reads it before and while
-it waits for an answer. So the first to notice has waited `SILENT_S`, the others have not waited, and when the daemon
-goes on, its next beat is seen by all.
+A daemon that is stopped, or whose threads hang, accepts connections and sends nothing. Each reader would have to wait
+to notice. Instead the daemon writes the time into `<home>/run/daemon.pulse` a few times a second, only while its event
+loop turns and its threads make progress, and every process of the node reads it before and while it waits for an
+answer. So the first to notice has waited `SILENT_S`, the others not at all, and all see the next beat when the daemon
+goes on.
 
-The daemon holds a lock on the file: an old beat under a lock is a silent daemon, one without a lock is no daemon. The
-lock is tested, never taken (`F_OFD_GETLK`, fcntl(2)), so a reader is in nobody's way. It ends with the daemon, however
-that ends, and is seen from other PID namespaces. Times are `CLOCK_MONOTONIC`, which all processes of a machine share.
+The daemon holds a lock on the file: an old beat with a lock is a silent daemon, one without is no daemon. Readers test
+the lock and never take it (`F_OFD_GETLK`, fcntl(2)). It ends with the daemon, however that ends, and shows in other PID
+namespaces. Times are `CLOCK_MONOTONIC`, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from datacache.daemon import paths
 
 log = logging.getLogger(__name__)
 SILENT_S = 3.0
-"""A daemon that has not beaten for so long is silent. A busy machine may keep a process from running for a second."""
+"""A daemon is silent after so long without a beat. A busy machine may keep a process from running for a second."""
 _LATE_S = 1.0
 BEAT_EVERY_S = 0.25
 _LOCK_TRIES = 50
@@ -38,7 +39,7 @@ _OFD_GETLK, _OFD_SETLK = 36, 37  # fcntl.h; Python has no names for them before 
 
 
 class Pulse:
-    """The daemon's side. `hangs` says what makes no progress, '' for nothing; the pulse's thread calls it."""
+    """The daemon's side. The pulse's thread calls `hangs`, which names what makes no progress, or returns ''."""
 
     def __init__(
         self, home: Path, turn_loop: Callable[[Callable[[], object]], object], hangs: Callable[[], str]
@@ -50,7 +51,7 @@ class Pulse:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self.problem = ""
-        """The thing that hangs, as `GET /healthz` shows it. Set by the thread."""
+        """The thing that hangs, as `GET /healthz` shows it. The thread sets it."""
 
     def start(self) -> None:
         """Begin to beat."""
@@ -109,7 +110,7 @@ class PulseWatch:
         self._file: PerProcess[_File] = PerProcess(lambda: _File(self._path))
 
     def silent_s(self) -> float | None:
-        """For how long a daemon that lives has been silent; None where it is not, or where no daemon shows a pulse."""
+        """Return how long a living daemon has been silent; None if it is not, or if no daemon shows a pulse."""
         age_s = self._file.get().age_s()
         return age_s if age_s is not None and age_s >= SILENT_S else None
 
@@ -125,7 +126,7 @@ class PulseWatch:
 
 
 class _File:
-    """The pulse file, held open. A lost race of two threads costs a descriptor's reopening, never a wrong answer."""
+    """The pulse file, held open. A lost race of two threads costs another open, never a wrong answer."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -133,9 +134,8 @@ class _File:
         self._fd = -1
 
     def age_s(self, *, always: bool = False) -> float | None:
-        """Return how old the last beat of a daemon that lives is; None where none is known to live. Whether it lives is
-        looked at for an old beat only, or `always`.
-        """
+        """Return the age of a living daemon's last beat; None if none is known to live. Its lock is tested for an old
+        beat only, or `always`."""
         with self._lock:
             age_s = self._age_s()
             if always or age_s is None or age_s >= SILENT_S:

@@ -1,7 +1,7 @@
-"""Room in the tiers for what is fetched ahead: asked for before a fetch, so that nothing is fetched to be thrown away.
+"""Room in the tiers for blocks fetched ahead: taken before a fetch, so that nothing is fetched to be thrown away.
 
-Any thread may take and give. A thread of its own has room made when there is little, by the policy's way of making it,
-and tries again after a while where there is none to be made.
+Any thread may take and give. A thread of its own has room made when there is little, by the tier's policy, and tries
+again after a while if there is none to be made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AGAIN_S = 0.2
 
 
 class Room:
-    """How much of a tier may be filled ahead."""
+    """The part of a tier that may be filled ahead."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Room:
         step_bytes: int,
         reserve_bytes: int = 0,
     ) -> None:
-        """`make` has so much room made and says whether there is; `wake` is called when there may be more. Room is made
+        """`make` makes so much room and tells whether there is; `wake` is called when there may be more. Room is made
         in steps, before there is none left; `reserve_bytes` are never given away, because making room takes some."""
         self._tier, self._make, self._wake = tier, make, wake
         self._step_bytes, self._reserve_bytes = step_bytes, reserve_bytes
@@ -40,16 +40,16 @@ class Room:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.full = False
-        """Whether there was no room to be had when it was last tried to make some."""
+        """True if there was no room to be had at the last try to make some."""
 
     def start(self) -> None:
-        """Begin to make room when it is needed. Idempotent; one thread at a time."""
+        """Start the thread. Idempotent."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="room", daemon=True)
             self._thread.start()
 
     def take(self, size_bytes: int) -> bool:
-        """Whether there is room for a block, which then is the caller's until it gives it back."""
+        """Take room for a block, the caller's until it gives it back; False if there is none."""
         with self._lock:
             left = self._tier.budget_bytes - self._tier.used_bytes - self._taken - size_bytes - self._reserve_bytes
             if left < self._step_bytes:
@@ -60,17 +60,17 @@ class Room:
             return True
 
     def give(self, size_bytes: int) -> None:
-        """The block is stored (or will not be)."""
+        """Give room back: the block is stored, or will not be."""
         with self._lock:
             self._taken -= size_bytes
 
     def refused(self) -> None:
-        """The tier did not take a block, whatever room there seemed to be."""
+        """Note that the tier did not take a block, whatever room there seemed to be."""
         self.full = True
         self._short.set()
 
     def look(self) -> None:
-        """Have it see whether there is room, and make some if there is too little."""
+        """Have the thread make room if there is too little."""
         self._short.set()
 
     def stop(self, timeout_s: float) -> None:

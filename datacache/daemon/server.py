@@ -1,8 +1,8 @@
 """The daemon's HTTP server on a Unix socket, and the daemon's life from lock to clean stop.
 
-One event loop answers requests and does nothing else: gets run in the fetcher's threads, warm-ups in theirs, the tiers
-are written by one thread, manifests are read in threads. Only the user who owns the home can connect (socket mode 0600
-in a folder of mode 0700).
+One event loop answers requests and does nothing else. Gets and warm-ups run in threads of their own, one thread writes
+the tiers, and manifests are read in threads. Only the home's owner can connect (socket mode 0600 in a folder of mode
+0700).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
@@ -29,8 +29,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
-from datacache.core import counters, lockfile
-from datacache.core import ipc as unix_sockets
+from datacache.core import counters, ipc, lockfile
 from datacache.core.errors import (
     CacheError,
     DaemonError,
@@ -59,10 +58,10 @@ from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.store.checksums import TALLY
 from datacache.store.credentials import Environments
+from datacache.tiers.eviction import Shares
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import counters_dir
 from datacache.tiers.recovery import open_tiers
-from datacache.tiers.shares import Shares
 from datacache.tiers.writer import TierWriter
 
 log = logging.getLogger(__name__)
@@ -74,21 +73,22 @@ _PLAN_CHUNK_BYTES = 2**20
 _PIECE_BYTES = 2**18
 _TAKEN_IN_S = 20.0
 _WRITER_STUCK_S, _GET_STUCK_S = 120.0, 60.0
-"""From when on a thread counts as hanging: a busy disk takes seconds, a pin of a million blocks tens of them."""
+"""From then on a thread counts as hanging: a busy disk takes seconds, a pin of a million blocks tens of them."""
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Daemon:
-    """The parts of a running daemon and the requests it answers."""
+    """The parts of a running daemon, and the requests it answers."""
 
     def __init__(
         self,
         settings: Settings,
         writer: TierWriter,
         catalog: Catalog,
-        environments: Environments | None = None,
+        environments: Environments | None,
     ) -> None:
-        """`environments`: where clients say how they reach stores; None if they may not."""
+        """`environments` takes what clients tell of reaching stores; None if they may not."""
         self._settings, self._writer, self._catalog = settings, writer, catalog
         self._environments = environments
         self._local = LocalBlocks(settings.home, settings.ram_dir)
@@ -118,27 +118,32 @@ class Daemon:
         self.stopping = asyncio.Event()
 
     def app(self) -> web.Application:
-        """The routes."""
+        """Return the application: one handler a request."""
         app = web.Application(middlewares=[_errors_as_json], client_max_size=2**20)
-        app.router.add_post("/v1/block", self._block)
-        app.router.add_post("/v1/warm", self._warm)
-        app.router.add_post("/v1/lookahead", self._lookahead)
-        app.router.add_get("/v1/jobs", self._jobs)
-        app.router.add_get("/v1/jobs/{id}", self._job)
-        app.router.add_post("/v1/jobs/{id}/cancel", self._cancel)
-        app.router.add_get("/v1/cache", self._cache)
-        app.router.add_post("/v1/pin", self._pin)
-        app.router.add_post("/v1/unpin", self._unpin)
-        app.router.add_post("/v1/evict", self._evict)
-        app.router.add_post("/v1/mounts", self._mounts)
-        app.router.add_post("/v1/environment", self._environment)
-        app.router.add_post("/v1/stop", self._stop)
-        app.router.add_get("/healthz", self._health)
-        app.router.add_get("/metrics", self._metrics)
+        app.add_routes(
+            web.route(method, path, handler)
+            for method, path, handler in (
+                ("POST", "/v1/block", self._block),
+                ("POST", "/v1/warm", self._warm),
+                ("POST", "/v1/lookahead", self._lookahead),
+                ("GET", "/v1/jobs", self._jobs),
+                ("GET", "/v1/jobs/{id}", self._job),
+                ("POST", "/v1/jobs/{id}/cancel", self._cancel),
+                ("GET", "/v1/cache", self._cache),
+                ("POST", "/v1/pin", self._pin),
+                ("POST", "/v1/unpin", self._unpin),
+                ("POST", "/v1/evict", self._evict),
+                ("POST", "/v1/mounts", self._mounts),
+                ("POST", "/v1/environment", self._environment),
+                ("POST", "/v1/stop", self._stop),
+                ("GET", "/healthz", self._health),
+                ("GET", "/metrics", self._metrics),
+            )
+        )
         return app
 
     def _hangs(self) -> str:
-        """Return what has made no progress for longer than anything takes, '' for nothing."""
+        """Return what has made no progress for longer than anything takes, or ''."""
         writing_s, getting_s = self._writer.working_s(), self._fetcher.stuck_s()
         if writing_s > _WRITER_STUCK_S:
             return f"the cache's folder has taken nothing for {writing_s:.0f} s"
@@ -148,20 +153,26 @@ class Daemon:
         return ""
 
     def begin(self) -> None:
-        """Let readers see from now on that this daemon answers, and look after its memory."""
+        """Show readers that this daemon answers, and start what it does on its own. To be called once it listens."""
         self._pulse.start()
         self._trimmer.start()
+        self._leases.start()
+        self._in_background(self._fold_counters())
+        self._in_background(_stop_without_socket(paths.socket_path(self._settings.home), self.stopping))
 
     async def close(self) -> None:
-        """End what is under way; what goes on after a few seconds of patience is left to the process's end."""
+        """End all work under way; what outlasts a few seconds of patience ends with the process."""
         for task in self._tasks:
             task.cancel()
         self._leases.stop()
-        await asyncio.to_thread(self._lookaheads.stop)
-        await asyncio.to_thread(self._warmer.stop)
-        await asyncio.to_thread(self._fetcher.close)
-        await asyncio.to_thread(self._pulse.stop)
-        await asyncio.to_thread(self._trimmer.stop)
+        for stop in (
+            self._lookaheads.stop,
+            self._warmer.stop,
+            self._fetcher.close,
+            self._pulse.stop,
+            self._trimmer.stop,
+        ):
+            await asyncio.to_thread(stop)
         self._stores.close()
 
     async def _block(self, request: web.Request) -> web.StreamResponse:
@@ -173,10 +184,10 @@ class Daemon:
             # The reader may have met what has been repaired or moved since; only what is broken here too goes.
             if await asyncio.to_thread(self._local.view, id, 0, None) is None:
                 log.warning("block %d of %s is broken on this node: fetching it again", number, ref.url)
-                await asyncio.wrap_future(self._writer.call(lambda: self._writer.drop(id)))
+                await self._written(lambda: self._writer.drop(id))
         flow = self._flow_of(dataset)
         self._sends.note_read(flow)
-        reading = self._fetcher.open_reading(ref, number, dataset)
+        reading = self._fetcher.read(ref, number, dataset)
         try:
             data = await asyncio.wrap_future(reading.data)
             self._answered += 1
@@ -189,7 +200,7 @@ class Daemon:
             reading.close()
 
     def _consider(self, dataset: str, snapshot: str) -> None:
-        """Start warming a snapshot of which somebody reads for the first time."""
+        """Start warming a snapshot at its first read."""
         if (
             snapshot
             and self._settings.prefetch
@@ -200,7 +211,7 @@ class Daemon:
             self._in_background(self._fill_if_it_fits(dataset, snapshot))
 
     async def _fill_if_it_fits(self, dataset: str, id: str) -> None:
-        """The first read of a snapshot starts warming the rest of it, behind the reads that wait."""
+        """Warm the rest of a snapshot, behind the reads that wait."""
         try:
             manifest = await asyncio.to_thread(self._open_manifest, id)
             ssd = self._writer.tiers[-1]
@@ -242,10 +253,8 @@ class Daemon:
 
     async def _jobs(self, _: web.Request) -> web.StreamResponse:
         jobs = [job.as_dict() for job in self._warmer.jobs()]
-        return web.json_response({"jobs": jobs, "silent_stores": self._silent_stores()})
-
-    def _silent_stores(self) -> list[dict[str, Any]]:
-        return [silence._asdict() for silence in self._stores.silences()]
+        silences = [silence._asdict() for silence in self._stores.silences()]
+        return web.json_response({"jobs": jobs, "silent_stores": silences})
 
     async def _cancel(self, request: web.Request) -> web.StreamResponse:
         job = self._warmer.cancel(request.match_info["id"])
@@ -254,7 +263,7 @@ class Daemon:
         return web.json_response(job.as_dict())
 
     async def _cache(self, _: web.Request) -> web.StreamResponse:
-        return web.json_response(await asyncio.wrap_future(self._writer.call(self._cache_state)))
+        return web.json_response(await self._written(self._cache_state))
 
     def _cache_state(self) -> dict[str, Any]:
         counted = counters.totals(counters_dir(self._settings.home, self._settings.ram_dir))
@@ -272,7 +281,7 @@ class Daemon:
                     "folder": str(tier.folder),
                     "used_bytes": tier.used_bytes,
                     "budget_bytes": tier.budget_bytes,
-                    "blocks": self._blocks_in(tier.name),
+                    "blocks": self._writer.count_blocks(tier.name),
                     "containers": len(tier.containers),
                     "evicted_bytes": tier.evicted_bytes,
                     "problem": tier.problem,
@@ -288,27 +297,21 @@ class Daemon:
             "plans": self._lookaheads.plans(),
             "lookahead": vars(self._lookaheads.stats) | {"moved_bytes": self._lookaheads.moved_bytes},
             "jobs": [job.as_dict() for job in self._warmer.jobs()],
-            "silent_stores": self._silent_stores(),
+            "silent_stores": [silence._asdict() for silence in self._stores.silences()],
         }
-
-    def _blocks_in(self, tier: str) -> int:
-        return self._writer.count_blocks(tier)
 
     async def _pin(self, request: web.Request) -> web.StreamResponse:
         record, manifest = await self._open(request)
-        objects = await asyncio.to_thread(lambda: list(snapshot_objects(manifest)))  # while the writer goes on
-
-        def work() -> None:
-            self._writer.pin(record.ref, record.dataset, objects)
-
-        await asyncio.wrap_future(self._writer.call(work))
+        # The writer goes on meanwhile.
+        objects = await asyncio.to_thread(lambda: [id for _, id in snapshot_objects(manifest)])
+        await self._written(lambda: self._writer.pin(record.ref, record.dataset, objects))
         return web.json_response({"ref": record.ref, "pinned": True})
 
     async def _unpin(self, request: web.Request) -> web.StreamResponse:
         ref = (await fields_of(request)).text("ref")
         if ref not in self._writer.pins():
             ref = (await asyncio.to_thread(resolve, self._catalog, ref)).ref
-        known = await asyncio.wrap_future(self._writer.call(lambda: self._writer.unpin(ref)))
+        known = await self._written(lambda: self._writer.unpin(ref))
         return web.json_response({"ref": ref, "pinned": False, "was_pinned": known})
 
     async def _evict(self, request: web.Request) -> web.StreamResponse:
@@ -318,21 +321,16 @@ class Daemon:
         if pinned:
             raise UsageError(f"{dataset} is pinned ({', '.join(pinned)})", hint=f"dsctl cache unpin {pinned[0]}")
         if dataset:
-            await self._expect_known(dataset)
-        freed = await asyncio.wrap_future(self._writer.call(lambda: self._writer.evict(dataset)))
+            held = await self._written(
+                lambda: {one.dataset for tier in self._writer.tiers for one in tier.containers.values()}
+            )
+            if dataset not in held and await asyncio.to_thread(self._catalog.dataset, dataset) is None:
+                here = f"This node has something of: {', '.join(sorted(held))}."
+                hint = here if held else "This node has nothing cached."
+                raise SnapshotNotFoundError(f"there is no dataset {dataset!r}", ref=dataset, hint=hint)
+        freed = await self._written(lambda: self._writer.evict(dataset))
         self._considered.clear()
         return web.json_response({"freed_bytes": freed})
-
-    async def _expect_known(self, dataset: str) -> None:
-        """`SnapshotNotFoundError` if neither this node has anything of a data set nor the catalog knows it."""
-        held = await asyncio.wrap_future(self._writer.call(self._held))
-        if dataset in held or await asyncio.to_thread(self._catalog.dataset, dataset) is not None:
-            return
-        there = f"This node has something of: {', '.join(sorted(held))}." if held else "This node has nothing cached."
-        raise SnapshotNotFoundError(f"there is no dataset {dataset!r}", ref=dataset, hint=there)
-
-    def _held(self) -> set[str]:
-        return {container.dataset for tier in self._writer.tiers for container in tier.containers.values()}
 
     async def _health(self, _: web.Request) -> web.StreamResponse:
         return web.json_response(
@@ -350,20 +348,16 @@ class Daemon:
         )
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
-        state = await asyncio.wrap_future(self._writer.call(self._cache_state))
+        state = await self._written(self._cache_state)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         text = render_metrics(state, memory)
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
-
-    def hold_mounts(self) -> None:
-        """Begin to tell the catalog what is mounted."""
-        self._leases.start()
 
     async def _mounts(self, _: web.Request) -> web.StreamResponse:
         return web.json_response({"mounts": await asyncio.to_thread(self._leases.renew)})
 
     async def _environment(self, request: web.Request) -> web.StreamResponse:
-        """Take over how a client's shell reaches stores. Answers and logs names, never values."""
+        """Take a client's variables for reaching stores. Answers and logs name them and show no values."""
         if self._environments is None:
             raise UsageError(
                 "this daemon takes its credentials from whoever runs it",
@@ -379,11 +373,15 @@ class Daemon:
         self.stopping.set()
         return web.json_response({"pid": os.getpid(), "stopping": True})
 
-    async def fold_counters(self) -> None:
-        """Now and then, take over the counters of processes that ended."""
+    async def _fold_counters(self) -> None:
+        """Add up the counters of ended processes, now and then."""
         while True:
             await asyncio.to_thread(counters.fold, counters_dir(self._settings.home, self._settings.ram_dir))
             await asyncio.sleep(_FOLD_EVERY_S)
+
+    async def _written(self, action: Callable[[], T]) -> T:
+        """Run an action in the writer's thread."""
+        return await asyncio.wrap_future(self._writer.call(action))
 
     def _in_background(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -392,8 +390,8 @@ class Daemon:
 
 
 async def _answer(request: web.Request, data: bytes | memoryview) -> web.StreamResponse:
-    """Send a large block. It goes in pieces, each when the one before was taken: the transport would copy it as a
-    whole and keep it for readers that are slow. One that takes nothing for long is cut off; it asks again."""
+    """Send a large block in pieces, each when the reader has taken the one before: the transport would copy all of it
+    and keep it for slow readers. A reader that takes nothing for long is cut off; it asks again."""
     response = web.StreamResponse()
     response.content_type = "application/octet-stream"
     response.content_length = len(data)
@@ -413,8 +411,8 @@ async def _answer(request: web.Request, data: bytes | memoryview) -> web.StreamR
 
 
 async def _read_plan(content: aiohttp.StreamReader) -> tuple[PlanHeader, NDArray[np.uint32]]:
-    """A plan as `PlanHeader` describes it, straight into the array it is used from. `UsageError` if it is too large or
-    ends early."""
+    """Read a plan (`PlanHeader`) straight into the array that is used. `UsageError` if it is too large or ends
+    early."""
     try:
         length = header_length(await content.readexactly(HEAD_BYTES))
         if length > _MAX_HEADER_BYTES:
@@ -458,7 +456,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 @contextlib.contextmanager
 def hold_lock(settings: Settings, *, wait: bool = False) -> Iterator[None]:
-    """Be the only daemon of a home. `DaemonRunningError` if there is one, unless its end is to be waited for."""
+    """Be the only daemon of a home. `DaemonRunningError` if there is another, unless its end is to be waited for."""
     path = paths.lock_path(settings.home)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -489,31 +487,22 @@ def hold_lock(settings: Settings, *, wait: bool = False) -> Iterator[None]:
         os.close(home)
 
 
-@contextlib.contextmanager
-def _keeping(settings: Settings) -> Iterator[None]:
-    """Have a keeper from before the tiers are opened, which may take a while, to after they are closed."""
-    keeper = Keeper(settings.home)
-    keeper.start()
-    try:
-        yield
-    finally:
-        keeper.close()
-
-
 def run(settings: Settings, *, wait: bool = False) -> None:
-    """Serve until told to stop; `wait` until another daemon of the home has ended. Raises `DaemonRunningError`,
-    `CacheError` before it serves.
-    """
+    """Serve until told to stop; with `wait`, once another daemon of the home has ended. Raises `DaemonRunningError` and
+    `CacheError` before it serves."""
     # A daemon that others depend on, such as a node's, has what its administrator gave it.
     environments = None if settings.daemon == "external" else Environments.take_from(os.environ)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
-    with hold_lock(settings, wait=wait), _keeping(settings), open_tiers(settings) as writer:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hold_lock(settings, wait=wait))
+        keeper = Keeper(settings.home)  # before the tiers are opened, which may take a while, to after they are closed
+        keeper.start()
+        stack.callback(keeper.close)
+        writer = stack.enter_context(open_tiers(settings))
         catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
-        try:
-            asyncio.run(_serve(settings, writer, catalog, environments))
-        finally:
-            catalog.close()
+        stack.callback(catalog.close)
+        asyncio.run(_serve(settings, writer, catalog, environments))
     if threading.active_count() > 1:
         # Gets from a store that is away, asleep between two tries: all is written and closed, nobody waits for them.
         logging.shutdown()
@@ -531,25 +520,20 @@ async def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, envir
     runner = web.AppRunner(daemon.app(), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     # What is there is stale: we hold the lock.
-    listener = unix_sockets.listen(paths.socket_path(settings.home), backlog=512)
+    listener = ipc.listen(paths.socket_path(settings.home), backlog=512)
     await web.SockSite(runner, listener, backlog=512).start()
     daemon.begin()
-    daemon.hold_mounts()
-    folding = loop.create_task(daemon.fold_counters())
-    watching = loop.create_task(_stop_without_socket(paths.socket_path(settings.home), daemon.stopping))
     log.info("serving %s (pid %d)", settings.home, os.getpid())
     await daemon.stopping.wait()
     log.info("stopping")
     paths.socket_path(settings.home).unlink(missing_ok=True)
-    folding.cancel()
-    watching.cancel()
     await daemon.close()
     await runner.cleanup()
 
 
 async def _stop_without_socket(path: Path, stopping: asyncio.Event) -> None:
-    """Stop when somebody has deleted the socket (or put another in its place): nobody can reach this daemon any more,
-    and it keeps others from starting."""
+    """Stop when the socket was deleted or replaced: nobody can reach this daemon any more, and it keeps others from
+    starting."""
     inode = os.stat(path).st_ino
     while True:
         await asyncio.sleep(_LOOK_FOR_SOCKET_S)

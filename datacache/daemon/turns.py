@@ -1,27 +1,20 @@
-"""Turns at fetching: fair between data sets, bounded in number and bytes, readers before fills.
+"""Turns at fetching and at sending: fair between data sets, bounded in number and bytes, readers before fills.
 
-One `Turns` stands in front of all gets of the daemon. Whoever wants one queues by its data set (or by the share of the
-cache that the data set belongs to), and each data set in turn gets as many bytes (deficit round robin: Shreedhar and
-Varghese, "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995). So a data set with one reader waits for one
-block of one with two hundred, not for two hundred.
+One `Turns` stands in front of all gets of the daemon. A get queues by its data set (or by the share of the cache that
+the data set belongs to), and each data set in turn gets as many bytes (deficit round robin: Shreedhar and Varghese,
+"Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995). So a data set with one reader waits for one block of
+one with two hundred, not for two hundred.
 
-- *Reads* that somebody waits for go first. What is read *ahead* begins when no read waits, and *fills* (warm-ups,
-  published orders) have bytes of their own; while reads wait, few of them begin.
-- *Room*: a turn has its bytes from its beginning to when nobody needs them any more, which is after they were stored
-  and sent. Without room nothing is fetched, so a slow disk or slow readers hold back gets and take no memory.
-- *Reserve*: a data set with little under way begins also where others have taken all. A dead store, or stopped readers,
-  keep those of their own data set waiting and nobody else.
+- *Reads* with a waiting reader go first. Reads *ahead* begin when no read waits, and *fills* (warm-ups, published
+orders) have bytes of their own; while reads wait, few of them begin.
 
-All calls but `Waiting.wait` return at once. Any thread.
+- *Room*: a turn has its bytes from its beginning until nobody needs them, which is after they were stored and sent.
+Without room nothing is fetched, so a slow disk or slow readers hold back gets and take no memory.
 
-Turns at being sent large blocks, where several data sets are read: one at a time for each.
+- *Reserve*: a data set with little under way begins also when others have taken all. A dead store, or stopped readers,
+keep the reads of their own data set waiting and no others.
 
-One thread of the daemon sends all answers and hears all requests. With two hundred readers of one data set, each of
-whose answers goes out piece by piece, a request of another one waited for some pieces of each; and the gets that make
-room for more answers took the processors besides. A data set that is read alone has no turns: they would cost it
-some of its speed.
-
-For the daemon's event loop only.
+Any thread; only `Turns.wait` waits. `Sends` is for the event loop.
 """
 
 from __future__ import annotations
@@ -97,7 +90,7 @@ class FairQueue:
         self._count += 1
 
     def pop(self, fits: Callable[[Turn], bool]) -> Turn | None:
-        """The turn that is next, of the data sets whose first one fits; None if there is none."""
+        """Return the next turn, of the data sets whose first one fits; None if there is none."""
         able = {flow for flow, wanted in self._flows.items() if fits(wanted.waiting[0])}
         while able:
             flow = next(iter(self._flows))
@@ -150,7 +143,7 @@ class Turns:
         return turn
 
     def fetched(self, turn: Turn) -> None:
-        """The get of a turn has ended, well or badly; its bytes are needed still."""
+        """End the get of a turn, well or badly; its bytes are needed still."""
         with self._lock:
             self._all[turn.kind].fetching -= 1
             self._use(turn).fetching -= 1
@@ -160,7 +153,7 @@ class Turns:
             self._begin()
 
     def release(self, turn: Turn) -> None:
-        """Nobody needs the bytes of a turn any more."""
+        """Let go of the bytes of a turn."""
         with self._lock:
             self._all[turn.kind].held_bytes -= turn.size_bytes
             self._use(turn).held_bytes -= turn.size_bytes
@@ -173,7 +166,7 @@ class Turns:
             self._begin()
 
     def held_bytes(self) -> int:
-        """Return what all turns hold now."""
+        """Return the bytes that all turns hold now."""
         with self._lock:
             return sum(use.held_bytes for use in self._all.values())
 
@@ -247,19 +240,25 @@ class Turns:
 
 
 def _nothing() -> None:
-    """Do nothing: of a turn that has begun nothing is left to do."""
+    """Do nothing: a turn that has begun keeps no reference to its work."""
 
 
 _READ_LATELY_S = 1.0
 _MOST_FLOWS = 1000
 SLOW_S = 0.25
-"""How long a turn lasts at most: the answer goes on being sent to a reader that takes it slowly, and the next one
-begins. Half as long after each such turn, down to `_SHORTEST_S`: many of them keep nobody waiting for long."""
+"""How long a turn lasts at most: the answer goes on being sent to a slow reader, and the next one begins. Half as long
+after each such turn, down to `_SHORTEST_S`: many of them keep nobody waiting for long."""
 _SHORTEST_S = 0.01
 
 
 class Sends:
-    """Count what is being sent, by data set, or by the share of the cache that it belongs to (`flow`)."""
+    """Turns at sending large blocks, one at a time for each data set (or share of the cache) while several are read.
+
+    One thread of the daemon sends all answers and hears all requests. With two hundred readers of one data set, whose
+    answers go out piece by piece, a request of another one waited for some pieces of each; and the gets that make room
+    for more answers took the processors besides. A data set that is read alone has no turns: they would cost it some of
+    its speed.
+    """
 
     def __init__(self) -> None:
         self._under_way: Counter[str] = Counter()
@@ -307,7 +306,7 @@ class Sends:
         self._end(flow)
 
     def _end(self, flow: str) -> None:
-        """Give a turn to who waits longest, unless there are several since the data set was read alone."""
+        """Give a turn to the answer that waits longest, unless several go out since the data set was read alone."""
         waiting = self._waiting[flow]
         while waiting and waiting[0].done():  # cancelled
             waiting.popleft()

@@ -1,10 +1,10 @@
-"""Fill the tiers with whole snapshots: what `dsctl warm` asks for, and what the first read of a snapshot starts.
+"""Fill the tiers with whole snapshots: for `dsctl warm`, and for the first read of a snapshot.
 
-A job walks the manifest, fetches what the index does not have, and at the end looks once more whether every block is
-there: only then is it done. Each job has threads of its own, which take blocks from one shared walk and fetch them
-themselves, as many at a time as the fetcher lets them, whatever the number of jobs. A job goes on past objects that are
-gone or changed, each at the first of its blocks that says so, and ends early where going on is of no use: the store is
-away, or the tiers are full.
+A job walks the manifest, fetches the blocks that the index does not have, and at the end looks once more whether every
+block is there: only then is it done. Each job has threads of its own, which take blocks from one shared walk and fetch
+them themselves, as many at a time as the fetcher lets them, whatever the number of jobs. A job goes on past objects
+that are gone or changed, each at the first of its blocks that fails so, and ends early if going on is of no use: the
+store is away, or the tiers are full.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ Item = tuple[ObjectRef, int, BlockId]
 
 @dataclass
 class WarmJob:
-    """One warm-up, as `GET /v1/jobs/<id>` shows it. `bytes_done` counts what is on the node, found or fetched."""
+    """One warm-up, as `GET /v1/jobs/<id>` shows it. `bytes_done` counts the bytes on the node, found or fetched."""
 
     id: str
     ref: str
     state: str = "running"
     """running, done, incomplete (the tiers are full), failed or cancelled."""
     cancelled: bool = False
-    """True once somebody asked for its end; `state` says when it has ended."""
+    """True once somebody asked for its end; `state` tells when it has ended."""
     background: bool = False
     files_total: int = 0
     files_done: int = 0
@@ -75,16 +75,16 @@ class WarmJob:
     hint: str = ""
 
     def fail(self, error: str, hint: str = "") -> None:
-        """End it as failed."""
+        """End the job as failed."""
         self.error, self.hint, self.state = error, hint, "failed"
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the job for JSON."""
         return asdict(self)
 
 
 class Warmer:
-    """Runs warm-up jobs. Any thread may call it."""
+    """The warm-up jobs of a daemon. Any thread may call it."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class Warmer:
         lru_bytes: int | None = None,
         planned: Callable[[str], bool] = lambda _ref: False,
     ) -> None:
-        """`lru_bytes`: the room there is where the tiers make room by themselves, so that a larger snapshot would push
-        out its own beginning. `planned`: whether a snapshot is being fetched in a published order, which jobs in the
+        """`lru_bytes`: the room in tiers that make room by themselves, so that a larger snapshot would push out its own
+        beginning. `planned` tells whether a snapshot is being fetched in a published order, which jobs in the
         background wait for."""
         self._fetcher = fetcher
         self._planned = planned
@@ -108,11 +108,11 @@ class Warmer:
         self._threads: list[threading.Thread] = []
 
     def job(self, id: str) -> WarmJob | None:
-        """A job by its id."""
+        """Return a job by its id."""
         return self._jobs.get(id)
 
     def jobs(self) -> list[WarmJob]:
-        """The jobs of this daemon's life, newest last."""
+        """Return the jobs of this daemon's life, newest last."""
         with self._lock:
             return list(self._jobs.values())
 
@@ -138,14 +138,14 @@ class Warmer:
         return job
 
     def cancel(self, id: str) -> WarmJob | None:
-        """Have a job end soon, with what it has fetched left in the cache. None if there is no such job."""
+        """Have a job end soon; the cache keeps its blocks. None if there is no such job."""
         job = self._jobs.get(id)
         if job is not None and job.state == "running":
             job.cancelled = True
         return job
 
     def stop(self) -> None:
-        """End what runs and wait for it, a few seconds at most: a get from a store that is away takes longer."""
+        """End all jobs and wait a few seconds at most: a get from a store that is away takes longer."""
         self._stopping.set()
         end = time.monotonic() + _STOP_TIMEOUT_S
         for thread in self._threads:
@@ -153,7 +153,7 @@ class Warmer:
 
     def _run(self, job: WarmJob, dataset: str, manifest: Manifest) -> None:
         try:
-            planned = functools.partial(self._planned, job.ref) if job.background else _never
+            planned = functools.partial(self._planned, job.ref) if job.background else bool
             _Warming(job, dataset, manifest, self._fetcher, stopping=self._stopping, planned=planned).run(
                 min(_BACKGROUND_THREADS, self._concurrency) if job.background else self._concurrency
             )
@@ -181,7 +181,7 @@ class _Warming:
         self._stopping, self._planned = stopping, planned
         self._not_kept_bytes = 1 if job.background else _NOT_KEPT_BYTES
         self._lost: dict[ObjectId, int] = {}
-        """The first block that was not got of each object that is gone or changed: none is asked for from there on."""
+        """The first missing block of each object that is gone or changed: none is asked for from there on."""
         self._walk = self._absent()
         self._walking = threading.Lock()  # guards _walk
         self._changed = threading.Condition()  # guards the job's numbers, _landing, _lost and _broken
@@ -231,18 +231,18 @@ class _Warming:
         return job.cancelled
 
     def _blocks(self) -> Iterator[Item]:
-        for ref, obj in _objects(self._manifest):
+        for ref, obj in snapshot_objects(self._manifest):
             for number in range(block_count(ref.size_bytes)):
                 if number and obj in self._lost:
                     break
                 yield ref, number, block_id(obj, number)
 
     def _absent(self) -> Iterator[tuple[Item, int]]:
-        """Yield the blocks that are not here, each with what `landings` was before the look; the others count."""
+        """Yield the blocks that are not here, each with the value of `landings` before the look; count the others."""
         blocks = self._blocks()
         while (some := list(itertools.islice(blocks, _LOOK_BLOCKS))) and not self._over():
             looked = self._fetcher.landings
-            gone = set(self._fetcher.missing([id for _, _, id in some]))
+            gone = set(self._fetcher.local.missing([id for _, _, id in some]))
             for at, item in enumerate(some):
                 if at not in gone:
                     with self._changed:
@@ -252,7 +252,7 @@ class _Warming:
 
     def _missing(self) -> int:
         missing = 0
-        for ref, obj in _objects(self._manifest):
+        for ref, obj in snapshot_objects(self._manifest):
             blocks = block_count(ref.size_bytes)
             looked_at = min(blocks, self._lost.get(obj, blocks))
             if looked_at < blocks:
@@ -265,7 +265,7 @@ class _Warming:
         return missing
 
     def _over(self) -> bool:
-        """Whether no thread should begin another block."""
+        """Tell whether no thread should begin another block."""
         job = self._job
         return (
             self._broken is not None
@@ -327,18 +327,9 @@ class _Warming:
         self._job.files_done += item[1] == 0
 
 
-def _never() -> bool:
-    return False
-
-
-def _objects(manifest: Manifest) -> Iterator[tuple[ObjectRef, ObjectId]]:
+def snapshot_objects(manifest: Manifest) -> Iterator[tuple[ObjectRef, ObjectId]]:
+    """Yield a snapshot's objects and their ids, but the empty ones."""
     for entry in manifest.entries():
         if entry.size_bytes:
             ref = manifest.object_ref(entry)
             yield ref, object_id(ref)
-
-
-def snapshot_objects(manifest: Manifest) -> Iterator[ObjectId]:
-    """Yield the ids of a snapshot's objects, but of the empty ones."""
-    for _, obj in _objects(manifest):
-        yield obj

@@ -1,16 +1,16 @@
-"""Objects of several blocks, checked as a whole once all of their blocks are on this node.
+"""Check objects of several blocks as a whole once all of their blocks are on this node.
 
 A store has no checksum of a part of an object, so a block of a large one is delivered and cached unchecked. This asks
-the store for the checksum of all of it when its first block is fetched, takes CRCs of blocks as they come, and compares
-when the last one has landed; what was here before, and for hashes that cannot be put together everything, is read back
-from the tiers. An object that turns out to be wrong leaves the tiers, so it is fetched again; once that has happened
-twice, reading it is an error for a while.
+the store for the checksum of the whole when the first block is fetched, takes CRCs of blocks as they come, and compares
+when the last one has landed. Blocks that were here before, and all of them for hashes that cannot be put together, are
+read back from the tiers. A wrong object leaves the tiers, so it is fetched again; after the second time, reading it is
+an error for a while.
 
-The index remembers which objects are unchecked (`TierWriter.unchecked`). What is held here, for a number of objects,
-makes their check cheaper and can be lost. A thread looks in the index for unchecked objects that are not held here:
-those that an earlier daemon left, that were too many at once, or that could not be checked when they came.
+The index remembers unchecked objects (`TierWriter.unchecked`). The state here, for a number of objects, makes their
+check cheaper and can be lost. A thread looks in the index for unchecked objects without state here: those that an
+earlier daemon left, that were too many at once, or that could not be checked when they came.
 
-Used by the fetcher. Any thread; what takes time is done by a few threads in the background.
+The fetcher uses it. Any thread; a few threads in the background do what takes time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Large:
         self.asked = False
         self.expected: Checksum | None = None
         self.failed = False
-        """True if the store did not say what all of it should be."""
+        """True if the store did not tell the checksum of the whole."""
         self.crcs: dict[int, bytes] = {}
         self.here: set[int] = set()
 
@@ -81,16 +81,16 @@ class WholeObjects:
         self._writer, self._local, self._open_store, self._md5 = writer, local, open_store, md5
         self._changed = threading.Condition()  # guards all below and what hangs on it
         self._objects: dict[ObjectId, _Large] = {}
-        """Those that are not whole yet, as far as is known, the oldest first."""
+        """Objects that are not whole yet, as far as is known, the oldest first."""
         self._checking: dict[ObjectId, _Large] = {}
-        """Those that are being compared, unless blocks of them have come meanwhile."""
+        """Objects that are being compared, unless blocks of them have come meanwhile."""
         self._waiting = 0
         self._failed: dict[ObjectId, tuple[int, float, ChecksumError]] = {}
         self._not_checked: dict[ObjectId, float] = {}
-        """When those were tried that could not be checked and still are here."""
+        """When the objects that could not be checked and still are here were tried."""
         self._ended = threading.Event()
         self._look = threading.Event()
-        """Set if there may be unchecked objects that nobody holds here."""
+        """Set if the index may have unchecked objects without state here."""
         self._look.set()
         self._workers = ThreadPoolExecutor(_THREADS, thread_name_prefix="check")
         self._looker = threading.Thread(target=self._keep_looking, name="unchecked", daemon=True)
@@ -106,7 +106,7 @@ class WholeObjects:
                 raise error
 
     def fetched(self, ref: ObjectRef, number: int, data: Data) -> None:
-        """Take note of the bytes of a block, before it is stored. Waits a few seconds where many wait to be checked."""
+        """Take note of the bytes of a block, before it is stored. Waits a few seconds while many wait to be checked."""
         if block_count(ref.size_bytes) < 2:
             return
         large = self._hold(ref, _MOST_WAITING, _PATIENCE_S)
@@ -128,7 +128,7 @@ class WholeObjects:
                 self._look.set()
 
     def close(self) -> None:
-        """Begin nothing more. What is not checked by then, the next daemon checks."""
+        """Begin nothing more. The next daemon checks what is left."""
         self._ended.set()
         self._look.set()
         with self._changed:
@@ -137,7 +137,7 @@ class WholeObjects:
         self._looker.join(_JOIN_S)
 
     def _hold(self, ref: ObjectRef, most_waiting: int, patience_s: float | None) -> _Large | None:
-        """Return what is held of an object; if nothing is, begin to ask about it once fewer than so many wait. None if
+        """Return the state of an object; if there is none, begin to ask about it once fewer than so many wait. None if
         that takes longer than `patience_s`."""
         id = object_id(ref)
 
@@ -162,7 +162,7 @@ class WholeObjects:
             return large
 
     def _do_soon_locked(self, work: Callable[[ObjectId, _Large], None], id: ObjectId, large: _Large) -> None:
-        """Have the background do it. What goes wrong there is logged, and the object counts as not checked, once."""
+        """Have the background do it. A failure there is logged, and the object counts as not checked, once."""
 
         def run() -> None:
             try:
@@ -202,7 +202,7 @@ class WholeObjects:
             self._ended.wait(_LOOK_EVERY_S)
 
     def _take_up(self) -> None:
-        """Have those unchecked objects checked of which all blocks are here and nobody holds anything."""
+        """Have those unchecked objects checked of which all blocks are here and no state is."""
         with self._changed:
             tried = dict(self._not_checked)
         gone = set(tried)
@@ -228,7 +228,7 @@ class WholeObjects:
                 self._not_checked.pop(id, None)
 
     def _ask(self, id: ObjectId, large: _Large) -> None:
-        """In the background: what all of it should be, and what was here before."""
+        """Find out the checksum of the whole, and which blocks were here before. In the background."""
         expected, failed = None, False
         try:
             expected = self._expected(large.ref)
@@ -323,6 +323,6 @@ class WholeObjects:
         return running.digest() if together is None else together
 
     def _expected(self, ref: ObjectRef) -> Checksum | None:
-        """Ask the store for the checksum of all of it; None where there is none to go by."""
+        """Ask the store for the checksum of the whole; None if there is none to go by."""
         expected = self._open_store(ref.store).checksum(ref)
         return None if expected is not None and expected.algorithm == "md5" and not self._md5 else expected

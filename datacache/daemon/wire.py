@@ -1,6 +1,6 @@
-"""What client and server say to each other: requests as JSON, blocks as bytes, errors by the name of their class.
+"""The messages between client and daemon: requests as JSON, blocks as bytes, errors by the name of their class.
 
-The fields of requests to the daemon, each checked when it is taken: `UsageError` names the one that is wrong.
+`fields_of` checks each field of a request when it is taken: `UsageError` names the wrong one. Any thread.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _ATTRIBUTES = ("url", "ref", "path", "checksum")
 
 
 def encode_ref(ref: ObjectRef) -> list[Any]:
-    """An object reference as JSON."""
+    """Return an object reference as JSON."""
     return list(ref) if ref.root >= 0 else list(ref[:5])
 
 
 def decode_ref(values: list[Any]) -> ObjectRef:
-    """The object reference of `encode_ref`; `ValueError` or `TypeError` if it is none."""
+    """Return the object reference of `encode_ref`; `ValueError` or `TypeError` if it is none."""
     ref = ObjectRef(*values)
     kinds = [type(value) for value in ref]
     if kinds != [str, str, int, str, str, int]:
@@ -45,7 +45,7 @@ def decode_ref(values: list[Any]) -> ObjectRef:
 
 
 def encode_error(exc: DatacacheError) -> tuple[int, dict[str, str]]:
-    """HTTP status and body for an error."""
+    """Return HTTP status and body for an error."""
     status = next((code for kind, code in _STATUS.items() if isinstance(exc, kind)), 500)
     body = {"error": type(exc).__name__, "message": str(exc), "hint": exc.hint}
     for name in _ATTRIBUTES:
@@ -55,7 +55,7 @@ def encode_error(exc: DatacacheError) -> tuple[int, dict[str, str]]:
 
 
 def decode_error(body: Mapping[str, Any]) -> DatacacheError:
-    """The error of `encode_error`, of the same class."""
+    """Return the error of `encode_error`, of the same class."""
     kind = getattr(errors, str(body.get("error")), DaemonError)
     if not (isinstance(kind, type) and issubclass(kind, DatacacheError)):
         kind = DaemonError
@@ -65,8 +65,9 @@ def decode_error(body: Mapping[str, Any]) -> DatacacheError:
 
 
 def store_fingerprint(environ: Mapping[str, str] | None = None) -> str:
-    """A short hash of the variables that say how stores are reached and that a daemon is not told of. One started with
-    others than its client's may be denied access: the client can then say so. Reveals nothing of the values."""
+    """Return a short hash of the variables that tell how to reach stores and that clients do not send to the daemon. If
+    a daemon has other ones than its client it may be denied access, and the client can name the reason. It reveals no
+    values."""
     environ = os.environ if environ is None else environ
     names = sorted(n for n in environ if n.startswith(("AWS_", "GOOGLE_", "AZURE_")) and not is_told(n))
     text = "\0".join(f"{n}={environ[n]}" for n in names)
@@ -83,14 +84,14 @@ class Fields:
         self._values = values
 
     def text(self, name: str) -> str:
-        """A text that must be there."""
+        """Return a text that must be there."""
         value = self.optional_text(name)
         if not value:
             raise UsageError(f"bad request: {name!r} is missing")
         return value
 
     def optional_text(self, name: str) -> str:
-        """A text; '' if it is not there, or null."""
+        """Return a text; '' if it is not there, or null."""
         value = self._values.get(name)
         if value is None:
             return ""
@@ -99,21 +100,21 @@ class Fields:
         return value
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """A JSON object that must be there."""
+        """Return a JSON object that must be there."""
         value = self._values.get(name)
         if not isinstance(value, dict):
             raise UsageError(f"bad request: {name!r} is no JSON object")
         return value
 
     def flag(self, name: str) -> bool:
-        """True or false; false if it is not there."""
+        """Return true or false; false if it is not there."""
         value = self._values.get(name, False)
         if not isinstance(value, bool):
             raise UsageError(f"bad request: {name!r} is neither true nor false")
         return value
 
     def parse_block(self) -> tuple[ObjectRef, int]:
-        """Parse an object, `ref`, and the number of one of its blocks, `number`."""
+        """Return an object, `ref`, and the number of one of its blocks, `number`."""
         values, number = self._values.get("ref"), self._values.get("number")
         try:
             ref = decode_ref(values if isinstance(values, list) else [])
@@ -127,7 +128,7 @@ class Fields:
 
 
 async def fields_of(request: web.Request) -> Fields:
-    """The fields of a request; `UsageError` if its body is no JSON object."""
+    """Return the fields of a request; `UsageError` if its body is no JSON object."""
     try:
         return Fields(parse_object(await request.read() or b"{}"))
     except ValueError as exc:

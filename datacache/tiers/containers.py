@@ -1,16 +1,14 @@
-"""The files of a tier, as the daemon writes them: regions of many small blocks, and object files.
+"""The files of a tier: regions of many small blocks, and object files, as the daemon writes them.
 
 A region is sparse and has its full size from the start, so that readers map it once while it fills; sealing cuts it to
-what is used. Each record carries its block's id, length and checksums: a lost index can be made again by `scan_region`.
+its used length. Each record carries its block's id, length and checksums, so `scan_region` can make a lost index again.
 One thread writes.
 
-On a disk, writes go past the page cache (O_DIRECT, through one aligned buffer): taking pages for bytes that whoever
-asked has in memory already cost three to nine times the processor time (14 µs against 36 to 130 for 110 KB). A file
-system that refuses (EINVAL, when a file is opened or first written) is written the usual way from then on.
+On a disk, writes go past the page cache (O_DIRECT, through one aligned buffer): taking pages for bytes that readers
+have in memory already cost three to nine times the processor time (14 µs against 36 to 130 for 110 KB). A file system
+that refuses (EINVAL, when a file is opened or first written) is written the usual way from then on.
 
-The SSD tier's file of a large object, whole and verified, for who needs a file and not blocks.
-
-Used by `reader.local_file`. Any thread, and after `fork()`. Whatever is wrong or missing, there is simply no such file.
+`open_object_file` is for readers that need a file and not blocks: any thread, and after `fork()`.
 """
 
 from __future__ import annotations
@@ -37,11 +35,13 @@ log = logging.getLogger(__name__)
 _MODE = 0o600
 _PADDING = bytes(layout.RECORD_ALIGN)
 _IOV_MAX = 1024
+_REGION_MAGIC = b"DCREGION"
+_SSD = 1  # the number of the tier
 
 
 class Bounce:
-    """The aligned buffer that direct writes go through, one for each tier (and its writing thread). `refused`: the
-    file system does not do direct writes."""
+    """The aligned buffer for direct writes, one for each tier (and its writing thread). `refused`: the file system does
+    no direct writes."""
 
     def __init__(self, size_bytes: int) -> None:
         self.view = memoryview(mmap.mmap(-1, size_bytes))
@@ -90,20 +90,22 @@ class Region:
         self.dataset = dataset
         self.capacity = capacity
         self.end = layout.REGION_HEADER_BYTES
-        self._head = _region_header(dataset)  # until it is written
+        name = dataset.encode()[: layout.REGION_HEADER_BYTES - len(_REGION_MAGIC)]
+        self._head = (_REGION_MAGIC + name).ljust(layout.REGION_HEADER_BYTES, b"\0")  # until it is written
         self._fd, self._bounce = _create(folder / container_name(container), bounce, os.O_EXCL)
         os.ftruncate(self._fd, capacity)
 
     def room(self) -> int:
-        """How many bytes of records fit."""
+        """Return how many bytes of records fit."""
         return self.capacity - self.end
 
     def append(self, records: Sequence[tuple[BlockId, bytes | memoryview, bytes]]) -> list[Location]:
         """Write records (block, data, checksums) behind the last. `OSError` leaves the region as it was. There must be
         room for them.
 
-        A direct write takes whole disk blocks, and what comes next begins at another one: what readers have mapped is
-        never written again, which would take the page from under them."""
+        A direct write takes whole disk blocks, and the next one begins at another: bytes that readers have mapped are
+        never written again, which would take the page from under them.
+        """
         buffers: list[bytes | memoryview] = [self._head]
         locations, at = [], self.end
         for block, data, sums in records:
@@ -122,23 +124,23 @@ class Region:
         return locations
 
     def seal(self) -> None:
-        """No more will come: give back the room behind the last record."""
+        """End the region: give back the room behind the last record."""
         os.ftruncate(self._fd, self.end)
         os.close(self._fd)
 
 
 def record_bytes(length: int) -> int:
-    """What a block of this length takes in a region."""
+    """Return how much a block of this length takes in a region."""
     return aligned(aligned(layout.RECORD.size + 8 * layout.granules(length)) + length)
 
 
 def open_region_size(budget_bytes: int) -> int:
-    """How large a tier's regions are: small enough to evict in small steps, large enough to have few."""
+    """Return the size of a tier's regions: small enough to evict in small steps, large enough to have few."""
     return min(256 * 2**20, max(2**20, aligned(budget_bytes // 64, layout.DISK_BLOCK)))
 
 
 def scan_region(path: Path) -> Iterator[tuple[BlockId, Location]]:
-    """The records of a region up to the first thing that is none. Payloads are not read: readers verify them."""
+    """Yield the records of a region up to the first bytes that are none. Payloads are not read: readers verify them."""
     container = layout.container_of(path.name)
     assert container is not None
     with path.open("rb", buffering=0) as file:
@@ -163,12 +165,12 @@ def scan_region(path: Path) -> Iterator[tuple[BlockId, Location]]:
 
 
 def region_dataset(path: Path) -> str | None:
-    """The data set a region was filled for; None if the file is no region."""
+    """Return the data set that a region was filled for; None if the file is no region."""
     with path.open("rb") as file:
         head = file.read(layout.REGION_HEADER_BYTES)
-    if len(head) < layout.REGION_HEADER_BYTES or head[:8] != b"DCREGION":
+    if len(head) < layout.REGION_HEADER_BYTES or not head.startswith(_REGION_MAGIC):
         return None
-    return head[8:].rstrip(b"\0").decode("utf-8", "replace")
+    return head[len(_REGION_MAGIC) :].rstrip(b"\0").decode("utf-8", "replace")
 
 
 def write_object_block(
@@ -203,11 +205,6 @@ def _create(path: Path, bounce: Bounce | None, more_flags: int) -> tuple[int, Bo
     return os.open(path, flags, _MODE), None
 
 
-def _region_header(dataset: str) -> bytes:
-    name = dataset.encode()[: layout.REGION_HEADER_BYTES - 8]
-    return (b"DCREGION" + name).ljust(layout.REGION_HEADER_BYTES, b"\0")
-
-
 def _write_buffers(fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
     """Write buffers one behind the other, some hundred with each call."""
     for first in range(0, len(buffers), _IOV_MAX):
@@ -219,12 +216,9 @@ def _write_buffers(fd: int, buffers: Sequence[bytes | memoryview], offset: int) 
         offset += total
 
 
-_SSD = 1
-
-
 def open_object_file(home: Path, ram_dir: Path, obj: ObjectId, size_bytes: int) -> int | None:
-    """A descriptor, the caller's, of a file that has exactly this object's bytes: all of its blocks are in it, and
-    every byte was read and has its checksum. None if there is none."""
+    """Return a descriptor, the caller's, of a file with exactly this object's bytes: all of its blocks are in it, and
+    every byte was verified by its checksum. None if there is none, whatever the reason."""
     blocks = _blocks(home, ram_dir, obj, size_bytes)
     if blocks is None:
         return None
@@ -234,7 +228,13 @@ def open_object_file(home: Path, ram_dir: Path, obj: ObjectId, size_bytes: int) 
     except OSError:  # evicted this moment
         return None
     try:
-        if os.fstat(fd).st_size == size_bytes and all(_sound(fd, block) for block in blocks):
+        sound = os.fstat(fd).st_size == size_bytes
+        for block in blocks if sound else ():
+            data = os.pread(fd, block.length, block.offset)  # not mapped: a file cut short must not be fatal
+            sound = len(data) == block.length and intact(memoryview(data), block.sums, 0, block.length)
+            if not sound:
+                break
+        if sound:
             return fd
         log.warning("%s is not what the index says: its blocks are read one by one", path)
     except OSError as exc:
@@ -244,7 +244,7 @@ def open_object_file(home: Path, ram_dir: Path, obj: ObjectId, size_bytes: int) 
 
 
 def _blocks(home: Path, ram_dir: Path, obj: ObjectId, size_bytes: int) -> list[Location] | None:
-    """Where the object's blocks are, if all are in one object file."""
+    """Return the places of the object's blocks, if all are in one object file."""
     if size_bytes <= BLOCK_BYTES:
         return None
     found = []
@@ -266,8 +266,3 @@ def _blocks(home: Path, ram_dir: Path, obj: ObjectId, size_bytes: int) -> list[L
         for at, block in enumerate(found)
     )
     return found if as_expected and container & OBJECT_FILE else None
-
-
-def _sound(fd: int, block: Location) -> bool:
-    data = os.pread(fd, block.length, block.offset)  # not mapped: a file cut short must not be fatal
-    return len(data) == block.length and intact(memoryview(data), block.sums, 0, block.length)

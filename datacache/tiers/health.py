@@ -1,6 +1,6 @@
-"""The health of a tier's disk, as reads show it: who meets an error asks again later, and less and less often.
+"""The health of a tier's disk, as reads show it: after an error the disk is asked again later, and less and less often.
 
-One object for each folder and process, which readers and, in the daemon, the writer share. Any thread.
+Readers and, in the daemon, the writer share one object for each folder and process. Any thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datacache.core.breaker import pause_s
 log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _TURN_S = 1.0
-"""Time that the one that tries again has for it before another tries."""
+"""Time that one thread has for its try before another tries."""
 
 
 class DiskHealth:
@@ -31,11 +31,11 @@ class DiskHealth:
         """The error of the last read; empty if it worked."""
 
     def away(self) -> bool:
-        """Tell whether it is not worth asking the disk at present."""
+        """Tell whether the disk is not worth asking at present."""
         return self._until_s > monotonic()
 
     def turn(self) -> bool:
-        """Tell whether the caller may ask the disk now: of many that would try again after a pause, one."""
+        """Tell whether the caller may ask the disk now: after a pause only one of many may."""
         if not self._failures:
             return True
         with self._lock:
@@ -63,5 +63,5 @@ class DiskHealth:
 
 @functools.cache
 def health_of(folder: Path) -> DiskHealth:
-    """This process's object for a folder."""
+    """Return this process's object for a folder."""
     return DiskHealth(folder)

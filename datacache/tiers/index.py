@@ -1,12 +1,12 @@
 """The LMDB index of a node: for each tier, block → location; and the tiers' containers and pins.
 
-The daemon opens it for writing, everybody else read-only; a lookup takes about a microsecond and asks no other process.
-The index lies in memory (`memory`), with a copy on disk: LMDB reads through a mapping, and a page that a failing disk
-does not give would kill who reads it.
+The daemon opens it for writing, all other processes read-only; a lookup takes about a microsecond and asks no other
+process. The index lies in memory (`memory`), with a copy on disk: LMDB reads through a mapping, and a page that a
+failing disk does not give would kill its reader.
 
-LMDB wants an environment opened once a process and never used across `fork()`, so environments are shared through a
-registry here and a child opens its own. Commits are not fsynced: they survive the death of any process, and after
-a power loss the index is made again from the copy, or from the regions (`recovery`).
+LMDB wants an environment opened once a process and never used across `fork()`, so a registry here shares environments,
+and a child opens its own. Commits are not fsynced: they survive the death of any process, and after a power loss the
+index is made again from the copy, or from the regions (`recovery`).
 """
 
 from __future__ import annotations
@@ -80,21 +80,22 @@ class Index:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[lmdb.Transaction]:
-        """A transaction that is committed at the end, rolled back by an exception. `lmdb.Error` if it cannot be."""
+        """Yield a transaction that is committed at the end, rolled back by an exception. `lmdb.Error` if it cannot
+        be."""
         with self.env.begin(write=True) as txn:
             yield txn
         self.extend()
 
     def extend(self) -> None:
-        """Make the file as long as its pages say. LMDB does not write pages that a transaction took and gave back, so
-        a sound file can end before its last page; for readers one that is too short is a torn one."""
+        """Make the file as long as its pages say. LMDB does not write pages that a transaction took and gave back, so a
+        sound file can end before its last page; readers take a file that is too short for a torn one."""
         needed = self._needed_bytes()
         if os.fstat(self._fd).st_size < needed:
             with contextlib.suppress(OSError):
                 _allocate(self.folder / "data.mdb", needed)
 
     def find(self, block: BlockId) -> list[tuple[int, bytes]]:
-        """The numbers of the tiers that have a block, fastest first, with its index value in each."""
+        """Return the numbers of the tiers that have a block, fastest first, with its index value in each."""
         txn = self.env.begin()
         try:
             ram, ssd = txn.get(block, db=self._ram), txn.get(block, db=self._ssd)
@@ -105,7 +106,7 @@ class Index:
         return [(0, ram), (1, ssd)] if ssd is not None else [(0, ram)]
 
     def missing(self, blocks: Sequence[BlockId], tiers: Sequence[int]) -> list[int]:
-        """Return the places of those that none of some tiers has: one look for all."""
+        """Return the positions of the blocks that none of some tiers has, with one look for all."""
         gone = list(range(len(blocks)))
         with self.env.begin() as txn:
             for number in tiers:
@@ -119,7 +120,7 @@ class Index:
             return bool(cursor.set_range(UNCHECKED)) and bytes(cursor.key()).startswith(UNCHECKED)
 
     def whole(self) -> bool:
-        """Whether the file is at least as long as it was: reading a torn one through a mapping would be fatal."""
+        """Tell whether the file is at least as long as it was: reading a torn one through a mapping would be fatal."""
         seen = self._seen_bytes  # before the look: another thread may see the file grow meanwhile
         size = os.fstat(self._fd).st_size
         if size > seen:
@@ -127,7 +128,7 @@ class Index:
         return size >= seen
 
     def current(self) -> bool:
-        """Whether this is still the file at its path (a rebuilt index is a new file)."""
+        """Tell whether this is still the file at its path (a rebuilt index is a new file)."""
         try:
             status = os.stat(self.folder / "data.mdb")
         except OSError:
@@ -135,7 +136,7 @@ class Index:
         return (status.st_dev, status.st_ino) == self._inode
 
     def size_bytes(self) -> int:
-        """What the index takes on disk."""
+        """Return how much the index takes on disk."""
         return os.fstat(self._fd).st_size
 
     def _needed_bytes(self) -> int:
@@ -148,13 +149,13 @@ class Index:
 
 
 def unchecked_key(object_id: ObjectId, tier: str) -> bytes:
-    """Return the key in `meta` under which a large object's ref is kept for as long as its file in a tier has blocks
-    that came after all of it was last checked, or never was. It is written with each block."""
+    """Return the key in `meta` that keeps a large object's ref while its file in a tier has blocks that came after the
+    last check of all of it, or before any. It is written with each block."""
     return UNCHECKED + f"{object_id.hex()}-{tier}".encode()
 
 
 def _allocate(path: Path, size_bytes: int) -> None:
-    """Make a file this long, without holes: on a full tmpfs, to touch a hole of a mapped file is fatal."""
+    """Make a file this long, without holes: on a full tmpfs, touching a hole of a mapped file is fatal."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, size_bytes)
@@ -163,8 +164,8 @@ def _allocate(path: Path, size_bytes: int) -> None:
 
 
 def open_index(folder: Path, *, writable: bool = False) -> Index:
-    """This process's environment for a folder, shared by all who ask; a writer's serves readers too. `CacheError` if it
-    cannot be opened (before the daemon's first start there is none)."""
+    """Return this process's environment for a folder, which all callers share; a writer's serves readers, too.
+    `CacheError` if it cannot be opened (before the daemon's first start there is none)."""
     key = (os.getpid(), str(folder))
     with _registry_lock:
         for other in [k for k in _registry if k[0] != key[0]]:

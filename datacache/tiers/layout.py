@@ -1,4 +1,4 @@
-"""Places of things on disk and in memory, and how index values and region records are packed: paths, no I/O.
+"""Paths on disk and in memory, and the packing of index values and region records. No I/O. Any thread.
 
 <home>/cache/FORMAT            version of this layout
 <home>/cache/pins.json         pinned refs → data sets
@@ -40,7 +40,7 @@ DISK_BLOCK = 4096
 
 
 class Location(NamedTuple):
-    """Where a block's bytes are: `length` bytes at `offset` of a container, one xxh3-64 a granule."""
+    """The place of a block's bytes: `length` bytes at `offset` of a container, one xxh3-64 a granule."""
 
     container: int
     offset: int
@@ -49,12 +49,12 @@ class Location(NamedTuple):
 
 
 def pack_location(location: Location) -> bytes:
-    """The index value of a location."""
+    """Return the index value of a location."""
     return LOCATION.pack(location.container, location.offset, location.length) + location.sums
 
 
 def unpack_location(value: bytes | memoryview) -> Location:
-    """The location of an index value; `ValueError` if it cannot be one."""
+    """Return the location of an index value; `ValueError` if it cannot be one."""
     try:
         container, offset, length = LOCATION.unpack_from(value)
     except struct.error as exc:
@@ -66,12 +66,12 @@ def unpack_location(value: bytes | memoryview) -> Location:
 
 
 def granules(length: int) -> int:
-    """How many checksums a block of this length has."""
+    """Return how many checksums a block of this length has."""
     return -(-length // GRANULE_BYTES)
 
 
 def checksums(data: bytes | memoryview) -> bytes:
-    """One little-endian xxh3-64 for each granule of a block, joined."""
+    """Return one little-endian xxh3-64 for each granule of a block, joined."""
     if len(data) <= GRANULE_BYTES:
         return _SUM.pack(xxh3_64_intdigest(data)) if len(data) else b""
     view = memoryview(data)
@@ -81,7 +81,7 @@ def checksums(data: bytes | memoryview) -> bytes:
 
 
 def intact(block: memoryview, sums: bytes, start: int, stop: int) -> bool:
-    """Whether the granules of a whole block's bytes that `start:stop` touches have their checksums."""
+    """Tell whether the granules that `start:stop` of a whole block touches have their checksums."""
     if len(block) <= GRANULE_BYTES:
         return xxh3_64_intdigest(block).to_bytes(8, "little") == sums
     for granule in range(start // GRANULE_BYTES, -(-stop // GRANULE_BYTES)):
@@ -93,24 +93,24 @@ def intact(block: memoryview, sums: bytes, start: int, stop: int) -> bool:
 
 
 def record_header(block: BlockId, length: int, sums: bytes) -> bytes:
-    """What stands before a payload in a region, so that a lost index can be made again from regions alone."""
+    """Return the bytes before a payload in a region, from which a lost index can be made again."""
     head = RECORD.pack(RECORD_MAGIC, block, length, len(sums)) + sums
     return head + bytes(-len(head) % RECORD_ALIGN)
 
 
 def aligned(length: int, to: int = RECORD_ALIGN) -> int:
-    """`length` rounded up."""
+    """Return `length` rounded up."""
     return -(-length // to) * to
 
 
 def container_name(container: int) -> str:
-    """A container's file name in its tier's folder."""
+    """Return a container's file name in its tier's folder."""
     kind = "o" if container & OBJECT_FILE else "r"
     return f"{kind}-{container & ~OBJECT_FILE:08x}"
 
 
 def container_of(name: str) -> int | None:
-    """The id in a container's file name; None for any other name."""
+    """Return the id in a container's file name; None for any other name."""
     kind, _, digits = name.partition("-")
     try:
         number = int(digits, 16)
@@ -120,27 +120,27 @@ def container_of(name: str) -> int | None:
 
 
 def cache_dir(home: Path) -> Path:
-    """The folder of the SSD tier and the index."""
+    """Return the folder of the SSD tier and the index."""
     return home / "cache"
 
 
 def index_dir(memory: Path) -> Path:
-    """The folder of the newest LMDB index in a home's folder in memory (the first one's if there is none yet)."""
+    """Return the folder of the newest index in a home's folder in memory, or of the first one if there is none yet."""
     return memory / f"index.{max(index_generations(memory), default=0)}"
 
 
 def pins_file(home: Path) -> Path:
-    """The file of the pinned refs."""
+    """Return the file of the pinned refs."""
     return cache_dir(home) / "pins.json"
 
 
 def saved_index(home: Path) -> Path:
-    """The copy of the index on disk."""
+    """Return the copy of the index on disk."""
     return cache_dir(home) / "index.saved"
 
 
 def index_generations(folder: Path) -> list[int]:
-    """The numbers of the indexes that are there. More than one only while a rebuilt one replaces another."""
+    """Return the numbers of the indexes that are there. There are several only while a rebuilt one replaces another."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -149,5 +149,5 @@ def index_generations(folder: Path) -> list[int]:
 
 
 def ssd_dir(home: Path) -> Path:
-    """The folder of the SSD tier's containers."""
+    """Return the folder of the SSD tier's containers."""
     return cache_dir(home) / "ssd"

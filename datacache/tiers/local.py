@@ -28,11 +28,10 @@ from datacache.core.errors import CacheError
 from datacache.core.ids import GRANULE_BYTES, BlockId, ObjectRef, block_id, object_id
 from datacache.core.mapped import MappedFile, reclaim
 from datacache.tiers import layout
-from datacache.tiers.access import AccessTable
 from datacache.tiers.health import health_of
 from datacache.tiers.index import Index, open_index
 from datacache.tiers.layout import container_name, intact, unpack_location
-from datacache.tiers.memory import is_private, make_shared, memory_dir
+from datacache.tiers.memory import AccessTable, is_private, make_shared, memory_dir
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

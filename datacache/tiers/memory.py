@@ -1,16 +1,21 @@
 """The folder of a home in memory, on a tmpfs: the RAM tier, the index, and the small files that processes map.
 
-What is mapped for writing, or read through a mapping that cannot be asked first (LMDB), must not lie on a disk: one
-that fails would kill every process that touches a page (SIGBUS). Its place is known to all, and anybody may have made
-a folder there first. Then the daemon takes another name and leaves a link in the home.
+Files that are mapped for writing, or read through a mapping that cannot be asked first (LMDB), must not lie on a disk:
+a failing disk would kill every process that touches a page (SIGBUS). The folder's place is known to all, and anybody
+may have made a folder there first. Then the daemon takes another name and leaves a link in the home.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
+import mmap
 import os
 import stat
+import struct
 import tempfile
+import time
 from hashlib import blake2b
 from pathlib import Path
 
@@ -21,24 +26,24 @@ _LINK = "memory"
 
 
 def memory_dir(home: Path, ram_dir: Path) -> Path:
-    """Return where a home's folder in memory is, whether it was made already or not."""
+    """Return the place of a home's folder in memory, whether it was made already or not."""
     with contextlib.suppress(OSError):
         return Path(os.readlink(cache_dir(home) / _LINK))
     return _usual(home, ram_dir)
 
 
 def counters_dir(home: Path, ram_dir: Path) -> Path:
-    """The readers' counters."""
+    """Return the folder of the readers' counters."""
     return memory_dir(home, ram_dir) / "counters"
 
 
 def lookahead_dir(home: Path, ram_dir: Path) -> Path:
-    """The mapped files of published orders."""
+    """Return the folder of the mapped files of published orders."""
     return memory_dir(home, ram_dir) / "lookahead"
 
 
 def is_private(folder: Path) -> bool:
-    """Tell whether a folder is there and of this process's user alone."""
+    """Tell whether a folder is there and belongs to this process's user alone."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -47,7 +52,7 @@ def is_private(folder: Path) -> bool:
 
 
 def make_shared(folder: Path) -> None:
-    """Make a folder of `counters_dir` or `lookahead_dir`. `OSError` if it cannot be, or if what is above it is not this
+    """Make a folder of `counters_dir` or `lookahead_dir`. `OSError` if that fails, or if the folder above is not this
     user's alone."""
     above = folder.parent
     with contextlib.suppress(FileExistsError):
@@ -84,3 +89,52 @@ def make_memory_dir(home: Path, ram_dir: Path) -> Path:
 def _usual(home: Path, ram_dir: Path) -> Path:
     digest = blake2b(os.fsencode(home.resolve()), digest_size=8).hexdigest()
     return ram_dir / f"datacache-{os.getuid()}-{digest}"
+
+
+log = logging.getLogger(__name__)
+_SLOTS = 1 << 13
+_TIME = struct.Struct("<d")
+ACCESS_BYTES = _SLOTS * _TIME.size
+
+
+class AccessTable:
+    """The time of each container's last read, in a small file that all processes of the node map and write. Any thread.
+
+    A float64 of seconds (Unix time) for a container's id modulo the number of slots; each write is one aligned store.
+    Two containers may share a slot once ids wrap: both then count as read when either is, which costs precision, never
+    correctness. A crash loses nothing. Without the file (no cache yet, a full disk, not ours to write) the table is
+    this process's own: eviction knows less, and reading goes on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._map = _map_private(path)
+        except OSError as exc:
+            log.debug("%s cannot be used: %s", path, exc)
+            self._map = mmap.mmap(-1, ACCESS_BYTES)
+
+    def touch(self, container: int) -> None:
+        """Note that a container was read now."""
+        _TIME.pack_into(self._map, (container % _SLOTS) * 8, time.time())
+
+    def at_least(self, container: int, when_s: float) -> None:
+        """Note that a container was used at `when_s` (Unix seconds), unless something later is known."""
+        if when_s > self.last(container):
+            _TIME.pack_into(self._map, (container % _SLOTS) * 8, when_s)
+
+    def last(self, container: int) -> float:
+        """Return when a container was read last (Unix seconds); 0.0 if never."""
+        return float(_TIME.unpack_from(self._map, (container % _SLOTS) * 8)[0])
+
+
+def _map_private(path: Path) -> mmap.mmap:
+    if not is_private(path.parent):
+        raise PermissionError(errno.EACCES, "not in a folder of this user alone", str(path))
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(fd).st_size != ACCESS_BYTES:
+            os.ftruncate(fd, ACCESS_BYTES)
+        os.posix_fallocate(fd, 0, ACCESS_BYTES)  # on a full disk, to write into a hole of a mapped file is fatal
+        return mmap.mmap(fd, ACCESS_BYTES)
+    finally:
+        os.close(fd)

@@ -1,8 +1,10 @@
 """Open a node's cache for writing: check rather than trust, and repair what can be repaired.
 
-An index that was not closed cleanly is walked by another process first (`walk`: a torn LMDB file can be fatal to its
-reader). One that is gone (it lies in memory) comes back from its copy, if it was closed cleanly. Where neither will
-do, it is made again from the regions' own records. Only the daemon, holding its lock, may call this.
+Only the daemon calls this, and holds its lock. An index that was not closed cleanly is read by another process first (a
+torn LMDB file can be fatal to its reader). An index that is gone, as it lies in memory, comes back from its copy if it
+was closed cleanly. If neither will do, it is made again from the regions' own records.
+
+`python -m datacache.tiers.recovery INDEX [--some]` is that other process.
 """
 
 from __future__ import annotations
@@ -22,15 +24,14 @@ import lmdb
 
 from datacache.core.boot import boot_id
 from datacache.core.errors import CacheError
+from datacache.core.ids import ObjectRef
 from datacache.settings import Settings
 from datacache.tiers import containers, layout
-from datacache.tiers import shares as pins
-from datacache.tiers.access import AccessTable
-from datacache.tiers.index import TIER_NAMES, Index, forget_index, open_index
-from datacache.tiers.memory import make_memory_dir
-from datacache.tiers.shares import Shares
+from datacache.tiers.eviction import Shares
+from datacache.tiers.index import TIER_NAMES, UNCHECKED, Index, forget_index, open_index
+from datacache.tiers.memory import AccessTable, make_memory_dir
 from datacache.tiers.tier import Container, Pins, Tier
-from datacache.tiers.writer import TierWriter
+from datacache.tiers.writer import TierWriter, read_pins
 
 log = logging.getLogger(__name__)
 _CLEAN = "CLEAN"
@@ -42,7 +43,7 @@ _INDEX_SLACK = 256 * 1024  # what the index may grow by between two looks at its
 
 @contextlib.contextmanager
 def open_tiers(settings: Settings) -> Iterator[TierWriter]:
-    """The writer of a home's tiers. `CacheError` if the folder cannot be used or is of a newer version."""
+    """Yield the writer of a home's tiers. `CacheError` if the folder cannot be used or has a newer format."""
     home = settings.home
     folder = layout.cache_dir(home)
     try:
@@ -53,8 +54,12 @@ def open_tiers(settings: Settings) -> Iterator[TierWriter]:
         for path in (folder, *folders.values()):
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "permission denied", str(path))
-        if _check_format(folder):
-            _clear(memory)  # the home is new: what lies here is of another that had its path
+        if _check_format(folder):  # the home is new: what lies here is of another that had its path
+            # What processes have mapped stays: they may be this home's already.
+            for number in layout.index_generations(memory):
+                shutil.rmtree(memory / f"index.{number}", ignore_errors=True)
+            for path in _containers_in(memory):
+                path.unlink()
         index, clean = _sound_index(home, folders)
         try:
             writer = _writer(settings, index, folders, check=not clean)
@@ -102,33 +107,18 @@ def _writer(settings: Settings, index: Index, folders: dict[str, Path], *, check
     ]
     for tier in tiers:
         tier.make_room(0)  # the set size may be smaller than last time
-        _shrink(tier)
+        # It is a hard limit then, too: what was read least recently goes, whatever the policy.
+        for id in sorted(tier.containers, key=lambda id: (bool(tier.containers[id].pinned_by), tier.last_used(id))):
+            if tier.used_bytes > tier.budget_bytes:
+                tier.evict([id])
         tier.shrunk_bytes = tier.evicted_bytes
         if tier.shrunk_bytes:
             log.warning("evicted %d bytes of %s: it may take %d only", tier.shrunk_bytes, tier.name, tier.budget_bytes)
     return TierWriter(index, tiers, layout.pins_file(settings.home))
 
 
-def _shrink(tier: Tier) -> None:
-    """A set size lowered below what is there is a hard limit too: the least recently read goes, whatever the policy."""
-    by_age = sorted(tier.containers, key=lambda id: (bool(tier.containers[id].pinned_by), tier.last_used(id)))
-    for id in by_age:
-        if tier.used_bytes <= tier.budget_bytes:
-            return
-        tier.evict([id])
-
-
-def _clear(memory: Path) -> None:
-    """Remove containers and indexes. What processes have mapped stays: they may be this home's already."""
-    for number in layout.index_generations(memory):
-        shutil.rmtree(memory / f"index.{number}", ignore_errors=True)
-    for path in memory.iterdir():
-        if layout.container_of(path.name) is not None:
-            path.unlink()
-
-
 def _check_format(folder: Path) -> bool:
-    """Whether the cache is a new one."""
+    """Tell whether the cache is a new one."""
     marker = folder / "FORMAT"
     try:
         text = marker.read_text()
@@ -151,7 +141,7 @@ def _stamp(file: Path) -> str:
 
 
 def _save(index: Index, saved: Path) -> None:
-    """Put a copy of the index into the place of the last one."""
+    """Replace the copy of the index."""
     beside = saved.with_name(f"{saved.name}.new")
     beside.mkdir(mode=0o700, exist_ok=True)
     try:
@@ -167,7 +157,7 @@ def _save(index: Index, saved: Path) -> None:
 
 
 def _machine_went_down(marker: Path) -> bool:
-    """Whether the index was last opened in another boot; from now on it was in this one."""
+    """Tell whether the index was last opened in another boot, and note this one."""
     before = ""
     with contextlib.suppress(OSError):
         before = marker.read_text()
@@ -181,7 +171,7 @@ def _machine_went_down(marker: Path) -> bool:
 
 
 def _sound_index(home: Path, folders: dict[str, Path]) -> tuple[Index, bool]:
-    """The index, and whether it was closed cleanly."""
+    """Return the index, and whether it was closed cleanly."""
     cache, memory = layout.cache_dir(home), folders["ram"]
     went_down = _machine_went_down(cache / _BOOT)
     folder, clean, saved = layout.index_dir(memory), cache / _CLEAN, layout.saved_index(home)
@@ -198,7 +188,7 @@ def _sound_index(home: Path, folders: dict[str, Path]) -> tuple[Index, bool]:
         folder.mkdir(mode=0o700, exist_ok=True)
         shutil.copyfile(saved, folder / _DATA)
         closed_cleanly = True
-    elif _any_container(folders):
+    elif _containers_in(*folders.values()):
         folder = _rebuild(home, folders)
     folder.mkdir(mode=0o700, exist_ok=True)
     for number in layout.index_generations(memory):
@@ -210,25 +200,18 @@ def _sound_index(home: Path, folders: dict[str, Path]) -> tuple[Index, bool]:
     return open_index(folder, writable=True), closed_cleanly
 
 
-def _any_container(folders: dict[str, Path]) -> bool:
-    return any(layout.container_of(path.name) is not None for folder in folders.values() for path in folder.iterdir())
+def _containers_in(*folders: Path) -> list[Path]:
+    return [path for folder in folders for path in folder.iterdir() if layout.container_of(path.name) is not None]
 
 
 def _walks(folder: Path, folders: dict[str, Path]) -> bool:
-    """Tell whether another process can read the whole index without an error, without dying of it, and finds a
-    container in it if there are any. Not a fork: this process may have threads.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "datacache.tiers.walk",
-        str(folder),
-        *(["--some"] if _any_container(folders) else []),
-    ]
+    """Tell whether another process reads the whole index without an error, without dying of it, and finds a container
+    in it if there are any. Not by a fork: this process may have threads."""
+    some = ["--some"] if _containers_in(*folders.values()) else []
     package_root = str(Path(__file__).parents[2])
     path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
     found = subprocess.run(
-        command,
+        [sys.executable, "-m", "datacache.tiers.recovery", str(folder), *some],
         check=False,
         capture_output=True,
         text=True,
@@ -242,19 +225,18 @@ def _walks(folder: Path, folders: dict[str, Path]) -> bool:
 
 
 def _rebuild(home: Path, folders: dict[str, Path]) -> Path:
-    """A new index from the records in the regions. Object files are dropped: their checksums were in the old index.
-    So is a region that cannot be read."""
+    """Make a new index from the records in the regions. Object files are dropped, as their checksums were in the old
+    index, and so is a region that cannot be read."""
     memory = folders["ram"]
     fresh = memory / "index.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
     index, blocks, highest = Index(fresh, writable=True), 0, 0
-    pinned = pins.read(layout.pins_file(home))
+    pinned = read_pins(layout.pins_file(home))
     for tier, folder in folders.items():
-        for path in sorted(folder.iterdir()):
+        for path in sorted(_containers_in(folder)):
             id = layout.container_of(path.name)
-            if id is None:
-                continue
+            assert id is not None
             highest = max(highest, id & ~layout.OBJECT_FILE)
             try:
                 found = _reindex(index, tier, id, path, pinned)
@@ -277,7 +259,7 @@ def _rebuild(home: Path, folders: dict[str, Path]) -> Path:
 
 
 def _reindex(index: Index, tier: str, id: int, path: Path, pinned: Pins) -> int | None:
-    """Put a region's blocks into an index; how many. None for a file that is no region."""
+    """Put a region's blocks into an index; return their number. None for a file that is no region."""
     dataset = None if id & layout.OBJECT_FILE else containers.region_dataset(path)
     if dataset is None:
         return None
@@ -293,3 +275,30 @@ def _reindex(index: Index, tier: str, id: int, path: Path, pinned: Pins) -> int 
         )
         txn.put(f"{tier}/{id:08x}".encode(), json.dumps(asdict(container)).encode(), db=index.meta)
     return blocks
+
+
+def main() -> int:
+    """Read a whole index, `sys.argv[1]`; return 0 if all of it makes sense and, with `--some`, it knows a container."""
+    known = 0
+    try:
+        index = Index(Path(sys.argv[1]), writable=True)
+        with index.env.begin() as txn:
+            for tier in TIER_NAMES:
+                with txn.cursor(db=index.blocks[tier]) as cursor:
+                    for _, value in cursor:
+                        layout.unpack_location(value)
+            with txn.cursor(db=index.meta) as cursor:
+                for key, value in cursor:
+                    if b"/" in key:
+                        Container(**json.loads(value))
+                        known += 1
+                    elif key.startswith(UNCHECKED):
+                        ObjectRef(*json.loads(value))
+    except (CacheError, lmdb.Error, OSError, ValueError, TypeError, IndexError) as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 1
+    return 1 if "--some" in sys.argv[2:] and not known else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,7 @@
-"""One tier as the daemon keeps it: which containers it has, how much they take, what goes when room is needed.
+"""One tier as the daemon keeps it: its containers, how much they take, and which go when room is needed.
 
 Only the writer thread touches a tier. The set size is a hard limit: room is made (index first, then the file) before
-anything is written. A disk that fails or is full suspends the tier for a while; reading goes on around it.
+anything is written. A disk that fails or is full suspends the tier for a while; readers read around it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import lmdb
 
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef
 from datacache.tiers import containers, eviction, layout
-from datacache.tiers.access import AccessTable
 from datacache.tiers.containers import Bounce, Region
+from datacache.tiers.eviction import Held, Shares, may_evict, to_take_back
 from datacache.tiers.health import health_of
 from datacache.tiers.index import Index, unchecked_key
 from datacache.tiers.layout import DISK_BLOCK, OBJECT_FILE, Location, aligned, container_name
-from datacache.tiers.shares import Held, Shares, may_evict, to_take_back
+from datacache.tiers.memory import AccessTable
 
 log = logging.getLogger(__name__)
 _SUSPENDED_S = 30.0
@@ -33,12 +33,12 @@ _RESERVED_S = 60.0
 _NEXT_ID = b"next-container"
 _MAX_FILLING = 32
 Pins = Mapping[str, str]
-"""Pinned refs and the data sets they are of."""
+"""Pinned refs and their data sets."""
 
 
 @dataclass(kw_only=True)
 class Container:
-    """What the index keeps of a container."""
+    """The facts that the index keeps of a container."""
 
     dataset: str
     disk_bytes: int
@@ -59,36 +59,36 @@ class Block:
     data: bytes | memoryview
     dataset: str
     ahead: bool = False
-    """Fetched before anybody asked for it."""
+    """True if it was fetched before anybody asked for it."""
     lane: int = 0
-    """Which of its data set's open regions it goes into. Above 0: a published order reads it next, and blocks of one
-    lane are read at about the same time after that."""
+    """The one of its data set's open regions that it goes into. Above 0: a published order reads it next, and blocks of
+    one lane are read at about the same time after that."""
     unchecked: ObjectRef | None = None
     """The object, if it is a large one that is to be checked as a whole (`index.unchecked_key`)."""
 
     @property
     def in_object_file(self) -> bool:
-        """Whether it belongs into a file of its own object."""
+        """True if it goes into a file of its own object."""
         return self.object_bytes > BLOCK_BYTES
 
     @property
     def object_id(self) -> ObjectId:
-        """The object it is a part of."""
+        """The object that it is a part of."""
         return ObjectId(self.id[:16])
 
     def disk_bytes(self) -> int:
-        """What it takes in a container."""
+        """Return the bytes that it takes in a container."""
         length = len(self.data)
         return aligned(length, DISK_BLOCK) if self.in_object_file else containers.record_bytes(length)
 
 
 class Outlook(NamedTuple):
-    """What published orders read of the containers of a tier, for policy `clairvoyant`."""
+    """The reads of published orders, by container, for policy `clairvoyant`."""
 
     values: Mapping[int, float]
     """See `ContainerState.value`."""
     datasets: frozenset[str]
-    """What is of these data sets and has no value yet is about to be read."""
+    """Containers of these data sets without a value are about to be read."""
 
 
 class Placed(NamedTuple):
@@ -129,13 +129,13 @@ class Tier:
         self._used_by: dict[str, int] = {}
         """Bytes of containers by group of data sets (`Shares.group`)."""
         self._reserved_until = 0.0
-        """Until when groups above their share leave some room alone, because one below its own needs it."""
+        """Until then groups above their share leave some room alone, for one below its own."""
         self._bounce = bounce
         self._filling: dict[tuple[str, int], Region] = {}  # by data set and lane
         self.outlook: Outlook | None = None
         """None while no order is published."""
         self.placed: list[Placed] | None = None
-        """What was put into regions, for who has set this to a list and empties it."""
+        """The blocks put into regions, for a caller that has set this to a list and empties it."""
         self._object_files: dict[ObjectId, int] = {}
         self._unindexed: set[BlockId] = set()  # in an object file, room counted, but not in the index
         self._added: list[int] = []  # by the transaction under way
@@ -149,16 +149,14 @@ class Tier:
 
     @property
     def used_bytes(self) -> int:
-        """What it takes now, metadata counted."""
+        """The bytes that the tier takes now, metadata counted."""
         return self._container_bytes + self._overhead()
 
     @property
     def problem(self) -> str:
-        """Why it gives or takes nothing at present; empty if it does."""
-        return self.health.problem or self._problem or self._too_small()
-
-    def _too_small(self) -> str:
-        """Why nothing can ever be kept within the set size; '' if something can."""
+        """The reason why it gives or takes nothing at present, or keeps nothing for ever; else empty."""
+        if self.health.problem or self._problem:
+            return self.health.problem or self._problem
         overhead = self._overhead()
         if not self.budget_bytes or overhead < self.budget_bytes:
             return ""
@@ -168,13 +166,10 @@ class Tier:
             f"DATACACHE_{self.name.upper()}_BYTES says another"
         )
 
-    def has(self, txn: lmdb.Transaction, block: BlockId) -> bool:
-        """Whether the index has a block here."""
-        return txn.get(block, db=self._db) is not None
-
     def make_room(self, need_bytes: int, *, planned: bool = False, group: str | None = None) -> bool:
-        """Evict what the policy lets go until `need_bytes` fit (`planned`: for what a published order reads next;
-        `group`: for whom, by `Shares.group`). Its own transaction; files go after the commit."""
+        """Evict what the policy lets go until `need_bytes` fit; tell whether they do. `planned`: for blocks that a
+        published order reads next; `group`: for whom, by `Shares.group`. Its own transaction; files go after the
+        commit."""
         excess = self.used_bytes + need_bytes - self.budget_bytes
         takes_back = group is not None and not self.has_share(group)
         if takes_back and need_bytes:
@@ -199,11 +194,11 @@ class Tier:
         return self.used_bytes + need_bytes <= self.budget_bytes
 
     def group(self, dataset: str) -> str:
-        """The group of data sets that shares are counted by."""
+        """Return the group of data sets that shares are counted by."""
         return self._shares.group(dataset)
 
     def has_share(self, group: str) -> bool:
-        """Tell whether a group has what it is entitled to, or more."""
+        """Tell whether a group has all that it is entitled to."""
         return self._used_by.get(group, 0) >= self._shares.entitled_bytes(group, self.budget_bytes)
 
     def evict_expired(self) -> None:
@@ -211,9 +206,10 @@ class Tier:
         self.evict(eviction.expired(self._policy, self._states(), now_s=time.time(), ttl_s=self._ttl_s))
 
     def evict(self, chosen: Iterable[int]) -> int:
-        """Remove containers: their blocks from the index, then the files. Returns the bytes that came free.
+        """Remove containers: their blocks from the index, then the files. Return the bytes that came free.
 
-        On a full disk the index cannot be written either; then the files go first (a reader misses) to make room."""
+        On a full disk the index cannot be written either; then the files go first (a reader misses) to make room.
+        """
         chosen, freed = list(chosen), 0
         if not chosen:
             return 0
@@ -229,23 +225,22 @@ class Tier:
         self.evicted_bytes += freed
         return freed
 
-    def put(self, blocks: Sequence[tuple[Block, bytes]], pins: Pins) -> list[bool]:
-        """Admit blocks (with their checksums) as far as there is room (see `make_room`): which of them are kept here
-        now. One transaction; `lmdb.Error` if it fails, and then the tier is as before. Never raises `OSError`."""
-        return self._guarded_put(blocks, pins, None)
+    def put(self, blocks: Sequence[tuple[Block, bytes]], pins: Pins, source: int | None = None) -> list[bool]:
+        """Admit blocks (with their checksums) as far as there is room (see `make_room`); return which are kept now.
 
-    def move(self, source: int, blocks: Sequence[tuple[Block, bytes]], pins: Pins) -> list[bool]:
-        """Put blocks of a region once more, each into the region of its lane, so that the region can be evicted without
-        them. As `put`; what is not in that region any more is passed over."""
-        return self._guarded_put(blocks, pins, source)
-
-    def _guarded_put(self, blocks: Sequence[tuple[Block, bytes]], pins: Pins, source: int | None) -> list[bool]:
+        With `source` put blocks of that region once more, each into the region of its lane, so that it can be evicted
+        without them; blocks that are not in it any more are passed over. One transaction; `lmdb.Error` if it fails, and
+        then the tier is as before. Never raises `OSError`."""
         self._added, self._wrote = [], []
         try:
             with self._index.write() as txn:
                 return self._put(txn, blocks, pins, source)
         except BaseException:
-            self._take_back()
+            # What the index does not know of must not be written into again.
+            for id in self._added:
+                self._seal(lambda region, id=id: region.container == id)  # type: ignore[misc]
+                self._remove(id)
+            self._unindexed.update(block for block in self._wrote if ObjectId(block[:16]) in self._object_files)
             raise
 
     def _put(
@@ -284,7 +279,7 @@ class Tier:
         return kept
 
     def drop(self, txn: lmdb.Transaction, block: BlockId) -> None:
-        """Forget one block whose bytes turned out to be broken. Its room comes free with its container."""
+        """Forget one block whose bytes are broken. Its room comes free with its container."""
         value = txn.get(block, db=self._db)
         if value is not None:
             txn.delete(block, db=self._db)
@@ -309,21 +304,15 @@ class Tier:
                     self._save(txn, id)
 
     def last_used(self, id: int) -> float:
-        """When a container was last read or written (Unix seconds)."""
+        """Return when a container was last read or written (Unix seconds)."""
         return self._access.last(id)
 
-    def seal(self, dataset: str) -> None:
-        """Finish the region being filled for a data set: what comes next goes into a new one."""
-        for region in [region for (of, _), region in self._filling.items() if of == dataset]:
-            self._seal(region)
-
-    def seal_all(self) -> None:
-        """Finish the regions being filled (at a clean stop)."""
-        for region in list(self._filling.values()):
-            self._seal(region)
+    def seal(self, dataset: str | None = None) -> None:
+        """Finish the regions being filled for a data set, or all: later blocks go into new ones."""
+        self._seal(lambda region: dataset is None or region.dataset == dataset)
 
     def filling(self) -> set[int]:
-        """The regions that are not full yet."""
+        """Return the regions that are not full yet."""
         return {region.container for region in self._filling.values()}
 
     def _states(self) -> list[eviction.ContainerState]:
@@ -350,7 +339,7 @@ class Tier:
         return min(containers.open_region_size(self.budget_bytes), self.budget_bytes // 8)
 
     def _limit_bytes(self, dataset: str) -> int:
-        """Return what this tier may have in use when something of a data set has been added."""
+        """Return how much this tier may have in use once a block of a data set has been added."""
         if not self._shares or time.monotonic() > self._reserved_until:
             return self.budget_bytes
         group = self._shares.group(dataset)
@@ -416,14 +405,14 @@ class Tier:
         self._problem = ""
 
     def _region_for(self, txn: lmdb.Transaction, block: Block, pins: Pins) -> Region | None:
-        """The region to append a block to, a new one if need be; None if there is no room for one."""
+        """Return the region to append a block to, a new one if need be; None if there is no room for one."""
         region = self._filling.get((block.dataset, block.lane))
         if region is not None and region.room() >= block.disk_bytes():
             return region
-        if region is not None:
-            self._seal(region)
-        elif len(self._filling) >= _MAX_FILLING:
-            self._seal(next(iter(self._filling.values())))
+        full = region
+        if full is None and len(self._filling) >= _MAX_FILLING:
+            full = next(iter(self._filling.values()))
+        self._seal(lambda other: other is full)
         room = self._limit_bytes(block.dataset) - self.used_bytes
         need = layout.REGION_HEADER_BYTES + block.disk_bytes()
         # The last region of a budget is as large as what is left.
@@ -457,28 +446,22 @@ class Tier:
         txn.put(_NEXT_ID, (number + 1).to_bytes(4, "big"), db=self._index.meta)
         return number
 
-    def _seal(self, region: Region) -> None:
-        self._filling = {key: other for key, other in self._filling.items() if other is not region}
-        try:
-            region.seal()
-        except OSError as exc:
-            self._suspend(exc)
+    def _seal(self, which: Callable[[Region], bool]) -> None:
+        for key, region in list(self._filling.items()):
+            if which(region):
+                del self._filling[key]
+                try:
+                    region.seal()
+                except OSError as exc:
+                    self._suspend(exc)
 
     def _suspend(self, exc: OSError) -> None:
         self._problem = f"{exc.strerror or exc} ({self.folder})"
         self._suspended_until = time.monotonic() + _SUSPENDED_S
         log.warning("the %s tier takes nothing for %.0f s: %s", self.name, _SUSPENDED_S, self._problem)
 
-    def _take_back(self) -> None:
-        """A transaction failed: what the index does not know of must not be written into again."""
-        for id in self._added:
-            self._seal_container(id)
-            self._remove(id)
-        self._unindexed.update(block for block in self._wrote if ObjectId(block[:16]) in self._object_files)
-        self._added, self._wrote = [], []
-
     def _remove(self, id: int) -> int:
-        """Forget a container and remove its file. Returns the bytes that came free."""
+        """Forget a container and remove its file. Return the bytes that came free."""
         self._count(id, -self.containers[id].disk_bytes)
         gone = self.containers.pop(id)
         if gone.object_id:
@@ -499,11 +482,6 @@ class Tier:
             for id in chosen:
                 self._unindex(txn, id)
 
-    def _seal_container(self, id: int) -> None:
-        region = next((r for r in self._filling.values() if r.container == id), None)
-        if region is not None:
-            self._seal(region)
-
     def _unindex(self, txn: lmdb.Transaction, id: int) -> None:
         container = self.containers[id]
         if container.object_id:
@@ -514,18 +492,29 @@ class Tier:
                     found = cursor.delete()
             txn.delete(unchecked_key(ObjectId(prefix), self.name), db=self._index.meta)
         else:
-            self._seal_container(id)
-            path = self.folder / container_name(id)
-            for block in _blocks_of(path, txn, self._db, id):
+            self._seal(lambda region: region.container == id)
+            for block in self._blocks_in(txn, id):
                 value = txn.get(block, db=self._db)
                 if value is not None and layout.unpack_location(value).container == id:
                     txn.delete(block, db=self._db)
         txn.delete(_meta_key(self.name, id), db=self._index.meta)
 
+    def _blocks_in(self, txn: lmdb.Transaction, id: int) -> list[BlockId]:
+        """Return the blocks of a region by its own records or, if it cannot be read, by the whole index."""
+        path = self.folder / container_name(id)
+        try:
+            blocks = [block for block, _ in containers.scan_region(path)]
+            if blocks:
+                return blocks
+        except OSError as exc:
+            log.warning("%s cannot be read: %s", path, exc.strerror)
+        with txn.cursor(db=self._db) as cursor:
+            return [BlockId(bytes(key)) for key, value in cursor if layout.unpack_location(value).container == id]
+
     def _load(self, *, check: bool) -> None:
-        """Take stock by looking, not by trusting: containers without a file are forgotten, files and (for `check`)
-        index entries without a container are removed, sizes are what the file system says. A file that is too short
-        stays: what it lacks is a miss."""
+        """Take stock by looking, not by trusting: forget containers without a file, remove files and (for `check`)
+        index entries without a container, take sizes from the file system. A file that is too short stays: what it
+        lacks is a miss."""
         self._container_bytes = 0
         prefix = f"{self.name}/".encode()
         with self._index.env.begin() as txn, txn.cursor(db=self._index.meta) as cursor:
@@ -558,7 +547,7 @@ class Tier:
                 path.unlink()
 
     def _forget_strays(self, lost: Mapping[int, Container]) -> None:
-        """Delete the index entries of containers that are not there."""
+        """Delete the index entries of containers that are gone."""
         with self._index.write() as txn:
             for id, container in lost.items():
                 txn.delete(_meta_key(self.name, id), db=self._index.meta)
@@ -572,18 +561,6 @@ class Tier:
                         cursor.next()
                     else:
                         cursor.delete()
-
-
-def _blocks_of(path: Path, txn: lmdb.Transaction, db: Any, container: int) -> list[BlockId]:
-    """The blocks a region was given: from its own records, or, where it cannot be read, from the whole index."""
-    try:
-        blocks = [block for block, _ in containers.scan_region(path)]
-        if blocks:
-            return blocks
-    except OSError as exc:
-        log.warning("%s cannot be read: %s", path, exc.strerror)
-    with txn.cursor(db=db) as cursor:
-        return [BlockId(bytes(key)) for key, value in cursor if layout.unpack_location(value).container == container]
 
 
 def _meta_key(tier: str, container: int) -> bytes:

@@ -1,8 +1,8 @@
 """The one writer of a node's tiers: a thread that takes fetched blocks and commits them to the index in batches.
 
-Used by the daemon only. Each block goes to the SSD, so what leaves RAM is there already; RAM takes what readers wait
-for, and of what is fetched ahead only what the SSD has no room for. Blocks are visible to all readers once their batch
-is committed; `stored` is then called (in the writer thread) with whether any tier kept the block.
+Only the daemon has one. Each block goes to the SSD, so blocks that leave RAM are there already. RAM takes blocks that
+readers wait for; of blocks fetched ahead only those that the SSD has no room for. Readers see blocks once their batch
+is committed; `stored` is then called in the writer thread, and learns whether a tier kept the block.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import lmdb
 
+from datacache.core.disk import replace_file
 from datacache.core.ids import BlockId, ObjectId, ObjectRef
 from datacache.tiers import layout
-from datacache.tiers import shares as pins
 from datacache.tiers.index import UNCHECKED, Index, unchecked_key
 from datacache.tiers.tier import Block, Tier
 
@@ -35,13 +35,13 @@ Stored = Callable[[bool], None]
 
 
 class TierWriter:
-    """Owns the tiers. `put` and `call` may be used from any thread; the queue is bounded by whoever holds the bytes."""
+    """The owner of the tiers. Any thread may `put` and `call`; the holders of the bytes bound the queue."""
 
     def __init__(self, index: Index, tiers: Iterable[Tier], pins_file: Path) -> None:
         self._index = index
         self.tiers = tuple(tiers)
         self._pins_file = pins_file
-        self._pins = pins.read(pins_file)
+        self._pins = read_pins(pins_file)
         for tier in self.tiers:  # of an unpinning that was not finished
             for ref in {ref for container in tier.containers.values() for ref in container.pinned_by} - set(self._pins):
                 tier.unpin(ref)
@@ -55,7 +55,7 @@ class TierWriter:
         self._queue.put((block, stored))
 
     def call(self, action: Callable[[], T]) -> Future[T]:
-        """Run something that touches the tiers in the writer thread."""
+        """Run an action that touches the tiers in the writer thread."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -68,8 +68,8 @@ class TierWriter:
         return future
 
     def pin(self, ref: str, dataset: str, objects: Sequence[ObjectId]) -> None:
-        """Keep what is here of a snapshot's objects, and what will come for its data set. Call through `call`, with ids
-        that are collected already: nothing is written meanwhile."""
+        """Keep the cached blocks of a snapshot's objects, and future ones of its data set. Call through `call`, with
+        ids that are collected already: nothing is written meanwhile."""
         for tier in self.tiers:
             with self._index.env.begin(db=self._index.blocks[tier.name]) as txn, txn.cursor() as cursor:
                 tier.pin(ref, {container for id in objects for container in _containers_of(cursor, id)})
@@ -77,7 +77,7 @@ class TierWriter:
         self._save_pins({**self._pins, ref: dataset})
 
     def unpin(self, ref: str) -> bool:
-        """Whether the ref was pinned. Call through `call`."""
+        """Let a ref's blocks be evicted again; tell whether it was pinned. Call through `call`."""
         known = ref in self._pins
         self._save_pins({other: dataset for other, dataset in self._pins.items() if other != ref})
         for tier in self.tiers:
@@ -85,17 +85,17 @@ class TierWriter:
         return known
 
     def pins(self) -> dict[str, str]:
-        """Pinned refs and their data sets."""
+        """Return the pinned refs and their data sets."""
         return dict(self._pins)
 
     def drop(self, block: BlockId) -> None:
-        """Forget a block everywhere. Call through `call`."""
+        """Forget a block in all tiers. Call through `call`."""
         with self._index.write() as txn:
             for tier in self.tiers:
                 tier.drop(txn, block)
 
     def drop_object(self, blocks: Sequence[BlockId]) -> None:
-        """Forget all blocks of a large object everywhere, and its files, so that readers let go of them. Call through
+        """Forget all blocks of a large object in all tiers, and its files, so that readers let go of them. Call through
         `call`."""
         with self._index.env.begin() as txn:
             found = [
@@ -112,8 +112,8 @@ class TierWriter:
             tier.evict([id for id in containers if id & layout.OBJECT_FILE and id in tier.containers])
 
     def unchecked(self) -> Iterator[list[ObjectRef]]:
-        """Yield the large objects of which blocks are here and that nobody has checked as a whole since, also those
-        that a killed daemon left: some thousand at a time, once for each tier. From any thread."""
+        """Yield the large objects that have blocks here and were not checked as a whole since, also those that a killed
+        daemon left: some thousand at a time, once for each tier. From any thread."""
         for some in self._entries(self._index.meta, UNCHECKED):
             yield [ObjectRef(*json.loads(value)) for key, value in some if key.startswith(UNCHECKED)]
 
@@ -124,14 +124,15 @@ class TierWriter:
             return any(txn.get(key) is not None for key in keys)
 
     def mark_checked(self, id: ObjectId) -> None:
-        """Remember that all of a large object was checked. What comes of it later makes it unchecked again, even a
-        block that was here. Call through `call`."""
+        """Remember that all of a large object was checked. A block that comes later makes it unchecked again. Call
+        through `call`."""
         with self._index.write() as txn:
             for tier in self.tiers:
                 txn.delete(unchecked_key(id, tier.name), db=self._index.meta)
 
     def evict(self, dataset: str | None) -> int:
-        """Drop a data set's containers, or all, but what is pinned; the bytes that came free. Call through `call`."""
+        """Drop a data set's containers, or all, except pinned ones; return the bytes that came free. Call through
+        `call`."""
         freed = 0
         for tier in self.tiers:
             chosen = [
@@ -143,13 +144,13 @@ class TierWriter:
         return freed
 
     def count_blocks(self, tier: str) -> int:
-        """How many blocks the index has for a tier."""
+        """Return how many blocks the index has for a tier."""
         with self._index.env.begin() as txn:
             return int(txn.stat(self._index.blocks[tier])["entries"])
 
     def entries(self, tier: str) -> Iterator[list[tuple[bytes, bytes]]]:
-        """The index of a tier, some thousand blocks and their values at a time: each some is of one moment, all of them
-        are not. From any thread."""
+        """Yield a tier's blocks and their index values, some thousand at a time. Each portion is of one moment, all
+        together are not. From any thread."""
         return self._entries(self._index.blocks[tier], b"")
 
     def _entries(self, db: Any, start: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -162,21 +163,21 @@ class TierWriter:
             start = some[-1][0] + b"\0"
 
     def move(self, tier: Tier, source: int | None, blocks: Sequence[tuple[Block, bytes]]) -> None:
-        """See `Tier.move`; None for blocks whose region has gone already. Call through `call`."""
+        """See `Tier.put`; `source` is None for blocks whose region has gone already. Call through `call`."""
         pinned = self._pins
-        self._guarded(lambda: tier.put(blocks, pinned) if source is None else tier.move(source, blocks, pinned))
+        self._guarded(lambda: tier.put(blocks, pinned, source))
 
     def working_s(self) -> float:
-        """Return how long the thread has been at what it does now; 0 while it has nothing to do. From any thread."""
+        """Return how long the thread has been at its present work; 0 while it has none. From any thread."""
         since = self._working_since
         return 0.0 if since is None else time.monotonic() - since
 
     def close(self) -> None:
-        """Write what is queued, seal the regions, end the thread."""
+        """Write the queued blocks, seal the regions, end the thread."""
         self._queue.put(None)
         self._thread.join()
         for tier in self.tiers:
-            tier.seal_all()
+            tier.seal()
 
     def _run(self) -> None:
         expire_at_s = time.monotonic() + _EXPIRE_EVERY_S
@@ -184,7 +185,7 @@ class TierWriter:
             try:
                 item = self._queue.get(timeout=max(0.0, expire_at_s - time.monotonic()))
             except queue.Empty:
-                item = _nothing
+                item = lambda: None  # noqa: E731 - nobody wants anything
             self._working_since = time.monotonic()
             if time.monotonic() >= expire_at_s:
                 for tier in self.tiers:
@@ -235,7 +236,7 @@ class TierWriter:
             return [False] * len(blocks)
 
     def _save_pins(self, pinned: dict[str, str]) -> None:
-        pins.write(self._pins_file, pinned)
+        write_pins(self._pins_file, pinned)
         self._pins = pinned
 
     def _guarded(self, action: Callable[[], object]) -> None:
@@ -245,13 +246,25 @@ class TierWriter:
             log.warning("the cache index: %s", exc)
 
 
+def read_pins(path: Path) -> dict[str, str]:
+    """Return the pinned refs of a home and their data sets; none if there is no such file."""
+    try:
+        return {str(ref): str(dataset) for ref, dataset in json.loads(path.read_bytes()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as exc:
+        log.warning("the pins in %s cannot be read: %s", path, exc)
+        return {}
+
+
+def write_pins(path: Path, pins: dict[str, str]) -> None:
+    """Replace the file of pins, durably. `OSError` leaves it as it was."""
+    replace_file(path, json.dumps(pins).encode())
+
+
 def _containers_of(cursor: lmdb.Cursor, id: ObjectId) -> Iterator[int]:
-    """Yield the containers of an object's blocks: those that are here, whatever the number that it says it has."""
+    """Yield the containers of an object's cached blocks, whatever number of blocks it should have."""
     more = cursor.set_range(id)
     while more and bytes(cursor.key()).startswith(id):
         yield layout.unpack_location(cursor.value()).container
         more = cursor.next()
-
-
-def _nothing() -> None:
-    """What the thread does when nobody wants anything."""

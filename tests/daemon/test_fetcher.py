@@ -52,7 +52,7 @@ class Tiers:
 
     def view(self, id, start, stop):
         self.look()
-        return (memoryview(self.here[id]), 1) if id in self.here else None
+        return memoryview(self.here[id]) if id in self.here else None
 
 
 class Store:
@@ -82,12 +82,19 @@ def fetcher_of(store, tiers, concurrency=8):
     return Fetcher(tiers, tiers, lambda _: store, concurrency)
 
 
+def read(fetcher, ref, number, dataset):
+    """The future bytes of a block, for a reader that lets go of them at once."""
+    reading = fetcher.read(ref, number, dataset)
+    reading.data.add_done_callback(lambda _: reading.close())
+    return reading.data
+
+
 def test_a_block_that_was_not_kept_is_not_fetched_again_for_its_next_piece_and_nothing_is_read_ahead(store):
     fetcher = fetcher_of(store, Tiers(keep=False))
     fetcher.fill(block_id(object_id(small(0)), 0), small(0), 0, "d", stored=lambda kept: None)
     store.reads.clear()
     for _ in range(4):
-        assert len(fetcher.read(LARGE, 2, "d").result(10)) == BLOCK_BYTES
+        assert len(read(fetcher, LARGE, 2, "d").result(10)) == BLOCK_BYTES
     fetcher.close()
     assert store.reads == [2 * BLOCK_BYTES]
 
@@ -97,7 +104,7 @@ def test_what_was_not_kept_is_held_up_to_a_number_of_bytes(store, monkeypatch):
     monkeypatch.setattr(fetcher_module, "_ONE_READ_BYTES", 0)
     fetcher = fetcher_of(store, Tiers(keep=False))
     for number in (0, 1, 0, 2, 0, 1):  # 1 went for 2
-        fetcher.read(small(number), 0, "d").result(10)
+        read(fetcher, small(number), 0, "d").result(10)
     fetcher.close()
     assert len(store.reads) == 4
 
@@ -111,10 +118,10 @@ def test_a_failure_to_look_at_the_disk_reaches_the_reader_and_ends_the_flight(st
 
     tiers.look = fail
     with pytest.raises(OSError, match="the disk"):
-        fetcher.read(small(0), 0, "d").result(10)
+        read(fetcher, small(0), 0, "d").result(10)
     tiers.look = lambda: None
     assert fetcher.under_way == 0
-    assert fetcher.read(small(0), 0, "d").result(10) == b"x" * 10
+    assert read(fetcher, small(0), 0, "d").result(10) == b"x" * 10
 
 
 def test_a_fill_fetches_nothing_that_landed_after_its_caller_looked(store):
@@ -140,7 +147,7 @@ def test_a_fill_fetches_nothing_that_landed_since_its_caller_looked(store, monke
     fetcher = fetcher_of(store, Tiers())
     looked = fetcher.landings
     for number in (0, 1, 1, 2):
-        fetcher.read(small(number), 0, "d").result(10)
+        read(fetcher, small(number), 0, "d").result(10)
     store.reads.clear()
     for number in range(3):
         kept = []
@@ -173,7 +180,7 @@ def test_a_read_does_not_wait_for_the_bytes_of_a_warm_up(store, monkeypatch):
     tiers.put = lambda block, stored: landing.append(stored)  # the disk is slow
     fetcher = fetcher_of(store, tiers)
     fetcher.fill(block_id(object_id(small(0)), 0), small(0), 0, "d", stored=lambda kept: None)
-    assert len(fetcher.read(small(1), 0, "d").result(10)) == 10
+    assert len(read(fetcher, small(1), 0, "d").result(10)) == 10
 
 
 def test_closing_does_not_wait_for_a_store_that_is_away(store, monkeypatch):
@@ -181,7 +188,7 @@ def test_closing_does_not_wait_for_a_store_that_is_away(store, monkeypatch):
     back = threading.Event()
     store.wait = lambda: back.wait(30)
     fetcher = fetcher_of(store, Tiers())
-    waiting = fetcher.read(small(0), 0, "d")
+    waiting = read(fetcher, small(0), 0, "d")
     begun = time.monotonic()
     fetcher.close()
     assert time.monotonic() - begun < 5
@@ -193,7 +200,7 @@ def test_what_has_not_begun_when_it_closes_fails(store):
     back, begun = threading.Event(), threading.Event()
     store.wait = lambda: (begun.set(), back.wait(30))
     fetcher = fetcher_of(store, Tiers(), concurrency=1)
-    first, second = fetcher.read(small(0), 0, "d"), fetcher.read(small(1), 0, "d")
+    first, second = read(fetcher, small(0), 0, "d"), read(fetcher, small(1), 0, "d")
     assert begun.wait(10)
     closing = threading.Thread(target=fetcher.close)
     closing.start()
@@ -212,13 +219,13 @@ def test_a_read_of_another_data_set_waits_for_one_block_and_not_for_all_readers_
     begun = []
     store.wait = lambda: go_on.acquire(timeout=30)
     fetcher = fetcher_of(store, Tiers(), concurrency=1)  # so that nobody passes a thread that waits for a processor
-    greedy = [fetcher.read(ObjectRef("s3://b", f"greedy/{n}", 10, "e", ""), 0, "greedy") for n in range(50)]
-    small = fetcher.read(small_of("other"), 0, "other")
-    small.add_done_callback(lambda _: begun.append(sum(read.done() for read in greedy)))
+    greedy = [read(fetcher, ObjectRef("s3://b", f"greedy/{n}", 10, "e", ""), 0, "greedy") for n in range(50)]
+    small = read(fetcher, small_of("other"), 0, "other")
+    small.add_done_callback(lambda _: begun.append(sum(one.done() for one in greedy)))
     for _ in range(51):
         go_on.release()
-    for read in (*greedy, small):
-        read.result(30)
+    for one in (*greedy, small):
+        one.result(30)
     assert begun[0] < 10
     fetcher.close()
 
@@ -231,7 +238,7 @@ def small_of(key: str) -> ObjectRef:
 def test_no_more_bytes_are_under_way_than_fit_until_they_were_stored_and_sent(store, monkeypatch):
     monkeypatch.setattr(fetcher_module, "_READ_BYTES", 40)
     fetcher = fetcher_of(store, Tiers())
-    readings = [fetcher.open_reading(small(n), 0, "d") for n in range(10)]
+    readings = [fetcher.read(small(n), 0, "d") for n in range(10)]
     for reading in readings[:4]:
         reading.data.result(30)
     assert len(store.reads) == 4
@@ -249,8 +256,8 @@ def test_what_is_read_ahead_and_asked_for_by_now_does_not_wait_behind_what_nobod
     go_on = threading.Event()
     store.wait = lambda: go_on.wait(30)
     fetcher = fetcher_of(store, Tiers(), concurrency=1)
-    first = fetcher.read(LARGE, 0, "d")  # 1 to 4 are read ahead, some of them queued
-    fourth = fetcher.read(LARGE, 4, "d")
+    first = read(fetcher, LARGE, 0, "d")  # 1 to 4 are read ahead, some of them queued
+    fourth = read(fetcher, LARGE, 4, "d")
     go_on.set()
     assert len(first.result(30)) == len(fourth.result(30)) == BLOCK_BYTES
     while fetcher.under_way:
@@ -277,7 +284,10 @@ def test_a_block_goes_with_the_last_who_needs_it_and_waits_for_no_garbage_collec
     gc.disable()
     try:
         for number in range(5):
-            fetcher.read(small(number), 0, "d").result(30)
+            reading = fetcher.read(small(number), 0, "d")
+            reading.data.result(30)
+            reading.close()
+        del reading
         fetcher.close()
         end = time.monotonic() + 10
         while any(ref() is not None for ref in seen):
@@ -302,7 +312,7 @@ def test_an_object_whose_check_breaks_is_logged_and_counts_as_not_checked(caplog
     whole = WholeObjects(tiers, tiers, lambda _: odd)
     fetcher = Fetcher(tiers, tiers, lambda _: odd, 8, whole=whole)
     for number in range(8):
-        fetcher.read(LARGE, number, "d").result(10)
+        read(fetcher, LARGE, number, "d").result(10)
     until(lambda: tally.counts() == ({"none": 1}, {}))
     assert LARGE.url in caplog.text
     assert "no header of this world" in caplog.text

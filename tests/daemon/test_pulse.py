@@ -184,7 +184,7 @@ def test_a_daemon_that_hangs_shows_no_pulse(settings, monkeypatch):
     go_on, turn = threading.Event(), threading.Event()
 
     async def serve(writer):
-        daemon = Daemon(settings, writer, NoCatalog())
+        daemon = Daemon(settings, writer, NoCatalog(), None)
         daemon.begin()
         watch = PulseWatch(settings.home)
         await asyncio.to_thread(until, watch.beats, "no pulse")
@@ -226,7 +226,7 @@ def test_gets_that_never_end_count_as_hanging(settings, monkeypatch):
         local = LocalBlocks(settings.home, settings.ram_dir)
         fetcher = Fetcher(writer, local, lambda _: Store(), 2)
         assert fetcher.stuck_s() == 0
-        waiting = fetcher.read(ObjectRef("s3://b", "k", 10, "e", ""), 0, "d")
+        waiting = fetcher.read(ObjectRef("s3://b", "k", 10, "e", ""), 0, "d").data
         assert begun.wait(30)
         until(lambda: fetcher.stuck_s() > 0.1, "no get is under way")
         go_on.set()

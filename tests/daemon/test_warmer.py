@@ -35,8 +35,8 @@ class Fetches:
         self.fills = 0
         self.here = set()
         self.lock = threading.Lock()
-
         self.landings = 0
+        self.local = self
 
     def missing(self, ids):
         return [at for at, id in enumerate(ids) if id not in self.here]

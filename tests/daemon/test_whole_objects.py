@@ -224,7 +224,7 @@ def test_a_block_that_comes_again_during_the_check_is_checked_as_well(
     asked, answer = threading.Event(), threading.Event()
     view = tiers.view
 
-    def slow(id: bytes, start: int, stop: int | None) -> tuple[memoryview, int] | None:
+    def slow(id: bytes, start: int, stop: int | None) -> memoryview | None:
         asked.set()
         answer.wait(30)
         return view(id, start, stop)

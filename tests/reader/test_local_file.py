@@ -181,8 +181,9 @@ _HOLD = """
 import sys
 import time
 from datacache import api
+from datacache.settings import load_settings
 from datacache.reader.local_file import LocalFiles
-held = LocalFiles(api.open_snapshot("files"), api.load_settings()).open("small.bin")
+held = LocalFiles(api.open_snapshot("files"), load_settings()).open("small.bin")
 print(held.path, flush=True)
 sys.stdin.readline()
 """

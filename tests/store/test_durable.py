@@ -17,14 +17,14 @@ WRITERS = {
     "put_file": "LocalStore().put_file(key, source)",
     "take_file": "LocalStore().take_file(key, source)",
     "bucket": "LocalBucket().write(key, b'data', {}, expect=None)",
-    "pins": "pins.write(Path('/' + key), {'a@b': 'a'})",
+    "pins": "write_pins(Path('/' + key), {'a@b': 'a'})",
 }
 _PRELUDE = """
 import sys
 from pathlib import Path
 from datacache.store.local.store import LocalStore
 from datacache.store.local.bucket import LocalBucket
-from datacache.tiers import shares as pins
+from datacache.tiers.writer import write_pins
 key, source = sys.argv[1], Path(sys.argv[2])
 """
 

@@ -15,7 +15,7 @@ import pytest
 
 from datacache.core.errors import CacheError
 from datacache.core.ids import BLOCK_BYTES
-from datacache.tiers import access, containers, layout, recovery
+from datacache.tiers import containers, layout, memory, recovery
 from datacache.tiers import writer as writer_module
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import memory_dir
@@ -35,12 +35,12 @@ def full(*_):
 
 def test_the_access_table_of_a_full_disk_is_private(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
-    table = access.AccessTable(tmp_path / "access.bin")
+    table = memory.AccessTable(tmp_path / "access.bin")
     table.touch(3)
     assert table.last(3) > 0
     monkeypatch.undo()
-    assert access.AccessTable(tmp_path / "access.bin").last(3) == 0
-    assert (tmp_path / "access.bin").stat().st_blocks * 512 >= access.FILE_BYTES
+    assert memory.AccessTable(tmp_path / "access.bin").last(3) == 0
+    assert (tmp_path / "access.bin").stat().st_blocks * 512 >= memory.ACCESS_BYTES
 
 
 @contextlib.contextmanager

@@ -11,9 +11,8 @@ import pytest
 
 from datacache.core.errors import SettingsError
 from datacache.settings import load_settings
-from datacache.tiers.eviction import ContainerState
+from datacache.tiers.eviction import ContainerState, Held, Shares, to_take_back
 from datacache.tiers.recovery import open_tiers
-from datacache.tiers.shares import Held, Shares, to_take_back
 from tests.promises import promise
 from tests.tiers.test_tiers import MIB, make_block, put, read
 

@@ -159,7 +159,7 @@ def test_ttl_drops_what_nobody_read(small):
     settings = dataclasses.replace(small, eviction="ttl", ttl_s=1e-9)
     with open_tiers(settings) as writer:
         put(writer, make_block(1))
-        writer.tiers[1].seal_all()
+        writer.tiers[1].seal()
         writer.call(writer.tiers[1].evict_expired).result(10)
         assert read(settings, make_block(1)) is None
 

@@ -1,1 +1,1 @@
-"""Orders of reading that loaders publish: lookahead, epoch plans, and the eviction they allow."""
+"""Published orders: what trainings will read, fetched ahead of them and kept for them."""

@@ -1,11 +1,11 @@
-"""Policy `clairvoyant` at work: what published orders never read goes, then what they read least and last.
+"""Policy `clairvoyant` at work: evict what published orders never read, then what they read least and last.
 
-A region goes as a whole, and holds blocks of every kind: those that are read soon, or more often than most, are moved
-into other regions first (at most three quarters of it), into lanes by when they are read next, so that blocks that are
-read at about the same time lie together and lose their use together. Why, and what it measured:
+A region goes as a whole, and holds blocks of every kind: those read soon, or more often than most, are moved into other
+regions first (at most three quarters of it), into lanes by when they are read next, so that blocks read at about the
+same time lie together and lose their use together. Reasons and measurements:
 docs/decisions/0010-clairvoyant-eviction.md.
 
-One thread makes room (`room.Room`); plans come and go in any. The writer thread appends what is moved, some MiB at a
+One thread makes room (`room.Room`); plans come and go in any. The writer thread appends moved blocks, some MiB at a
 time, and evicts; all that takes longer is done here.
 """
 
@@ -36,20 +36,20 @@ _MAX_LANES = 4
 _REGIONS_A_LANE = 12
 _MOVED_SHARE = 0.75
 _LEFT_QUANTILE = 0.3
-"""This part of all that is cached, what is read least and last, is not moved when its region goes."""
+"""This part of all cached blocks, read least and last, is not moved when its region goes."""
 _LATE = 0.5
 """How much less a read at the end of what is known counts than one right now."""
 _SLICE_BYTES = 8 * 2**20
 _IN_MEMORY_BYTES = 64 * 2**20
 _MANY_PLACED = 20_000
 _RATINGS = 200
-"""Into how many steps the samples of a plan are divided: all that is cached is rated once in each."""
+"""The number of steps that a plan's samples are divided into: all cached blocks are rated once in each."""
 _KEPT_S = 300.0
-"""How long a plan that was closed counts on, and what is known of its objects is kept: the next epoch's is to come."""
+"""How long a closed plan counts on, and its objects are remembered: the next epoch's plan is to come."""
 
 
 class _Container(NamedTuple):
-    """What the writer thread says of one that may go."""
+    """A container that may go, as the writer thread tells it."""
 
     id: int
     dataset: str
@@ -58,11 +58,11 @@ class _Container(NamedTuple):
 
 
 class _Rated(NamedTuple):
-    """One that may go, and what published orders read of it."""
+    """A container that may go, and what published orders read of it."""
 
     container: _Container
     group: _Group | None
-    """Whose units these are; None if plans of several snapshots read it."""
+    """The group of these units; None if plans of several snapshots read it."""
     value: float
     """See `ContainerState.value`, windows not counted."""
     soon: float
@@ -71,21 +71,21 @@ class _Rated(NamedTuple):
     """Unit, offset, length of each of its blocks; none for an object file."""
     values: NDArray[np.float64]
     must: NDArray[np.bool_]
-    """Which of these blocks are in a window."""
+    """True for each of these blocks that is in a window."""
 
 
 class _Rating(NamedTuple):
-    """What was found when all that is cached was rated last."""
+    """The result of the last rating of all cached blocks."""
 
     positions: dict[Plan, int]
     left: list[int]
     """The containers that may go, in this order."""
     enough: float
-    """What is worth more than this is moved when its region goes."""
+    """Blocks worth more than this are moved when their region goes."""
 
 
 class _Group:
-    """The plans of the same objects, and what the tier has of these."""
+    """The plans of the same objects, and the blocks of these that the tier has."""
 
     def __init__(self, objects: PlanObjects, *, parts: bool) -> None:
         self.objects, self.parts = objects, parts
@@ -95,7 +95,7 @@ class _Group:
         self.plans: dict[Plan, float] = {}  # and until when (monotonic seconds) each counts
 
     def rate(self, units: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """How much the reading of each unit counts, and whether it is in a window."""
+        """Return how much the reading of each unit counts, and whether it is in a window."""
         values, soon = np.zeros(len(units)), np.zeros(len(units), bool)
         for plan, uses in list(self.uses.items()):
             now, behind, seen = plan.position, plan.behind(), plan.seen
@@ -107,7 +107,7 @@ class _Group:
         return values, soon
 
     def lanes(self, units: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """Into which lane each unit goes: by when it is read after the windows."""
+        """Return the lane of each unit: by when it is read after the windows."""
         lanes, distances = np.full(len(units), count + 1), np.full(len(units), math.inf)
         for plan, uses in list(self.uses.items()):
             first, _ = uses.after(units, plan.seen)
@@ -118,10 +118,10 @@ class _Group:
 
 
 class Clairvoyant:
-    """Makes room in the SSD tier for what published orders read next."""
+    """Makes room in the SSD tier for the blocks that published orders read next."""
 
     def __init__(self, writer: TierWriter, tier: Tier, over: Callable[[], bool] = lambda: False) -> None:
-        """`over`: whether the daemon stops, and nobody needs room any more."""
+        """`over` tells whether the daemon stops, and nobody needs room any more."""
         self._writer, self._tier, self._over = writer, tier, over
         self._region_bytes = open_region_size(tier.budget_bytes)
         self._lanes = max(1, min(_MAX_LANES, tier.budget_bytes // self._region_bytes // _REGIONS_A_LANE))
@@ -129,7 +129,7 @@ class Clairvoyant:
         self._groups: list[_Group] = []
         self._rating = _Rating({}, [], 0.0)
         self.moved_bytes = 0
-        """What was put into another region before its own went."""
+        """The bytes put into another region before their own went."""
 
     def add(self, plan: Plan) -> None:
         """Reckon with a plan, in place of an earlier one of its id. `make_room` sorts its samples."""
@@ -149,8 +149,8 @@ class Clairvoyant:
             self._tier.outlook = self._outlook({})
 
     def drop(self, plan: Plan, *, dead: bool = False) -> None:
-        """A plan is over. What it said of the next epoch counts on for a while, if its process is not `dead` and has
-        not published the next plan."""
+        """End a plan. Its next epoch counts on for a while, unless its process is `dead` or has published the next
+        plan."""
         until_s = 0.0 if dead else time.monotonic() + _KEPT_S
         with self._lock:
             for group in self._groups:
@@ -161,15 +161,15 @@ class Clairvoyant:
                 self._tier.outlook = None
 
     def has_news(self) -> bool:
-        """Whether `make_room` should be called though nobody needs room: to take in what was stored, and to forget what
-        is over."""
+        """Tell whether `make_room` should be called though nobody needs room: to take in stored blocks, and to forget
+        ended plans."""
         now_s = time.monotonic()
         with self._lock:
             over = any(until_s < now_s for group in self._groups for until_s in group.plans.values())
         return over or len(self._tier.placed or ()) > _MANY_PLACED
 
     def lane(self, plan: Plan, wanted: Wanted) -> int:
-        """Where to put a block of a plan: by when it is read again after its next read."""
+        """Return the lane of a plan's block: by when it is read again after its next read."""
         for group in self._groups:
             uses = group.uses.get(plan)
             if uses is not None and group.units is not None:
@@ -179,7 +179,7 @@ class Clairvoyant:
         return self._lanes + 1
 
     def make_room(self, need_bytes: int) -> bool:
-        """Evict until so much is free, in the thread of the room. Whether it is."""
+        """Evict until so much is free, in the thread of the room; tell whether it is."""
         self._prepare()
         free, containers = self._look()
         if free >= need_bytes or self._tier.outlook is None:
@@ -191,8 +191,8 @@ class Clairvoyant:
         return self._free_some(need_bytes, containers)
 
     def _positions(self) -> dict[Plan, int]:
-        """Where all plans are, in steps of what is known of each: as long as none takes one, what a rating says of the
-        order in which regions go is near enough."""
+        """Return where all plans are, in steps of what is known of each: until one takes a step, a rating's order of
+        regions is near enough."""
         plans = [plan for group in self._groups for plan in list(group.plans)]
         return {plan: plan.position // max(1, len(plan.items) // _RATINGS) for plan in plans}
 
@@ -223,7 +223,7 @@ class Clairvoyant:
         return False
 
     def _outlook(self, values: dict[int, float]) -> Outlook | None:
-        """Under the lock, as is setting it: the last plan may be dropped meanwhile."""
+        """Return the outlook. Under the lock, as is setting it: the last plan may be dropped meanwhile."""
         live = {p.dataset for g in self._groups for p, until_s in g.plans.items() if until_s == math.inf}
         counted = {plan.dataset for group in self._groups for plan in group.plans}
         return Outlook(values, frozenset(counted)) if live else None
@@ -240,7 +240,7 @@ class Clairvoyant:
         for group in groups:
             if group.units is None and group.objects.complete.is_set():
                 if self._tier.placed is None:
-                    self._writer.call(self._note_what_is_placed).result()
+                    self._writer.call(lambda: setattr(self._tier, "placed", [])).result()
                 units = Units(group.objects, parts=group.parts)
                 group.contents.add_index(units, self._writer.entries(self._tier.name), self._over)
                 group.units = units
@@ -252,11 +252,8 @@ class Clairvoyant:
                             if plan in group.plans:
                                 group.uses[plan] = uses
 
-    def _note_what_is_placed(self) -> None:
-        self._tier.placed = []
-
     def _look(self) -> tuple[int, list[_Container]]:
-        """How much is free, and which containers may go; takes in what was stored since."""
+        """Return how much is free, and which containers may go; take in blocks stored since."""
 
         def look() -> tuple[int, list[_Container], list[Placed]]:
             tier, filling = self._tier, self._tier.filling()
@@ -277,7 +274,7 @@ class Clairvoyant:
         return free, containers
 
     def _rate(self, containers: Sequence[_Container]) -> list[_Rated]:
-        """Those of planned data sets whose plans are all known."""
+        """Rate the containers of planned data sets whose plans are all known."""
         rated: dict[int, _Rated] = {}
         for one in self._rate_by_group(containers):
             before = rated.get(one.container.id)
@@ -285,7 +282,7 @@ class Clairvoyant:
         return list(rated.values())
 
     def _rate_by_group(self, containers: Sequence[_Container]) -> Iterator[_Rated]:
-        """One pass over all that is cached of each group."""
+        """Yield ratings: one pass over all cached blocks of each group."""
         for group in list(self._groups):
             units, plans = group.units, list(group.plans)
             if units is None or set(group.uses) != set(plans):
@@ -318,7 +315,7 @@ class Clairvoyant:
         return np.stack([which, np.zeros_like(which), np.full_like(which, share)], axis=1)
 
     def _vacate(self, victim: _Rated, enough: float) -> bool:
-        """Move what is worth it and evict the rest; False if too much of it is in use for that."""
+        """Move the blocks worth it and evict the rest; False if too much of it is in use for that."""
         container = victim.container
         if container.object_id and victim.soon:
             return False
@@ -361,8 +358,8 @@ class Clairvoyant:
         self._writer.call(evict).result()
 
     def _read(self, victim: _Rated, rows: NDArray[np.int64]) -> Iterator[list[tuple[Block, bytes]]]:
-        """Blocks of a region with their checksums, some MiB at a time. They are not verified here: whoever reads them
-        does it. None of a region that cannot be read."""
+        """Yield blocks of a region with their checksums, some MiB at a time, and none of a region that cannot be read.
+        They are not verified here: their readers do it."""
         if not len(rows):
             return
         container, group = victim.container, victim.group
@@ -391,7 +388,7 @@ class Clairvoyant:
 
 
 def _both(one: _Rated, other: _Rated) -> _Rated:
-    """What plans of two snapshots read of a container."""
+    """Join the ratings of a container by the plans of two snapshots."""
     rows = np.concatenate([one.rows, other.rows])
     _, first, which = np.unique(rows[:, 1], return_index=True, return_inverse=True)
     return _Rated(
@@ -406,7 +403,7 @@ def _both(one: _Rated, other: _Rated) -> _Rated:
 
 
 def _lane(places: NDArray[np.int64], plan: Plan, count: int) -> NDArray[np.int64]:
-    """The lane of what is read next at these places: 1 to `count`, by the part of its epoch."""
+    """Return the lane of blocks read next at these places: 1 to `count`, by the part of its epoch."""
     following = np.where(
         places < plan.length,
         places * count // max(1, plan.length),
@@ -416,7 +413,7 @@ def _lane(places: NDArray[np.int64], plan: Plan, count: int) -> NDArray[np.int64
 
 
 def _read_record(fd: int, offset: int, length: int, dataset: str, lane: int) -> tuple[Block, bytes] | None:
-    """A block of a region from where its bytes are; None if no record is there."""
+    """Return a block of a region from the place of its bytes; None if no record is there."""
     head_bytes = aligned(RECORD.size + 8 * layout.granules(length))
     raw = os.pread(fd, head_bytes + length, offset - head_bytes)
     if len(raw) < head_bytes + length:

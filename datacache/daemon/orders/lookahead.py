@@ -1,22 +1,22 @@
-"""Fetch what trainings will read, in the order they have published, a window ahead of where they are.
+"""Fetch the blocks that trainings will read, in the order they have published, a window ahead of them.
 
 Any thread may call it. One thread follows the plans: it reads their positions, looks which blocks have come into their
 windows and are not here, and ends the plans of dead processes. As many threads as there may be fetches at a time take
 blocks from the plan that has the fewest under way, and fetch them as a warm-up does, behind the reads that wait.
 
-A plan's object that is gone or changed is passed over: whoever reads it hears of it. When the store is away the plan
-waits, ever longer; when the tiers keep nothing more, until there is room.
+A plan's object that is gone or changed is passed over: its reader gets the error. While the store is away the plan
+waits, ever longer; while the tiers keep nothing more, until there is room.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from datacache.core.errors import (
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.orders.clairvoyant import Clairvoyant
 from datacache.daemon.orders.plan import Plan, PlanObjects, Wanted
-from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, plan_files, remove_if_dead
+from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, remove_if_dead
 from datacache.daemon.room import Room
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _WINDOW_BYTES = 512 * 2**20
 _WINDOW_SHARE = 4
 _CLAIRVOYANT_SHARE = 16
-"""What is fetched ahead takes room from what is kept, so the window is a smaller part of the tier."""
+"""Fetching ahead takes room from cached blocks, so the window is a smaller part of the tier."""
 _STEP_BYTES, _STEP_SHARE = 16 * 2**20, 64
 _LOOK_EVERY_S, _BUSY_LOOK_S, _IDLE_LOOK_S = 0.02, 0.004, 30.0
 _ALIVE_EVERY_S = 0.5
@@ -58,19 +58,11 @@ _ALL_OBJECTS = (StoreUnavailableError, StoreAccessError, SettingsError, CatalogU
 
 @dataclass
 class LookaheadStats:
-    """What was fetched for all plans since the daemon's start."""
+    """The fetches for all plans since the daemon's start."""
 
     plans: int = 0
     fetched: int = 0
     fetched_bytes: int = 0
-
-
-@dataclass
-class _Known:
-    """Objects that plans share, kept for a while after the last of them: the next epoch's plan has the same."""
-
-    objects: PlanObjects
-    used_s: float
 
 
 class Lookaheads:
@@ -86,7 +78,7 @@ class Lookaheads:
         self._window_bytes = min(_WINDOW_BYTES, self._tier.budget_bytes // share)
         self._changed = threading.Condition()  # guards all below and what plans have ready
         self._plans: dict[str, Plan] = {}
-        self._known: dict[object, _Known] = {}
+        self._known: dict[object, PlanObjects] = {}  # kept for a while: the next epoch has the same
         self._threads: list[threading.Thread] = []
         self._started = False
         self._stopping = threading.Event()
@@ -102,7 +94,13 @@ class Lookaheads:
             reserve_bytes=open_region_size(budget_bytes) if self._clairvoyant is not None else 0,
         )
         self.stats = LookaheadStats()
-        _forget_plans_of_the_last_daemon(self._folder)
+        with contextlib.suppress(OSError):  # nobody follows these any more: publishers see it by the mark
+            for path in self._folder.iterdir():
+                try:
+                    if not remove_if_dead(path):
+                        PlanFile(path).marked = False
+                except OSError as exc:
+                    log.warning("%s cannot be used: %s", path, exc)
 
     def add(self, header: PlanHeader, items: NDArray[np.uint32]) -> None:
         """Follow a plan from now on, in place of an earlier one of its id. `UsageError` if its file is not there or its
@@ -127,11 +125,11 @@ class Lookaheads:
         log.info("following the order %s of %s: %d samples", plan.id, plan.dataset, plan.length)
 
     def plans(self) -> list[dict[str, object]]:
-        """How the plans are getting on."""
+        """Return the progress of the plans."""
         return [plan.state() | {"state": self._state(plan)} for plan in list(self._plans.values())]
 
     def planned(self, ref: str) -> bool:
-        """Whether a snapshot (`dataset@id`, the id shortened or not) is being fetched in an order that goes on."""
+        """Tell whether a snapshot (`dataset@id`, the id shortened or not) is being fetched in an order that goes on."""
         dataset, _, id = ref.partition("@")
         now_s = time.monotonic()
         return any(
@@ -145,14 +143,13 @@ class Lookaheads:
 
     @property
     def moved_bytes(self) -> int:
-        """What was put into another region before its own was evicted."""
+        """The bytes put into another region before their own was evicted."""
         return self._clairvoyant.moved_bytes if self._clairvoyant is not None else 0
 
     def stop(self) -> None:
-        """End all threads and wait for those that do not wait for a store: the fetcher's end is theirs."""
+        """End all threads and wait for those that do not wait for a store: they end with the fetcher."""
         self._stopping.set()
-        with self._changed:
-            self._changed.notify_all()
+        self._wake()
         self._room.stop(_ROOM_STOP_TIMEOUT_S)
         end = time.monotonic() + _STOP_TIMEOUT_S
         for thread in list(self._threads):
@@ -171,14 +168,14 @@ class Lookaheads:
             manifest = self._open_manifest(header.snapshot) if header.snapshot else None
             objects = PlanObjects(manifest, header.refs)
             with self._changed:
-                known = self._known.setdefault(key, _Known(objects, time.monotonic()))
-            if known.objects is objects:
+                known = self._known.setdefault(key, objects)
+            if known is objects:
                 learning = threading.Thread(target=self._learn, args=(objects,), name="learn", daemon=True)
                 learning.start()
                 with self._changed:
                     self._threads = [*(thread for thread in self._threads if thread.is_alive()), learning]
         known.used_s = time.monotonic()
-        return known.objects
+        return known
 
     def _learn(self, objects: PlanObjects) -> None:
         while not objects.complete.is_set() and not self._stopping.is_set():
@@ -222,7 +219,7 @@ class Lookaheads:
         plan.window_bytes = self._window_bytes // plans
         before = len(plan.ready)
         try:
-            moved = plan.look_ahead(self._fetcher.missing)
+            moved = plan.look_ahead(self._fetcher.local.missing)
         except DatacacheError as exc:
             self._pause(plan, exc)
             return False
@@ -238,26 +235,20 @@ class Lookaheads:
 
     def _look_after(self, plans: Sequence[Plan]) -> None:
         try:
-            self._drop_dead(plans)
+            for plan in plans:
+                plan.stands_since_s(time.monotonic())
+                closed = not plan.file.path.exists()  # its publisher has taken it back
+                if closed or remove_if_dead(plan.file.path):
+                    self._drop(plan, dead=not closed)
+            now_s = time.monotonic()
+            with self._changed:
+                for plan in self._plans.values():
+                    plan.objects.used_s = now_s
+                self._known = {key: one for key, one in self._known.items() if now_s - one.used_s < _OBJECTS_KEPT_S}
             if self._clairvoyant is not None and self._clairvoyant.has_news():
                 self._room.look()
         except Exception:  # the plans go on
             log.exception("the plans")
-
-    def _drop_dead(self, plans: Sequence[Plan]) -> None:
-        for plan in plans:
-            plan.stands_since_s(time.monotonic())
-            closed = plan.closed()
-            if closed or plan.remove_if_dead():
-                self._drop(plan, dead=not closed)
-        old_s = time.monotonic() - _OBJECTS_KEPT_S
-        with self._changed:
-            used = {id(plan.objects) for plan in self._plans.values()}
-            for key, known in list(self._known.items()):
-                if id(known.objects) in used:
-                    known.used_s = time.monotonic()
-                elif known.used_s < old_s:
-                    del self._known[key]
 
     def _drop(self, plan: Plan, *, dead: bool = False) -> None:
         with self._changed:
@@ -288,7 +279,7 @@ class Lookaheads:
                     plan.fetching -= 1
 
     def _take(self) -> tuple[Plan, Wanted] | None:
-        """The next block to fetch, of the plan with the fewest under way."""
+        """Return the next block to fetch, of the plan with the fewest under way."""
         now_s = time.monotonic()
         candidates = [plan for plan in self._plans.values() if plan.ready and now_s >= plan.paused_until_s]
         if not candidates:
@@ -303,7 +294,7 @@ class Lookaheads:
         taken = True
         try:
             looked = self._fetcher.landings
-            if not self._fetcher.has(wanted.id):
+            if not self._fetcher.local.has(wanted.id):
                 ref = plan.objects.ref(wanted.row)
                 lane = self._clairvoyant.lane(plan, wanted) if self._clairvoyant is not None else 0
                 self._fetcher.fill(wanted.id, ref, wanted.number, plan.dataset, stored=stored, lane=lane, looked=looked)
@@ -332,7 +323,7 @@ class Lookaheads:
             self.stats.fetched_bytes += wanted.length
 
     def _pause(self, plan: Plan, exc: Exception) -> None:
-        """Of several fetches that fail together, the first sets the pause."""
+        """Pause a plan. Of several fetches that fail together, the first sets the pause."""
         now_s = time.monotonic()
         if now_s >= plan.paused_until_s:
             plan.pause_s = min(max(_PAUSE_S, 2 * plan.pause_s), _MAX_PAUSE_S)
@@ -351,13 +342,3 @@ class Lookaheads:
         if self._room.full and plan.ready:
             return "no room"
         return "fetching" if plan.ready or plan.fetching else "ahead"
-
-
-def _forget_plans_of_the_last_daemon(folder: Path) -> None:
-    """Nobody follows them any more: publishers see it by the mark and publish again."""
-    for path in plan_files(folder):
-        try:
-            if not remove_if_dead(path):
-                PlanFile(path).marked = False
-        except OSError as exc:
-            log.warning("%s cannot be used: %s", path, exc)

@@ -1,13 +1,15 @@
 """One published order as the daemon follows it: which blocks come next, and how far ahead of the training it may go.
 
-Used by `lookahead`, one thread at a time. `PlanObjects` is what the rows of plans mean; plans of one snapshot share it.
-Memory: 24 bytes a row of the snapshot, 4 bytes (12 for parts of objects) a sample of the order, and the window.
+`lookahead` uses it, one thread at a time. `PlanObjects` are the objects that rows of plans stand for; plans of one
+snapshot share them. Memory: 24 bytes a row of the snapshot, 4 bytes (12 for parts of objects) a sample of the order,
+and the window.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.core.ids import BlockId, ObjectRef, block_count, block_length, object_id
-from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, remove_if_dead
+from datacache.daemon.orders.plan_file import PlanFile, PlanHeader
 from datacache.manifest.reader import Manifest
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ class PlanObjects:
     """The objects that rows stand for: their sizes and ids, found out as they are needed. Any thread may ask."""
 
     def __init__(self, manifest: Manifest | None, refs: Sequence[ObjectRef]) -> None:
-        """One of both: a snapshot's manifest, or the objects themselves."""
+        """Either a snapshot's manifest, or the objects themselves."""
         self._manifest, self._refs = manifest, refs
         self.rows = len(refs) if manifest is None else manifest.rows
         self._sizes = array("Q", bytes(8)) * self.rows
@@ -52,45 +54,42 @@ class PlanObjects:
         self._ids = bytearray(16 * self.rows)
         self.complete = threading.Event()
         """Set when all rows are known."""
+        self.used_s = time.monotonic()
+        """When a plan last had these objects."""
 
     def ref(self, row: int) -> ObjectRef:
-        """The object of a row. Raises the catalog's errors."""
+        """Return the object of a row. Raises the catalog's errors."""
         if self._manifest is None:
             return self._refs[row]
         return self._manifest.object_ref(self._manifest.entry(row))
 
     def size(self, row: int) -> int:
-        """Its size in bytes. Raises the catalog's errors."""
+        """Return a row's size in bytes. Raises the catalog's errors."""
         size = self._sizes[row]
         if size == _UNKNOWN:
             size = self._learn(row, self.ref(row))
         return size
 
     def id(self, row: int) -> bytes:
-        """Its object id; `size` must have been asked for."""
+        """Return a row's object id; `size` must have been asked for."""
         return bytes(self._ids[16 * row : 16 * row + 16])
 
     def ids(self) -> NDArray[np.uint64]:
-        """The first eight bytes of all ids, by row. Only when `complete`."""
+        """Return the first eight bytes of all ids, by row. Only when `complete`."""
         return np.frombuffer(self._ids, "<u8")[::2].copy()
 
     def learn_all(self, over: Callable[[], bool]) -> None:
         """Find out all rows, in their order: one by one in the order of a plan costs more. Ends early once `over()`.
         Raises the catalog's errors."""
-        row = 0
-        for row, ref in enumerate(self._all_refs()):
+        manifest, refs = self._manifest, iter(self._refs)
+        if manifest is not None:
+            refs = (manifest.object_ref(entry) for entry in manifest.entries())
+        for row, ref in enumerate(refs):
             if self._sizes[row] == _UNKNOWN:
                 self._learn(row, ref)
             if row % 1000 == 0 and over():
                 return
         self.complete.set()
-
-    def _all_refs(self) -> Iterator[ObjectRef]:
-        if self._manifest is None:
-            yield from self._refs
-        else:
-            for entry in self._manifest.entries():
-                yield self._manifest.object_ref(entry)
 
     def _learn(self, row: int, ref: ObjectRef) -> int:
         self._ids[16 * row : 16 * row + 16] = object_id(ref)
@@ -110,11 +109,11 @@ class Plan:
         self.objects = objects
         self.publisher = (header.pid, header.started)
         self._moved_to, self._moved_at_s = -1, 0.0
-        self._file = file
+        self.file = file
         self.window_bytes = 0
-        """How many bytes that are not here may be fetched ahead of the position."""
+        """The bytes of absent blocks that may be fetched ahead of the position."""
         self.ready: deque[Wanted] = deque()
-        """What to fetch, in the plan's order."""
+        """The blocks to fetch, in the plan's order."""
         self.fetching = 0
         self.fetched = self.fetched_bytes = self.errors = 0
         self.paused_until_s = 0.0
@@ -130,8 +129,8 @@ class Plan:
 
     @property
     def position(self) -> int:
-        """How many samples its publisher has asked for, in the epoch and the one after it."""
-        return max(0, min(self._file.position, len(self.items)))
+        """The number of samples that its publisher has asked for, in the epoch and the one after it."""
+        return max(0, min(self.file.position, len(self.items)))
 
     @property
     def seen(self) -> int:
@@ -139,34 +138,26 @@ class Plan:
         return self._at
 
     def behind(self) -> int:
-        """The first item that may not be read yet: a sampler is asked for its samples before workers read them, so
-        half a window of what the position has passed still counts as to be read."""
+        """Return the first item that may not be read yet: a sampler is asked for its samples before workers read them,
+        so half a window behind the position still counts as to be read."""
         position = self.position
         first = next(iter(self._passed.copy()), None)  # the thread that follows plans may change it
         return position if first is None else min(first[0], position)
 
-    def closed(self) -> bool:
-        """Whether its publisher has taken it back."""
-        return not self._file.path.exists()
-
     def stands_since_s(self, now_s: float) -> float:
-        """Since when its position has not moved, as far as it was asked (at `now_s`, monotonic seconds)."""
+        """Return since when its position has not moved, as far as it was asked (at `now_s`, monotonic seconds)."""
         position = self.position
         if position != self._moved_to:
             self._moved_to, self._moved_at_s = position, now_s
         return self._moved_at_s
 
-    def remove_if_dead(self) -> bool:
-        """Remove its file unless its publisher runs. Whether it is gone."""
-        return remove_if_dead(self._file.path)
-
     def over(self) -> bool:
-        """Whether the position is at the epoch's end, or behind."""
+        """Tell whether the position is at the epoch's end, or behind."""
         return self.position >= self.length
 
     def look_ahead(self, missing: Callable[[Sequence[BlockId]], list[int]]) -> bool:
-        """Let go of what the position has passed, and look at what came into the window: `missing` says which of some
-        blocks are not on this node. Whether anything moved. Raises the catalog's errors."""
+        """Let go of what the position has passed, and look at what came into the window: `missing` returns the
+        positions of blocks that are not on this node. Tell whether anything moved. Raises the catalog's errors."""
         moved = self._pass(self.position)
         batch: list[tuple[int, int, int, int]] = []
         ids: list[BlockId] = []
@@ -200,13 +191,13 @@ class Plan:
         return True
 
     def drop_passed(self) -> None:
-        """Take what the position has passed from `ready`: whoever read it has fetched it."""
+        """Take what the position has passed from `ready`: its reader has fetched it."""
         position = self.position
         while self.ready and self.ready[0].item < position:
             self.ready.popleft()
 
     def state(self) -> dict[str, object]:
-        """For `GET /v1/cache`."""
+        """Return the plan for `GET /v1/cache`."""
         return {
             "id": self.id,
             "dataset": self.dataset,
@@ -223,7 +214,8 @@ class Plan:
         }
 
     def _fits(self, length: int, more: int, more_bytes: int) -> bool:
-        """Whether another block may come into the window. Nothing is known of it yet, so it counts as one to fetch."""
+        """Tell whether another block may come into the window. Nothing is known of it yet, so it counts as one to
+        fetch."""
         if len(self._ahead) + more < _MIN_BLOCKS_AHEAD:
             return True
         return (
@@ -254,7 +246,7 @@ class Plan:
         return moved
 
     def _blocks(self) -> Iterator[tuple[int, int, int, int]]:
-        """Item, row, number and length of the blocks from `_at` on, which it moves."""
+        """Yield item, row, number and length of the blocks from `_at` on, which it moves."""
         objects = self.objects
         while self._at < len(self.items):
             item = self._at

@@ -1,10 +1,10 @@
-"""What the publisher of an order and the daemon share: the plan's mapped file, and how a plan is sent.
+"""The messages between the publisher of an order and the daemon: the plan's mapped file, and a plan as it is sent.
 
 The file `lookahead/<pid>-<token>` in the home's folder in memory (`tiers.memory`) has two 64-bit words. The publisher
 writes the position; the daemon sets the mark when it has the plan, and the next daemon clears all marks when it starts.
-Each write is one aligned store. A plan lives for as long as its file has its name and its publisher a lock on it
-(flock(2)), which ends with the process however it ends, and is seen from other PID namespaces. A child of `fork()`
-closes the descriptor it inherited, so that no worker keeps its dead parent's plan.
+Each write is one aligned store. A plan lives while its file has its name and its publisher a lock on it (flock(2)),
+which ends with the process however it ends, and shows in other PID namespaces. A child of `fork()` closes the
+descriptor it inherited, so that no worker keeps its dead parent's plan.
 
 A plan is sent as: magic, length of a JSON header (u32), header, then `items` + `next_items` rows of `columns` u32 each,
 little-endian.
@@ -20,7 +20,6 @@ import secrets
 import struct
 import threading
 import weakref
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -63,25 +62,27 @@ class PlanFile:
 
     @property
     def words(self) -> memoryview:
-        """Position and mark, for who writes the position often."""
+        """Position and mark, for a publisher that writes the position often."""
         return self._words
 
     @property
     def position(self) -> int:
-        """How many samples the publisher has asked for."""
+        """The number of samples that the publisher has asked for."""
         return int(self._words[_POSITION])
 
     @position.setter
     def position(self, value: int) -> None:
+        """The number of samples that the publisher has asked for."""
         self._words[_POSITION] = value
 
     @property
     def marked(self) -> bool:
-        """Whether the daemon has the plan."""
+        """True if the daemon has the plan."""
         return bool(self._words[_MARK])
 
     @marked.setter
     def marked(self, value: bool) -> None:
+        """True if the daemon has the plan."""
         self._words[_MARK] = int(value)
 
     def remove(self) -> None:
@@ -92,32 +93,33 @@ class PlanFile:
 
 
 def new_plan_file(folder: Path, position: int) -> PlanFile:
-    """A file nobody has yet, for a plan of this process. `OSError` if there can be none."""
+    """Make a new file for a plan of this process. `OSError` if there can be none."""
     make_shared(folder)
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(FileNotFoundError):
-            return _new_file(folder, position)
-    return _new_file(folder, position)
-
-
-def _new_file(folder: Path, position: int) -> PlanFile:
-    file = PlanFile(folder / f"{os.getpid()}-{secrets.token_hex(6)}", create=True)
-    file.position = position
-    return file
+    tries = _TRIES
+    while True:
+        tries -= 1
+        try:
+            file = PlanFile(folder / f"{os.getpid()}-{secrets.token_hex(6)}", create=True)
+        except FileNotFoundError:
+            if not tries:
+                raise
+        else:
+            file.position = position
+            return file
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanHeader:
-    """What is sent before a plan's items."""
+    """The message before a plan's items."""
 
     id: str
     """The name of its file."""
     pid: int
     started: int
-    """See `started_at`: by both a process is told from others, also of other PID namespaces."""
+    """See `started_at`: both together tell a process from others, also of other PID namespaces."""
     dataset: str
     snapshot: str
-    """Id of a snapshot of the catalog; '' where `refs` say what the rows are."""
+    """Id of a snapshot of the catalog; '' if `refs` name the objects of the rows."""
     refs: tuple[ObjectRef, ...]
     columns: int
     """1: the row of a whole object. 3: row, first block, number of blocks."""
@@ -125,7 +127,7 @@ class PlanHeader:
     next_items: int
 
     def encode(self) -> bytes:
-        """With what comes before it."""
+        """Return the header with its magic and length."""
         text = json.dumps(asdict(self) | {"refs": [wire.encode_ref(ref) for ref in self.refs]}).encode()
         return _MAGIC + _LENGTH.pack(len(text)) + text
 
@@ -136,15 +138,15 @@ class PlanHeader:
 
 
 def header_length(head: bytes) -> int:
-    """How long the header is, from the first `HEAD_BYTES`. `ValueError` if this is no plan."""
+    """Return the length of the header, from the first `HEAD_BYTES`. `ValueError` if this is no plan."""
     if len(head) != HEAD_BYTES or head[: len(_MAGIC)] != _MAGIC:
         raise ValueError("not a plan")
     return int(_LENGTH.unpack_from(head, len(_MAGIC))[0])
 
 
 def decode_header(text: bytes) -> PlanHeader:
-    """The header of `PlanHeader.encode`, without what comes before it. `ValueError`, `TypeError` or `KeyError` if it
-    is none."""
+    """Return the header of `PlanHeader.encode`, from its text. `ValueError`, `TypeError` or `KeyError` if it is
+    none."""
     values = parse_object(text)
     refs = tuple(wire.decode_ref(ref) for ref in values.pop("refs"))
     header = PlanHeader(refs=refs, **values)
@@ -158,7 +160,7 @@ def decode_header(text: bytes) -> PlanHeader:
 
 
 def started_at(pid: int) -> int:
-    """When a process started (clock ticks after boot, proc_pid_stat(5)); 0 if it does not run any more."""
+    """Return when a process started (clock ticks after boot, proc_pid_stat(5)); 0 if it does not run any more."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -168,7 +170,7 @@ def started_at(pid: int) -> int:
 
 
 def remove_if_dead(path: Path) -> bool:
-    """Remove a plan's file unless its publisher runs. Whether it is gone."""
+    """Remove a plan's file unless its publisher runs; tell whether it is gone."""
     try:
         fd = lockfile.open_locked(path, os.O_RDWR)
     except FileNotFoundError:
@@ -218,9 +220,3 @@ def _close_inherited() -> None:
 
 
 os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_inherited)
-
-
-def plan_files(folder: Path) -> Iterator[Path]:
-    """The files of all plans, dead ones included."""
-    with contextlib.suppress(OSError):
-        yield from folder.iterdir()

@@ -1,4 +1,4 @@
-"""When published orders read what: tables of numpy arrays, for policy `clairvoyant`. Pure, no threads of its own.
+"""When published orders read each unit: tables of numpy arrays, for policy `clairvoyant`. No threads of its own.
 
 A *unit* is what an order reads of an object: all of it (orders of rows), or one of its blocks (orders of parts).
 Memory: 4 bytes a sample and 4 a unit for each order, 20 a unit, and 24 for each cached block that an order knows.
@@ -22,7 +22,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 class Units:
-    """The units of some objects, and which block is which unit."""
+    """The units of some objects, and the unit of each block."""
 
     def __init__(self, objects: PlanObjects, *, parts: bool) -> None:
         """The objects must be complete."""
@@ -35,11 +35,11 @@ class Units:
         self._ids = ids[self._rows]
 
     def of_row(self, row: int, number: int) -> int:
-        """The unit of a block of an object."""
+        """Return the unit of a block of an object."""
         return int(self._first[row]) + (number if self.parts else 0)
 
     def of_items(self, items: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The units that items read, and which item it is for each."""
+        """Return the units that items read, and the item of each."""
         places = np.arange(len(items), dtype=np.int64)
         if not self.parts:
             return items[:, 0].astype(np.int64), places
@@ -50,7 +50,7 @@ class Units:
         return np.repeat(start, counts) + within, np.repeat(places, counts)
 
     def of_blocks(self, ids: NDArray[np.uint64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The units of blocks: the first eight bytes of their objects' ids, and their numbers. -1 where there is none.
+        """Return the units of blocks, by the first eight bytes of their objects' ids, and their numbers; -1 for none.
         (Of two objects whose ids begin alike, which is one in 10^19, one may be taken for the other.)"""
         if not len(self._ids):
             return np.full(len(ids), -1)
@@ -60,7 +60,7 @@ class Units:
         return np.where((self._ids[at] == ids) & (units < self._first[rows + 1]), units, -1)
 
     def of_object(self, id: bytes) -> NDArray[np.int64]:
-        """All units of an object, none if it is not among these."""
+        """Return all units of an object, none if it is not among these."""
         (unit,) = self.of_blocks(np.frombuffer(id[:8], "<u8"), np.zeros(1, np.int64))
         if unit < 0:
             return np.empty(0, np.int64)
@@ -69,7 +69,7 @@ class Units:
 
 
 class Uses:
-    """When one order reads each unit."""
+    """The places where one order reads each unit."""
 
     def __init__(self, plan: Plan, units: Units) -> None:
         which, places = units.of_items(plan.items)
@@ -80,7 +80,8 @@ class Uses:
         self.end = len(plan.items)
 
     def after(self, units: NDArray[np.int64], place: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each unit the first place at or behind `place` that reads it (`NEVER` if none does), and how many do."""
+        """Return for each unit the first place at or behind `place` that reads it (`NEVER` if none does), and how many
+        do."""
         low, stop = self._starts[units].astype(np.int64), self._starts[units + 1].astype(np.int64)
         high = stop.copy()
         while True:  # bisection, for all of them at a time
@@ -96,14 +97,14 @@ class Uses:
         return first, stop - low
 
     def next_place(self, unit: int, place: int) -> int | None:
-        """The first place at or behind `place` that reads a unit."""
+        """Return the first place at or behind `place` that reads a unit."""
         start, stop = int(self._starts[unit]), int(self._starts[unit + 1])
         at = bisect_left(self._places, place, start, stop)
         return int(self._places[at]) if at < stop else None
 
 
 class Contents:
-    """Which units the regions of a tier hold, and where in them."""
+    """The units that the regions of a tier hold, and where in them."""
 
     def __init__(self) -> None:
         self._of: dict[int, NDArray[np.int64]] = {}  # container → columns unit, offset, length
@@ -114,13 +115,13 @@ class Contents:
         index: Iterable[Sequence[tuple[bytes, bytes]]],
         over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """The index, some blocks and their values at a time. Ends early once `over()`, and adds nothing then."""
+        """Add the index, some blocks and their values at a time. Ends early once `over()`, and adds nothing then."""
         found = [_known(units, *_unpack(entries)) for entries in index if not over()]
         if found and not over():
             self._add(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
 
     def add_placed(self, units: Units, placed: Iterable[Placed]) -> None:
-        """What was put into regions since."""
+        """Add the blocks that were put into regions since."""
         found = list(placed)
         if not found:
             return
@@ -129,17 +130,17 @@ class Contents:
         self._add(*_known(units, keys, where))
 
     def keep_only(self, containers: Iterable[int]) -> None:
-        """Forget what was evicted."""
+        """Forget evicted containers."""
         kept = set(containers)
         self._of = {id: rows for id, rows in self._of.items() if id in kept}
 
     def of(self, container: int) -> NDArray[np.int64]:
-        """Rows of unit, offset and length, by offset."""
+        """Return rows of unit, offset and length, by offset."""
         found = self._of.get(container)
         return np.empty((0, 3), np.int64) if found is None else found
 
     def _add(self, containers: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-        """One sort for all; a container's first row at an offset counts."""
+        """Add rows with one sort for all; a container's first row at an offset counts."""
         order = np.lexsort((rows[:, 1], containers))
         containers, rows = containers[order], rows[order]
         starts = np.flatnonzero(np.concatenate(([True], containers[1:] != containers[:-1])))
@@ -152,7 +153,7 @@ class Contents:
 
 
 def _unpack(entries: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Block ids, and columns of container, offset and length."""
+    """Return block ids, and columns of container, offset and length."""
     keys = np.frombuffer(b"".join(key for key, _ in entries), np.uint8).reshape(-1, 20)
     raw = b"".join(value[: LOCATION.size] for _, value in entries)
     where = np.frombuffer(raw, [("container", "<u4"), ("offset", "<u8"), ("length", "<u4")])
@@ -162,7 +163,7 @@ def _unpack(entries: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.uint8], 
 def _known(
     units: Units, keys: NDArray[np.uint8], where: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Containers and rows of those blocks that are units and lie in regions."""
+    """Return containers and rows of those blocks that are units and lie in regions."""
     ids = np.ascontiguousarray(keys[:, :8]).view("<u8")[:, 0]
     numbers = np.ascontiguousarray(keys[:, 16:]).view(">u4")[:, 0].astype(np.int64)
     which = units.of_blocks(ids, numbers)
