@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.loader_peers.plan import Plan
+from benchmarks.loader_peers.plan import ReadPlan
 from benchmarks.usage import cpu_of_families
 from tests.servers import program
 
@@ -42,7 +42,7 @@ class Contender:
     source: str
     python: Path
     env: Mapping[str, str]
-    plan: Plan
+    plan: ReadPlan
     beside: Callable[[], Iterable[int]] = tuple
     """Processes that work for it and are not its descendants."""
 
@@ -77,7 +77,7 @@ def middle(passes: Sequence[Pass]) -> Pass:
     )
 
 
-class Running:
+class RunningContender:
     """A contender's process, with its library imported and nothing opened. Close it."""
 
     def __init__(self, contender: Contender, log: Path) -> None:
@@ -118,7 +118,7 @@ class Running:
             process.kill()
             process.wait()
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> RunningContender:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -27,14 +27,14 @@ from benchmarks.environments import (
     DATUMARO,
     PYLABEL,
     SUPERVISION,
-    Environments,
     Peer,
+    PeerEnvironments,
     PeerUnavailableError,
     add_peers_option,
     environments,
 )
-from benchmarks.harness import Home, Table, Workspace, parser, ratio
-from benchmarks.usage import Usage, measured, middle
+from benchmarks.harness import Home, ResultTable, Workspace, parser, ratio
+from benchmarks.usage import CommandUsage, measured, middle
 from benchmarks.voc_data import LABELS, VocImage, voc_images, write_voc
 from benchmarks.voc_to_yolo import __file__ as script
 
@@ -45,7 +45,7 @@ HALF_A_DIGIT = 0.5e-6 + 1e-9
 """How far a number written with 6 decimals may be from the exact one."""
 
 
-class Labels(NamedTuple):
+class FoundLabels(NamedTuple):
     """What a tool's label files hold, against what they should."""
 
     files: int
@@ -73,8 +73,8 @@ def main() -> None:
         folder.rename(voc)  # whoever asks the server now, fails
         server.close()
         (voc / "labelmap.txt").write_text(labelmap())
-        runs: dict[str, list[Usage]] = {}
-        labels: dict[str, Labels] = {}
+        runs: dict[str, list[CommandUsage]] = {}
+        labels: dict[str, FoundLabels] = {}
         for home in homes:
             for name, usage, found in one_round(work, home, voc, images, pythons):
                 runs.setdefault(name, []).append(usage)
@@ -83,7 +83,7 @@ def main() -> None:
         report(args.images, args.boxes, runs, labels, missing)
 
 
-def pythons_of(environments: Environments) -> tuple[dict[Peer, Path], dict[Peer, str]]:
+def pythons_of(environments: PeerEnvironments) -> tuple[dict[Peer, Path], dict[Peer, str]]:
     """The Python of each peer's environment; for a peer that cannot be had, why."""
     pythons, missing = {}, {}
     for peer in PEERS:
@@ -111,18 +111,18 @@ def warm_home(work: Workspace, number: int, env: dict[str, str], folder: Path) -
 
 def one_round(
     work: Workspace, home: Home, voc: Path, images: dict[str, VocImage], pythons: dict[Peer, Path]
-) -> Iterator[tuple[str, Usage, Labels]]:
+) -> Iterator[tuple[str, CommandUsage, FoundLabels]]:
     """Each tool once: its name, what it cost, what it wrote."""
     dsctl = Path(sys.executable).with_name("dsctl")
 
-    def by_script(tool: str, python: str | Path, parent: Path) -> tuple[Usage, Labels]:
+    def by_script(tool: str, python: str | Path, parent: Path) -> tuple[CommandUsage, FoundLabels]:
         out = Path(tempfile.mkdtemp(prefix=f"labels-{tool}-", dir=parent))
         usage = measured([python, "-P", script, tool, voc, out])
         found = check(images, label_files(out), strict=tool == "naive")
         shutil.rmtree(out)
         return usage, found
 
-    def by_us(name: str) -> tuple[Usage, Labels]:
+    def by_us(name: str) -> tuple[CommandUsage, FoundLabels]:
         command = [dsctl, "convert", "faces@latest", "--to", "yolo", "--as", name]
         usage = measured(command, env=home.env, beside=home.processes)
         return usage, check(images, snapshot_labels(home, name), strict=True)
@@ -152,7 +152,7 @@ def snapshot_labels(home: Home, name: str) -> Iterator[tuple[str, str]]:
                     yield Path(path).stem, snapshot.read(path).decode()
 
 
-def check(images: dict[str, VocImage], found: Iterable[tuple[str, str]], *, strict: bool) -> Labels:
+def check(images: dict[str, VocImage], found: Iterable[tuple[str, str]], *, strict: bool) -> FoundLabels:
     """Compare label files with the images' boxes. With `strict` anything but the exact numbers to 6 decimals, every box
     in its place and with its class, ends the benchmark."""
     files = boxes = 0
@@ -178,19 +178,23 @@ def check(images: dict[str, VocImage], found: Iterable[tuple[str, str]], *, stri
             off_by_px = max(off_by_px, off_by[0] * wide, off_by[1] * high, off_by[2] * wide, off_by[3] * high)
     if strict and files != len(images):
         raise SystemExit(f"{files} label files instead of {len(images)}")
-    return Labels(files, boxes, off_by_px)
+    return FoundLabels(files, boxes, off_by_px)
 
 
 def report(
-    images: int, boxes: int, runs: dict[str, list[Usage]], labels: dict[str, Labels], missing: dict[Peer, str]
+    images: int,
+    boxes: int,
+    runs: dict[str, list[CommandUsage]],
+    labels: dict[str, FoundLabels],
+    missing: dict[Peer, str],
 ) -> None:
     """The tables."""
     naive = middle(runs[NAIVE])
-    cost = Table(
+    cost = ResultTable(
         f"VOC → YOLO labels, {images:,} images, {boxes:,} boxes",
         "", "CPU s", "/ naive", "wall s", "/ naive", "peak MiB", "anonymous MiB",
     )  # fmt: skip
-    written = Table("what was written", "", "label files", "boxes", "off by, px")
+    written = ResultTable("what was written", "", "label files", "boxes", "off by, px")
     for name, usages in runs.items():
         usage = middle(usages)
         cost.row(

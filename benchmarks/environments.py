@@ -45,7 +45,7 @@ class PeerUnavailableError(RuntimeError):
     """A peer could not be installed; the reason is what pip said."""
 
 
-class Environments:
+class PeerEnvironments:
     """The peers' environments in a folder; without one (`--quick`) there are no peers."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -88,6 +88,6 @@ def add_peers_option(arguments: argparse.ArgumentParser) -> None:
     arguments.set_defaults(default_peers_dir=cache)
 
 
-def environments(args: argparse.Namespace) -> Environments:
+def environments(args: argparse.Namespace) -> PeerEnvironments:
     """Those of the command line."""
-    return Environments(args.peers_dir or (None if args.quick else args.default_peers_dir))
+    return PeerEnvironments(args.peers_dir or (None if args.quick else args.default_peers_dir))

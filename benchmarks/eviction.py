@@ -20,7 +20,7 @@ import math
 import time
 from typing import Any
 
-from benchmarks.harness import OBJECT_BYTES, Table, Workspace, make_files, parser
+from benchmarks.harness import OBJECT_BYTES, ResultTable, Workspace, make_files, parser
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     with Workspace(args.dir) as work:
         server = work.s3(log_requests=True)
         make_files(server.make_bucket("images"), args.files, args.size)
-        table = Table(
+        table = ResultTable(
             f"{args.files:,} objects × {args.size:,} bytes, cache {share:.0%}, hit rate",
             "reads", "policy", *(f"epoch {number + 1}" for number in range(args.epochs)), "expected",
         )  # fmt: skip
@@ -81,7 +81,7 @@ def measure(orders: list[Any], policy: str, pace: float, get_count: Any) -> list
     settings, rates = load_settings(), []
     with open_snapshot("images@latest") as snap, contextlib.ExitStack() as plans:
 
-        class Files:
+        class WholeSnapshot:
             def plan_source(self) -> PlanSource:
                 return PlanSource(snap.record.dataset, snap.record.id)
 
@@ -92,7 +92,7 @@ def measure(orders: list[Any], policy: str, pace: float, get_count: Any) -> list
         for order, following in itertools.pairwise(orders):
             before = get_count()
             if policy == "clairvoyant":
-                ahead = publish(settings, Files(), order, next_order=following)
+                ahead = publish(settings, WholeSnapshot(), order, next_order=following)
                 ahead.wait_sent()
                 plans.close()  # the one before
                 plans.enter_context(ahead)

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.eviction import make_orders
-from benchmarks.harness import Table, parser
+from benchmarks.harness import ResultTable, parser
 
 NEVER = 10**9
 LANES, WINDOW, BEHIND = 4, 0.02, 0.005
 
 
-class Way(NamedTuple):
+class EvictionWay(NamedTuple):
     name: str
     score: str
     lanes: int = 1
@@ -30,11 +30,11 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way("soonest", "soonest"),
-    Way("mean", "mean"),
-    Way("count", "count"),
-    Way("count, lanes", "count", LANES),
-    Way("count, lanes, moves", "count", LANES, moves=True),
+    EvictionWay("soonest", "soonest"),
+    EvictionWay("mean", "mean"),
+    EvictionWay("count", "count"),
+    EvictionWay("count, lanes", "count", LANES),
+    EvictionWay("count, lanes, moves", "count", LANES, moves=True),
 )
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     args = arguments.parse_args()
     if args.quick:
         args.files, args.epochs = 1000, 2
-    table = Table(
+    table = ResultTable(
         f"{args.files:,} files, {args.regions} regions: hit rate after the first epoch; (moved for each read)",
         "reads", "cache", "keep", *(way.name for way in WAYS), "single blocks",
     )  # fmt: skip
@@ -64,7 +64,7 @@ def main() -> None:
 class Model:
     """A cache of `size` files in regions, read through `orders` but the last two."""
 
-    def __init__(self, orders: list[Any], files: int, size: int, regions: int, way: Way) -> None:
+    def __init__(self, orders: list[Any], files: int, size: int, regions: int, way: EvictionWay) -> None:
         self.orders, self.way, self.size = orders, way, size
         self.length = len(orders[0])
         self.sequence = np.concatenate(orders)

@@ -28,7 +28,7 @@ from pathlib import Path
 import obstore
 from obstore.store import S3Store
 
-from benchmarks.harness import Home, Table, Workspace, make_files, parser
+from benchmarks.harness import Home, ResultTable, Workspace, make_files, parser
 from datacache import api
 from datacache.core.ids import block_id
 from datacache.daemon.warmer import snapshot_objects
@@ -97,7 +97,7 @@ def _time_and_memory(workspace: Workspace, env: dict[str, str], readers: int, *,
         watching.join()
         time.sleep(1 if quick else SETTLE_S)
         after = _resident(pid)
-    table = Table("Time of a read", "a file of 100 KB", "median ms", "p99 ms", "bare median ms", "bare p99 ms")
+    table = ResultTable("Time of a read", "a file of 100 KB", "median ms", "p99 ms", "bare median ms", "bare p99 ms")
     rows = (("alone", alone, bare_alone), (f"beside {readers} of 4 MiB", beside, bare_beside))
     for name, *took in rows:
         table.row(name, *(f"{1000 * s:.1f}" for times in took for s in (statistics.median(times), _p99(times))))
@@ -105,7 +105,7 @@ def _time_and_memory(workspace: Workspace, env: dict[str, str], readers: int, *,
     table.row("ratio", *(f"{of(two) / of(one):.1f}" for two, one in pairs for of in (statistics.median, _p99)))
     table.print()
     print(f"the others read {sum(read)} files meanwhile\n")
-    table = Table("The daemon's resident memory", "", "MiB")
+    table = ResultTable("The daemon's resident memory", "", "MiB")
     for name, size in (("idle", idle), ("at most", max(peak)), (f"{SETTLE_S:.0f} s after", after)):
         table.row(name, f"{size / 2**20:.0f}")
     table.print()
@@ -116,7 +116,9 @@ def _room(workspace: Workspace, env: dict[str, str]) -> None:
     home = _home(
         workspace, "room", env, ssd_bytes=cache_bytes, ram_bytes="20MB", shares="small=50,greedy=50", eviction="keep"
     )
-    table = Table("Room: a small data set beside a greedy one, shares 50:50", "epoch", "blocks", "not here before it")
+    table = ResultTable(
+        "Room: a small data set beside a greedy one, shares 50:50", "epoch", "blocks", "not here before it"
+    )
     with home.environment():
         greedy = _start(home, "greedy", 2, 0)
         while _ssd()["greedy"] < 0.8 * cache_bytes:

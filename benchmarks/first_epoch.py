@@ -38,7 +38,7 @@ from benchmarks.contenders import (
     Contender,
     ContenderError,
     Pass,
-    Running,
+    RunningContender,
     foreign_environment,
     middle,
     write,
@@ -47,15 +47,15 @@ from benchmarks.environments import (
     LITDATA,
     MDS,
     WEBDATASET,
-    Environments,
     Peer,
+    PeerEnvironments,
     PeerUnavailableError,
     add_peers_option,
     environments,
 )
-from benchmarks.harness import Table, Workspace, parser, ratio
-from benchmarks.loader_peers.plan import Plan
-from benchmarks.loaders import OTHER_WAYS, PEERS, Images, make_images, make_ours
+from benchmarks.harness import ResultTable, Workspace, parser, ratio
+from benchmarks.loader_peers.plan import ReadPlan
+from benchmarks.loaders import OTHER_WAYS, PEERS, ImageSet, make_images, make_ours
 from tests.servers import CephRgw, RcloneS3
 
 OBJECTS, RANGES = "obstore, objects", "obstore, shards"
@@ -65,7 +65,7 @@ RANGE_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class FreshContender:
     """A contender that is made anew for each pass, with empty caches."""
 
     name: str
@@ -123,7 +123,7 @@ class Field:
         home, self._shards = make_ours(work, self.images, self._root)
         home.close()
 
-    def copies(self, environments: Environments, missing: dict[str, str]) -> Iterator[tuple[Peer, Path]]:
+    def copies(self, environments: PeerEnvironments, missing: dict[str, str]) -> Iterator[tuple[Peer, Path]]:
         """Write each peer's files; its Python."""
         for peer in STREAMING:
             module = PEERS[peer]
@@ -154,17 +154,17 @@ class Field:
         path.mkdir()
         return path
 
-    def obstore(self) -> Iterator[Entry]:
+    def obstore(self) -> Iterator[FreshContender]:
         """Whole objects, and ranges of shards."""
         whole = {"concurrency": self._args.concurrency, "folder": str(self.images.folder)}
         pieces = {**whole, "folder": str(self._shards), "samples": self.images.count}
         if self._args.server != "rclone":
             pieces["piece_bytes"] = RANGE_BYTES
         for name, bucket, options in ((OBJECTS, "images", whole), (RANGES, self._shards.name, pieces)):
-            contender = self._contender(name, "bare_obstore", bucket, Plan(options=options))
-            yield Entry(name=name, samples_checked=False, fresh=self._anew(contender))
+            contender = self._contender(name, "bare_obstore", bucket, ReadPlan(options=options))
+            yield FreshContender(name=name, samples_checked=False, fresh=self._anew(contender))
 
-    def ours(self) -> Iterator[Entry]:
+    def ours(self) -> Iterator[FreshContender]:
         """Both datasets, with any number of workers."""
         kinds: list[tuple[str, str, dict[str, Any]]] = [
             (SNAPSHOT, "images@latest", {"kind": "snapshot"}),
@@ -172,14 +172,14 @@ class Field:
         ]
         for name, source, options in kinds:
             for workers in self._args.workers:
-                plan = Plan(
+                plan = ReadPlan(
                     workers=workers, batch_size=self._args.batch,
                     options={**options, "packed": True, "lookahead": True},
                 )  # fmt: skip
                 contender = self._contender(_with_workers(name, workers), "ours", source, plan)
-                yield Entry(name=contender.name, samples_checked=True, fresh=self._in_new_home(contender))
+                yield FreshContender(name=contender.name, samples_checked=True, fresh=self._in_new_home(contender))
 
-    def peers(self, found: list[tuple[Peer, Path]]) -> Iterator[Entry]:
+    def peers(self, found: list[tuple[Peer, Path]]) -> Iterator[FreshContender]:
         """Those that could be had."""
         for peer, python in found:
             source = f"s3://{_bucket_of(peer)}"
@@ -188,12 +188,12 @@ class Field:
             ways: dict[str, dict[str, Any]] = {"": {}, **OTHER_WAYS.get(peer, {})}
             for way, options in ways.items():
                 for workers in self._args.workers:
-                    plan = Plan(workers=workers, batch_size=self._args.batch, options=options)
+                    plan = ReadPlan(workers=workers, batch_size=self._args.batch, options=options)
                     name = _with_workers(f"{peer}, {way}" if way else str(peer), workers)
                     contender = replace(self._contender(name, PEERS[peer], source, plan), python=python)
-                    yield Entry(name=name, samples_checked=True, fresh=self._anew(contender))
+                    yield FreshContender(name=name, samples_checked=True, fresh=self._anew(contender))
 
-    def _contender(self, name: str, module: str, source: str, plan: Plan) -> Contender:
+    def _contender(self, name: str, module: str, source: str, plan: ReadPlan) -> Contender:
         python = Path(sys.executable)
         return Contender(name=name, module=module, source=source, python=python, env=self._foreign, plan=plan)
 
@@ -265,7 +265,7 @@ def _with_workers(name: str, workers: int) -> str:
 
 
 def measure(
-    entries: list[Entry], images: Images, *, rounds: int, log: Path, missing: dict[str, str]
+    entries: list[FreshContender], images: ImageSet, *, rounds: int, log: Path, missing: dict[str, str]
 ) -> dict[str, list[Pass]]:
     """The first epochs of each. One that fails is left out, unless it is ours or bare."""
     passes: dict[str, list[Pass]] = {entry.name: [] for entry in entries}
@@ -273,7 +273,7 @@ def measure(
     for number in range(-1, rounds):
         for entry in left[number % len(left) :] + left[: number % len(left)]:
             try:
-                with entry.fresh() as contender, Running(contender, log) as one:
+                with entry.fresh() as contender, RunningContender(contender, log) as one:
                     opened = one.open()
                     if number < 0 and entry.samples_checked:
                         if one.digest(0) != images.digest:
@@ -297,12 +297,12 @@ def measure(
     return passes
 
 
-def report(title: str, images: Images, passes: dict[str, list[Pass]]) -> None:
+def report(title: str, images: ImageSet, passes: dict[str, list[Pass]]) -> None:
     """The table."""
     middles = {name: middle(found) for name, found in passes.items()}
     rates = {name: done.samples_per_s for name, done in middles.items()}
     best = {ours: max(rate for name, rate in rates.items() if name.startswith(ours)) for ours in (SNAPSHOT, SHARDS)}
-    table = Table(
+    table = ResultTable(
         title, "", "files/s", "MB/s", f"/ {OBJECTS}", f"/ {RANGES}", *(f"best {ours} /" for ours in best),
         "CPU µs a file",
     )  # fmt: skip

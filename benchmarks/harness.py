@@ -162,7 +162,7 @@ def drop_page_cache() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epoch:
+class EpochReads:
     """One pass over a data set."""
 
     seconds: float
@@ -174,7 +174,7 @@ class Epoch:
         return self.files / self.seconds
 
 
-def read_epoch(paths: Sequence[str], *, readers: int, seed: int, expected_bytes: int) -> Epoch:
+def read_epoch(paths: Sequence[str], *, readers: int, seed: int, expected_bytes: int) -> EpochReads:
     """Open, read and close every file once, in a fresh random order, from this many processes.
 
     The clock runs from the first reader's start to the last one's end, after all are ready. A wrong number of
@@ -198,7 +198,7 @@ def read_epoch(paths: Sequence[str], *, readers: int, seed: int, expected_bytes:
     if total != expected_bytes:
         raise SystemExit(f"read {total:,} bytes instead of {expected_bytes:,}")
     seconds = max(end for _, end, _ in answers) - min(start for start, _, _ in answers)
-    return Epoch(seconds=seconds, files=len(order), size_bytes=total)
+    return EpochReads(seconds=seconds, files=len(order), size_bytes=total)
 
 
 def _read_all(paths: list[str], barrier: Any, results: Any) -> None:
@@ -217,7 +217,7 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-class Table:
+class ResultTable:
     """Rows of text and numbers, printed aligned; a ratio is written with an ×."""
 
     def __init__(self, title: str, *columns: str) -> None:

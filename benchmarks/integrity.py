@@ -16,7 +16,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import OBJECT_BYTES, Table, Workspace, make_files, parser, ratio, timed
+from benchmarks.harness import OBJECT_BYTES, ResultTable, Workspace, make_files, parser, ratio, timed
 from datacache.core.ids import ObjectRef
 from datacache.settings import load_settings
 from datacache.store.checksums import Checker, compute
@@ -99,7 +99,7 @@ def main() -> None:
                         cpu[name].append((time.process_time() - before) / args.files * 1e6)
                         rates[name].append(args.files / seconds)
             title = f"{args.files:,} objects × {args.size:,} bytes, {threads} at a time"
-            table = Table(title, "", "objects/s", "MB/s", "/ unchecked", "CPU µs/object")
+            table = ResultTable(title, "", "objects/s", "MB/s", "/ unchecked", "CPU µs/object")
             plain = median(rates[UNCHECKED])
             for name in getters:
                 rate = median(rates[name])

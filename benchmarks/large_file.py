@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import Table, Workspace, drop_page_cache, make_file, parser, ratio, timed
+from benchmarks.harness import ResultTable, Workspace, drop_page_cache, make_file, parser, ratio, timed
 
 
 def read_through(path: Path, read_bytes: int, size_bytes: int) -> None:
@@ -46,7 +46,7 @@ def main() -> None:
         home.dsctl("snapshot", "create", "big", "--from", "s3://big")
         home.dsctl("warm", "big@latest", "--wait")
         home.dsctl("mount", "big@latest", mount)
-        table = Table(
+        table = ResultTable(
             f"a file of {args.size / 2**20:,.0f} MiB, MB/s",
             "read size, page cache",
             "mount",

@@ -16,11 +16,11 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.contenders import Contender, ContenderError, Pass, Running, foreign_environment, middle, write
-from benchmarks.harness import Table, Workspace, parser, ratio
+from benchmarks.contenders import Contender, ContenderError, Pass, RunningContender, foreign_environment, middle, write
+from benchmarks.harness import ResultTable, Workspace, parser, ratio
 from benchmarks.loader_peers.bare_decode import pixels_digest
-from benchmarks.loader_peers.plan import Plan
-from benchmarks.loaders import Images, make_images, make_ours
+from benchmarks.loader_peers.plan import ReadPlan
+from benchmarks.loaders import ImageSet, make_images, make_ours
 
 BARE = "bare"
 OURS = "ShardDataset"
@@ -38,12 +38,12 @@ def main() -> None:
         args.files, args.batch, args.rounds = 40, 16, 1
     with Workspace(args.dir) as work:
         images = make_images(work.folder("images"), "photographs", args.files)
-        plan = Plan(workers=args.workers, batch_size=args.batch, size=args.size)
+        plan = ReadPlan(workers=args.workers, batch_size=args.batch, size=args.size)
         passes = measure(list(contenders(work, images, plan)), images, rounds=args.rounds, logs=work.path)
         report(f"{args.files:,} JPEGs of 107 KB to {args.size}×{args.size}, {args.workers} workers", passes)
 
 
-def contenders(work: Workspace, images: Images, plan: Plan) -> Iterator[Contender]:
+def contenders(work: Workspace, images: ImageSet, plan: ReadPlan) -> Iterator[Contender]:
     """All of them, in this environment."""
     folder, python = work.folder("copies"), Path(sys.executable)
     home, shards = make_ours(work, images, folder)
@@ -63,7 +63,7 @@ def contenders(work: Workspace, images: Images, plan: Plan) -> Iterator[Contende
         yield replace(bare, name="webdataset", module="webdataset_tars", source=str(tars))
 
 
-def measure(found: list[Contender], images: Images, *, rounds: int, logs: Path) -> dict[str, list[Pass]]:
+def measure(found: list[Contender], images: ImageSet, *, rounds: int, logs: Path) -> dict[str, list[Pass]]:
     """The epochs of each; the first one warms up."""
     size = found[0].plan.size
     wanted = pixels_digest(images.folder, size)
@@ -72,7 +72,7 @@ def measure(found: list[Contender], images: Images, *, rounds: int, logs: Path) 
         running = []
         for contender in found:
             try:
-                one = stack.enter_context(Running(contender, logs / f"{contender.module}.log"))
+                one = stack.enter_context(RunningContender(contender, logs / f"{contender.module}.log"))
                 one.open()
                 if contender.name != BARE and one.digest(0) != wanted:
                     raise SystemExit(f"{contender.name} gave other pixels")
@@ -92,7 +92,7 @@ def measure(found: list[Contender], images: Images, *, rounds: int, logs: Path) 
 def report(title: str, passes: dict[str, list[Pass]]) -> None:
     """The table."""
     bare = middle(passes[BARE])
-    table = Table(title, "", "samples/s", "/ bare", "CPU µs a sample", "CPU more than bare")
+    table = ResultTable(title, "", "samples/s", "/ bare", "CPU µs a sample", "CPU more than bare")
     for name, found in passes.items():
         done = middle(found)
         more = 100 * (done.cpu_us / bare.cpu_us - 1)

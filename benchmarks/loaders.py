@@ -30,7 +30,7 @@ from benchmarks.contenders import (
     Contender,
     ContenderError,
     Pass,
-    Running,
+    RunningContender,
     foreign_environment,
     middle,
     write,
@@ -40,14 +40,14 @@ from benchmarks.environments import (
     LITDATA,
     MDS,
     WEBDATASET,
-    Environments,
     Peer,
+    PeerEnvironments,
     PeerUnavailableError,
     add_peers_option,
     environments,
 )
-from benchmarks.harness import Home, Table, Workspace, parser, ratio
-from benchmarks.loader_peers.plan import Plan, digest, image_files, total
+from benchmarks.harness import Home, ResultTable, Workspace, parser, ratio
+from benchmarks.loader_peers.plan import ReadPlan, digest, image_files, total
 from benchmarks.photographs import KINDS, write_images
 
 LIMIT, SMALL_BUFFER = "limit: readinto", "limit, 256 KiB at a time"
@@ -64,7 +64,7 @@ SHARD_BYTES = 64 * 10**6
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageSet:
     """The data set all read."""
 
     folder: Path
@@ -101,21 +101,21 @@ def main() -> None:
             print(f"{name} was not measured: {reason}")
 
 
-def make_images(folder: Path, kind: str, count: int) -> Images:
+def make_images(folder: Path, kind: str, count: int) -> ImageSet:
     """Draw them, and what their digests come to."""
     size_bytes = write_images(folder, count, KINDS[kind])
-    return Images(folder, count, size_bytes, total(digest(path.read_bytes()) for path in image_files(folder)))
+    return ImageSet(folder, count, size_bytes, total(digest(path.read_bytes()) for path in image_files(folder)))
 
 
 class Cast:
     """All contenders, with their copies of the images."""
 
-    def __init__(self, work: Workspace, folder: Path, images: Images, args: argparse.Namespace) -> None:
+    def __init__(self, work: Workspace, folder: Path, images: ImageSet, args: argparse.Namespace) -> None:
         self._work, self._folder, self._images, self._only = work, folder, images, args.only
         self._raised: bool = args.malloc
-        self._environments: Environments = environments(args)
+        self._environments: PeerEnvironments = environments(args)
         self._foreign = foreign_environment(work.short_folder())
-        self._plan = Plan(batch_size=args.batch)
+        self._plan = ReadPlan(batch_size=args.batch)
 
     def all(self, missing: dict[str, str]) -> list[Contender]:
         """Them; why others are not among them goes to `missing`."""
@@ -186,7 +186,7 @@ class Cast:
         return not self._only or any(word in name for word in self._only)
 
 
-def make_ours(work: Workspace, images: Images, folder: Path) -> tuple[Home, Path]:
+def make_ours(work: Workspace, images: ImageSet, folder: Path) -> tuple[Home, Path]:
     """A home whose cache has the snapshot `images`, and a folder with the shards of it."""
     home = work.home(f"home-{images.folder.name}", ssd_bytes=2 * images.size_bytes + 2**28)
     shards = folder / "shards"
@@ -197,11 +197,11 @@ def make_ours(work: Workspace, images: Images, folder: Path) -> tuple[Home, Path
 
 
 def measure(
-    contenders: Sequence[Contender], images: Images, *, rounds: int, logs: Path, missing: dict[str, str]
+    contenders: Sequence[Contender], images: ImageSet, *, rounds: int, logs: Path, missing: dict[str, str]
 ) -> dict[str, list[Pass]]:
     """The epochs of each. One that fails is left out, and the reason goes to `missing`, unless it is ours."""
     with ExitStack() as stack:
-        running: list[Running] = []
+        running: list[RunningContender] = []
         for number, contender in enumerate(contenders):
             try:
                 running.append(stack.enter_context(_started(contender, images, logs / f"read-{number}.log")))
@@ -216,9 +216,9 @@ def measure(
     return passes
 
 
-def _started(contender: Contender, images: Images, log: Path) -> Running:
+def _started(contender: Contender, images: ImageSet, log: Path) -> RunningContender:
     """Its process, after a first epoch that was checked, and a second one that warmed up what the first did not."""
-    one = Running(contender, log)
+    one = RunningContender(contender, log)
     try:
         one.open()
         if contender.module != "tar_limit" and one.digest(0) != images.digest:
@@ -230,7 +230,7 @@ def _started(contender: Contender, images: Images, log: Path) -> Running:
     return one
 
 
-def _checked(one: Running, images: Images, number: int) -> Pass:
+def _checked(one: RunningContender, images: ImageSet, number: int) -> Pass:
     done = one.epoch(number)
     got = done.samples, done.size_bytes
     if one.contender.module == "tar_limit":
@@ -243,11 +243,11 @@ def _checked(one: Running, images: Images, number: int) -> Pass:
     return done
 
 
-def report(title: str, images: Images, passes: dict[str, list[Pass]]) -> None:
+def report(title: str, images: ImageSet, passes: dict[str, list[Pass]]) -> None:
     """The table."""
     middles = {name: middle(found) for name, found in passes.items()}
     rates = {name: done.samples_per_s for name, done in middles.items()}
-    table = Table(
+    table = ResultTable(
         title, "", "samples/s", "MB/s", "% of the limit", f"{SHARDS} /", f"{SNAPSHOT} /", "CPU µs a sample",
     )  # fmt: skip
     for name, done in middles.items():

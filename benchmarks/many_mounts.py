@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import Home, Table, Workspace, make_files, parser
+from benchmarks.harness import Home, ResultTable, Workspace, make_files, parser
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
             for path in place.iterdir():
                 path.read_bytes()
         used = memory(home)
-        table = Table(f"{args.mounts} mounts of {args.files} files", "what", "value")
+        table = ResultTable(f"{args.mounts} mounts of {args.files} files", "what", "value")
         table.row("seconds for all of them", sum(took))
         table.row("the first one, s", took[0])
         table.row("the median, s", median(took))

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import Home, Table, Workspace, parser, ratio, timed
+from benchmarks.harness import Home, ResultTable, Workspace, parser, ratio, timed
 from benchmarks.synthetic_s3 import BUCKET, synthetic_s3
 
 
@@ -88,7 +88,7 @@ def main() -> None:
         args.folders, args.files, args.rounds = 3, 500, 1
     entries = args.folders * args.files
     with Workspace(args.dir) as work:
-        create = Table(f"snapshot create, {entries:,} entries", "from", "seconds", "entries/s", "peak MiB")
+        create = ResultTable(f"snapshot create, {entries:,} entries", "from", "seconds", "entries/s", "peak MiB")
         with synthetic_s3(args.folders, args.files) as env:
             home = work.home("s3-home", env)
             for label in ("S3", "S3, unchanged"):
@@ -115,7 +115,7 @@ def measure_mount(home: Home, mount: Path, tree: Path, folders: int, files: int,
         home.dsctl("mount", "many@latest", mount)
         os.listdir(mount / "0000")
 
-    table = Table("the mount", "", "mount", "native", "/ native")
+    table = ResultTable("the mount", "", "mount", "native", "/ native")
     table.row("mount again to the first ls, s", timed(mount_and_list), None, None)
     for dropped in (True, False):
         ours = list_rate(mount / "0000", files, rounds=rounds, dropped=dropped)

@@ -19,7 +19,7 @@ from statistics import median
 
 from benchmarks.harness import (
     OBJECT_BYTES,
-    Table,
+    ResultTable,
     Workspace,
     drop_page_cache,
     make_files,
@@ -47,7 +47,7 @@ def main() -> None:
     with Workspace(args.dir) as work:
         server = work.s3()
         names = make_files(server.make_bucket("images"), args.files, args.size)
-        table = Table(
+        table = ResultTable(
             f"{args.files:,} files × {args.size:,} bytes, files/s",
             "readers, phase", *args.systems, *(f"/ {name}" for name in args.systems if name != "datacache"),
         )  # fmt: skip

@@ -30,7 +30,7 @@ import obstore
 import pytest
 
 from benchmarks.fairness import bare_store
-from benchmarks.harness import Home, Table, Workspace, make_files, parser, ratio
+from benchmarks.harness import Home, ResultTable, Workspace, make_files, parser, ratio
 from datacache import api
 from datacache.tiers.layout import cache_dir
 from tests.failing_disk import failing_disk
@@ -69,7 +69,7 @@ def _disk(workspace: Workspace, env: dict[str, str], files: int) -> None:
     home = workspace.home("disk", env, ram_bytes=size_bytes // 10, ssd_bytes=size_bytes + 2**27)
     mountpoint, cache = workspace.folder("mnt"), cache_dir(home.path)
     cache.mkdir(parents=True)
-    table = Table("Two processes and a mount", "cache", "files/s", "ratio")
+    table = ResultTable("Two processes and a mount", "cache", "files/s", "ratio")
     with failing_disk(cache, workspace.folder("device"), size_bytes=2 * size_bytes + 2**28) as disk:
         home.dsctl("snapshot", "create", "images", "--from", "s3://images")
         home.dsctl("daemon", "start")
@@ -123,7 +123,9 @@ def _silence(workspace: Workspace, env: dict[str, str], seconds: float) -> None:
     home.close()
     bare, ours = ([each[0] for each in took[way]] for way in ("bare", "api"))
     bare_others, ours_others = ([one for each in took[way] for one in each[1:]] for way in ("bare", "api"))
-    table = Table(f"{SILENT_READERS} readers, the daemon stopped for {seconds:.0f} s", "ms", "bare obstore", "ours")
+    table = ResultTable(
+        f"{SILENT_READERS} readers, the daemon stopped for {seconds:.0f} s", "ms", "bare obstore", "ours"
+    )
     for text, of, one, two in (
         ("first read, longest", max, bare, ours),
         ("others, median", statistics.median, bare_others, ours_others),

@@ -21,7 +21,7 @@ _DRAWN = 64
 """Textures; a file's size and decoding time depend on its texture's contrast."""
 
 
-class Kind(NamedTuple):
+class PhotographKind(NamedTuple):
     """What images are drawn; its name is about the mean size of their files."""
 
     name: str
@@ -32,14 +32,14 @@ class Kind(NamedTuple):
     """Every file has exactly so many, by its comment."""
 
 
-PHOTOGRAPHS = Kind("107 KB", 640, 480, 81)
-THUMBNAILS = Kind("1.6 KB", 48, 48, 75)
+PHOTOGRAPHS = PhotographKind("107 KB", 640, 480, 81)
+THUMBNAILS = PhotographKind("1.6 KB", 48, 48, 75)
 # How malloc treats buffers of one size, and those of many sizes on both sides of its thresholds, is not the same.
-EVEN = Kind("exactly 107 KB", 640, 480, 79, 107_000)
+EVEN = PhotographKind("exactly 107 KB", 640, 480, 79, 107_000)
 KINDS = {"photographs": PHOTOGRAPHS, "thumbnails": THUMBNAILS, "even": EVEN}
 
 
-def write_images(folder: Path, count: int, kind: Kind = PHOTOGRAPHS, *, seed: int = 0) -> int:
+def write_images(folder: Path, count: int, kind: PhotographKind = PHOTOGRAPHS, *, seed: int = 0) -> int:
     """`count` files `0000000.jpg` … in `folder`, which is there; their bytes."""
     drawn = [_draw(seed + number, kind) for number in range(min(count, _DRAWN))]
     total = 0
@@ -57,7 +57,7 @@ def with_comment(jpeg: bytes, text: bytes) -> bytes:
     return jpeg[:end] + b"\xff\xfe" + (len(text) + 2).to_bytes(2, "big") + text + jpeg[end:]
 
 
-def _draw(seed: int, kind: Kind) -> bytes:
+def _draw(seed: int, kind: PhotographKind) -> bytes:
     chance = np.random.default_rng(seed)
     shape = kind.height, kind.width
     contrast = 45.0 if kind.even_bytes else chance.uniform(35, 65)

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import Home, Table, Workspace, parser
-from benchmarks.usage import Usage, measured, middle
+from benchmarks.harness import Home, ResultTable, Workspace, parser
+from benchmarks.usage import CommandUsage, measured, middle
 from benchmarks.voc_data import voc_images, write_voc
 from tests.servers import Mongod
 
@@ -36,12 +36,12 @@ def main() -> None:
             image.width >= MIN_WIDTH and sum(box.label == LABEL for box in image.boxes) >= AT_LEAST
             for image in voc_images(args.images, boxes)
         )
-        table = Table(
+        table = ResultTable(
             f"{args.images:,} images, {boxes:,} boxes: {expected:,} with {AT_LEAST} {LABEL}, {MIN_WIDTH} wide",
             "", "seconds", "CPU s", "peak MiB",
         )  # fmt: skip
 
-        def row(name: str, runs: Sequence[Usage]) -> None:
+        def row(name: str, runs: Sequence[CommandUsage]) -> None:
             for run in runs:
                 if int(run.output) != expected:
                     raise SystemExit(f"{name}: the answer is {run.output.strip()} instead of {expected}")
@@ -70,7 +70,7 @@ def snapshot_home(work: Workspace, name: str, folder: Path, **settings: object) 
     return home
 
 
-def query(home: Home) -> Usage:
+def query(home: Home) -> CommandUsage:
     """One query, answered with a number."""
     dsctl = Path(sys.executable).with_name("dsctl")
     command = [
@@ -80,7 +80,7 @@ def query(home: Home) -> Usage:
     return measured(command, env=home.env, beside=home.processes)
 
 
-def query_elsewhere(work: Workspace, number: int, url: str) -> Usage:
+def query_elsewhere(work: Workspace, number: int, url: str) -> CommandUsage:
     """The same query from a home that has nothing of the catalog yet."""
     home = work.home(f"elsewhere-{number}", catalog=url)
     usage = query(home)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 
-from benchmarks.harness import OBJECT_BYTES, Table, Workspace, make_files, parser, ratio, timed
+from benchmarks.harness import OBJECT_BYTES, ResultTable, Workspace, make_files, parser, ratio, timed
 
 
 def read_open(path: str) -> bytes:
@@ -59,7 +59,7 @@ def main() -> None:
                     if snap.read(name) != read_open(f"{folder}/{name}"):
                         raise SystemExit(f"{name} differs")
                 rates = measure(ways, names, reads=args.reads, rounds=args.rounds)
-        table = Table(
+        table = ResultTable(
             f"random reads of {args.files:,} warm objects of {args.size:,} bytes",
             "",
             "reads/s",

@@ -32,7 +32,7 @@ def keys(folders: int, files: int) -> list[str]:
     return [f"{folder:04d}/{number:07d}.jpg" for folder in range(folders) for number in range(files)]
 
 
-class Listing:
+class SyntheticListing:
     """The answers to ListObjectsV2 (Amazon S3 API reference) over sorted keys."""
 
     def __init__(self, sorted_keys: list[str]) -> None:
@@ -102,7 +102,7 @@ def synthetic_s3(folders: int, files: int) -> Iterator[dict[str, str]]:
 
 def main() -> None:
     port, folders, files = map(int, sys.argv[1:])
-    listing = Listing(keys(folders, files))
+    listing = SyntheticListing(keys(folders, files))
 
     async def answer(request: web.Request) -> web.Response:
         bucket, _, key = urllib.parse.unquote(request.path).strip("/").partition("/")

@@ -22,7 +22,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Usage:
+class CommandUsage:
     """What one run of a command cost."""
 
     seconds: float
@@ -42,7 +42,7 @@ def measured(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     beside: Callable[[], Iterable[int]] = tuple,
-) -> Usage:
+) -> CommandUsage:
     """Run a command to its end. The CPU time of the processes `beside` it (a daemon that works for it) is added.
 
     A failing one ends the benchmark with what it printed to standard error.
@@ -82,12 +82,14 @@ def measured(
     cpu_s = usage.ru_utime + usage.ru_stime
     for pid in beside():
         cpu_s += cpu_of(pid) - others.get(pid, 0.0)
-    return Usage(seconds=seconds, cpu_s=cpu_s, peak_mib=peak.all_mib, anonymous_mib=peak.anonymous_mib, output=output)
+    return CommandUsage(
+        seconds=seconds, cpu_s=cpu_s, peak_mib=peak.all_mib, anonymous_mib=peak.anonymous_mib, output=output
+    )
 
 
-def middle(runs: Sequence[Usage]) -> Usage:
+def middle(runs: Sequence[CommandUsage]) -> CommandUsage:
     """Each number's median; the largest memory."""
-    return Usage(
+    return CommandUsage(
         seconds=median(run.seconds for run in runs),
         cpu_s=median(run.cpu_s for run in runs),
         peak_mib=max(run.peak_mib for run in runs),

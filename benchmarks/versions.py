@@ -28,8 +28,8 @@ import xxhash
 
 from benchmarks.dvc import Dvc
 from benchmarks.environments import DVC, PeerUnavailableError, add_peers_option, environments
-from benchmarks.harness import Home, Table, Workspace, drop_page_cache, parser, ratio, timed
-from benchmarks.usage import Usage, measured
+from benchmarks.harness import Home, ResultTable, Workspace, drop_page_cache, parser, ratio, timed
+from benchmarks.usage import CommandUsage, measured
 from datacache.api import open_catalog
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import commit_manifest
@@ -104,7 +104,7 @@ def measure_folder(work: Workspace, files: int, rounds: int, programs: Path | No
             later[dropped][name].append(timed(action))
         after = latest(home, "files")
 
-    table = Table(
+    table = ResultTable(
         f"{files:,} small files, {len(changed):,} changed",
         "", "first, s", "changed, s", "ours /", "changed, dropped, s", "ours /",
     )  # fmt: skip
@@ -116,7 +116,7 @@ def measure_folder(work: Workspace, files: int, rounds: int, programs: Path | No
         table.row(name, first[name], *cells)
     table.print()
 
-    diffs = Table("what changed between the last two versions", "", "seconds", "ours /", "peak MiB")
+    diffs = ResultTable("what changed between the last two versions", "", "seconds", "ours /", "peak MiB")
     diff = snapshot_diff(home, before, after, changed=len(changed), rounds=rounds)
     diffs.row("dsctl snapshot diff", diff.seconds, None, diff.peak_mib)
     if dvc is not None:
@@ -134,7 +134,7 @@ def measure_folder(work: Workspace, files: int, rounds: int, programs: Path | No
         old, new = blobs_of(catalog, before), blobs_of(catalog, after)
         catalog.close()
     written = {id: size for id, size in new.items() if id not in old}
-    bytes_table = Table("the last version's manifest", "", "blobs", "bytes")
+    bytes_table = ResultTable("the last version's manifest", "", "blobs", "bytes")
     bytes_table.row("all", len(new), sum(new.values()))
     bytes_table.row("written", len(written), sum(written.values()))
     bytes_table.row("written / all", len(written) / len(new), sum(written.values()) / sum(new.values()))
@@ -185,7 +185,7 @@ def _walk(folder: str) -> Iterator[str]:
 
 def measure_space(work: Workspace, entries: int, changes: int, versions: int) -> None:
     """Catalogs with many versions, on both databases."""
-    table = Table(
+    table = ResultTable(
         f"{versions} versions of {entries:,} entries, {changes:,} changes each",
         "", "first, MB", "all, MB", "all / first", "database, first", "all", "diff of two, s", "peak MiB",
     )  # fmt: skip
@@ -282,7 +282,9 @@ def blobs_of(catalog: Catalog, id: str) -> dict[BlobId, int]:
     return {blob: len(data) for blob, data in catalog.get_blobs([BlobId(bytes.fromhex(id)), *ids]).items()}
 
 
-def snapshot_diff(home: Home, before: str, after: str, *, rounds: int, name: str = "files", **expected: int) -> Usage:
+def snapshot_diff(
+    home: Home, before: str, after: str, *, rounds: int, name: str = "files", **expected: int
+) -> CommandUsage:
     """`dsctl snapshot diff` of two snapshots, the run of median length; a wrong answer ends the benchmark."""
     dsctl = Path(sys.executable).with_name("dsctl")
     command = [dsctl, "snapshot", "diff", f"{name}@{before}", f"{name}@{after}", "--json"]

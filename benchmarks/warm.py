@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from statistics import median
 
-from benchmarks.harness import OBJECT_BYTES, Home, Table, Workspace, make_files, parser, ratio, timed
+from benchmarks.harness import OBJECT_BYTES, Home, ResultTable, Workspace, make_files, parser, ratio, timed
 from tests.servers import RcloneS3
 
 
@@ -81,7 +81,7 @@ def main() -> None:
             rates["obstore"].append(args.files / seconds)
         server.close()
         check(home, names, args.size)
-        table = Table(
+        table = ResultTable(
             f"{args.files:,} objects × {args.size:,} bytes, {args.concurrency} requests at a time",
             "", "objects/s", "MB/s", "ours /",
         )  # fmt: skip

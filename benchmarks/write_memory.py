@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.gate import Gate
-from benchmarks.harness import Home, Table, Workspace, timed
+from benchmarks.harness import Home, ResultTable, Workspace, timed
 from benchmarks.write_systems import ours
 from benchmarks.written import digest_of_blocks, digest_of_file, small, write_large, write_small
 from tests.servers import CephRgw, RcloneS3
@@ -21,7 +21,7 @@ BLOCK_BYTES = 2**20
 SAMPLE_EVERY_S = 0.2
 
 
-class Watch:
+class MemoryWatch:
     """Memory of a home's processes: the peak of each one's resident set since it started, as the kernel has it, and
     the largest proportional set (`smaps_rollup`, shared pages divided) since the last `lap()`, which is sampled."""
 
@@ -34,7 +34,7 @@ class Watch:
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
-    def lap(self, what: str, table: Table) -> None:
+    def lap(self, what: str, table: ResultTable) -> None:
         """Add a row for each process and one for all together, and begin anew."""
         self._look()
         with self._lock:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, work: Workspace, server: RcloneS3 | CephRgw) -
     """Print the table."""
     names = [f"dirty-{number:06d}.bin" for number in range(args.dirty_files)]
     large_bytes = int(args.large_gib * 2**30)
-    table = Table(
+    table = ResultTable(
         f"MiB of memory: {len(names):,} files that cannot be uploaded, then one of {args.large_gib:g} GiB",
         "", "RSS peak", "RSS at the end", "PSS",
     )  # fmt: skip
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, work: Workspace, server: RcloneS3 | CephRgw) -
         with ours(work, server, endpoint=gate.endpoint) as target:
             assert target.home is not None
             assert target.view is not None
-            watch = Watch(target.home)
+            watch = MemoryWatch(target.home)
             watch.lap("mounted", table)
             os.listdir(target.folder)  # names are made without the store only where it is known which there are
             gate.shut()

@@ -26,7 +26,7 @@ from statistics import median
 from time import monotonic
 
 from benchmarks import write_memory, write_upload
-from benchmarks.harness import Table, Workspace, drop_page_cache, parser, ratio
+from benchmarks.harness import ResultTable, Workspace, drop_page_cache, parser, ratio
 from benchmarks.write_systems import OURS, SYSTEMS, System, system
 from benchmarks.written import digest_of_blocks, write_large, write_small
 from tests import leftovers
@@ -143,7 +143,7 @@ def _print(title: str, times: Times, amount: float) -> None:
         for name, found in times.items()
         if found[0][1] is not None
     }
-    table = Table(title, "", "until close", "ours /", "/ disk, fsync", "until in the bucket", "ours /")
+    table = ResultTable(title, "", "until close", "ours /", "/ disk, fsync", "until in the bucket", "ours /")
     for name in times:
         table.row(
             name,

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.gate import Gate
-from benchmarks.harness import Table, Workspace, drop_page_cache, ratio, read_epoch, timed
+from benchmarks.harness import ResultTable, Workspace, drop_page_cache, ratio, read_epoch, timed
 from benchmarks.large_file import read_through
 from benchmarks.write_systems import System, ours
 from benchmarks.written import BucketView, digest_of_blocks, write_large, write_small
@@ -80,11 +80,11 @@ def run(args: argparse.Namespace, work: Workspace, server: RcloneS3 | CephRgw) -
     for number in range(args.rounds):
         for shape in shapes:
             found[shape].append(_measure(shape, args.uploads, work, server, bare_first=number % 2 == 1))
-    uploads = Table(
+    uploads = ResultTable(
         f"what was staged goes up, {args.uploads} requests at a time",
         "", "dsctl flush, MB/s", "obstore, MB/s", "ours /", "objects/s", "flush of nothing, s",
     )  # fmt: skip
-    reads = Table("reading what was just written, MB/s", "", "mount", "disk", "/ disk")
+    reads = ResultTable("reading what was just written, MB/s", "", "mount", "disk", "/ disk")
     for shape, times in found.items():
         amount = shape.count * shape.size_bytes / 1e6
         flush, obstore = (amount / median(getattr(one, name) for one in times) for name in ("flush", "obstore"))

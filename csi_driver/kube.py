@@ -37,7 +37,7 @@ _log = logging.getLogger("csi_driver.kube")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class VolumeClaim:
     """A PersistentVolumeClaim."""
 
     namespace: str
@@ -75,7 +75,7 @@ class KubeApi:
 
         threading.Thread(target=work, name="kube-warm-up", daemon=True).start()
 
-    def claim(self, namespace: str, name: str) -> Claim | None:
+    def claim(self, namespace: str, name: str) -> VolumeClaim | None:
         """Return the PVC, or None if it is gone."""
         found = self._ask(
             f"read the PVC {namespace}/{name}",
@@ -85,7 +85,7 @@ class KubeApi:
         )
         if found is None:
             return None
-        return Claim(
+        return VolumeClaim(
             namespace=namespace,
             name=name,
             uid=found.metadata.uid or "",
@@ -101,7 +101,7 @@ class KubeApi:
         )
         return {} if found is None else found.parameters or {}
 
-    def warn(self, about: Claim | Pod, reason: str, message: str) -> bool:
+    def warn(self, about: VolumeClaim | Pod, reason: str, message: str) -> bool:
         """Write an Event on a PVC or pod, or count it if it exists. Return False, and log, where it cannot be
         written."""
         try:
@@ -117,7 +117,7 @@ class KubeApi:
             return False
         return True
 
-    def _count_event(self, about: Claim | Pod, reason: str, message: str) -> None:
+    def _count_event(self, about: VolumeClaim | Pod, reason: str, message: str) -> None:
         """Create or count an Event, with the rights to create and to patch Events alone."""
         digest = hashlib.blake2b(f"{about.uid}\0{reason}\0{message}".encode(), digest_size=8).hexdigest()
         name = f"{about.name[:200].rstrip('.-')}.{digest}"
@@ -142,7 +142,7 @@ class KubeApi:
             del self._counts[next(iter(self._counts))]
         self._counts[name] = count
 
-    def _create_event(self, about: Claim | Pod, name: str, reason: str, message: str, now: str) -> bool:
+    def _create_event(self, about: VolumeClaim | Pod, name: str, reason: str, message: str, now: str) -> bool:
         """Create an Event; return False where one of this name exists."""
         from kubernetes.client import ApiException
 

@@ -39,7 +39,7 @@ _Page = Callable[[], tuple[HTTPStatus, str]]
 T = TypeVar("T")
 
 
-class Counts:
+class CallCounts:
     """The counters of a driver since its start. Safe from several threads."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Counts:
         return lines
 
 
-COUNTS = Counts()
+COUNTS = CallCounts()
 """This process's."""
 
 

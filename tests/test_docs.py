@@ -16,10 +16,11 @@ from datacache.settings import Settings
 from tests.promises import marked, promise, promised
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-_PLACES = [
-    ROOT / top for top in ("datacache", "fuse_mount", "csi_driver", "dataset_cli", "tests", "benchmarks", "scripts")
-]
+PACKAGES = ("datacache", "fuse_mount", "csi_driver", "dataset_cli")
+DOCS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(f for p in PACKAGES for f in (ROOT / p).rglob("*.md"))]
+)
+_PLACES = [ROOT / top for top in (*PACKAGES, "tests", "benchmarks", "scripts")]
 """Paths in the documents are the last parts of files below these, or start at the root or beside the document."""
 
 

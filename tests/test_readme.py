@@ -1,4 +1,4 @@
-"""README.md does what it says: its commands run as they are written, one after the other, from a fresh clone.
+"""README.md and docs/COMMANDS.md do what they say: their commands run as they are written, from a fresh clone.
 
 Only the addresses of the user's own servers are filled in. What needs a cluster (docker, kubectl, helm) is not run.
 """
@@ -22,7 +22,7 @@ _CLUSTER = re.compile(r"\b(docker|kubectl|helm)\b")
 
 
 def blocks(language: str) -> list[str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/COMMANDS.md"))
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 

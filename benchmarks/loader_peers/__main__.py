@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loader_peers.plan import Loader, Plan, count, digest, payloads, total
+from benchmarks.loader_peers.plan import Loader, ReadPlan, count, digest, payloads, total
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     if what == "write":
         module.write(Path(source), Path(argument))
         return
-    plan = Plan(**json.loads(argument))
+    plan = ReadPlan(**json.loads(argument))
     loader: Loader | None = None
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:

@@ -13,7 +13,7 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.loader_peers.plan import Loader, Plan, as_list, image_files
+from benchmarks.loader_peers.plan import Loader, ReadPlan, as_list, image_files
 
 OPTIONS = "group_size:1,uncompressed"
 
@@ -39,7 +39,7 @@ class OneByOne(Dataset):
         return self._records[sample]
 
 
-def open_loader(source: str, plan: Plan) -> Loader:
+def open_loader(source: str, plan: ReadPlan) -> Loader:
     """Shuffled by PyTorch's sampler."""
     records = ArrayRecordDataSource([f"{source}/images.array_record"])
     if plan.options.get("one_by_one"):

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.loader_peers.plan import Counted, Loader, Plan, digest, image_files, total
+from benchmarks.loader_peers.plan import Counted, Loader, ReadPlan, digest, image_files, total
 from datacache.loaders.decode import decode_rgb
 
 
-def open_loader(source: str, plan: Plan) -> Loader:
+def open_loader(source: str, plan: ReadPlan) -> Loader:
     """Processes that stay; each epoch they go through their share once."""
     paths = image_files(Path(source))
     images = [path.read_bytes() for path in paths]

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from obstore.store import S3Store
 
-from benchmarks.loader_peers.plan import Counted, Loader, Plan
+from benchmarks.loader_peers.plan import Counted, Loader, ReadPlan
 
 
-def open_loader(source: str, plan: Plan) -> Loader:
+def open_loader(source: str, plan: ReadPlan) -> Loader:
     """An epoch is one batch that says how much was fetched; its order is that of the names."""
     store = S3Store(
         source,

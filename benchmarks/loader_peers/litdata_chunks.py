@@ -15,7 +15,7 @@ from pathlib import Path
 import litdata
 from litdata.streaming import downloader
 
-from benchmarks.loader_peers.plan import Loader, Plan, image_files
+from benchmarks.loader_peers.plan import Loader, ReadPlan, image_files
 
 
 def write(images: Path, target: Path) -> None:
@@ -27,7 +27,7 @@ def write(images: Path, target: Path) -> None:
     )  # fmt: skip
 
 
-def open_loader(source: str, plan: Plan) -> Loader:
+def open_loader(source: str, plan: ReadPlan) -> Loader:
     """`source`: a folder, or `s3://` with the endpoint in `AWS_ENDPOINT_URL`, copied to the plan's cache."""
     remote = {}
     if "://" in source:

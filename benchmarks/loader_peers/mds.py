@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from benchmarks.loader_peers.plan import Loader, Plan, image_files
+from benchmarks.loader_peers.plan import Loader, ReadPlan, image_files
 
 try:
     import torchvision  # noqa: F401  (needed by streaming for data sets not used here)
@@ -31,7 +31,7 @@ def images_of(samples: list[dict[str, Any]]) -> list[bytes]:
     return [sample["image"] for sample in samples]
 
 
-def open_loader(source: str, plan: Plan) -> Loader:
+def open_loader(source: str, plan: ReadPlan) -> Loader:
     """`source`: a folder, or `s3://` with the endpoint in `S3_ENDPOINT_URL`, copied to the plan's cache."""
     where = {"remote": source, "local": plan.cache} if "://" in source else {"local": source}
     dataset = StreamingDataset(**where, shuffle=True, batch_size=plan.batch_size)

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from benchmarks.loader_peers.plan import Loader, Plan, as_list
+from benchmarks.loader_peers.plan import Loader, ReadPlan, as_list
 from datacache.torch import EpochSampler, ShardDataset, SnapshotDataset, collate
 
 
-def open_loader(source: str, plan: Plan) -> Loader:
+def open_loader(source: str, plan: ReadPlan) -> Loader:
     """`source`: what the dataset takes. Options: `kind` (`shards`, `snapshot`), `packed`, `lookahead` (the order comes
     from an `EpochSampler` that publishes it; without, from PyTorch's sampler), `shuffle` (of the EpochSampler).
     """

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from benchmarks.loader_peers.plan import Loader, Plan, as_list, image_files
+from benchmarks.loader_peers.plan import Loader, ReadPlan, as_list, image_files
 
 
-class Files(Dataset):
+class PlainFiles(Dataset):
     """Files by number."""
 
     def __init__(self, folder: Path) -> None:
@@ -24,10 +24,10 @@ class Files(Dataset):
             return file.read()
 
 
-class Images(Dataset):
+class DecodedFiles(Dataset):
     """The same decoded."""
 
-    def __init__(self, files: Files, size: int) -> None:
+    def __init__(self, files: PlainFiles, size: int) -> None:
         from benchmarks.loader_peers.pixels import decoded
 
         self._files, self._size, self._decoded = files, size, decoded
@@ -39,9 +39,9 @@ class Images(Dataset):
         return self._decoded(self._files[sample], self._size)
 
 
-def open_loader(source: str, plan: Plan) -> Loader:
+def open_loader(source: str, plan: ReadPlan) -> Loader:
     """Shuffled by PyTorch's sampler."""
-    files = Files(Path(source))
-    dataset, collate = (Images(files, plan.size), default_collate) if plan.size else (files, as_list)
+    files = PlainFiles(Path(source))
+    dataset, collate = (DecodedFiles(files, plan.size), default_collate) if plan.size else (files, as_list)
     loader = DataLoader(dataset, batch_size=plan.batch_size, shuffle=True, collate_fn=collate, **plan.workers_stay())
     return lambda _number: loader

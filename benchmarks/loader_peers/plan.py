@@ -16,7 +16,7 @@ Loader = Callable[[int], Iterable[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ReadPlan:
     """How to read."""
 
     workers: int = 0

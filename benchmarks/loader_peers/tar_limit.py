@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.loader_peers.plan import Counted, Loader, Plan, image_files
+from benchmarks.loader_peers.plan import Counted, Loader, ReadPlan, image_files
 
 
 def write(images: Path, target: Path) -> None:
@@ -21,7 +21,7 @@ def write(images: Path, target: Path) -> None:
             tar.add(path, path.name)
 
 
-def open_loader(source: str, plan: Plan) -> Loader:
+def open_loader(source: str, plan: ReadPlan) -> Loader:
     """One batch an epoch, with as many samples as the tar has: `options["samples"]`."""
     buffer = bytearray(plan.options["buffer_bytes"])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import webdataset as wds
 from torch.utils.data import default_collate
 
-from benchmarks.loader_peers.plan import Loader, Plan, as_list, image_files
+from benchmarks.loader_peers.plan import Loader, ReadPlan, as_list, image_files
 
 SHARD_BYTES = 64 * 10**6
 SHUFFLE_SAMPLES = 1000
@@ -27,7 +27,7 @@ def write(images: Path, target: Path) -> None:
             writer.write({"__key__": path.stem, "jpg": path.read_bytes()})
 
 
-def open_loader(source: str, plan: Plan) -> Loader:
+def open_loader(source: str, plan: ReadPlan) -> Loader:
     """`source`: a folder of tars, or a JSON list of what to open."""
     urls = json.loads(source) if source.startswith("[") else sorted(map(str, Path(source).glob("*.tar")))
     samples = (

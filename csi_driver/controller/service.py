@@ -20,7 +20,7 @@ import grpc
 
 from csi_driver import volume_records
 from csi_driver.controller.annotations import PREFIX, Asked, BucketRules, check_pin, read_request
-from csi_driver.kube import Claim, KubeApi
+from csi_driver.kube import KubeApi, VolumeClaim
 from csi_driver.resolve import check_open, check_sources, check_subpath, find_snapshot
 from csi_driver.status import RequestError, invalid, status_of
 from csi_driver.volume_records import NO_END, VolumeRecord, check_room, room_left
@@ -259,7 +259,7 @@ class ControllerService:
             storage_class=claim.storage_class if claim is not None else "",
         )
 
-    def _claim(self, request: csi.CreateVolumeRequest, namespace: str, name: str) -> Claim | None:
+    def _claim(self, request: csi.CreateVolumeRequest, namespace: str, name: str) -> VolumeClaim | None:
         if self._api is None or not name or not namespace:
             return None
         claim = self._api.claim(namespace, name)
@@ -269,7 +269,7 @@ class ControllerService:
         return claim
 
     @contextmanager
-    def _told(self, claim: Claim | None) -> Iterator[None]:
+    def _told(self, claim: VolumeClaim | None) -> Iterator[None]:
         """Write an Event on the PVC for an error that its owner can mend."""
         try:
             yield
@@ -299,7 +299,7 @@ class ControllerService:
         return resolved, max(wanted.required_bytes, record.total_bytes)
 
     def _bucket(
-        self, asked: Asked, claim: Claim | None, namespace: str, wanted: csi.CapacityRange
+        self, asked: Asked, claim: VolumeClaim | None, namespace: str, wanted: csi.CapacityRange
     ) -> tuple[VolumeSpec, int]:
         quota_bytes = wanted.required_bytes or wanted.limit_bytes
         spec = replace(asked.spec, namespace=namespace, quota_bytes=quota_bytes)
@@ -315,7 +315,7 @@ class ControllerService:
             spec = replace(spec, credentials="secret")
         return spec, quota_bytes
 
-    def _has_secret(self, claim: Claim) -> bool:
+    def _has_secret(self, claim: VolumeClaim) -> bool:
         """Tell whether volumes of the claim's class bring a secret along."""
         assert self._api is not None
         return bool(claim.storage_class) and _NODE_SECRET in self._api.class_parameters(claim.storage_class)

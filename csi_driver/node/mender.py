@@ -22,7 +22,7 @@ from csi_driver.metrics import COUNTS
 from csi_driver.node import binds
 from csi_driver.node.mounts import Health, SharedMounts
 from csi_driver.node.preparation import Preparation
-from csi_driver.node.records import NodeVolume, Records, SharedMount, Target
+from csi_driver.node.records import NodeVolume, PublishedTarget, Records, SharedMount
 from csi_driver.status import RequestError
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError
@@ -220,7 +220,7 @@ class Mender:
             if _is_other(binds.top_at(target.path), device):
                 record = self._show_target_again(record, replace(target, mended=words, told=False))
 
-    def _show_target_again(self, record: NodeVolume, target: Target) -> NodeVolume:
+    def _show_target_again(self, record: NodeVolume, target: PublishedTarget) -> NodeVolume:
         self._mounts.bind(record, target.path, record.spec.subpath, read_only=target.read_only, noexec=target.noexec)
         _log.warning("volume %s is shown anew at %s", record.volume_id, target.path)
         record = record.with_target(target)

@@ -50,7 +50,7 @@ class SharedMount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class PublishedTarget:
     """One place where a volume is published."""
 
     path: str
@@ -79,7 +79,7 @@ class NodeVolume:
     inline: bool = False
     staging: str = ""
     """Where it is staged; '' for nowhere."""
-    targets: tuple[Target, ...] = ()
+    targets: tuple[PublishedTarget, ...] = ()
     credentials: bool = False
     """Whether it brought store credentials along."""
     pinned: bool = False
@@ -103,11 +103,11 @@ class NodeVolume:
         """Tell whether a pod has it: something is mounted where it was published."""
         return binds.any_at(target.path for target in self.targets)
 
-    def target(self, path: str) -> Target | None:
+    def target(self, path: str) -> PublishedTarget | None:
         """Return the target at a path."""
         return next((target for target in self.targets if target.path == path), None)
 
-    def with_target(self, target: Target) -> NodeVolume:
+    def with_target(self, target: PublishedTarget) -> NodeVolume:
         """Return a copy with a target added or replaced."""
         return replace(self.without_target(target.path), targets=(*self.without_target(target.path).targets, target))
 
@@ -196,7 +196,7 @@ def _read(path: Path) -> NodeVolume | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         values["mount"] = SharedMount(**_known(SharedMount, values["mount"]))
-        values["targets"] = tuple(Target(**_known(Target, target)) for target in values["targets"])
+        values["targets"] = tuple(PublishedTarget(**_known(PublishedTarget, target)) for target in values["targets"])
         return NodeVolume(**_known(NodeVolume, values))
     except FileNotFoundError:
         return None

@@ -24,7 +24,7 @@ from csi_driver.node import binds
 from csi_driver.node.mender import Mender
 from csi_driver.node.mounts import SharedMounts, SilentMountError
 from csi_driver.node.preparation import NotYetError, Preparation, shared_mount
-from csi_driver.node.records import NodeVolume, Records, SharedMount, Target
+from csi_driver.node.records import NodeVolume, PublishedTarget, Records, SharedMount
 from csi_driver.node.store_secrets import StoreSecrets
 from csi_driver.status import RequestError, invalid
 from csi_driver.volumes import (
@@ -158,7 +158,9 @@ class NodeService:
         options = mount_options(request.volume_capability, spec)
         read_only = request.readonly or options.read_only or spec.read_only
         pod = {name: request.volume_context.get(key, "") for name, key in POD_NAMES.items()}
-        target = Target(path=path, read_only=read_only, noexec=options.noexec, pod=pod if all(pod.values()) else {})
+        target = PublishedTarget(
+            path=path, read_only=read_only, noexec=options.noexec, pod=pod if all(pod.values()) else {}
+        )
         namespace = request.volume_context.get(POD_NAMESPACE, "")
         if inline and spec.pin:
             check_pin(self._settings, namespace)
@@ -186,7 +188,7 @@ class NodeService:
     def _publish_inline(
         self,
         request: csi.NodePublishVolumeRequest,
-        target: Target,
+        target: PublishedTarget,
         options: MountOptions,
         before: NodeVolume | None,
         context: Any,
@@ -240,7 +242,7 @@ class NodeService:
                     self.preparation.release(record)
         return csi.NodeUnpublishVolumeResponse()
 
-    def _check_target(self, record: NodeVolume, target: Target, *, single: bool) -> None:
+    def _check_target(self, record: NodeVolume, target: PublishedTarget, *, single: bool) -> None:
         known = record.target(target.path)
         if known is not None and (known.read_only, known.noexec) != (target.read_only, target.noexec):
             raise RequestError(
@@ -253,7 +255,7 @@ class NodeService:
         if single and used is not None:
             raise _precondition(f"volume {record.volume_id!r} is for a single pod, and published at {used} already")
 
-    def _show(self, record: NodeVolume, target: Target, *, known: Target | None) -> None:
+    def _show(self, record: NodeVolume, target: PublishedTarget, *, known: PublishedTarget | None) -> None:
         """Bind at a target, also over this volume's own bind, whose pod may be running. `known` is the target as
         recorded before this call."""
         there = binds.top_at(target.path)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from csi_driver import server as driver_server
-from csi_driver.metrics import COUNTS, Counts, MetricsServer, NodeMetrics, serve_metrics
+from csi_driver.metrics import COUNTS, CallCounts, MetricsServer, NodeMetrics, serve_metrics
 from csi_driver.node.records import NodeVolume, Records, SharedMount
 from csi_driver.wire import csi_pb2 as csi
 from datacache import connect, create_snapshot, open_snapshot
@@ -194,7 +194,7 @@ def test_the_port_is_free_again_afterwards() -> None:
 
 
 def test_calls_are_counted_by_method_and_code() -> None:
-    counts = Counts()
+    counts = CallCounts()
     for code in ("OK", "OK", "ABORTED"):
         counts.call("NodeStageVolume", code)
     counts.mended()

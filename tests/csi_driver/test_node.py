@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fuse_mount
-from csi_driver.node.records import NodeVolume, SharedMount, Target
+from csi_driver.node.records import NodeVolume, PublishedTarget, SharedMount
 from csi_driver.node.service import NodeService
 from csi_driver.volumes import MountOptions
 from csi_driver.wire import csi_pb2 as csi
@@ -385,7 +385,7 @@ def test_a_mount_that_answers_with_an_error_is_said_to(
     subprocess.run(["mount", "-t", "tmpfs", "volume", str(target)], check=True)
     mount = SharedMount(source="mask@0123", bucket=False)
     record = NodeVolume(volume_id="v", context={"dataset": mount.source}, mount=mount, mode=3)
-    service.records.put(record.with_target(Target(path=str(target), read_only=True)))
+    service.records.put(record.with_target(PublishedTarget(path=str(target), read_only=True)))
 
     def fail(_path: str) -> os.statvfs_result:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from csi_driver.node.records import NodeVolume, Records, SharedMount, Target
+from csi_driver.node.records import NodeVolume, PublishedTarget, Records, SharedMount
 
 
 def _record() -> NodeVolume:
@@ -16,7 +16,7 @@ def _record() -> NodeVolume:
 
 def test_a_record_of_a_newer_driver_can_be_read(tmp_path: Path) -> None:
     records = Records(tmp_path)
-    record = replace(_record(), targets=(Target(path="/target", read_only=True),))
+    record = replace(_record(), targets=(PublishedTarget(path="/target", read_only=True),))
     records.put(record)
     (path,) = (tmp_path / "volumes").glob("*.json")
     values = json.loads(path.read_text())
