@@ -16,7 +16,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import Table, Workspace, parser, ratio, timed
+from benchmarks.harness import ResultTable, Workspace, parser, ratio, timed
 from datacache.settings import load_settings
 from datacache.store.open import open_bucket_backend
 
@@ -148,12 +148,12 @@ def main() -> None:
             else:
                 each(pool, put, [f"listed/{number:07}" for number in range(args.keys)])
             put("first")
-        table = Table(f"a fresh process's first HEAD ({args.server})", "", "seconds", "MB")
+        table = ResultTable(f"a fresh process's first HEAD ({args.server})", "", "seconds", "MB")
         for name, code in FIRST.items():
             found = [first_client(server, code) for _ in range(args.rounds)]
             table.row(name, median(s for s, _ in found), median(m for _, m in found))
         table.print()
-        table = Table(
+        table = ResultTable(
             f"a listing of {args.keys:,} keys ({args.server})", "", "seconds", "keys/s", "/ own", "CPU µs/key"
         )
         listings = {OWN: partial(list_by_own, bucket), BOTO: partial(list_by_boto3, client)}
@@ -171,7 +171,7 @@ def main() -> None:
         ways = {OWN: own_operations(bucket, data), BOTO: boto3_operations(client, data)}
         for threads in args.threads:
             title = f"{args.requests:,} times, {threads} at a time ({args.server})"
-            table = Table(title, "", "our own /s", "boto3 /s", "CPU µs ours", "CPU µs boto3")
+            table = ResultTable(title, "", "our own /s", "boto3 /s", "CPU µs ours", "CPU µs boto3")
             with ThreadPoolExecutor(threads) as pool:
                 keys = [f"k{number}" for number in range(args.requests)]
                 each(pool, ways[OWN]["PUT 1 KiB"], keys)
