@@ -29,6 +29,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from datacache.core import ipc
 from datacache.core.errors import DatacacheError
 from fuse_mount.bucket.config import BucketConfig
 from fuse_mount.lifecycle import mounting, process
@@ -72,7 +73,7 @@ def main() -> int:
         return _run(arguments)
     except DatacacheError as exc:
         logging.getLogger("fuse_mount").error("%s", exc)
-        _say(arguments.ready_fd, process.word_of(exc))
+        _say(arguments.ready_fd, ipc.error_answer(exc))
         return 1
     except Exception as exc:
         logging.getLogger("fuse_mount").exception("the mount process failed")

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from datacache.core import ipc as unix_sockets
-from datacache.core import lockfile
+from datacache.core import ipc, lockfile
 from datacache.core.concurrency import PerProcess
 from datacache.core.disk import open_private, replace_file
 from datacache.core.errors import (
@@ -101,7 +100,7 @@ class _Connection(http.client.HTTPConnection):
         """True if the daemon was told over it how this process reaches stores."""
 
     def connect(self) -> None:
-        plain = unix_sockets.connect(self._path, timeout_s=_CONNECT_TIMEOUT_S)
+        plain = ipc.connect(self._path, timeout_s=_CONNECT_TIMEOUT_S)
         connected = _Socket(fileno=plain.detach())
         connected.settimeout(None)
         connected.watch = self._watch

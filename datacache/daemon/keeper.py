@@ -23,8 +23,6 @@ Messages on `<home>/run/keeper.sock` (mode 0600) are JSON lines, each answered b
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
 import select
@@ -38,10 +36,9 @@ from pathlib import Path
 from typing import Any
 
 from datacache.core import breaker as pauses
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.core.disk import open_private
 from datacache.core.errors import CacheError
-from datacache.core.ipc import parse_object
 from datacache.daemon import paths
 
 _GRACE_S = 0.3
@@ -70,7 +67,7 @@ class _Client:
     """A connection, and what it owns."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.lines = unix_sockets.Lines(connection, most_bytes=_MAX_MESSAGE_BYTES, most_fds=_MAX_DESCRIPTORS)
+        self.lines = ipc.Lines(connection, most_bytes=_MAX_MESSAGE_BYTES, most_fds=_MAX_DESCRIPTORS)
         self.keys: set[str] = set()
         """The keys of what it owns."""
 
@@ -103,12 +100,10 @@ def is_connected(fd: int) -> bool:
 def keeper_answers(home: Path, timeout_s: float) -> bool:
     """Ask the keeper of a home whether it is there: its daemon lives, and may be opening its tiers still."""
     try:
-        with unix_sockets.connect(paths.keeper_socket_path(home), timeout_s=timeout_s) as connection:
-            connection.settimeout(timeout_s)
-            connection.sendall(b'{"op": "list"}\n')
-            return bool(connection.recv(1))
-    except OSError:
+        ipc.ask(paths.keeper_socket_path(home), {"op": "list"}, timeout_s=timeout_s)
+    except (OSError, ValueError):
         return False
+    return True
 
 
 class Keeper:
@@ -128,7 +123,7 @@ class Keeper:
         path = paths.keeper_socket_path(self._home)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._listener = unix_sockets.listen(path, backlog=128)
+            self._listener = ipc.listen(path, backlog=128)
         except OSError as exc:
             raise CacheError(f"the keeper's socket cannot be made: {exc.strerror}") from exc
         self._listener.setblocking(False)
@@ -202,15 +197,10 @@ class Keeper:
             return
         for line in lines:
             try:
-                answer, fd = self._answer(client, parse_object(line))
+                answer, fd = self._answer(client, ipc.parse_object(line))
             except (ValueError, KeyError, TypeError, AttributeError) as exc:
                 answer, fd = {"error": f"bad request: {exc!r}"}, None
-            try:
-                data = json.dumps(answer).encode() + b"\n"
-                sent = socket.send_fds(client.lines.connection, [data], [] if fd is None else [fd])
-            except OSError:
-                sent = 0
-            if sent < len(data):  # gone, or it does not read what it asked for
+            if not client.lines.send(answer, [] if fd is None else [fd]):
                 self._lose(client)
                 return
 
@@ -246,8 +236,7 @@ class Keeper:
                 since=time.monotonic(),
             )
         except BaseException:
-            for fd in fds:
-                os.close(fd)
+            ipc.close_all(fds)
             raise
         if _is_gone(new):
             _close(new)
@@ -358,9 +347,7 @@ def _name(kept: _Kept) -> str:
 
 
 def _close(kept: _Kept) -> None:
-    for fd in kept.fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)
+    ipc.close_all(kept.fds)
 
 
 def _is_gone(kept: _Kept) -> bool:

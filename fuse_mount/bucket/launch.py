@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,14 @@ from datacache.settings import Settings, load_settings
 from fuse_mount.bucket import session as bucket_session
 from fuse_mount.bucket.check import check_pyfuse3
 from fuse_mount.bucket.config import ACKS, BucketConfig, BucketFiles, BucketInfo, normal_url, read_bucket_state
-from fuse_mount.bucket.control import NoAnswerError, ask, follow
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
-from fuse_mount.lifecycle.state import MOUNT_TYPE
+from fuse_mount.lifecycle.state import MOUNT_TYPE, SILENCE_S, NoAnswerError, Progress
 
 _GONE_TIMEOUT_S = 30.0
 _RESTART_S = 60.0
 """How long a flush waits for the next server."""
 _ASK_AGAIN_S = 0.1
-
-Progress = Callable[[dict[str, Any]], None]
 
 
 def mount_bucket(
@@ -155,7 +151,7 @@ def bucket_status(info: BucketInfo) -> dict[str, Any]:
     if info.problem:
         raise MountError(f"the mount is dead: {info.problem}", hint=again)
     try:
-        answer: dict[str, Any] = ask(_files(info), {"op": "status"})
+        answer: dict[str, Any] = _files(info).ask({"op": "status"})
     except MountError as exc:
         if process.serves(info.pid, info.mountpoint):
             raise
@@ -173,7 +169,7 @@ def set_quota(info: BucketInfo, quota_bytes: int) -> None:
     deadline = time.monotonic() + _RESTART_S
     while True:
         try:
-            ask(_files(info), request)
+            _files(info).ask(request)
             return
         except NoAnswerError:
             if info.problem or not process.serves(info.supervisor, info.mountpoint) or time.monotonic() > deadline:
@@ -183,7 +179,7 @@ def set_quota(info: BucketInfo, quota_bytes: int) -> None:
 
 def forget_lost(info: BucketInfo) -> list[dict[str, Any]]:
     """Have a mount tell no longer what was lost of what was written to it: what that is, as in its status."""
-    found: list[dict[str, Any]] = ask(_files(info), {"op": "forget-lost"})
+    found: list[dict[str, Any]] = _files(info).ask({"op": "forget-lost"})
     return found
 
 
@@ -221,7 +217,7 @@ def flush_mount(info: BucketInfo, *, timeout_s: float | None, progress: Progress
     while True:
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         try:
-            left: dict[str, Any] = follow(_files(info), {"op": "flush", "timeout_s": left_s}, progress)
+            left: dict[str, Any] = _files(info).ask({"op": "flush", "timeout_s": left_s}, progress, timeout_s=SILENCE_S)
             return left
         except NoAnswerError:
             now = time.monotonic()
@@ -245,7 +241,7 @@ def stop_server(info: BucketInfo, *, flush_s: float, lazy: bool, progress: Progr
     watched = process.watch(info.pid)
     try:
         request = {"op": "stop", "flush_s": flush_s, "lazy": lazy}
-        left: dict[str, Any] = follow(_files(info), request, progress or _ignore)
+        left: dict[str, Any] = _files(info).ask(request, progress, timeout_s=SILENCE_S)
         if watched is not None and not lazy:
             process.readable(watched, _GONE_TIMEOUT_S)
     finally:
@@ -292,7 +288,3 @@ def _checked_quota(quota_bytes: int) -> int:
 
 def _files(info: BucketInfo) -> BucketFiles:
     return BucketFiles(info.config.home, info.mountpoint)
-
-
-def _ignore(_status: dict[str, Any]) -> None:
-    pass

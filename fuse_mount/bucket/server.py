@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datacache.core import ipc
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError, MountError
 from datacache.settings import load_settings
@@ -44,16 +45,15 @@ from fuse_mount.bucket.check import (
     written_before,
 )
 from fuse_mount.bucket.config import BucketConfig, BucketFiles, BucketInfo, normal_url
-from fuse_mount.bucket.control import ControlServer, Send
 from fuse_mount.bucket.metrics import render_metrics
 from fuse_mount.errno_map import Failure, FailureLog, with_failure
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
-from fuse_mount.lifecycle.control import Request
 
 if TYPE_CHECKING:
     from datacache.writeback.live import LiveBucket
 
+_MOST_CALLERS = 256
 _PROGRESS_EVERY_S = 0.2
 _SERVED_TIMEOUT_S = 2.0
 """How long a lazy unmount waits for who has files open before the server ends anyway."""
@@ -135,10 +135,7 @@ class BucketServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self._signals.put(number))
         self._files.make_folder()
-        handlers = {"status": self._status, "metrics": self._metrics, "flush": self._flush, "stop": self._stop}
-        control = ControlServer(
-            self._files.listen(), handlers | {"quota": self._quota, "forget-lost": self._forget_lost}
-        )
+        control = ipc.Server(self._files.listen(), self._answer, most=_MOST_CALLERS, name="control")
         threading.Thread(target=self._say_ready, args=(report,), name="ready", daemon=True).start()
         threading.Thread(target=self._obey_signals, name="signals", daemon=True).start()
         threading.Thread(target=self._stay_supervised, name="supervisor", daemon=True).start()
@@ -302,14 +299,28 @@ class BucketServer:
 
     # --- what the control socket is asked ---------------------------------------------------------------------
 
-    def _status(self, _request: Request, _send: Send) -> dict[str, Any]:
+    def _answer(self, request: ipc.Message, send: ipc.Send) -> Any:
+        handlers: dict[str, ipc.Handler] = {
+            "status": self._status,
+            "metrics": self._metrics,
+            "flush": self._flush,
+            "stop": self._stop,
+            "quota": self._quota,
+            "forget-lost": self._forget_lost,
+        }
+        handler = handlers.get(str(request.get("op")))
+        if handler is None:
+            raise MountError(f"unknown operation {request.get('op')!r}")
+        return handler(request, send)
+
+    def _status(self, _request: ipc.Message, _send: ipc.Send) -> dict[str, Any]:
         errors = [failure.to_dict() for failure in self._failures]
         return self._info.to_dict() | {"live": self._live.status(), "errors": errors}
 
-    def _metrics(self, _request: Request, _send: Send) -> str:
+    def _metrics(self, _request: ipc.Message, _send: ipc.Send) -> str:
         return render_metrics([(self._info, self._live.status())], self._config.home)
 
-    def _quota(self, request: Request, _send: Send) -> dict[str, Any]:
+    def _quota(self, request: ipc.Message, _send: ipc.Send) -> dict[str, Any]:
         """Set another quota, kept in the staging area for the next server, and in the state for whoever mounts anew."""
         quota_bytes = int(request["quota_bytes"])
         try:
@@ -323,14 +334,14 @@ class BucketServer:
         _log.info("%s: the quota is %d bytes now", self._config.mountpoint, quota_bytes)
         return self._live.status()
 
-    def _forget_lost(self, _request: Request, _send: Send) -> list[dict[str, Any]]:
+    def _forget_lost(self, _request: ipc.Message, _send: ipc.Send) -> list[dict[str, Any]]:
         """Forget what was lost: somebody has seen it."""
         try:
             return [loss._asdict() for loss in self._live.engine.losses.forget()]
         except OSError as exc:
             raise MountError(f"the note stays on the disk: {exc.strerror}", hint="See to the staging area.") from exc
 
-    def _flush(self, request: Request, send: Send) -> dict[str, Any]:
+    def _flush(self, request: ipc.Message, send: ipc.Send) -> dict[str, Any]:
         """Flush, and send where things are until it is done. A caller that goes away ends it."""
         done, gone, failed = threading.Event(), threading.Event(), queue.SimpleQueue[BaseException]()
 
@@ -365,7 +376,7 @@ class BucketServer:
             raise failed.get()
         return left_of(self._live.status())
 
-    def _stop(self, request: Request, send: Send) -> dict[str, Any]:
+    def _stop(self, request: ipc.Message, send: ipc.Send) -> dict[str, Any]:
         """Unmount, and say what is left when all is over; a lazy unmount says it at once."""
         self._final_flush_s = float(request.get("flush_s", self._config.stop_flush_s))
         lazy = bool(request.get("lazy"))

@@ -27,23 +27,20 @@ import logging
 import os
 import select
 import signal
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError, MountError
 from datacache.daemon import paths
 from datacache.settings import Settings
 from fuse_mount.bucket.config import BucketFiles, BucketInfo, read_bucket_state
-from fuse_mount.bucket.control import follow
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import mounting, process
-from fuse_mount.lifecycle.control import Request, receive, reply
-from fuse_mount.lifecycle.state import MOUNT_TYPE, MountConfig, MountFiles, MountInfo, read_state
+from fuse_mount.lifecycle.state import MOUNT_TYPE, SILENCE_S, MountConfig, MountFiles, MountInfo, read_state
 
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _LOOK_EVERY_S = 2.0
@@ -75,13 +72,12 @@ class MountHost:
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)  # of one that was killed
         self.path = settings.mount_host or paths.mount_host_path(settings.home)
-        self._listener = listen(self.path)
-        self._inode = os.stat(self.path).st_ino
+        self._server: ipc.Server
+        self._listen()
         self._started = time.monotonic()
         self._generation = f"{os.getpid()} {process.born(os.getpid())}"
         """Its pools are its own: the next host's take over from them."""
         self._ending = threading.Event()
-        self._room = threading.Semaphore(_MOST_CALLERS)
         self._failures: dict[str, tuple[int, float]] = {}
         """By mount point of what could not be taken over: how often, and when to try again."""
 
@@ -94,7 +90,6 @@ class MountHost:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _note_signal)
-        self._start_accepting()
         threading.Thread(target=self._look_after, name="look-after", daemon=True).start()
         _log.info("starting mounts of %s on request at %s", self._settings.home, self.path)
         while not self._ending.is_set():
@@ -115,57 +110,34 @@ class MountHost:
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def _start_accepting(self) -> None:
-        threading.Thread(target=self._accept, args=(self._listener,), name="accept", daemon=True).start()
-
-    def _accept(self, listener: socket.socket) -> None:
-        while listener is self._listener and not self._ending.is_set():
-            self._room.acquire()
-            try:
-                connection, _ = listener.accept()
-                threading.Thread(target=self._talk, args=(connection,), name="client", daemon=True).start()
-            except (OSError, RuntimeError) as exc:  # RuntimeError: no more threads
-                self._room.release()
-                if listener is self._listener and not self._ending.wait(_LEAVE_RETRY_S):
-                    _log.warning("the socket: %s", exc)
-
-    def _talk(self, connection: socket.socket) -> None:
+    def _listen(self) -> None:
+        """Listen in the place of whoever did. Raises `MountError`."""
         try:
-            with connection:
-                request, _ = receive(connection)
-                reply(connection, self._answer(request))
-        except (OSError, ValueError) as exc:
-            _log.info("a caller went away: %s", exc)
-        finally:
-            self._room.release()
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            listener = ipc.listen(self.path, backlog=64)
+            self._inode = os.stat(self.path).st_ino
+        except OSError as exc:
+            raise MountError(f"{self.path} cannot be listened at: {exc.strerror}") from exc
+        self._server = ipc.Server(listener, self._answer, most=_MOST_CALLERS, name="mount host")
 
-    def _answer(self, request: Request) -> Request:
-        try:
-            if request.get("op") == "ping":
-                return {"ok": {"pid": os.getpid(), "home": str(self._settings.home)}}
-            if request.get("op") != "start":
-                return {"error": f"unknown operation {request.get('op')!r}", "hint": ""}
-            variables = {str(name): str(value) for name, value in request["variables"].items()}
-            if variables.get("DATACACHE_HOME", str(self._settings.home)) != str(self._settings.home):
-                return {
-                    "error": f"the mount host serves {self._settings.home}, not {variables['DATACACHE_HOME']}",
-                    "hint": "",
-                }
-            arguments = [str(word) for word in request["arguments"]]
-            return {"ok": self._start(arguments, str(request["mountpoint"]), variables)}
-        except DatacacheError as exc:
-            return process.word_of(exc)
-        except Exception as exc:  # noqa: BLE001 - the caller is told
-            _log.exception("a mount could not be started")
-            return {"error": f"the mount host failed: {exc!r}", "hint": ""}
+    def _answer(self, request: ipc.Message, _send: ipc.Send) -> ipc.Message:
+        if request.get("op") == "ping":
+            return {"pid": os.getpid(), "home": str(self._settings.home)}
+        if request.get("op") != "start":
+            raise MountError(f"unknown operation {request.get('op')!r}")
+        variables = {str(name): str(value) for name, value in request["variables"].items()}
+        if variables.get("DATACACHE_HOME", str(self._settings.home)) != str(self._settings.home):
+            raise MountError(f"the mount host serves {self._settings.home}, not {variables['DATACACHE_HOME']}")
+        arguments = [str(word) for word in request["arguments"]]
+        return self._start(arguments, str(request["mountpoint"]), variables)
 
-    def _start(self, arguments: list[str], mountpoint: str, variables: dict[str, str]) -> Request:
+    def _start(self, arguments: list[str], mountpoint: str, variables: dict[str, str]) -> ipc.Message:
         if self._ending.is_set():
             raise MountError("the mount host is ending", hint="Try again: another one starts.")
         variables = variables | {"DATACACHE_MOUNT_HOST": str(self.path)}
         if arguments[0] not in ("--config", "--takeover"):
             files = MountFiles(self._settings.home, mountpoint)
-            started: Request = process.start([*arguments, "--hosted"], files, variables, foreground=False)
+            started: ipc.Message = process.start([*arguments, "--hosted"], files, variables, foreground=False)
             return started
         environment = process.environment(variables)
         if arguments[0] == "--config":
@@ -224,24 +196,21 @@ class MountHost:
 
     def _somebody_listens(self) -> bool:
         try:
-            connection = unix_sockets.connect(self.path, timeout_s=_CALL_TIMEOUT_S)
+            connection = ipc.connect(self.path, timeout_s=_CALL_TIMEOUT_S)
         except TimeoutError:  # so many wait to be let in
             return True
         except OSError:
             return False
         with connection, contextlib.suppress(OSError, ValueError):
-            reply(connection, {"op": "ping"})  # to part in peace; that it could be called is enough
-            receive(connection)
+            ipc.send(connection, {"op": "ping"})  # to part in peace; that it could be called is enough
+            ipc.receive(connection)
         return True
 
     def _listen_again(self) -> None:
         _log.warning("the newer host is gone: this one has the socket again")
-        old, self._listener = self._listener, listen(self.path)
-        self._inode = os.stat(self.path).st_ino
-        with contextlib.suppress(OSError):
-            old.shutdown(socket.SHUT_RDWR)  # ends its thread's wait
+        old = self._server
+        self._listen()
         old.close()
-        self._start_accepting()
 
     def _is_newest(self) -> bool:
         try:
@@ -299,7 +268,7 @@ class MountHost:
             self.path.unlink(missing_ok=True)
         else:
             self._wait_for_newer(time.monotonic() + _NEWER_TIMEOUT_S)
-        self._listener.close()
+        self._server.close()
         mine = [info for info in self._snapshots() if _is_below(info)]
         buckets = [info for info in self._buckets() if _is_mine(info.supervisor, info.mountpoint)]
         if not mine and not buckets:
@@ -324,35 +293,23 @@ class MountHost:
         return [info for path in found if (info := read_bucket_state(path)) is not None]
 
 
-def listen(path: Path) -> socket.socket:
-    """Listen in the place of whoever did. Raises `MountError`."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return unix_sockets.listen(path, backlog=64)
-    except OSError as exc:
-        raise MountError(f"{path} cannot be listened at: {exc.strerror}") from exc
-
-
 def _leave_snapshot(info: MountInfo, deadline: float) -> None:
     """End a supervisor without unmounting, once the keeper holds the descriptor."""
-    files = MountFiles(info.config.home, info.mountpoint)
+    files, problem = MountFiles(info.config.home, info.mountpoint), "there was no time left"
     watched = process.watch(info.pid)
     if watched is None:
         return
     try:
         while time.monotonic() < deadline:
             try:
-                with files.connect() as connection:
-                    reply(connection, {"op": "leave"})
-                    answer, _ = receive(connection)
-            except (OSError, ValueError):
-                answer = {"error": "its supervisor does not answer"}
-            if "ok" in answer:
+                files.ask({"op": "leave"})
                 process.readable(watched, max(deadline - time.monotonic(), 0.0))
                 return
+            except MountError as exc:
+                problem = exc.message
             if process.readable(watched, _LEAVE_RETRY_S):
                 return
-        _log.error("%s goes with this process: %s", info.mountpoint, answer["error"])
+        _log.error("%s goes with this process: %s", info.mountpoint, problem)
     finally:
         os.close(watched)
 
@@ -363,7 +320,7 @@ def _leave_bucket(info: BucketInfo, deadline: float) -> None:
     """
     timeout_s = max(min(info.config.stop_flush_s, deadline - time.monotonic() - 2.0), 0.0)
     try:
-        follow(BucketFiles(info.config.home, info.mountpoint), {"op": "flush", "timeout_s": timeout_s}, lambda _: None)
+        BucketFiles(info.config.home, info.mountpoint).ask({"op": "flush", "timeout_s": timeout_s}, timeout_s=SILENCE_S)
     except DatacacheError as exc:
         _log.warning("%s is left with files that are not uploaded yet: %s", info.mountpoint, exc)
     for pid in (info.supervisor, info.pid):  # in this order: no other server is to be started here

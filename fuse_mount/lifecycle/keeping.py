@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.daemon import paths
-from fuse_mount.lifecycle.control import Request, receive, reply
 from fuse_mount.lifecycle.process import environment
 from fuse_mount.lifecycle.state import FilesOfMount
 
@@ -130,7 +129,7 @@ class KeeperLine:
 
     def _connect(self) -> None:
         self._heard, self._unsent = b"", json.dumps(self._hello | {"descriptors": len(self._fds)}).encode() + b"\n"
-        connection = unix_sockets.connect(paths.keeper_socket_path(self._home), timeout_s=0.0)
+        connection = ipc.connect(paths.keeper_socket_path(self._home), timeout_s=0.0)
         try:
             sent = socket.send_fds(connection, [self._unsent], self._fds)
         except OSError:
@@ -188,7 +187,5 @@ def known(home: str | Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _ask(home: str | Path, request: Request) -> tuple[Request, list[int]]:
-    with unix_sockets.connect(paths.keeper_socket_path(Path(home)), timeout_s=_ANSWER_TIMEOUT_S) as connection:
-        reply(connection, request)
-        return receive(connection, timeout_s=_ANSWER_TIMEOUT_S, most_fds=1)
+def _ask(home: str | Path, request: ipc.Message) -> tuple[ipc.Message, list[int]]:
+    return ipc.ask(paths.keeper_socket_path(Path(home)), request, timeout_s=_ANSWER_TIMEOUT_S, most_fds=1)

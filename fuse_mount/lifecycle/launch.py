@@ -24,7 +24,6 @@ from fuse_mount.bucket.config import BucketFiles, BucketInfo
 from fuse_mount.bucket.session import is_dead
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import keeping, mounting, process
-from fuse_mount.lifecycle.control import receive, reply
 from fuse_mount.lifecycle.state import (
     DEFAULT_OPENER,
     MOUNT_TYPE,
@@ -257,16 +256,7 @@ def stop(mountpoint: str | Path, settings: Settings, *, lazy: bool = False) -> N
 
 
 def _ask(mountpoint: str | Path, settings: Settings, message: dict[str, Any]) -> Any:
-    target = session.resolved(mountpoint)
-    try:
-        with MountFiles(settings.home, target).connect() as connection:
-            reply(connection, message)
-            answer, _ = receive(connection)
-    except OSError as exc:
-        raise MountError(f"no supervisor answers for {target}: {exc.strerror or exc}") from exc
-    if "error" in answer:
-        raise MountError(answer["error"], hint=answer.get("hint", ""))
-    return answer["ok"]
+    return MountFiles(settings.home, session.resolved(mountpoint)).ask(message)
 
 
 def _mount(config: MountConfig, settings: Settings, *, foreground: bool) -> MountInfo:

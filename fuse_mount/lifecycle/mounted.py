@@ -15,17 +15,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from datacache.core import ipc
 from datacache.core.boot import boot_id
 from datacache.core.errors import MountError
 from datacache.daemon.keeper import is_connected
 from fuse_mount.errno_map import Failure, with_failure
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
-from fuse_mount.lifecycle.callers import Callers
-from fuse_mount.lifecycle.control import Request, reply
 from fuse_mount.lifecycle.keeping import KeeperLine
 from fuse_mount.lifecycle.state import MountConfig, MountFiles, MountInfo
 
+_MOST_CALLERS = 32
+"""Connections on the control socket that have not sent a whole request yet."""
+_MOST_REQUEST_BYTES = 2**16
 _NOTE_EVERY_S = 1.0
 """The least time between two writes of the state because of readers' errors."""
 
@@ -77,7 +79,7 @@ class Mounted:
         self.unmounts: list[tuple[session.Unmounting, socket.socket | None]] = []
         """Asked for and not done yet, by a signal or over a connection, which is answered."""
         self._facts = facts
-        self._callers: Callers | None = None
+        self._callers: ipc.Callers | None = None
         self._line: KeeperLine | None = None
         self._device = 0
         self._started_at = time.time()
@@ -110,7 +112,7 @@ class Mounted:
         for queue in self.queues:
             queue.fd, queue.own_queue = self.make_queue()
         self.files.make_folder()
-        self._callers = Callers(self.files.listen())
+        self._callers = ipc.Callers(self.files.listen(), most=_MOST_CALLERS, most_bytes=_MOST_REQUEST_BYTES)
         self._serving_since = time.time()
         arguments = ["--takeover", config.mountpoint, "--only-if-dead", "--pool", self._facts.pool]
         note = {"mountpoint": config.mountpoint, "ref": config.ref, "device": self._device}
@@ -222,7 +224,7 @@ class Mounted:
     def _unmount(self) -> None:
         for asked in list(self.unmounts):
             unmounting, connection = asked
-            answer: Request = {"ok": None}
+            answer: ipc.Message = {"ok": None}
             try:
                 if not self.ended and not unmounting.step():  # somebody else may be quicker
                     continue
@@ -233,28 +235,28 @@ class Mounted:
             self.unmounts.remove(asked)
             if connection is not None:
                 with connection, contextlib.suppress(OSError):  # it went away
-                    reply(connection, answer)
+                    ipc.send(connection, answer)
 
-    def _answer(self, connection: socket.socket, message: Request) -> None:
+    def _answer(self, connection: socket.socket, message: ipc.Message) -> None:
         operation = message.get("op")
         if operation == "status":
-            reply(connection, {"ok": self.info().to_dict()})
+            ipc.send(connection, {"ok": self.info().to_dict()})
         elif operation == "takeover":
-            reply(connection, {"ok": self.info().to_dict()}, [self.main])
+            ipc.send(connection, {"ok": self.info().to_dict()}, [self.main])
         elif operation == "finish":
             self.handed_over = True
-            reply(connection, {"ok": None})
+            ipc.send(connection, {"ok": None})
         elif operation == "leave":
             if self._line is None or not self._line.kept:
-                reply(connection, {"error": "nobody else keeps the descriptor", "hint": ""})
+                ipc.send(connection, {"error": "nobody else keeps the descriptor", "hint": ""})
                 return
-            reply(connection, {"ok": None})
+            ipc.send(connection, {"ok": None})
             self.handed_over = True
         elif operation == "stop":
             unmounting = session.Unmounting(self.config.mountpoint, lazy=bool(message.get("lazy")))
             self.unmounts.append((unmounting, connection.dup()))
         else:
-            reply(connection, {"error": f"unknown operation {operation!r}"})
+            ipc.send(connection, {"error": f"unknown operation {operation!r}"})
 
     # --- state ----------------------------------------------------------------------------------------------------
 

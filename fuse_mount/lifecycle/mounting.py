@@ -7,7 +7,8 @@ supervisor (`supervisor`) only gets a descriptor with the words for what to serv
 **Hand-over** (an upgrade): the new supervisor gets the descriptor (SCM_RIGHTS) from the one that serves, opens the
 snapshot, serves, and only then is the old one told to finish: its workers answer all they had read.
 
-**A pool that was killed**: whoever comes first takes the mount it came for over, and then all others of that pool.
+**A pool that was killed**: its workers still hold the descriptor, or else the keeper does. Whoever comes first takes
+the mount it came for over, and then all others of that pool.
 
 Several processes may try to take over one mount: `MountFiles.locked` lets one at a time. Any thread may call.
 """
@@ -25,15 +26,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from datacache.core import ipc
 from datacache.core.errors import MountError
+from datacache.daemon.keeper import is_connected
 from fuse_mount.kernel import session
-from fuse_mount.lifecycle import orphans, process
-from fuse_mount.lifecycle.control import close_all, receive, reply
-from fuse_mount.lifecycle.pool import Pool, Talk, pool_id
+from fuse_mount.lifecycle import keeping, process
+from fuse_mount.lifecycle.pool import Pool, Talk, pool_id, worker_socket
 from fuse_mount.lifecycle.state import MountConfig, MountFiles, MountInfo, read_state
 
 _READY_TIMEOUT_S = 90.0
 _SERVE_TIMEOUT_S = 30.0
+_ORPHAN_TIMEOUT_S = 5.0
 _AT_A_TIME = 4
 
 _log = logging.getLogger("fuse_mount")
@@ -126,7 +129,7 @@ def take_over(
         known = found[1] if found is not None else files.read()
         if known is None:
             raise MountError(f"no mount of this home is known at {mountpoint}")
-        fd = found[0] if found is not None else orphans.adopt(known, files, home)
+        fd = found[0] if found is not None else _adopted(known, files, home)
         try:
             pool = Pool(home, id or pool_id(known.config, environment, generation))
             with contextlib.closing(pool.join(environment, workers=known.config.workers, unless=known.pid)) as talk:
@@ -135,7 +138,7 @@ def take_over(
                 old = _supervisor_of(files) if found is not None else None
                 info = _served(talk, known.config, fd, known)
             if old is None or not _told_to_finish(old):
-                orphans.stop(known, home)
+                _stop_orphans(known, home)
             if known.config.resend:
                 session.resend(fd)  # what the old ones will not finish
             os.set_blocking(fd, True)
@@ -184,22 +187,60 @@ def _asked_for(old: socket.socket) -> tuple[int, MountInfo] | None:
     """Descriptor and state from the supervisor that serves; None if it ends meanwhile, or stands still."""
     try:
         with old:
-            reply(old, {"op": "takeover"})
-            answer, fds = receive(old, most_fds=1)
+            ipc.send(old, {"op": "takeover"})
+            answer, fds = ipc.receive(old, most_fds=1)
     except (OSError, ValueError):
         return None
     try:
         return fds[0], MountInfo.from_dict(answer["ok"])
     except (IndexError, KeyError, TypeError) as exc:
-        close_all(fds)
+        ipc.close_all(fds)
         raise MountError(str(answer.get("error", "the supervisor did not hand its mount over"))) from exc
 
 
 def _told_to_finish(old: socket.socket) -> bool:
     try:
         with old:
-            reply(old, {"op": "finish"})
-            receive(old)
+            ipc.send(old, {"op": "finish"})
+            ipc.receive(old)
     except (OSError, ValueError):  # it was killed just now
         return False
     return True
+
+
+def _adopted(info: MountInfo, files: MountFiles, home: str | Path) -> int:
+    """Get a copy of a mount's descriptor, from a worker or else from the keeper. Raises `MountError` where nobody has
+    it: the mount is lost.
+
+    A worker is asked for this very mount, by mount point and device: it knows what it serves, whatever an older state
+    says of it.
+    """
+    for pid in info.workers:
+        try:
+            _, fds = _ask_orphan(info, home, pid, "descriptor")
+        except (OSError, ValueError):
+            continue
+        for fd in fds:
+            if is_connected(fd):
+                return fd
+            os.close(fd)  # it was unmounted
+    fd_kept = keeping.fetch(home, files.key)
+    if fd_kept is not None:
+        return fd_kept
+    raise MountError(
+        f"the mount at {files.mountpoint} is lost: none of its workers is left, and the cache daemon does not keep its "
+        "descriptor",
+        hint="Unmount it and mount it again (dsctl umount --lazy DIR; dsctl mount REF DIR).",
+    )
+
+
+def _stop_orphans(info: MountInfo, home: str | Path) -> None:
+    """Tell what is left of a former supervisor's workers to answer what they had read and to let go of a mount."""
+    for pid in info.workers:
+        with contextlib.suppress(OSError, ValueError):  # it died just now
+            _ask_orphan(info, home, pid, "stop")
+
+
+def _ask_orphan(info: MountInfo, home: str | Path, pid: int, operation: str) -> tuple[ipc.Message, list[int]]:
+    request = {"op": operation, "mountpoint": str(info.mountpoint), "device": info.device}
+    return ipc.ask(worker_socket(home, info.pool, pid), request, timeout_s=_ORPHAN_TIMEOUT_S, most_fds=1)

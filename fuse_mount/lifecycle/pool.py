@@ -27,12 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import datacache
-from datacache.core import ipc as unix_sockets
-from datacache.core import lockfile
+from datacache.core import ipc, lockfile
 from datacache.core.disk import open_private
 from datacache.core.errors import MountError
-from fuse_mount.lifecycle import process
-from fuse_mount.lifecycle.control import Request, receive, reply
 from fuse_mount.lifecycle.state import DEFAULT_OPENER, REVIVER, MountConfig
 
 _HELLO_TIMEOUT_S = 10.0
@@ -94,16 +91,16 @@ class Talk:
         self._connection = connection
         self._log = log
 
-    def ask(self, request: Request, *, timeout_s: float, fds: tuple[int, ...] = ()) -> Any:
+    def ask(self, request: ipc.Message, *, timeout_s: float, fds: tuple[int, ...] = ()) -> Any:
         """The answer, or its error as a `MountError`."""
         try:
-            reply(self._connection, request, fds)
-            answer, _ = receive(self._connection, timeout_s=timeout_s)
+            ipc.send(self._connection, request, fds)
+            answer, _ = ipc.receive(self._connection, timeout_s=timeout_s)
         except TimeoutError as exc:
             raise MountError(f"the mount did not start in {timeout_s:.0f} s; see {self._log}") from exc
         except (OSError, ValueError) as exc:
             raise MountError(f"the mount process ended at once; see {self._log}") from exc
-        return process.word(answer)
+        return ipc.result_of(answer)
 
     def close(self) -> None:
         """End it. What was opened and is not served yet is closed again."""
@@ -163,7 +160,7 @@ class Pool:
     def _hello(self) -> tuple[Talk | None, int]:
         """A conversation with the supervisor that listens, and its process id."""
         try:
-            connection = unix_sockets.connect(self.socket, timeout_s=_HELLO_TIMEOUT_S)
+            connection = ipc.connect(self.socket, timeout_s=_HELLO_TIMEOUT_S)
         except OSError:
             return None, 0
         talk = Talk(connection, self.log)

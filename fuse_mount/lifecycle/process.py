@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.core.disk import open_private
-from datacache.core.errors import DatacacheError, MountError
-from fuse_mount.lifecycle.control import receive, reply
+from datacache.core.errors import MountError
 from fuse_mount.lifecycle.state import FilesOfMount, MountInfo
 
 _READY_TIMEOUT_S = 90.0
@@ -131,7 +130,7 @@ def connect_to_host(host: Path, *, away_s: float) -> socket.socket:
     deadline = time.monotonic() + away_s
     while True:
         try:
-            return unix_sockets.connect(host, timeout_s=HOST_AWAY_S)
+            return ipc.connect(host, timeout_s=HOST_AWAY_S)
         except OSError:
             if time.monotonic() >= deadline:
                 raise
@@ -144,13 +143,13 @@ def ask_host(
     """What a process says that the host at the other end starts. `MountError` says why there is none."""
     request = {"op": "start", "arguments": arguments, "mountpoint": files.mountpoint, "variables": variables}
     try:
-        reply(connection, request)
-        answer, _ = receive(connection, timeout_s=_HOST_TIMEOUT_S)
+        ipc.send(connection, request)
+        answer, _ = ipc.receive(connection, timeout_s=_HOST_TIMEOUT_S)
     except (OSError, ValueError) as exc:
         raise MountError(
             f"the process that starts mounts ended while it did: {exc}", hint=f"Try again; see {files.log}"
         ) from exc
-    found: dict[str, Any] = word(answer)
+    found: dict[str, Any] = ipc.result_of(answer)
     return found
 
 
@@ -196,23 +195,8 @@ def parse_word(text: bytes, files: FilesOfMount) -> dict[str, Any]:
         said = json.loads(text)
     except ValueError as exc:
         raise MountError(f"the mount process ended at once; see {files.log}") from exc
-    found: dict[str, Any] = word(said)
+    found: dict[str, Any] = ipc.result_of(said)
     return found
-
-
-def word_of(error: DatacacheError) -> dict[str, Any]:
-    """What a process says that ends with an error."""
-    kind = (error.kind if isinstance(error, MountError) else "") or type(error).__name__
-    return {"error": error.message, "hint": error.hint, "type": kind}
-
-
-def word(said: dict[str, Any]) -> Any:
-    """Return what an answer says, or its error as a `MountError`."""
-    if "error" in said:
-        error = MountError(said["error"], hint=said.get("hint", ""))
-        error.kind = said.get("type", "")
-        raise error
-    return said["ok"]
 
 
 def watch(pid: int) -> int | None:

@@ -12,16 +12,15 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from datacache.core import ipc as unix_sockets
-from datacache.core import lockfile
+from datacache.core import ipc, lockfile
 from datacache.core.disk import replace_file
-from datacache.core.errors import MountError
+from datacache.core.errors import MountError, UploadError
 from fuse_mount.errno_map import Failure
 
 DEFAULT_OPENER = "datacache.api:open_snapshot"
@@ -30,6 +29,14 @@ REVIVER = "datacache.api:open_mounted"
 SUBTYPE = "datacache"
 MOUNT_TYPE = f"fuse.{SUBTYPE}"
 _CONNECT_TIMEOUT_S = 10.0
+SILENCE_S = 120.0
+"""How long a flush or an unmount of a bucket may take from one message to the next."""
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class NoAnswerError(MountError):
+    """No process answers for a mount, or it ended before it had answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +182,41 @@ class FilesOfMount:
 
     def listen(self) -> socket.socket:
         """The control socket, in the place of an earlier one."""
-        return unix_sockets.listen(self.folder / self.socket_name, backlog=8)
+        return ipc.listen(self.folder / self.socket_name, backlog=8)
 
     def connect(self) -> socket.socket:
-        """A connection to the supervisor. Raises `OSError` when there is none, or it lets nobody in."""
-        return unix_sockets.connect(self.folder / self.socket_name, timeout_s=_CONNECT_TIMEOUT_S)
+        """Connect to the process that serves the mount. `OSError` where there is none, or it lets nobody in."""
+        return ipc.connect(self.folder / self.socket_name, timeout_s=_CONNECT_TIMEOUT_S)
+
+    def ask(self, request: ipc.Message, progress: Progress | None = None, *, timeout_s: float = ipc.TIMEOUT_S) -> Any:
+        """Ask the process that serves the mount, and return what it answers.
+
+        `progress` gets what it sends before that; each message may take `timeout_s`. Raises `NoAnswerError` where no
+        process answers, else what is in the answer (`MountError`, `UploadError`).
+        """
+        for answer in self._answers(request, timeout_s):
+            if "progress" in answer:
+                if progress is not None:
+                    progress(answer["progress"])
+                continue
+            try:
+                return ipc.result_of(answer)
+            except MountError as exc:
+                if exc.kind == UploadError.__name__:
+                    raise UploadError(exc.message, hint=exc.hint) from None
+                raise
+        raise NoAnswerError("the server ended before it had answered", hint="dsctl status shows what is left.")
+
+    def _answers(self, request: ipc.Message, timeout_s: float) -> Iterator[ipc.Message]:
+        try:
+            with self.connect() as connection:
+                ipc.send(connection, request)
+                yield from ipc.answers(connection, timeout_s=timeout_s)
+        except (OSError, ValueError) as exc:
+            raise NoAnswerError(
+                f"no process answers for the mount at {self.mountpoint}: {getattr(exc, 'strerror', None) or exc}",
+                hint=f"Its log: {self.log}",
+            ) from exc
 
 
 class MountFiles(FilesOfMount):

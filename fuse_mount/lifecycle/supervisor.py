@@ -60,14 +60,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.core.breaker import pause_s
 from datacache.core.ipc import parse_object
 from datacache.core.logs import log_to_stderr
 from fuse_mount.errno_map import Failure
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
-from fuse_mount.lifecycle.control import Request, close_all, reply
 from fuse_mount.lifecycle.mounted import Mounted, PoolFacts, WorkerQueue
 from fuse_mount.lifecycle.pool import Pool, worker_socket
 from fuse_mount.lifecycle.state import MountConfig, MountInfo
@@ -108,7 +107,7 @@ class _Slot:
 class _Client:
     """A caller that wants something mounted."""
 
-    lines: unix_sockets.Lines
+    lines: ipc.Lines
     mounted: Mounted | None = None
     """The mount that was opened for it and is not served yet."""
 
@@ -140,7 +139,7 @@ class Supervisor:
         self._listener: socket.socket | None = None
         self._inode = 0
         if not alone:
-            self._listener = unix_sockets.listen(pool.socket, backlog=128)
+            self._listener = ipc.listen(pool.socket, backlog=128)
             self._listener.setblocking(False)
             self._inode = os.stat(pool.socket).st_ino
         self._remove_dead_sockets()
@@ -285,7 +284,7 @@ class Supervisor:
         return True
 
     def _add_client(self, connection: socket.socket) -> None:
-        lines = unix_sockets.Lines(connection, most_bytes=_MOST_BYTES, most_fds=_MOST_FDS)
+        lines = ipc.Lines(connection, most_bytes=_MOST_BYTES, most_fds=_MOST_FDS)
         self._clients.append(_Client(lines=lines))
 
     def _hear_client(self, client: _Client) -> None:
@@ -304,10 +303,10 @@ class Supervisor:
         if client in self._clients:
             client.lines.connection.setblocking(False)  # an answer has set a timeout
 
-    def _answer_client(self, client: _Client, request: Request) -> None:
+    def _answer_client(self, client: _Client, request: ipc.Message) -> None:
         operation = request["op"]
         if operation == "hello":
-            reply(client.lines.connection, {"ok": {"pid": os.getpid()}})
+            ipc.send(client.lines.connection, {"ok": {"pid": os.getpid()}})
         elif operation == "open":
             if client.mounted is not None:
                 raise ValueError("it has opened one already")
@@ -330,9 +329,9 @@ class Supervisor:
                 elif slot.due is None:  # the first mount has one worker until it is opened
                     self._spawn(slot)
             client.mounted = None  # until here it is let go with the client, whatever fails
-            reply(client.lines.connection, {"ok": mounted.info().to_dict()})
+            ipc.send(client.lines.connection, {"ok": mounted.info().to_dict()})
         else:
-            reply(client.lines.connection, {"error": f"unknown operation {operation!r}", "hint": ""})
+            ipc.send(client.lines.connection, {"error": f"unknown operation {operation!r}", "hint": ""})
 
     def _open_first(self, mounted: Mounted) -> None:
         """Have one worker open a snapshot: another one for each mount, since that takes the processor."""
@@ -342,12 +341,12 @@ class Supervisor:
         else:
             self._spawn(self._slots[0])
 
-    def _answer_opening(self, mounted: Mounted, answer: Request) -> None:
+    def _answer_opening(self, mounted: Mounted, answer: ipc.Message) -> None:
         for client in [client for client in self._clients if client.mounted is mounted]:
             if "error" in answer:
                 client.mounted = None
             try:
-                reply(client.lines.connection, answer)
+                ipc.send(client.lines.connection, answer)
                 client.lines.connection.setblocking(False)
             except OSError:
                 self._lose_client(client)
@@ -414,7 +413,7 @@ class Supervisor:
             except OSError:  # it died; SIGCHLD tells
                 pass
             slot.unsent.popleft()
-            close_all(fds)
+            ipc.close_all(fds)
 
     def _hear_worker(self, slot: _Slot) -> None:
         assert slot.channel is not None
@@ -494,7 +493,7 @@ class Supervisor:
             slot.channel.close()
             slot.channel = None
         for _, fds in slot.unsent:
-            close_all(fds)
+            ipc.close_all(fds)
         slot.unsent.clear()
         worker_socket(self._pool.home, self._pool.id, pid).unlink(missing_ok=True)
         stopped = code == worker_process.EXIT_STOPPED

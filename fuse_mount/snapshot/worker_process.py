@@ -35,10 +35,10 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
+from datacache.core.errors import MountError
 from fuse_mount.errno_map import Failure, FailureLog
 from fuse_mount.kernel import protocol
-from fuse_mount.lifecycle.control import Request, receive, reply
 from fuse_mount.lifecycle.pool import Pool, worker_socket
 from fuse_mount.lifecycle.state import MountConfig
 from fuse_mount.snapshot.fs import SnapshotFs
@@ -51,7 +51,7 @@ MOST_MESSAGE_BYTES = 2**17
 _RELEASE_EVERY_S = 1.0
 _BEGIN_TIMEOUT_S = 4.0
 """Less than the caller waits for a descriptor (`orphans`)."""
-_BACKLOG = 64
+_MOST_CALLERS = 64
 
 _log = logging.getLogger("fuse_mount")
 
@@ -109,12 +109,12 @@ class _Process:
             signal.signal(number, _note_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._listener = unix_sockets.listen(own_socket, backlog=_BACKLOG)
+        self._listener = ipc.listen(own_socket, backlog=_MOST_CALLERS)
 
     def run(self) -> int:
         """Serve until it is told to stop, or has neither supervisor nor mounts."""
         threading.Thread(target=self._release, name="release", daemon=True).start()
-        threading.Thread(target=self._listen, name="listen", daemon=True).start()
+        ipc.Server(self._listener, self._answer, most=_MOST_CALLERS, name="worker")
         poll = select.poll()
         for fd in (self._channel.fileno(), self._wake):
             poll.register(fd, select.POLLIN)
@@ -267,21 +267,7 @@ class _Process:
 
     # --- who takes mounts over --------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                if self._ended.wait(_RELEASE_EVERY_S):
-                    return
-                continue
-            threading.Thread(target=self._talk, args=(connection,), name="caller", daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            self._answer(connection, receive(connection)[0])
-
-    def _answer(self, connection: socket.socket, request: Request) -> None:
+    def _answer(self, request: ipc.Message, send: ipc.Send) -> object:
         mountpoint, device = str(request["mountpoint"]), int(request["device"])
         with self._lock:
             here = [
@@ -290,22 +276,19 @@ class _Process:
                 if mount.is_given and (mount.config.mountpoint, mount.device) == (mountpoint, device)
             ]
         if not here:
-            reply(connection, {"error": "it is not served here", "hint": ""})
-            return
+            raise MountError("it is not served here")
         if request["op"] == "stop":
             self._stop_in_background(here[0].number)  # whether or not the caller still waits to hear of it
-            reply(connection, {"ok": None})
-            return
+            return None
         here[0].begun.wait(_BEGIN_TIMEOUT_S)
         worker = here[0].worker
         if worker is None:
-            reply(connection, {"error": "it does not begin", "hint": ""})
-            return
+            raise MountError("it does not begin")
         with worker.with_descriptor() as fd:
             if fd is None:
-                reply(connection, {"error": "it ends just now", "hint": ""})
-            else:
-                reply(connection, {"ok": None}, [fd])
+                raise MountError("it ends just now")
+            send({"ok": None}, [fd])
+        return ipc.ANSWERED
 
 
 def _opened(config: MountConfig) -> Any:

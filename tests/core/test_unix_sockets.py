@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 
 
 def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
     folder = tmp_path / ("d" * 120)
     folder.mkdir()
-    with unix_sockets.listen(folder / "s", backlog=1) as listener, unix_sockets.connect(folder / "s") as caller:
+    with ipc.listen(folder / "s", backlog=1) as listener, ipc.connect(folder / "s") as caller:
         called, _ = listener.accept()
         with called:
             called.sendall(b"word")
@@ -26,14 +26,14 @@ def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_may_connect(tmp_path: Path) -> None:
-    with unix_sockets.listen(tmp_path / "s", backlog=1):
+    with ipc.listen(tmp_path / "s", backlog=1):
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
 
 
 def test_the_next_listener_takes_the_place_and_who_is_connected_stays(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    with unix_sockets.listen(path, backlog=1) as old, unix_sockets.connect(path) as before:
-        with unix_sockets.listen(path, backlog=1) as new, unix_sockets.connect(path):
+    with ipc.listen(path, backlog=1) as old, ipc.connect(path) as before:
+        with ipc.listen(path, backlog=1) as new, ipc.connect(path):
             new.setblocking(False)
             new.accept()[0].close()
         called, _ = old.accept()
@@ -44,17 +44,17 @@ def test_the_next_listener_takes_the_place_and_who_is_connected_stays(tmp_path: 
 
 def test_where_nobody_listens_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        unix_sockets.connect(tmp_path / "s")
-    unix_sockets.listen(tmp_path / "s", backlog=1).close()
+        ipc.connect(tmp_path / "s")
+    ipc.listen(tmp_path / "s", backlog=1).close()
     with pytest.raises(ConnectionRefusedError):
-        unix_sockets.connect(tmp_path / "s")
+        ipc.connect(tmp_path / "s")
 
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[tuple[Path, socket.socket]]:
     """Where nobody else is let in until the listener accepts one."""
     path = tmp_path / "s"
-    with unix_sockets.listen(path, backlog=0) as listener, unix_sockets.connect(path, timeout_s=0.0):
+    with ipc.listen(path, backlog=0) as listener, ipc.connect(path, timeout_s=0.0):
         yield path, listener
 
 
@@ -63,15 +63,15 @@ def test_while_too_many_wait_who_has_no_time_is_told_so_at_once_and_others_in_ti
 ) -> None:
     path, _ = full
     with pytest.raises(BlockingIOError):
-        unix_sockets.connect(path, timeout_s=0.0)
+        ipc.connect(path, timeout_s=0.0)
     with pytest.raises(TimeoutError):
-        unix_sockets.connect(path, timeout_s=0.001)
+        ipc.connect(path, timeout_s=0.001)
 
 
 def test_who_has_time_is_let_in_when_there_is_room(full: tuple[Path, socket.socket]) -> None:
     path, listener = full
     with ThreadPoolExecutor(1) as pool:
-        calling = pool.submit(unix_sockets.connect, path, timeout_s=60.0)
+        calling = pool.submit(ipc.connect, path, timeout_s=60.0)
         for _ in range(2):
             listener.accept()[0].close()
         calling.result().close()
@@ -80,13 +80,13 @@ def test_who_has_time_is_let_in_when_there_is_room(full: tuple[Path, socket.sock
 def test_a_listener_that_cannot_be_put_in_its_place_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "s" / "in the way").mkdir(parents=True)
     with pytest.raises(OSError, match="directory"):
-        unix_sockets.listen(tmp_path / "s", backlog=1)
+        ipc.listen(tmp_path / "s", backlog=1)
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
 def test_lines_come_whole_with_their_descriptors_until_the_other_side_ends(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    lines = unix_sockets.Lines(ours, most_bytes=100, most_fds=4)
+    lines = ipc.Lines(ours, most_bytes=100, most_fds=4)
     with theirs, (tmp_path / "file").open("wb") as file:
         assert lines.receive() == []
         theirs.sendall(b"one\ntw")
@@ -103,7 +103,7 @@ def test_lines_come_whole_with_their_descriptors_until_the_other_side_ends(tmp_p
 
 def test_a_line_without_an_end_is_not_gathered_for_ever() -> None:
     ours, theirs = socket.socketpair()
-    lines = unix_sockets.Lines(ours, most_bytes=100, most_fds=4)
+    lines = ipc.Lines(ours, most_bytes=100, most_fds=4)
     with theirs:
         theirs.sendall(b"x" * 101)
         assert lines.receive() is None

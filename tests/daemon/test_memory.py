@@ -9,7 +9,7 @@ import threading
 import time
 
 from datacache import connect, create_snapshot, open_snapshot
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.core.ids import BLOCK_BYTES, ObjectRef
 from datacache.daemon import paths, wire
 from datacache.daemon.memory import Trimmer
@@ -63,7 +63,7 @@ def test_readers_that_take_no_answer_hold_little_memory_and_nobody_else_up(setti
 def ask(settings, ref: ObjectRef) -> socket.socket:
     """Ask for a block, and take no answer."""
     body = json.dumps({"ref": wire.encode_ref(ref), "number": 0, "dataset": "greedy", "snapshot": ""}).encode()
-    connection = unix_sockets.connect(paths.socket_path(settings.home), timeout_s=30)
+    connection = ipc.connect(paths.socket_path(settings.home), timeout_s=30)
     head = (
         f"POST /v1/block HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )

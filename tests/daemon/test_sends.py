@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from datacache import connect
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.core.ids import BLOCK_BYTES, ObjectRef
 from datacache.daemon import paths, wire
 from datacache.daemon import turns as sends
@@ -169,7 +169,7 @@ def test_a_daemon_sends_large_blocks_of_a_data_set_in_turns_while_another_one_is
         info = store.head(key)
         ref = ObjectRef(store.url, key, info.size_bytes, info.etag)
         body = json.dumps({"ref": wire.encode_ref(ref), "number": 0, "dataset": name.partition("-")[0]})
-        connection = unix_sockets.connect(paths.socket_path(settings.home), timeout_s=60.0)
+        connection = ipc.connect(paths.socket_path(settings.home), timeout_s=60.0)
         connection.sendall(f"POST /v1/block HTTP/1.1\r\nHost: d\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         return connection
 

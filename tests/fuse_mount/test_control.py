@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from datacache.core import ipc
 from fuse_mount.errno_map import FailureLog
-from fuse_mount.lifecycle.control import receive, reply
 from fuse_mount.lifecycle.state import MountFiles
 from tests.leftovers import descriptors_below
 from tests.promises import promise
@@ -50,7 +50,7 @@ def test_a_broken_message_leaves_none_of_its_descriptors_open(
     socket.send_fds(theirs, [text], sent)
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises((OSError, ValueError)):
-        receive(ours, timeout_s=10.0, most_fds=3)
+        ipc.receive(ours, timeout_s=10.0, most_fds=3)
     assert descriptors() == 3
 
 
@@ -58,11 +58,11 @@ def test_descriptors_that_nobody_asked_for_are_closed(
     pair: tuple[socket.socket, socket.socket], sent: list[int], descriptors: Callable[[], int]
 ) -> None:
     ours, theirs = pair
-    reply(theirs, {"op": "status"}, sent)
-    assert receive(ours) == ({"op": "status"}, [])
+    ipc.send(theirs, {"op": "status"}, sent)
+    assert ipc.receive(ours) == ({"op": "status"}, [])
     assert descriptors() == 3
-    reply(theirs, {"op": "status"}, sent)
-    _, [fd] = receive(ours, most_fds=1)
+    ipc.send(theirs, {"op": "status"}, sent)
+    _, [fd] = ipc.receive(ours, most_fds=1)
     assert descriptors() == 4
     os.close(fd)
 

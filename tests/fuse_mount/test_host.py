@@ -20,7 +20,7 @@ from typing import TypeVar
 import pytest
 
 import fuse_mount
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.core.errors import MountError
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
@@ -29,7 +29,6 @@ from fuse_mount import BucketInfo, MountInfo
 from fuse_mount.bucket.config import BucketFiles
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import keeping, process
-from fuse_mount.lifecycle.control import receive, reply
 from fuse_mount.lifecycle.state import MountFiles
 from tests import leftovers
 from tests.fuse_mount.conftest import Mounter, files_below
@@ -342,8 +341,8 @@ def test_a_host_that_ends_uploads_and_leaves_the_place_to_the_next_one(bucket: B
 def host_pid(node: Node) -> int:
     """Of the host that has the socket."""
     try:
-        with unix_sockets.connect(paths.mount_host_path(node.settings.home)) as connection:
-            reply(connection, {"op": "ping"})
-            return int(receive(connection)[0]["ok"]["pid"])
+        with ipc.connect(paths.mount_host_path(node.settings.home)) as connection:
+            ipc.send(connection, {"op": "ping"})
+            return int(ipc.receive(connection)[0]["ok"]["pid"])
     except OSError:
         return 0

@@ -7,28 +7,25 @@ import os
 
 import pytest
 
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.settings import Settings
 from fuse_mount.lifecycle import host as mount_host
-from fuse_mount.lifecycle.control import receive, reply
 from fuse_mount.lifecycle.host import MountHost
 
 
 def test_who_says_nothing_takes_one_place_of_a_few(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount_host, "_MOST_CALLERS", 1)
     host = MountHost(settings)
-    host._start_accepting()
-    silent = unix_sockets.connect(host.path)
-    with unix_sockets.connect(host.path) as caller:
-        reply(caller, {"op": "ping"})
+    silent = ipc.connect(host.path)
+    with ipc.connect(host.path) as caller:
+        ipc.send(caller, {"op": "ping"})
         with pytest.raises(TimeoutError):
-            receive(caller, timeout_s=0.1)
+            ipc.receive(caller, timeout_s=0.1)
         silent.close()
-        answer, _ = receive(caller, timeout_s=60.0)
+        answer, _ = ipc.receive(caller, timeout_s=60.0)
     assert answer["ok"]["pid"] == os.getpid()
     host._ending.set()
-    unix_sockets.connect(host.path).close()  # ends its wait
-    host._listener.close()
+    host._server.close()
 
 
 def test_failures_are_forgotten_with_the_mount(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,4 +34,4 @@ def test_failures_are_forgotten_with_the_mount(settings: Settings, monkeypatch: 
     monkeypatch.setattr(host, "_say_ready", host._ending.set)  # after one look
     host._look_after()
     assert host._failures == {}
-    host._listener.close()
+    host._server.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fuse_mount
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.daemon import paths
 from datacache.settings import Settings
 from fuse_mount import MountInfo
@@ -24,7 +24,7 @@ def hanging(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[soc
     monkeypatch.setattr(keeping, "_ANSWER_TIMEOUT_S", 0.01)
     path = paths.keeper_socket_path(settings.home)
     path.parent.mkdir()
-    with unix_sockets.listen(path, backlog=0) as listener, unix_sockets.connect(path, timeout_s=0.0):
+    with ipc.listen(path, backlog=0) as listener, ipc.connect(path, timeout_s=0.0):
         yield listener
 
 

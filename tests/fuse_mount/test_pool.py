@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import fuse_mount
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.core.errors import MountError
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings
@@ -123,7 +123,7 @@ def test_nonsense_on_any_socket_of_a_home_ends_none_of_its_processes(
     assert len(sockets) >= 4, "the daemon, its keeper, the pool, a mount"
     for path in sockets:
         for text in (b"[" * 60_000, b"{}", b"7", b"\xff", b'{"op": []}', b'{"op": "open", "config": 7}'):
-            with contextlib.suppress(ConnectionError), unix_sockets.connect(path, timeout_s=60.0) as connection:
+            with contextlib.suppress(ConnectionError), ipc.connect(path, timeout_s=60.0) as connection:
                 connection.sendall(text + b"\n")
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(65536):

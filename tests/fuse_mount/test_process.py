@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from datacache.core import ipc
 from datacache.core.errors import MountError
 from datacache.settings import Settings
 from fuse_mount.kernel import session
-from fuse_mount.lifecycle import mounting, pool, process
-from fuse_mount.lifecycle.control import receive
+from fuse_mount.lifecycle import mounting, process
 from fuse_mount.lifecycle.state import MountFiles
 from tests import leftovers
 from tests.fuse_mount.conftest import Mounter
@@ -43,14 +43,16 @@ def test_what_says_nothing_in_time_is_ended_with_all_it_has_started(
     monkeypatch.setenv("STANDIN_GATE", str(gate))
     started: list[int] = []
 
-    def receive_when_a_worker_opens(connection: socket.socket, *, timeout_s: float) -> Any:
+    receive = ipc.receive
+
+    def receive_when_a_worker_opens(connection: socket.socket, *, timeout_s: float = 10.0, most_fds: int = 0) -> Any:
         if timeout_s == mounting._READY_TIMEOUT_S:
             gate.read_bytes()
             started.extend(leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(settings.home)))
             timeout_s = 0.05
-        return receive(connection, timeout_s=timeout_s)
+        return receive(connection, timeout_s=timeout_s, most_fds=most_fds)
 
-    monkeypatch.setattr(pool, "receive", receive_when_a_worker_opens)
+    monkeypatch.setattr(ipc, "receive", receive_when_a_worker_opens)
     with pytest.raises(MountError, match="did not start in 90 s"):
         mounter(opener="open_never", workers=1)
     assert len(started) >= 2  # supervisor and worker

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from datacache.core import ipc as unix_sockets
+from datacache.core import ipc
 from datacache.settings import Settings
-from fuse_mount.lifecycle.control import receive, reply
 from fuse_mount.lifecycle.pool import Pool, worker_socket
 from fuse_mount.lifecycle.state import MountConfig
 from fuse_mount.snapshot.worker_process import EXIT_STOPPED, MOST_MESSAGE_BYTES
@@ -56,9 +55,9 @@ class Run:
         wait_until(self._socket.parent, self._socket.exists)
         deadline = time.monotonic() + 30
         while True:
-            with unix_sockets.connect(self._socket, timeout_s=10.0) as connection:
-                reply(connection, {"op": operation, "mountpoint": mountpoint, "device": device})
-                answer, fds = receive(connection, timeout_s=30.0, most_fds=1)
+            with ipc.connect(self._socket, timeout_s=10.0) as connection:
+                ipc.send(connection, {"op": operation, "mountpoint": mountpoint, "device": device})
+                answer, fds = ipc.receive(connection, timeout_s=30.0, most_fds=1)
             if answer == {"ok": None}:
                 return fds
             assert time.monotonic() < deadline, answer
