@@ -121,3 +121,11 @@ def test_a_misspelt_keyword_is_an_error(ref: str, settings: Settings) -> None:
         datacache.query(ref, lables=["with_mask"], settings=settings)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="tag"):
         datacache.convert(ref, to="yolo", name="y", tag="v1", settings=settings)  # type: ignore[call-arg]
+
+
+def test_every_name_that_the_api_imports_later_is_there() -> None:
+    """The table names modules in strings, which no type checker follows."""
+    from datacache import api
+
+    for name in api._LATER:
+        assert getattr(api, name) is not None, name

@@ -5,7 +5,8 @@ has mode 0600: whoever may open it owns what it stands for. A message is one obj
 writes and whoever reads may be of different versions, so fields that a reader does not know are passed over, and an
 operation that it does not know is answered with an error. Answers are `{"ok": …}` or `{"error", "hint", "type"}`.
 
-Two kinds of servers: `Server` has a thread for each caller; `Lines` and `Callers` are for loops that wait for nobody.
+Two kinds of servers: `MessageServer` has a thread for each caller; `Lines` and `Callers` are for loops that wait for
+nobody.
 Functions may be called from any thread; `Lines` and `Callers` belong to one.
 """
 
@@ -199,7 +200,7 @@ Handler = Callable[[Message, Send], Any]
 ANSWERED = object()
 
 
-class Server:
+class MessageServer:
     """Answer callers at a listener, one request each, in a thread each, until it is closed."""
 
     def __init__(self, listener: socket.socket, handler: Handler, *, most: int, name: str) -> None:

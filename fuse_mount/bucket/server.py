@@ -135,7 +135,7 @@ class BucketServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self._signals.put(number))
         self._files.make_folder()
-        control = ipc.Server(self._files.listen(), self._answer, most=_MOST_CALLERS, name="control")
+        control = ipc.MessageServer(self._files.listen(), self._answer, most=_MOST_CALLERS, name="control")
         threading.Thread(target=self._say_ready, args=(report,), name="ready", daemon=True).start()
         threading.Thread(target=self._obey_signals, name="signals", daemon=True).start()
         threading.Thread(target=self._stay_supervised, name="supervisor", daemon=True).start()

@@ -72,7 +72,7 @@ class MountHost:
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)  # of one that was killed
         self.path = settings.mount_host or paths.mount_host_path(settings.home)
-        self._server: ipc.Server
+        self._server: ipc.MessageServer
         self._listen()
         self._started = time.monotonic()
         self._generation = f"{os.getpid()} {process.born(os.getpid())}"
@@ -118,7 +118,7 @@ class MountHost:
             self._inode = os.stat(self.path).st_ino
         except OSError as exc:
             raise MountError(f"{self.path} cannot be listened at: {exc.strerror}") from exc
-        self._server = ipc.Server(listener, self._answer, most=_MOST_CALLERS, name="mount host")
+        self._server = ipc.MessageServer(listener, self._answer, most=_MOST_CALLERS, name="mount host")
 
     def _answer(self, request: ipc.Message, _send: ipc.Send) -> ipc.Message:
         if request.get("op") == "ping":

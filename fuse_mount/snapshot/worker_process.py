@@ -114,7 +114,7 @@ class _Process:
     def run(self) -> int:
         """Serve until it is told to stop, or has neither supervisor nor mounts."""
         threading.Thread(target=self._release, name="release", daemon=True).start()
-        ipc.Server(self._listener, self._answer, most=_MOST_CALLERS, name="worker")
+        ipc.MessageServer(self._listener, self._answer, most=_MOST_CALLERS, name="worker")
         poll = select.poll()
         for fd in (self._channel.fileno(), self._wake):
             poll.register(fd, select.POLLIN)
