@@ -199,11 +199,13 @@ def open_bucket(
     from datacache.store.open import endpoint_of, open_bucket_backend
     from datacache.store.urls import split_url
     from datacache.writeback.engine import WriteBack
+    from datacache.writeback.fetching import Fetching
     from datacache.writeback.journal.journal import Journal
     from datacache.writeback.live import LiveBucket
+    from datacache.writeback.quota import Quota
+    from datacache.writeback.remote.memory import RemoteMemory
     from datacache.writeback.staging.area import StagingArea
     from datacache.writeback.staging.files import StagedFiles
-    from datacache.writeback.staging.quota import Quota
     from datacache.writeback.upload.uploader import Uploader
 
     settings = settings or load_settings()
@@ -219,13 +221,18 @@ def open_bucket(
         files = StagedFiles(area.data_folder, limit_bytes=settings.staging_bytes)
         # What the journal has written and does not need any more lies in its segments: of a small disk it takes little.
         share = max(256 * 1024, files.capacity_bytes // 32)
-        journal = stack.enter_context(
-            closing(
-                Journal(area.journal_folder, segment_bytes=min(32 * 2**20, share), ballast_bytes=min(8 * 2**20, share))
-            )
+        memory = RemoteMemory(area.folder)
+        journal = Journal(
+            area.journal_folder,
+            segment_bytes=min(32 * 2**20, share),
+            ballast_bytes=min(8 * 2**20, share),
+            before_write=memory.write_lines,
         )
+        stack.callback(journal.close)
         host = socket.gethostname()
-        engine = WriteBack(area, files, journal, bucket, prefix, host=host, uploads=settings.uploads, ack=ack)
+        engine = WriteBack(
+            area, files, journal, bucket, prefix, memory=memory, host=host, uploads=settings.uploads, ack=ack
+        )
         stack.pop_all()
         stack.callback(bucket.close)
         stack.callback(engine.close)  # which has the journal and the staging area now
@@ -238,14 +245,16 @@ def open_bucket(
             snapshot="",
             direct=direct,
         )
-        uploader = Uploader(engine, upload_every_s=upload_every_s, away_wait_s=settings.staging_wait_s)
+        fetching = Fetching(engine, blocks)
+        uploader = Uploader(engine, fetching, upload_every_s=upload_every_s, away_wait_s=settings.staging_wait_s)
         stack.callback(uploader.stop, 0.0)
         uploader.start()
         live = LiveBucket(
-            engine,
-            uploader,
-            blocks,
-            quota,
+            engine=engine,
+            uploader=uploader,
+            fetching=fetching,
+            blocks=blocks,
+            quota=quota,
             url=f"{store_url}/{prefix}",
             ttl_s=ttl_s,
             upload_every_s=upload_every_s,

@@ -1,99 +1,117 @@
 """Keys that are being uploaded, and what becomes pending of them then.
 
-Part of the engine (`WriteBack.claims`), used by the uploader. Any thread; the engine's lock guards it, and is taken
-here.
+Made and used by the uploader; the claims themselves are the engine's. Any thread; the engine's lock guards them, and is
+taken here.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from datacache.core.errors import StagingError, StagingFullError
 from datacache.store.base import ObjectInfo
-from datacache.writeback.content_reader import ContentReader
-from datacache.writeback.model import Conflict, Logged, Pending, Staged, Stored
-from datacache.writeback.overlay import parent_of
-from datacache.writeback.upload.conflicts import conflict_key
-
-if TYPE_CHECKING:
-    from datacache.writeback.engine import WriteBack
+from datacache.store.bodies import read_fully
+from datacache.writeback.conflicts import conflict_key
+from datacache.writeback.engine import WriteBack
+from datacache.writeback.fetching import Fetching
+from datacache.writeback.model import Claim, Conflict, Logged, Pending, Staged, Stored, parent_of
 
 _log = logging.getLogger("datacache.writeback")
 
 
-class Claim:
-    """One key that is being uploaded."""
+class ContentReader:
+    """Reads bytes of the journal (`data`) or of a staged file (`fd`) while they are uploaded. Any thread may call the
+    reads, one closes it."""
 
-    __slots__ = ("pending", "torn")
+    def __init__(self, size_bytes: int, data: bytes | None = None, fd: int = -1) -> None:
+        self.size_bytes = size_bytes
+        self._data = data
+        self._fd = fd
 
-    def __init__(self, pending: Pending) -> None:
-        self.pending = pending
-        self.torn = False
-        """Whether bytes that are being uploaded were overwritten or cut off meanwhile."""
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes `start` to `stop`; fewer where the file was cut off meanwhile."""
+        if self._data is not None:
+            return memoryview(self._data)[start:stop]
+        parts = []
+        while start < stop and (part := os.pread(self._fd, stop - start, start)):
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, buffer: memoryview, start: int) -> int:
+        """Fill a buffer with the bytes from `start` on; return how many there were."""
+        if self._data is not None:
+            data = self._data[start : start + len(buffer)]
+            buffer[: len(data)] = data
+            return len(data)
+        return read_fully(self._fd, buffer, start)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Claims:
     """The claims of one staging area."""
 
-    def __init__(self, engine: WriteBack) -> None:
-        self._engine = engine
-        self._conflict_log = engine.conflict_log
-        self._claims: dict[str, Claim] = {}
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._claims
+    def __init__(self, engine: WriteBack, fetching: Fetching) -> None:
+        self._engine, self._fetching = engine, fetching
+        self._overlay = engine.overlay
 
     def begin(self, key: str, version: int | None = None) -> Claim | None:
         """Claim a key for uploading, in the version whose blockers were looked at. None where there is nothing to do
         now, or it is another version. `StagingError` where what must be durable before the object may be replaced or
         deleted cannot be: that other keys do not need it any more."""
-        with self._engine.lock:
-            pending = self._engine.overlay.get(key)
+        engine = self._engine
+        pending = engine.get(key)
         if pending is not None and pending.base:
             try:
-                self._engine.commit()
+                engine.commit()
             except StagingFullError:
-                self._engine.commit(self._engine.needs_ended)  # the rest can wait: only uploading makes room
-        with self._engine.lock:
-            pending = self._engine.overlay.get(key)
-            if pending is None or not pending.ready or key in self._claims or self._engine.is_kept_here(key):
+                engine.commit(engine.needs_ended)  # the rest can wait: only uploading makes room
+        with engine.lock:
+            pending = self._overlay.get(key)
+            if pending is None or not pending.ready or key in engine.claims or key in engine.local_folders:
                 return None
             if version not in (None, pending.version):
                 return None
             if not pending.touched:
                 pending = replace(pending, touched=True)
-                self._engine.overlay.set(pending)
-            claim = self._claims[key] = Claim(pending)
+                self._overlay.set(pending)
+            claim = engine.claims[key] = Claim(pending)
             return claim
 
     def blockers(self, key: str) -> list[str]:
-        """Keys that have to be brought to the bucket before this one. In a folder of files a name is either a file or a
-        folder: the one that is gone has to go first."""
+        """Return the keys that have to be brought to the bucket before this one. In a folder of files a name is either
+        a file or a folder: the one that is gone has to go first."""
+        overlay = self._overlay
         with self._engine.lock:
-            found = self._engine.overlay.needed_by(key)
-            pending = self._engine.overlay.get(key)
+            found = overlay.needed_by(key)
+            pending = overlay.get(key)
             if pending is None:
                 return found
             if pending.attributes is None:
-                return found + list(self._engine.overlay.below(key)) if key.endswith("/") else found
+                return found + list(overlay.below(key)) if key.endswith("/") else found
             folder = key if key.endswith("/") else parent_of(key)
             while folder:
-                found += self._gone([folder.rstrip("/")])
+                found += self._deleted([folder.rstrip("/")])
                 folder = parent_of(folder)
             if not key.endswith("/"):
-                found += self._gone([f"{key}/", *self._engine.overlay.below(f"{key}/")])
+                found += self._deleted([f"{key}/", *overlay.below(f"{key}/")])
             return found
 
-    def _gone(self, keys: Iterable[str]) -> list[str]:
-        found = map(self._engine.overlay.get, keys)
+    def _deleted(self, keys: Iterable[str]) -> list[str]:
+        found = map(self._overlay.get, keys)
         return [pending.key for pending in found if pending is not None and pending.attributes is None]
 
-    def content(self, claim: Claim) -> ContentReader:
-        """The bytes of a claimed key. `StagingError` if they are not there."""
+    def open_content(self, claim: Claim) -> ContentReader:
+        """Return a reader of a claimed key's bytes. `StagingError` if they are not there."""
         pending = claim.pending
         if isinstance(pending.content, Logged):
             try:
@@ -110,89 +128,80 @@ class Claims:
         try:
             return ContentReader(pending.content.size_bytes, fd=self._engine.files.open(pending.content.file))
         except StagingError:
-            with self._engine.lock:
-                now = self._engine.overlay.get(pending.key)
-                if now is not None and now.content == pending.content:
-                    raise
+            now = self._engine.get(pending.key)
+            if now is not None and now.content == pending.content:
+                raise
             claim.torn = True  # there are other bytes by now, and these are gone
             return ContentReader(0, b"")
 
-    def touch(self, number: int, offset: int) -> None:
-        """A staged file is about to be changed in place from this offset on."""
-        with self._engine.lock:
-            for claim in self._claims.values():
-                content = claim.pending.content
-                if isinstance(content, Staged) and content.file == number and offset < content.size_bytes:
-                    claim.torn = True
+    # --- the ends of a claim -----------------------------------------------------------------------------------------
 
     def finish(self, claim: Claim, info: ObjectInfo | None) -> None:
-        """A claimed key is in the bucket now as it was claimed; None: it is deleted there."""
-        pending = claim.pending
+        """End a claim: the key is in the bucket now as it was claimed; None: it is deleted there."""
+        engine, pending = self._engine, claim.pending
         key = pending.key
-        with self._engine.lock:
-            self._end(claim)
-            now = self._engine.overlay.get(key)
+        with engine.lock:
+            self._end_locked(claim)
+            now = self._overlay.get(key)
             etag = info.etag if info is not None else ""
-            self._engine.usage.applied(key, info.size_bytes if info is not None else 0)
-            if self._engine.watcher is not None:
-                self._engine.watcher.uploaded(pending, info)
-            self._same_bytes(pending, etag)
+            engine.apply_own_locked(key, info, pending.attributes)
+            for watcher in engine.watchers:
+                watcher.note_uploaded(pending, info)
+            self._move_needs_locked(pending, etag)
             if now is not None and now.version != pending.version:
                 later = replace(now, base=etag, touched=False, after=pending.version)
                 if now.content == pending.content and isinstance(now.content, Stored):
                     # Only attributes changed since, and the bytes lie under the key itself now.
                     later = replace(later, content=Stored(key, now.content.size_bytes, etag))
-                self._engine.record([later])
+                engine.record([later])
                 if info is None and not later.ready:
-                    self._engine.unrecord(key)  # the deletion that the new file follows is done
+                    engine.unrecord_locked(key)  # the deletion that the new file follows is done
             elif now is not None:
-                etag_of_copy = etag if info is not None and not claim.torn else None
-                self._engine.settled(now, etag_of_copy)
-            self._engine.changed.notify_all()
+                engine.settle_locked(now, etag if info is not None and not claim.torn else None)
+            engine.changed.notify_all()
 
-    def rebase(self, claim: Claim, etag: str, version: int | None) -> None:
-        """An earlier version that this area wrote is in the bucket (None: the same bytes, by whomever): it may be
-        replaced."""
-        with self._engine.lock:
-            after = claim.pending.after if version is None else version
-            claim.pending = replace(claim.pending, base=etag, after=after)
-            now = self._engine.overlay.get(claim.pending.key)
-            if now is not None:
-                self._engine.record([replace(now, base=etag, after=after)])
-
-    def _same_bytes(self, pending: Pending, etag: str) -> None:
-        """Where only an object's attributes were changed, others that are to be copied from it find it under a new
-        ETag."""
+    def _move_needs_locked(self, pending: Pending, etag: str) -> None:
+        """Give keys that are to be copied from an object its new ETag, where only its attributes were changed."""
         content = pending.content
         if not isinstance(content, Stored) or content.key != pending.key or etag in ("", content.etag):
             return
-        needing = [self._engine.overlay.get(key) for key in self._engine.overlay.needed_by(pending.key)]
+        needing = [self._overlay.get(key) for key in self._overlay.needed_by(pending.key)]
         copy = content._replace(etag=etag)
         self._engine.record([replace(other, content=copy) for other in needing if other and other.content == content])
 
-    def keep_folder(self, claim: Claim) -> None:
-        """The store cannot keep a claimed folder: it is kept here, and nothing is left to be done for it."""
+    def rebase(self, claim: Claim, etag: str, version: int | None) -> None:
+        """Have a claim replace an earlier version that this area wrote and that is in the bucket (None: the same bytes,
+        by whomever)."""
         with self._engine.lock:
-            self._end(claim)
-            now = self._engine.overlay.get(claim.pending.key)
+            after = claim.pending.after if version is None else version
+            claim.pending = replace(claim.pending, base=etag, after=after)
+            now = self._overlay.get(claim.pending.key)
+            if now is not None:
+                self._engine.record([replace(now, base=etag, after=after)])
+
+    def keep_folder(self, claim: Claim) -> None:
+        """End the claim of a folder that the store cannot keep: it is kept here, and nothing is left to be done."""
+        with self._engine.lock:
+            self._end_locked(claim)
+            now = self._overlay.get(claim.pending.key)
             if now is not None and now.version == claim.pending.version:
-                self._engine.keep_here(now.key)
+                self._engine.keep_folder_locked(now.key)
 
     def abandon(self, claim: Claim) -> None:
-        """A claimed key was not uploaded. It stays pending."""
+        """End a claim whose key was not uploaded. It stays pending."""
         with self._engine.lock:
-            self._end(claim)
+            self._end_locked(claim)
             self._engine.changed.notify_all()
 
     def lose(self, claim: Claim, reason: str) -> Conflict | None:
-        """The object that a claimed key was to be copied from is gone, and its bytes are not here: the key is given up,
-        and told as lost. None where the key has other content by now."""
+        """Give up a claimed key, and tell it as lost: the object that it was to be copied from is gone, and its bytes
+        are not here. None where the key has other content by now."""
         pending, losses = claim.pending, self._engine.losses
         # Noted first: a kill must not leave neither the file nor the note.
         number = losses.add(pending.key, pending.size_bytes, reason)
         losses.save()
         with self._engine.lock:
-            now = self._engine.overlay.get(pending.key)
+            now = self._overlay.get(pending.key)
             if now is not None and now.content == pending.content:
                 return self.conflict(claim, None, reason, is_loss=True)
         losses.drop(number)
@@ -201,14 +210,15 @@ class Claims:
         return None
 
     def conflict(self, claim: Claim, theirs: ObjectInfo | None, reason: str, *, is_loss: bool = False) -> Conflict:
-        """Somebody else's object stays under the claimed key; what we have goes on under the conflict's name. A loss is
-        told as such, and not as a conflict."""
-        with self._engine.lock:
-            self._end(claim)
+        """End a claim: somebody else's object stays under the key, and what we have goes on under the conflict's name.
+        A loss is told as such, and not as a conflict."""
+        engine = self._engine
+        with engine.lock:
+            self._end_locked(claim)
             key = claim.pending.key
-            now = self._engine.overlay.get(key) or claim.pending
+            now = self._overlay.get(key) or claim.pending
             kept_as = ""
-            self._engine.usage.applied(key, theirs.size_bytes if theirs is not None else 0)
+            engine.apply_own_locked(key, theirs, None)
             # Bytes that lay in the bucket alone, under this key or one that was changed as well, are not to be had any
             # more.
             lost = isinstance(now.content, Stored) and (theirs is None or now.content.key == key)
@@ -216,25 +226,63 @@ class Claims:
                 kept_as = conflict_key(
                     key,
                     time.time(),
-                    self._engine.host,
-                    lambda name: self._engine.overlay.get(name) is not None,
-                    prefix=self._engine.prefix,
+                    engine.host,
+                    lambda name: self._overlay.get(name) is not None,
+                    prefix=engine.prefix,
                 )
-                blobs = {kept_as: self._engine.blob(key)} if isinstance(now.content, Logged) and now.ready else {}
-                version = self._engine.next_version()
+                blobs = {kept_as: engine.blob(key)} if isinstance(now.content, Logged) and now.ready else {}
+                version = engine.next_version()
                 moved = replace(now, key=kept_as, base="", touched=False, version=version, after=version - 1)
-                self._engine.record([moved], drop=[key], blobs=blobs)
+                engine.record([moved], drop=[key], blobs=blobs)
             else:
-                self._engine.record(drop=[key])
+                engine.record(drop=[key])
             found = Conflict(key, kept_as, time.time(), reason)
-            if self._engine.watcher is not None:
-                self._engine.watcher.moved(key, kept_as, theirs)
-            self._engine.changed.notify_all()
+            for watcher in engine.watchers:
+                watcher.note_moved(key, kept_as, theirs)
+            engine.changed.notify_all()
         if not is_loss:
-            self._conflict_log.append(found)
+            engine.conflict_log.append(found)
         _log.warning("%s: %s; %s", key, reason, f"ours is kept as {kept_as}" if kept_as else "ours is given up")
         return found
 
-    def _end(self, claim: Claim) -> None:
-        if self._claims.get(claim.pending.key) is claim:
-            del self._claims[claim.pending.key]
+    def _end_locked(self, claim: Claim) -> None:
+        if self._engine.claims.get(claim.pending.key) is claim:
+            del self._engine.claims[claim.pending.key]
+
+    # --- bytes that are not here -------------------------------------------------------------------------------------
+
+    def fetch(self, claim: Claim) -> bool:
+        """Bring content that lies under another key of the bucket here, and end the claim; return false where the key
+        changed meanwhile. Errors of the store end it, too."""
+        content = claim.pending.content
+        try:
+            return isinstance(content, Stored) and self._stage(claim, content, self._fetching.fetch(content))
+        finally:
+            self.abandon(claim)
+
+    def fetch_kept(self, claim: Claim) -> bool:
+        """Do the same for content whose object is gone, where its bytes are still on this node; return whether they
+        are. If they are not the claim stays as it is."""
+        content = claim.pending.content
+        if not isinstance(content, Stored) or content.key == claim.pending.key:
+            return False
+        number = self._fetching.fetch_kept(content)
+        if number is None:
+            return False
+        try:
+            self._stage(claim, content, number)
+        finally:
+            self.abandon(claim)
+        return True
+
+    def _stage(self, claim: Claim, content: Stored, number: int) -> bool:
+        """Give a claimed key a staged file in place of its content; return false, and delete the file, where the key
+        changed meanwhile."""
+        with self._engine.lock:
+            now = self._overlay.get(claim.pending.key)
+            if now is not None and now.content == content:
+                staged = Staged(number, content.size_bytes)
+                self._engine.record([replace(now, content=staged, version=self._engine.next_version())])
+                return True
+        self._engine.files.remove(number)
+        return False

@@ -1,6 +1,6 @@
 """A file that is being written: its bytes from the first change until the last writer closes it.
 
-Used by `fuse_mount/bucket/fs/files.py`; calls for one draft are made one at a time by its owner, except `read`. Small
+Used by `fuse_mount/bucket/fs`; calls for one draft are made one at a time by its owner, except `read`. Small
 files are kept in memory and go into the journal, which takes one sync; larger ones lie in a staged file. A draft that
 starts from nothing (a new file, or one that was truncated to nothing) never touches what was acknowledged before: that
 stays in the overlay until the draft is settled. One that continues a staged file changes it in place, as a local file
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 
 from datacache.core.disk import write_all
 from datacache.core.errors import StagingError
@@ -47,13 +48,13 @@ class Draft:
         self.size = len(data)
         """Bytes it has now."""
         self.changes = 0
-        """Counts what was changed."""
+        """How often it was changed."""
         self.settled_changes = 0
-        """How many of these are durable and in the overlay."""
+        """How many of these changes are durable and in the overlay."""
 
     @staticmethod
     def of_staged(engine: WriteBack, attributes: Attributes, number: int) -> Draft:
-        """A draft that continues a staged file in place."""
+        """Return a draft that continues a staged file in place."""
         draft = Draft(engine, attributes)
         draft._buffer = None
         draft._number = number
@@ -63,15 +64,20 @@ class Draft:
 
     @property
     def dirty(self) -> bool:
-        """Whether something was changed since it was settled."""
+        """Return whether something was changed since it was settled."""
         return self.changes != self.settled_changes
 
+    def note_change(self) -> None:
+        """Count a change that is about to be made, or was: now is the file's time."""
+        self.changes += 1
+        self.attributes = self.attributes._replace(mtime_ns=time.time_ns())
+
     def content(self) -> Content:
-        """What `Pending` is to say of the bytes as they are now."""
+        """Return what `Pending` is to say of the bytes as they are now."""
         return logged(self.size) if self._buffer is not None else Staged(self._number, self.size)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes from an offset on, up to the end."""
+        """Return bytes from an offset on, up to the end."""
         buffer, file = self._buffer, self._file
         if buffer is not None or file is None:
             return bytes(buffer[offset : offset + size]) if buffer is not None else b""
@@ -82,7 +88,7 @@ class Draft:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def in_memory(self, end: int) -> bool:
-        """Whether a write up to this offset stays in memory."""
+        """Return whether a write up to this offset stays in memory."""
         return self._buffer is not None and end <= INLINE_BYTES
 
     def write(self, offset: int, data: bytes) -> None:
@@ -96,7 +102,7 @@ class Draft:
             self._buffer[offset:end] = data
         else:
             if offset < self.size:
-                self._engine.claims.touch(self._number, offset)
+                self._engine.tear(self._number, offset)
             write_all(self._fd(), data, offset)
             if end > self.size:
                 self._engine.files.grow(self._number, end - self.size)
@@ -113,7 +119,7 @@ class Draft:
                 self._buffer.extend(bytes(size - self.size))
         else:
             if size < self.size:
-                self._engine.claims.touch(self._number, size)
+                self._engine.tear(self._number, size)
             os.ftruncate(self._fd(), size)
             if size < self.size:
                 self._engine.files.grow(self._number, size - self.size)
@@ -127,7 +133,7 @@ class Draft:
         self.size = 0
 
     def sync(self) -> None:
-        """Have the bytes of a staged file on the disk. May take long. After an error it raises that for ever: the
+        """Bring the bytes of a staged file to the disk. May take long. After an error it raises that for ever: the
         kernel has thrown away what it could not write, and a second try would find nothing left to do (fsync(2))."""
         if self._buffer is not None:
             return
@@ -140,7 +146,7 @@ class Draft:
             raise
 
     def blob(self) -> bytes | None:
-        """The bytes for the journal, of a draft in memory."""
+        """Return the bytes for the journal, of a draft in memory."""
         return bytes(self._buffer) if self._buffer is not None else None
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""What is pending, in memory and durable: changed by the file system, worked off by the uploader.
+"""What is pending, in memory and durable: the file system changes it, the uploader works it off.
 
 `WriteBack` puts overlay, journal and staged files together. A change is `record`ed: it is in the overlay at once, and
 durable when `commit` has returned for its ticket. Whatever takes bytes away (a staged file that nothing refers to any
 more) happens only after the record that says so is durable, so the journal never refers to a file that is gone.
-`claims` is what the uploader does with keys; `fetching` brings bytes into staged files.
+`claims.py` is what the uploader does with keys; `fetching.py` brings bytes into staged files.
 
 Any thread. `lock` guards everything here and may be held across several calls; no call that waits for a sync or a store
 is made under it.
@@ -27,25 +27,32 @@ import xxhash
 from datacache.core.errors import DatacacheError, StagingError, StagingFullError
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
-from datacache.writeback.claims import Claims
-from datacache.writeback.fetching import Fetching
+from datacache.writeback.conflicts import CONFLICT_MARK, CONFLICTS, ConflictLog
 from datacache.writeback.journal.journal import Change, Journal
-from datacache.writeback.journal.records import (
+from datacache.writeback.model import (
     KEPT,
     PENDING,
     UPLOAD,
+    WRITER,
+    Attributes,
+    Claim,
+    Content,
+    Logged,
+    Pending,
+    Staged,
+    Stored,
     UploadState,
     decode_pending,
     decode_upload,
     encode_pending,
     encode_upload,
 )
-from datacache.writeback.model import WRITER, Attributes, Content, Logged, Pending, Staged, Stored
 from datacache.writeback.overlay import Overlay
+from datacache.writeback.remote.known import Known, RemoteFile
+from datacache.writeback.remote.memory import RemoteMemory
 from datacache.writeback.staging.area import StagingArea
 from datacache.writeback.staging.files import StagedFiles
 from datacache.writeback.staging.losses import LOSSES, LossLog
-from datacache.writeback.upload.conflicts import CONFLICT_MARK, CONFLICTS, ConflictLog
 
 _log = logging.getLogger("datacache.writeback")
 _COMMIT_EVERY_S = 0.2
@@ -54,15 +61,15 @@ _RECORD_BYTES = 64 * 1024
 
 
 class Watcher(Protocol):
-    """Who shows the bucket as a directory, and is told (under the lock) what changes behind its back."""
+    """Shows the bucket as a directory, and is told under the lock what changes behind its back."""
 
-    def uploaded(self, pending: Pending, info: ObjectInfo | None) -> None:
-        """The bucket has this now; None: it is deleted there."""
+    def note_uploaded(self, pending: Pending, info: ObjectInfo | None) -> None:
+        """Take in that the bucket has this now; None: it is deleted there."""
         ...
 
-    def moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:
-        """Ours goes on under another key, because somebody else's object has this one. '' for the new key: ours was a
-        deletion or cannot be kept."""
+    def note_moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:
+        """Take in that ours goes on under another key, because somebody else's object has this one. '' for the new key:
+        ours was a deletion or cannot be kept."""
         ...
 
 
@@ -77,31 +84,32 @@ class WriteBack:
         bucket: Bucket,
         prefix: str,
         *,
+        memory: RemoteMemory,
         host: str,
         uploads: int = 8,
         ack: str = "staged",
     ) -> None:
         self.area, self.files, self.bucket, self.prefix = area, files, bucket, prefix
-        self.area_id = area.id
-        self.host = host
-        self.uploads = uploads
-        self.ack = ack
+        self.memory, self.host, self.uploads, self.ack = memory, host, uploads, ack
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         """Notified when something was finished, given up for now, or became pending."""
-        self.overlay = Overlay()
+        self.known = Known()
+        memory.recall(self.known)
+        self.overlay = Overlay(self.known.size_of)
         self.usage = self.overlay.usage
         self.conflict_log = ConflictLog(area.folder / CONFLICTS)
         self.losses = LossLog(area.folder / LOSSES, check=area.check)
-        self.claims = Claims(self)
-        self.fetching = Fetching(self)
-        self.watcher: Watcher | None = None
+        self.claims: dict[str, Claim] = {}
+        """Keys that are being uploaded. See `Claims`."""
+        self.local_folders: set[str] = set()
+        """Folders that the store cannot keep: nothing is left to be done for them."""
+        self.watchers: list[Watcher] = []
+        self._listeners: list[Callable[[Pending], None]] = []
         self._journal = journal
         self._uploads: dict[str, UploadState] = {}
         self._refs: dict[int, str] = {}  # staged file -> the key whose content it is
-        self._local_folders: set[str] = set()  # folders that the store cannot keep
         self._held: dict[int, int] = {}  # staged file -> how many drafts have it open
-        self._listeners: list[Callable[[Pending], None]] = []
         self._after: deque[tuple[int, Callable[[], None]]] = deque()  # what may happen once a ticket is durable
         self._ticket = self._durable = 0
         self.needs_ended = 0
@@ -119,50 +127,66 @@ class WriteBack:
     # --- what is pending -------------------------------------------------------------------------------------------
 
     def get(self, key: str) -> Pending | None:
-        """What is pending of a key."""
+        """Return what is pending of a key."""
         with self.lock:
             return self.overlay.get(key)
 
     def pendings(self) -> list[Pending]:
-        """All that is to be brought to the bucket, as it is now."""
+        """Return all that is to be brought to the bucket, as it is now."""
         with self.lock:
-            return [pending for pending in self.overlay if pending.key not in self._local_folders]
+            return [pending for pending in self.overlay if pending.key not in self.local_folders]
 
     def listen(self, listener: Callable[[Pending], None]) -> None:
         """Have each new or changed pending told, under the lock."""
         with self.lock:
             self._listeners.append(listener)
 
+    def watch(self, watcher: Watcher) -> None:
+        """Have uploads and conflicts told, under the lock."""
+        with self.lock:
+            self.watchers.append(watcher)
+
     def next_version(self) -> int:
-        """A number larger than any used in this area before: also after a restart, as long as the clock is right."""
+        """Return a number larger than any used in this area before: also after a restart, as long as the clock is
+        right."""
         with self.lock:
             self._version += 1
             return self._version
 
     # --- changes ---------------------------------------------------------------------------------------------------
 
-    def change(
-        self,
-        key: str,
-        attributes: Attributes,
-        content: Content | None,
-        *,
-        base: str,
-        ready: bool = True,
+    def plan_change(
+        self, key: str, attributes: Attributes, content: Content | None, *, base: str, ready: bool = True
     ) -> Pending:
-        """What a key's `Pending` becomes when it is given these. `base` is what the bucket has, where nothing was
-        pending yet. With `record` it takes effect."""
+        """Return a key's `Pending` with these, for `record`. `base` is the bucket's ETag, where nothing was pending
+        yet."""
         old = self.overlay.get(key)
         version = self.next_version()
         if old is None:
             return Pending(key, attributes, content, base, version, self._now(), ready, after=version - 1)
         return Pending(key, attributes, content, old.base, version, old.since, ready, old.touched, old.after)
 
+    def plan_deletion(self, key: str, *, base: str) -> tuple[list[Pending], list[str]]:
+        """Return what a key's deletion has `record` make pending, and what it has it drop. `base` as for
+        `plan_change`."""
+        if CONFLICT_MARK in key:  # a conflict's copy: somebody has seen to it
+            self._do_later(partial(self.conflict_log.settle, key))
+        old = self.overlay.get(key)
+        if old is None:
+            if not base:
+                return [], []
+            version = self.next_version()
+            return [Pending(key, None, None, base, version, self._now(), after=version - 1)], []
+        if not old.base and not old.touched:
+            return [], [key]
+        sent = self._sum_of_sent(old)
+        return [replace(old, attributes=None, content=None, version=self.next_version(), ready=True, sent=sent)], []
+
     def record(
         self, pendings: Iterable[Pending] = (), *, drop: Iterable[str] = (), blobs: Mapping[str, bytes] | None = None
     ) -> int:
-        """Make changes, all or none of which survive a crash: the ticket for `commit`. `blobs` are the bytes of keys
-        whose content is `Logged`; where it lacks one, the key keeps the bytes it has. What is not ready stays in
+        """Make changes, all or none of which survive a crash; return the ticket for `commit`. `blobs` are the bytes of
+        keys whose content is `Logged`; where it lacks one, the key keeps the bytes it has. What is not ready stays in
         memory."""
         blobs = blobs or {}
         drop, pendings = list(drop), list(pendings)
@@ -171,12 +195,11 @@ class WriteBack:
             # What is not ready is not recorded: a deletion that it follows stays in the journal, or a crash would bring
             # the old object back.
             changes += [self._change_of(pending, blobs) for pending in pendings if pending.ready]
-            if self._local_folders:
+            if self.local_folders:
                 keys = (*drop, *(pending.key for pending in pendings))
-                changes += [Change(KEPT + key, None) for key in keys if key in self._local_folders]
+                changes += [Change(KEPT + key, None) for key in keys if key in self.local_folders]
             if changes:
-                self._ticket = self._journal.append(changes)  # from here on nothing may fail
-                self._wake.set()
+                self._append_locked(changes)  # from here on nothing may fail
             released: set[int] = set()
             for key in drop:
                 self._release(self.overlay.drop(key), released)
@@ -189,51 +212,12 @@ class WriteBack:
                     listener(pending)
             for number in released.difference(self._refs):
                 if number not in self._held:
-                    self._later(partial(self.files.remove, number))
+                    self._do_later(partial(self.files.remove, number))
             self.changed.notify_all()
             return self._ticket
 
-    def gone(self, key: str, *, base: str) -> tuple[list[Pending], list[str]]:
-        """What `record` is to be given for the deletion of a key: what becomes pending, and what is dropped. `base` as
-        for `change`."""
-        self._settle_conflict(key)
-        old = self.overlay.get(key)
-        if old is None:
-            if not base:
-                return [], []
-            version = self.next_version()
-            return [Pending(key, None, None, base, version, self._now(), after=version - 1)], []
-        if not old.base and not old.touched:
-            return [], [key]
-        sent = self._sum_of_sent(old)
-        return [replace(old, attributes=None, content=None, version=self.next_version(), ready=True, sent=sent)], []
-
-    def _settle_conflict(self, key: str) -> None:
-        """Tell no more of a conflict whose copy is deleted or renamed: somebody has seen to it."""
-        if CONFLICT_MARK in key:
-            self._later(partial(self.conflict_log.settle, key))
-
-    def _sum_of_sent(self, pending: Pending) -> str:
-        """Return the MD5 of the bytes that a try may have brought to the bucket in one request; '' for none."""
-        if not pending.touched or pending.upload_bytes > self.bucket.whole_bytes:
-            return pending.sent
-        try:
-            if isinstance(pending.content, Logged):
-                data = self.blob(pending.key)
-            elif isinstance(pending.content, Staged):
-                fd = self.files.open(pending.content.file)
-                try:
-                    data = os.pread(fd, pending.content.size_bytes, 0)
-                finally:
-                    os.close(fd)
-            else:
-                return pending.sent
-        except (KeyError, OSError, StagingError):
-            return pending.sent  # then the object is taken for somebody's, and kept
-        return hashlib.md5(data, usedforsecurity=False).hexdigest()
-
     def blob(self, key: str) -> bytes:
-        """The bytes of a key whose content is `Logged`."""
+        """Return the bytes of a key whose content is `Logged`."""
         return self._journal.read(PENDING + key)
 
     def commit(self, ticket: int | None = None, *, wait_s: float = 0.0) -> None:
@@ -256,7 +240,7 @@ class WriteBack:
             self.files.set_journal_bytes(self._journal.size_bytes)
             with self.lock:
                 self._durable = max(self._durable, wanted)
-            if self.losses.settled(self._durable):
+            if self.losses.settle(self._durable):
                 self.losses.save()
         with self.lock:
             due = []
@@ -268,122 +252,28 @@ class WriteBack:
             except StagingError as exc:  # what is durable is acknowledged all the same, and the next start deletes it
                 _log.warning("a file that is not needed any more stays: %s", exc)
 
-    def before_commits(self, call: Callable[[], None]) -> None:
-        """Have this called before changes become durable: what it writes down of them is there when they are."""
-        self._journal.before_write = call
+    def is_durable(self, ticket: int) -> bool:
+        """Return whether a change is durable."""
+        return ticket <= self._durable
 
-    def unsettled(self, ticket: int) -> bool:
-        """Whether a change is not durable yet."""
-        return ticket > self._durable
-
-    def hold(self, number: int) -> int:
-        """An fd of a staged file for a draft. While it is held it is neither deleted nor taken for a clean copy."""
-        with self.lock:
-            fd = self.files.open(number)
-            self._held[number] = self._held.get(number, 0) + 1
-            return fd
-
-    def free(self, number: int) -> None:
-        """A draft has closed a staged file. If nothing refers to it (any more) it is deleted."""
-        with self.lock:
-            self._held[number] -= 1
-            if not self._held[number]:
-                del self._held[number]
-                if number not in self._refs:
-                    self._later(partial(self.files.remove, number))
-
-    def settled(self, pending: Pending, etag: str | None) -> None:
-        """The bucket has what is pending of a key. An ETag says that a staged file with its bytes is a copy of the
-        object. Under the lock."""
-        key, content = pending.key, pending.content
-        if isinstance(content, Staged) and etag is not None and content.file not in self._held:
-            # Not given back: it is a clean copy, once it is durable that nothing refers to it any more.
-            del self._refs[content.file]
-            self.record(drop=[key])
-            self._later(partial(self.files.keep, self.prefix + key, etag, content.file, content.size_bytes))
-        else:
-            self.record(drop=[key])
-
-    def unrecord(self, key: str) -> None:
-        """What the journal has of a key is done, and what is pending of it is not ready. Under the lock."""
-        if PENDING + key in self._journal:
-            self._ticket = self._journal.append([Change(PENDING + key, None)])
-            self._wake.set()
-
-    def keep_here(self, key: str) -> None:
-        """Note that the store cannot keep a folder: nothing is left to be done for it, now or later. Under the lock."""
-        self._local_folders.add(key)
-        self._ticket = self._journal.append([Change(KEPT + key, b"")])
-        self._wake.set()
-
-    def is_kept_here(self, key: str) -> bool:
-        """Whether it is such a folder. Under the lock."""
-        return key in self._local_folders
-
-    # --- what is uploaded --------------------------------------------------------------------------------------------
-
-    def writer(self, pending: Pending) -> str:
-        """What the metadata of an uploaded object says of where it came from. The key is part of it, because who copies
-        an object often copies its metadata as well."""
-        return f"{self.area_id}-{pending.version}-{self._stamp(pending.key)}"
-
-    def is_ours(self, metadata: Mapping[str, str], pending: Pending) -> int | None:
-        """The version of this key that an object was made of, if this area wrote it since the key began to differ. An
-        older one was edited by somebody who kept the metadata."""
-        area, _, rest = metadata.get(WRITER, "").partition("-")
-        version, _, stamp = rest.partition("-")
-        if area != self.area_id or stamp != self._stamp(pending.key) or not (version.isascii() and version.isdigit()):
-            return None
-        return int(version) if pending.after < int(version) <= pending.version else None
-
-    def _stamp(self, key: str) -> str:
-        return xxhash.xxh3_64_hexdigest((self.prefix + key).encode("utf-8", "surrogateescape"))
-
-    def upload_state(self, key: str) -> UploadState | None:
-        """The unfinished upload in parts that was recorded for a key."""
-        with self.lock:
-            return self._uploads.get(key)
-
-    def save_upload(self, key: str, state: UploadState | None) -> None:
-        """Record an unfinished upload, or that there is none any more. Durable when it returns."""
-        with self.lock:
-            if state is None:
-                if self._uploads.pop(key, None) is None:
-                    return
-            else:
-                self._uploads[key] = state
-            header = encode_upload(state) if state is not None else None
-            ticket = self._ticket = self._journal.append([Change(UPLOAD + key, header)])
-            self._wake.set()
-        if state is not None:
-            self.commit(ticket)
-
-    def uploads_recorded(self) -> dict[str, UploadState]:
-        """All of them, by key."""
-        with self.lock:
-            return dict(self._uploads)
-
-    def pressure(self) -> float:
-        """The share of the staging area's room that is in use."""
-        return self.files.pressure()
-
-    def close(self, *, discard: bool = False) -> None:
-        """Make everything durable and let go of the staging area; with `discard` it is deleted, if it was made just now
-        and nothing is pending in it."""
-        self._closing = True
-        self._wake.set()
-        self._committer.join()
+    def _sum_of_sent(self, pending: Pending) -> str:
+        """Return the MD5 of the bytes that a try may have brought to the bucket in one request; '' for none."""
+        if not pending.touched or pending.upload_bytes > self.bucket.whole_bytes:
+            return pending.sent
         try:
-            self.commit()
-        finally:
-            self.losses.save()
-            self.conflict_log.shorten()
-            try:
-                self._journal.close()
-            finally:
-                self.area.close(discard=discard and self.area.is_new and not len(self.overlay))
-
-    # --- within ----------------------------------------------------------------------------------------------------
+            if isinstance(pending.content, Logged):
+                data = self.blob(pending.key)
+            elif isinstance(pending.content, Staged):
+                fd = self.files.open(pending.content.file)
+                try:
+                    data = os.pread(fd, pending.content.size_bytes, 0)
+                finally:
+                    os.close(fd)
+            else:
+                return pending.sent
+        except (KeyError, OSError, StagingError):
+            return pending.sent  # then the object is taken for somebody's, and kept
+        return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
     def _change_of(self, pending: Pending, blobs: Mapping[str, bytes]) -> Change:
         key = PENDING + pending.key
@@ -392,23 +282,139 @@ class WriteBack:
             blob = self._journal.read(key)
         return Change(key, encode_pending(pending), blob)
 
+    def _append_locked(self, changes: list[Change]) -> int:
+        self._ticket = self._journal.append(changes)
+        self._wake.set()
+        return self._ticket
+
     def _release(self, old: Pending | None, released: set[int]) -> None:
-        """A key's old content is not its content any more."""
+        """Take note that a key's old content is not its content any more."""
         if old is None:
             return
-        self._local_folders.discard(old.key)
+        self.local_folders.discard(old.key)
         if isinstance(old.content, Stored) and old.content.key != old.key:
             self.needs_ended = self._ticket
         if isinstance(old.content, Staged) and self._refs.get(old.content.file) == old.key:
             del self._refs[old.content.file]
             released.add(old.content.file)
 
+    def _do_later(self, action: Callable[[], None]) -> None:
+        """Do something once all that is recorded by now is durable."""
+        self._after.append((self._ticket, action))
+        self._wake.set()
+
+    def _now(self) -> float:
+        """Return the time in whole seconds, the same object for a second."""
+        now = float(int(time.time()))
+        if now != self._second:
+            self._second = now
+        return self._second
+
+    # --- staged files ------------------------------------------------------------------------------------------------
+
+    def hold(self, number: int) -> int:
+        """Open a staged file for a draft. While it is held it is neither deleted nor taken for a clean copy."""
+        with self.lock:
+            fd = self.files.open(number)
+            self._held[number] = self._held.get(number, 0) + 1
+            return fd
+
+    def free(self, number: int) -> None:
+        """Take note that a draft has closed a staged file. If nothing refers to it (any more) it is deleted."""
+        with self.lock:
+            self._held[number] -= 1
+            if not self._held[number]:
+                del self._held[number]
+                if number not in self._refs:
+                    self._do_later(partial(self.files.remove, number))
+
+    def tear(self, number: int, offset: int) -> None:
+        """Take note that a staged file is about to be changed in place from this offset on: uploads of it are torn."""
+        with self.lock:
+            for claim in self.claims.values():
+                content = claim.pending.content
+                if isinstance(content, Staged) and content.file == number and offset < content.size_bytes:
+                    claim.torn = True
+
+    # --- what is uploaded --------------------------------------------------------------------------------------------
+
+    def apply_own_locked(self, key: str, info: ObjectInfo | None, attributes: Attributes | None) -> None:
+        """Take into what is known that the bucket has something else under a key now; None: nothing."""
+        self.usage.apply_own(key, info.size_bytes if info is not None else 0)
+        file = None if info is None else RemoteFile(info.size_bytes, info.etag, info.mtime_ns, attributes)
+        self.known.apply_own(key, file, attributes)
+        self.memory.note(key, file, attributes)
+
+    def settle_locked(self, pending: Pending, etag: str | None) -> None:
+        """Drop what is pending of a key, as the bucket has it. An ETag says that a staged file with its bytes is a copy
+        of the object."""
+        key, content = pending.key, pending.content
+        if isinstance(content, Staged) and etag is not None and content.file not in self._held:
+            # Not given back: it is a clean copy, once it is durable that nothing refers to it any more.
+            del self._refs[content.file]
+            self.record(drop=[key])
+            self._do_later(partial(self.files.keep, self.prefix + key, etag, content.file, content.size_bytes))
+        else:
+            self.record(drop=[key])
+
+    def unrecord_locked(self, key: str) -> None:
+        """Drop what the journal has of a key, which is done: what is pending of it is not ready."""
+        if PENDING + key in self._journal:
+            self._append_locked([Change(PENDING + key, None)])
+
+    def keep_folder_locked(self, key: str) -> None:
+        """Note that the store cannot keep a folder: nothing is left to be done for it, now or later."""
+        self.local_folders.add(key)
+        self._append_locked([Change(KEPT + key, b"")])
+
+    def writer_of(self, pending: Pending) -> str:
+        """Return what the metadata of an uploaded object says of where it came from. The key is part of it, because who
+        copies an object often copies its metadata as well."""
+        return f"{self.area.id}-{pending.version}-{self._stamp(pending.key)}"
+
+    def own_version(self, metadata: Mapping[str, str], pending: Pending) -> int | None:
+        """Return the version of this key that an object was made of, if this area wrote it since the key began to
+        differ. An older one was edited by somebody who kept the metadata."""
+        area, _, rest = metadata.get(WRITER, "").partition("-")
+        version, _, stamp = rest.partition("-")
+        if area != self.area.id or stamp != self._stamp(pending.key) or not (version.isascii() and version.isdigit()):
+            return None
+        return int(version) if pending.after < int(version) <= pending.version else None
+
+    def _stamp(self, key: str) -> str:
+        return xxhash.xxh3_64_hexdigest((self.prefix + key).encode("utf-8", "surrogateescape"))
+
+    def upload_state(self, key: str) -> UploadState | None:
+        """Return the unfinished upload in parts that was recorded for a key."""
+        with self.lock:
+            return self._uploads.get(key)
+
+    def upload_states(self) -> dict[str, UploadState]:
+        """Return all unfinished uploads in parts that were recorded, by key."""
+        with self.lock:
+            return dict(self._uploads)
+
+    def save_upload(self, key: str, state: UploadState | None) -> None:
+        """Record an unfinished upload, durable when it returns; None: that there is none any more."""
+        with self.lock:
+            if state is None:
+                if self._uploads.pop(key, None) is None:
+                    return
+            else:
+                self._uploads[key] = state
+            header = encode_upload(state) if state is not None else None
+            ticket = self._append_locked([Change(UPLOAD + key, header)])
+        if state is not None:
+            self.commit(ticket)
+
+    # --- start and end -----------------------------------------------------------------------------------------------
+
     def _replay(self) -> None:
         files: set[int] = set()
         written: list[tuple[Pending, Staged]] = []
         for key, header, blob_bytes in self._journal.records():
             if key.startswith(KEPT):
-                self._local_folders.add(key.removeprefix(KEPT))
+                self.local_folders.add(key.removeprefix(KEPT))
                 continue
             if key.startswith(UPLOAD):
                 of = key.removeprefix(UPLOAD)
@@ -426,7 +432,7 @@ class WriteBack:
         self.files.purge(files)
 
     def _measured(self, pending: Pending, content: Staged) -> Pending:
-        """With the size the file has: what was written after the last acknowledgement may be there as well."""
+        """Return it with its file's size: what was written after the last acknowledgement may be there as well."""
         try:
             size = os.stat(self.files.path(content.file)).st_size
         except OSError:
@@ -435,17 +441,6 @@ class WriteBack:
         if size == content.size_bytes:
             return pending
         return replace(pending, content=Staged(content.file, size), version=self.next_version())
-
-    def _now(self) -> float:
-        """The time in whole seconds, the same object for a second."""
-        now = float(int(time.time()))
-        if now != self._second:
-            self._second = now
-        return self._second
-
-    def _later(self, action: Callable[[], None]) -> None:
-        self._after.append((self._ticket, action))
-        self._wake.set()
 
     def _commit_lazily(self) -> None:
         told = False
@@ -463,3 +458,20 @@ class WriteBack:
                 told = True
                 self._wake.set()
                 pause.wait(1.0)
+
+    def close(self, *, discard: bool = False) -> None:
+        """Make everything durable and let go of the staging area; with `discard` it is deleted, if it was made just now
+        and nothing is pending in it."""
+        self._closing = True
+        self._wake.set()
+        self._committer.join()
+        try:
+            self.commit()
+        finally:
+            self.losses.save()
+            self.conflict_log.shorten()
+            try:
+                self._journal.close()
+            finally:
+                self.memory.close()
+                self.area.close(discard=discard and self.area.is_new and not len(self.overlay))

@@ -1,7 +1,7 @@
 """What is pending: one bucket key's difference between what we acknowledged and what the bucket has.
 
-Pure values, used by all of `writeback` and by `fuse_mount/bucket/fs/`. Keys are relative to the mount's prefix; a
-folder's key ends in a slash and stands for the marker object of that name.
+Pure values, their form in the journal and as object metadata; used by all of `writeback` and by `fuse_mount/bucket/fs`.
+Keys are relative to the mount's prefix; a folder's key ends in a slash and stands for the marker object of that name.
 
 Attributes travel as object metadata under the names s3fs-fuse uses (`mode`, `uid`, `gid`, `mtime`), so each reads what
 the other wrote; `mtime` is in seconds with a fraction, which rclone reads and writes as well.
@@ -9,12 +9,15 @@ the other wrote; `mtime` is in seconds with a fraction, which rclone reads and w
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from datacache.core.errors import StagingError
 
 WRITER = "datacache-writer"
 """Metadata: `<staging area's id>-<version>-<hash of the key>` of the write an object came from. After a crash it tells
@@ -22,8 +25,18 @@ a write of our own that was not recorded any more from somebody else's. Other to
 it is believed of versions only that may have been written since the key began to differ (`Pending.after`)."""
 
 
+def parent_of(key: str) -> str:
+    """Return the folder a key lies in: '' or ending in '/'."""
+    return key[: key.rstrip("/").rfind("/") + 1]
+
+
+def name_of(key: str) -> str:
+    """Return the last part of a key, with the slash of a folder."""
+    return key[key.rstrip("/").rfind("/") + 1 :]
+
+
 class Attributes(NamedTuple):
-    """What is kept of a file, link or folder besides its bytes. `mode` is all of st_mode, the type included."""
+    """The attributes of a file, link or folder. `mode` is all of st_mode, the type included."""
 
     mode: int
     uid: int
@@ -32,24 +45,22 @@ class Attributes(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether this is a folder's."""
         return stat.S_ISDIR(self.mode)
 
     @property
     def is_link(self) -> bool:
-        """Whether this is a symbolic link's."""
         return stat.S_ISLNK(self.mode)
 
     def to_metadata(self, writer: str = "") -> dict[str, str]:
-        """The object metadata that says this."""
+        """Return the object metadata that says this."""
         mtime = f"{Decimal(self.mtime_ns).scaleb(-9):.9f}"
         found = {"mode": str(self.mode), "uid": str(self.uid), "gid": str(self.gid), "mtime": mtime}
         return found | {WRITER: writer} if writer else found
 
 
 def read_attributes(metadata: Mapping[str, str], default: Attributes) -> Attributes:
-    """The attributes that an object's metadata says; what is missing or makes no sense there is the default's. A type
-    that is neither file, link nor folder is not believed, and a folder's only of a folder."""
+    """Return the attributes that an object's metadata says; what is missing or makes no sense there is the default's. A
+    type that is neither file, link nor folder is not believed, and a folder's only of a folder."""
     mode = _number(metadata.get("mode"), default.mode)
     kind = stat.S_IFMT(mode)
     if kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR) or (kind == stat.S_IFDIR) != default.is_folder:
@@ -84,15 +95,14 @@ class Logged(NamedTuple):
 
 @lru_cache(4096)
 def logged(size_bytes: int) -> Logged:
-    """`Logged`, the same object for the same size: there may be very many small files."""
+    """Return a `Logged`, the same object for the same size: there may be very many small files."""
     return Logged(size_bytes)
 
 
 class Staged(NamedTuple):
-    """Bytes that lie in a file of the staging area."""
+    """Bytes that lie in a numbered file of the staging area."""
 
     file: int
-    """Its number."""
     size_bytes: int
 
 
@@ -100,7 +110,6 @@ class Stored(NamedTuple):
     """Bytes that lie in the bucket: under the same key when only attributes changed, after a rename under another."""
 
     key: str
-    """Relative to the prefix."""
     size_bytes: int
     etag: str
 
@@ -110,7 +119,7 @@ Content: TypeAlias = Logged | Staged | Stored
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """How a key differs from the bucket. Replaced as a whole when it changes."""
+    """A key's difference from the bucket. Replaced as a whole when it changes."""
 
     key: str
     attributes: Attributes | None
@@ -135,17 +144,27 @@ class Pending:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of content."""
+        """Return the bytes of content."""
         return self.content.size_bytes if self.content is not None else 0
 
     @property
     def upload_bytes(self) -> int:
-        """Bytes that have to go to the bucket."""
+        """Return the bytes that have to go to the bucket."""
         return 0 if self.content is None or isinstance(self.content, Stored) else self.content.size_bytes
 
 
+class Claim:
+    """One key that is being uploaded. `torn`: bytes that are being uploaded were overwritten or cut off meanwhile."""
+
+    __slots__ = ("pending", "torn")
+
+    def __init__(self, pending: Pending) -> None:
+        self.pending = pending
+        self.torn = False
+
+
 class Conflict(NamedTuple):
-    """Somebody else changed an object that we changed as well. Nothing was overwritten."""
+    """An object that somebody else changed and we changed as well. Nothing was overwritten."""
 
     key: str
     kept_as: str
@@ -156,7 +175,7 @@ class Conflict(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a key was not uploaded when it was last tried. It will be tried again."""
+    """The reason why a key was not uploaded when it was last tried. It will be tried again."""
 
     key: str
     reason: str
@@ -165,3 +184,68 @@ class Failure(NamedTuple):
     at: float
     """Seconds since the epoch."""
     retry_at: float
+
+
+class UploadState(NamedTuple):
+    """An upload in parts that was begun for a version of a key."""
+
+    version: int
+    id: str
+    """'' while it is being begun."""
+    part_bytes: int
+    mtime_ns: int = 0
+    """The staged file's time when its parts were last known to be of these bytes: it may be overwritten in place while
+    nobody watches, also right before the process is killed."""
+    size_bytes: int = 0
+
+
+# --- in the journal --------------------------------------------------------------------------------------------------
+
+PENDING, UPLOAD, KEPT = "", "\0u", "\0k"
+"""The beginnings of the journal's keys. No key of a bucket has a zero byte; those of `Pending` are the same strings in
+the journal and in the overlay. `KEPT` marks folders that the store cannot keep: nothing is left to be done for them."""
+
+
+def encode_pending(pending: Pending) -> bytes:
+    """Return the header of a key's record: a short JSON text. The bytes of a `Logged` are the record's blob."""
+    content: list[Any] | None = None
+    if isinstance(pending.content, Logged):
+        content = ["l"]
+    elif isinstance(pending.content, Staged):
+        content = ["s", pending.content.file, pending.content.size_bytes]
+    elif pending.content is not None:
+        content = ["b", *pending.content]
+    fields = [pending.attributes, content, pending.base, pending.version, round(pending.since, 3), pending.after]
+    if pending.sent:
+        fields.append(pending.sent)
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode_pending(key: str, header: bytes, blob_bytes: int) -> Pending:
+    """Return the `Pending` of a record. It is `touched`: an earlier process may have tried to upload it."""
+    try:
+        attributes, content, base, version, since, after, *more = json.loads(header)
+        found: Content | None = None
+        if content is not None:
+            kind, *fields = content
+            found = logged(blob_bytes) if kind == "l" else Staged(*fields) if kind == "s" else Stored(*fields)
+        kept = Attributes(*attributes) if attributes is not None else None
+        sent = str(more[0]) if more else ""
+        return Pending(key, kept, found, str(base), int(version), float(since), True, True, int(after), sent)
+    except (ValueError, TypeError) as exc:
+        raise StagingError(
+            f"the journal's record of {key!r} makes no sense", hint="It was written by another version of datacache."
+        ) from exc
+
+
+def encode_upload(state: UploadState) -> bytes:
+    """Return the header of an upload's record."""
+    return json.dumps(state, separators=(",", ":")).encode()
+
+
+def decode_upload(key: str, header: bytes) -> UploadState:
+    """Return the upload of a record."""
+    try:
+        return UploadState(*json.loads(header))
+    except (ValueError, TypeError) as exc:
+        raise StagingError(f"the journal's record of the upload of {key!r} makes no sense") from exc

@@ -32,7 +32,9 @@ import trio
 
 from datacache.core.errors import DatacacheError, StagingFullError
 from datacache.writeback.remote.bucket import Needs
-from fuse_mount.bucket.fs.bucket_fs import LONGEST_NAME, Attr, BucketFs, Changes
+from fuse_mount.bucket.fs.bucket_fs import BucketFs
+from fuse_mount.bucket.fs.names import Changes
+from fuse_mount.bucket.fs.nodes import LONGEST_NAME, Attr
 from fuse_mount.errno_map import FailureLog, errno_of
 
 T = TypeVar("T")
@@ -74,7 +76,6 @@ def serve(
     sys.setswitchinterval(_SWITCH_S)
     pyfuse3.init(operations, mountpoint, set(options))
     try:
-        fs.on_stale = _forget_name
         if ready is not None:
             ready()
         trio.run(_run, fs, operations)
@@ -84,7 +85,7 @@ def serve(
 
 def sync_open(fs: BucketFs) -> None:
     """Make durable what was written to files that are open: from another thread than `serve`'s."""
-    for ino, settle in fs.long_open(0.0):
+    for ino, settle in fs.handles.long_open(0.0):
         try:
             _bring_pages(ino)
             settle()
@@ -118,7 +119,7 @@ async def _sync_long_open(fs: BucketFs) -> None:
         while True:
             await trio.sleep(_CHECK_OPEN_S)
             try:
-                found = list(fs.long_open())
+                found = list(fs.handles.long_open())
             except Exception:  # noqa: BLE001 - what runs beside the requests must never end the server
                 _log.exception("open files could not be looked through")
                 continue
@@ -166,7 +167,8 @@ def _is_device(link: str) -> bool:
         return False
 
 
-def _forget_name(parent: int, name: str) -> None:
+def forget_name(parent: int, name: str) -> None:
+    """Have the kernel forget a name, as `BucketFs.on_stale`."""
     try:
         pyfuse3.invalidate_entry_async(parent, os.fsencode(name), ignore_enoent=True)
     except OSError as exc:
@@ -243,18 +245,18 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     @_request
     async def lookup(self, parent: int, name: bytes, _ctx: Any) -> Any:
-        return self._entry(await _answer(self._fs.lookup, parent, name))
+        return self._entry(await _answer(self._fs.lookups.lookup, parent, name))
 
     async def forget(self, inodes: Iterable[tuple[int, int]]) -> None:
         for ino, count in inodes:
             try:
-                self._fs.forget(ino, count)
+                self._fs.lookups.forget(ino, count)
             except Exception:  # noqa: BLE001 - nobody waits for an answer: it would end the server
                 _log.exception("inode %d cannot be forgotten", ino)
 
     @_request
     async def getattr(self, ino: int, _ctx: Any) -> Any:
-        return self._entry(await _answer(self._fs.getattr, ino))
+        return self._entry(await _answer(self._fs.lookups.getattr, ino))
 
     @_request
     async def setattr(self, ino: int, attr: Any, fields: Any, fh: int | None, _ctx: Any) -> Any:
@@ -266,38 +268,40 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
             ctime_ns=attr.st_ctime_ns if fields.update_ctime else None,
         )
-        return self._entry(await _answer(self._fs.setattr, ino, changes, fh))
+        return self._entry(await _answer(self._fs.names.setattr, ino, changes, fh))
 
     @_request
     async def opendir(self, ino: int, _ctx: Any) -> int:
-        handle = await _answer(self._fs.opendir, ino)
+        handle = await _answer(self._fs.lookups.opendir, ino)
         self._folders[handle] = ino
         return handle
 
     @_request
     async def readdir(self, fh: int, start: int, token: Any) -> None:
         ino = self._folders[fh]
-        entries = await _answer(self._fs.readdir, fh, start)
+        entries = await _answer(self._fs.lookups.readdir, fh, start)
         for number, entry in enumerate(entries, start + 1):
-            attr = self._fs.entered(ino, entry)
+            attr = self._fs.lookups.enter(ino, entry)
             if not pyfuse3.readdir_reply(token, os.fsencode(entry.name), self._entry(attr), number):
-                self._fs.forget(attr.ino, 1)
+                self._fs.lookups.forget(attr.ino, 1)
                 return
 
     @_request
     async def releasedir(self, fh: int) -> None:
         self._folders.pop(fh, None)
-        self._fs.releasedir(fh)
+        self._fs.lookups.releasedir(fh)
 
     @_request
     async def readlink(self, ino: int, _ctx: Any) -> bytes:
-        return await _answer(self._fs.readlink, ino)
+        return await _answer(self._fs.lookups.readlink, ino)
 
     # --- changes of names ------------------------------------------------------------------------------------------
 
     @_request
     async def create(self, parent: int, name: bytes, mode: int, flags: int, ctx: Any) -> Any:
-        call = functools.partial(self._fs.create, parent, name, flags, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid)
+        call = functools.partial(
+            self._fs.names.create, parent, name, flags, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid
+        )
         handle, attr = await _answer(call)
         return pyfuse3.FileInfo(fh=handle, keep_cache=True), self._entry(attr)
 
@@ -306,34 +310,36 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
         if not stat.S_ISREG(mode):
             raise OSError(errno.EPERM, "an object store has no devices, pipes or sockets")
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
-        call = functools.partial(self._fs.create, parent, name, flags, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid)
+        call = functools.partial(
+            self._fs.names.create, parent, name, flags, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid
+        )
         handle, attr = await _answer(call)
         await self._close(handle)
         return self._entry(attr)
 
     @_request
     async def mkdir(self, parent: int, name: bytes, mode: int, ctx: Any) -> Any:
-        call = functools.partial(self._fs.mkdir, parent, name, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid)
+        call = functools.partial(self._fs.names.mkdir, parent, name, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid)
         return await self._durably(self._entry(await _answer(call)))
 
     @_request
     async def symlink(self, parent: int, name: bytes, target: bytes, ctx: Any) -> Any:
-        call = functools.partial(self._fs.symlink, parent, name, target, uid=ctx.uid, gid=ctx.gid)
+        call = functools.partial(self._fs.names.symlink, parent, name, target, uid=ctx.uid, gid=ctx.gid)
         return await self._durably(self._entry(await _answer(call)))
 
     @_request
     async def unlink(self, parent: int, name: bytes, _ctx: Any) -> None:
-        await _answer(self._fs.unlink, parent, name)
+        await _answer(self._fs.names.unlink, parent, name)
         await self._durably(None)
 
     @_request
     async def rmdir(self, parent: int, name: bytes, _ctx: Any) -> None:
-        await _answer(self._fs.rmdir, parent, name)
+        await _answer(self._fs.names.rmdir, parent, name)
         await self._durably(None)
 
     @_request
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, _ctx: Any) -> None:
-        await _answer(self._fs.rename, parent, name, new_parent, new_name, flags)
+        await _answer(self._fs.names.rename, parent, name, new_parent, new_name, flags)
         await self._durably(None)
 
     @_request
@@ -344,29 +350,29 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     @_request
     async def open(self, ino: int, flags: int, _ctx: Any) -> Any:
-        return pyfuse3.FileInfo(fh=await _answer(self._fs.open, ino, flags), keep_cache=True)
+        return pyfuse3.FileInfo(fh=await _answer(self._fs.handles.open, ino, flags), keep_cache=True)
 
     @_request
     async def read(self, fh: int, offset: int, size: int) -> bytes:
-        return await _answer(self._fs.read, fh, offset, size)
+        return await _answer(self._fs.handles.read, fh, offset, size)
 
     @_request
     async def write(self, fh: int, offset: int, data: bytes) -> int:
         try:
-            return await _answer(self._fs.write, fh, offset, data)
+            return await _answer(self._fs.handles.write, fh, offset, data)
         except (DatacacheError, OSError) as exc:
-            key = self._fs.spoil(fh, exc, len(data))
+            key = self._fs.handles.spoil(fh, exc, len(data))
             number = errno_of(exc) if isinstance(exc, DatacacheError) else exc.errno or errno.EIO
             # The kernel has answered its writer already, and close(2) knows ENOSPC and EIO only.
             told = errno.ENOSPC if number == errno.ENOSPC else errno.EIO
             self.failures.report(f"write {key}", exc, told, _LOST_HINT)
-            await trio.to_thread.run_sync(self._fs.save_losses)
+            await trio.to_thread.run_sync(self._fs.engine.losses.save)
             raise pyfuse3.FUSEError(number) from exc
 
     @_request
     async def flush(self, fh: int) -> None:
-        quick = self._fs.is_quick and self._fs.is_small(fh)
-        settle = self._fs.flush(fh, wait=not quick)
+        quick = self._fs.is_quick and self._fs.handles.is_small(fh)
+        settle = self._fs.handles.flush(fh, wait=not quick)
         if settle is None:
             return
         if quick:
@@ -374,17 +380,17 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
                 settle()
                 return
             except StagingFullError:  # room is waited for in a thread
-                settle = self._fs.flush(fh)
+                settle = self._fs.handles.flush(fh)
         if settle is not None:
             await trio.to_thread.run_sync(settle)
 
     @_request
     async def fsync(self, fh: int, _datasync: bool) -> None:
-        await trio.to_thread.run_sync(self._fs.fsync(fh))
+        await trio.to_thread.run_sync(self._fs.handles.fsync(fh))
 
     @_request
     async def fsyncdir(self, _fh: int, _datasync: bool) -> None:
-        await trio.to_thread.run_sync(self._fs.commit)
+        await trio.to_thread.run_sync(self._fs.handles.commit)
 
     @_request
     async def release(self, fh: int) -> None:
@@ -408,18 +414,18 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
     # --- within ----------------------------------------------------------------------------------------------------
 
     async def _close(self, fh: int) -> None:
-        settle = self._fs.release(fh)
+        settle = self._fs.handles.release(fh)
         if settle is not None:
             await trio.to_thread.run_sync(settle)
 
     async def _durably(self, answer: T) -> T:
         if self._fs.is_quick:
             try:
-                self._fs.commit(wait=False)
+                self._fs.handles.commit(wait=False)
                 return answer
             except StagingFullError:
                 pass
-        await trio.to_thread.run_sync(self._fs.commit)
+        await trio.to_thread.run_sync(self._fs.handles.commit)
         return answer
 
     def _entry(self, attr: Attr) -> Any:
@@ -433,7 +439,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
         entry.st_blocks = -(-attr.size_bytes // 512)
         entry.st_mtime_ns = entry.st_atime_ns = attr.mtime_ns
         entry.st_ctime_ns = attr.ctime_ns
-        entry.entry_timeout = entry.attr_timeout = self._fs.ttl_s if attr.complete else 0
+        entry.entry_timeout = entry.attr_timeout = self._fs.live.ttl_s if attr.complete else 0
         entry.generation = 0
         return entry
 

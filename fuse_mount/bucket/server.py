@@ -86,6 +86,7 @@ class BucketServer:
         self._sync_open: Callable[[], None] = lambda: None
         self._remember: Callable[[], None] = lambda: None
         self._look_around: Callable[[], None] = lambda: None
+        self._mount_status: Callable[[], dict[str, Any]]
         self._info: BucketInfo
         self._final_flush_s = config.stop_flush_s
         """How long to go on uploading after the unmount. Set by who unmounts, read after it."""
@@ -109,7 +110,14 @@ class BucketServer:
         config, target = self._config, self._config.mountpoint
         notes = self._open()
         try:
-            fs = BucketFs(self._live, uid=config.uid, gid=config.gid, umask=config.umask)
+            fs = BucketFs(
+                self._live,
+                uid=config.uid,
+                gid=config.gid,
+                umask=config.umask,
+                on_stale=pyfuse3_adapter.forget_name,
+            )
+            self._mount_status = fs.status
             placed = bucket_session.place(target, normal_url(config.url), allow_other=config.allow_other)
         except BaseException:
             self._live.close(discard=True)
@@ -315,10 +323,10 @@ class BucketServer:
 
     def _status(self, _request: ipc.Message, _send: ipc.Send) -> dict[str, Any]:
         errors = [failure.to_dict() for failure in self._failures]
-        return self._info.to_dict() | {"live": self._live.status(), "errors": errors}
+        return self._info.to_dict() | {"live": self._mount_status(), "errors": errors}
 
     def _metrics(self, _request: ipc.Message, _send: ipc.Send) -> str:
-        return render_metrics([(self._info, self._live.status())], self._config.home)
+        return render_metrics([(self._info, self._mount_status())], self._config.home)
 
     def _quota(self, request: ipc.Message, _send: ipc.Send) -> dict[str, Any]:
         """Set another quota, kept in the staging area for the next server, and in the state for whoever mounts anew."""
@@ -332,7 +340,7 @@ class BucketServer:
             self._has_supervisor()  # the state may name another one than this server knows of
             self._files.write(self._info)
         _log.info("%s: the quota is %d bytes now", self._config.mountpoint, quota_bytes)
-        return self._live.status()
+        return self._mount_status()
 
     def _forget_lost(self, _request: ipc.Message, _send: ipc.Send) -> list[dict[str, Any]]:
         """Forget what was lost: somebody has seen it."""
@@ -345,7 +353,7 @@ class BucketServer:
         """Flush, and send where things are until it is done. A caller that goes away ends it."""
         done, gone, failed = threading.Event(), threading.Event(), queue.SimpleQueue[BaseException]()
 
-        latest = self._live.status()
+        latest = self._mount_status()
 
         def go_on(status: dict[str, Any]) -> None:
             nonlocal latest
@@ -374,7 +382,7 @@ class BucketServer:
             gone.set()
         if not failed.empty():
             raise failed.get()
-        return left_of(self._live.status())
+        return left_of(self._mount_status())
 
     def _stop(self, request: ipc.Message, send: ipc.Send) -> dict[str, Any]:
         """Unmount, and say what is left when all is over; a lazy unmount says it at once."""
@@ -389,9 +397,9 @@ class BucketServer:
         elif not lazy:
             self._hurry.set()  # it was unmounted before, and only flushes yet
         if lazy and not self._served.wait(_PROGRESS_EVERY_S):
-            return left_of(self._live.status())
+            return left_of(self._mount_status())
         while not self._finished.wait(_PROGRESS_EVERY_S):
-            send({"progress": self._live.status()})
+            send({"progress": self._mount_status()})
         return self._left
 
 

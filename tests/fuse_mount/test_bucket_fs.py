@@ -21,7 +21,9 @@ from datacache.writeback.remote.bucket import Needs
 from datacache.writeback.staging import losses
 from fuse_mount.bucket.fs import nodes as bucket_nodes
 from fuse_mount.bucket.fs import tree as bucket_tree
-from fuse_mount.bucket.fs.bucket_fs import Attr, BucketFs, Changes
+from fuse_mount.bucket.fs.bucket_fs import BucketFs
+from fuse_mount.bucket.fs.names import Changes
+from fuse_mount.bucket.fs.nodes import Attr
 from tests.conformance.faults import Answer, Fault, FaultProxy
 from tests.promises import promise
 from tests.servers import RcloneS3
@@ -35,11 +37,12 @@ class Directory:
 
     def __init__(self, live: LiveBucket) -> None:
         self.live = live
-        self.fs = BucketFs(live, uid=os.getuid(), gid=os.getgid())
         self.told: list[int] = []
         """Inode numbers that a kernel would know, one for each time it was told."""
         self.stale: list[str] = []
-        self.fs.on_stale = lambda _parent, name: self.stale.append(name)
+        self.fs = BucketFs(
+            live, uid=os.getuid(), gid=os.getgid(), on_stale=lambda _parent, name: self.stale.append(name)
+        )
 
     def do(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         for _ in range(20):
@@ -52,16 +55,16 @@ class Directory:
         raise AssertionError("it needs more and more")
 
     def attr(self, path: str) -> Attr:
-        found = self.do(self.fs.getattr, ROOT)
+        found = self.do(self.fs.lookups.getattr, ROOT)
         for name in path.split("/") if path else []:
-            found = self.do(self.fs.lookup, found.ino, name.encode())
+            found = self.do(self.fs.lookups.lookup, found.ino, name.encode())
             self.told.append(found.ino)
         return found
 
     def forget_all(self) -> None:
         """Do what a kernel does that is short of memory: forget what is in a folder, then the folder."""
         for ino in reversed(self.told):
-            self.fs.forget(ino, 1)
+            self.fs.lookups.forget(ino, 1)
         self.told.clear()
 
     def _place(self, path: str) -> tuple[int, bytes]:
@@ -69,13 +72,13 @@ class Directory:
         return self.attr(folder).ino, name.encode()
 
     def create(self, path: str, data: bytes) -> int:
-        handle, made = self.do(self.fs.create, *self._place(path), os.O_WRONLY, mode=0o644, uid=0, gid=0)
+        handle, made = self.do(self.fs.names.create, *self._place(path), os.O_WRONLY, mode=0o644, uid=0, gid=0)
         self.told.append(made.ino)
-        self.do(self.fs.write, handle, 0, data)
+        self.do(self.fs.handles.write, handle, 0, data)
         return handle
 
     def close(self, handle: int) -> None:
-        for settle in (self.fs.flush(handle), self.fs.release(handle)):
+        for settle in (self.fs.handles.flush(handle), self.fs.handles.release(handle)):
             if settle is not None:
                 settle()
 
@@ -83,33 +86,33 @@ class Directory:
         self.close(self.create(path, data))
 
     def open(self, path: str, flags: int = os.O_RDONLY) -> int:
-        return self.do(self.fs.open, self.attr(path).ino, flags)
+        return self.do(self.fs.handles.open, self.attr(path).ino, flags)
 
     def read(self, path: str) -> bytes:
         handle = self.open(path)
         try:
-            return self.do(self.fs.read, handle, 0, 1 << 20)
+            return self.do(self.fs.handles.read, handle, 0, 1 << 20)
         finally:
             self.close(handle)
 
     def names(self, path: str = "") -> list[str]:
-        handle = self.do(self.fs.opendir, self.attr(path).ino)
-        return [entry.name for entry in self.fs.readdir(handle, 0)]
+        handle = self.do(self.fs.lookups.opendir, self.attr(path).ino)
+        return [entry.name for entry in self.fs.lookups.readdir(handle, 0)]
 
     def mkdir(self, path: str) -> None:
-        self.told.append(self.do(self.fs.mkdir, *self._place(path), mode=0o755, uid=0, gid=0).ino)
-        self.fs.commit()
+        self.told.append(self.do(self.fs.names.mkdir, *self._place(path), mode=0o755, uid=0, gid=0).ino)
+        self.fs.handles.commit()
 
     def unlink(self, path: str) -> None:
-        self.do(self.fs.unlink, *self._place(path))
-        self.fs.commit()
+        self.do(self.fs.names.unlink, *self._place(path))
+        self.fs.handles.commit()
 
     def rename(self, old: str, new: str) -> None:
-        self.do(self.fs.rename, *self._place(old), *self._place(new))
-        self.fs.commit()
+        self.do(self.fs.names.rename, *self._place(old), *self._place(new))
+        self.fs.handles.commit()
 
     def chmod(self, path: str, mode: int) -> None:
-        self.do(self.fs.setattr, self.attr(path).ino, Changes(mode=mode))
+        self.do(self.fs.names.setattr, self.attr(path).ino, Changes(mode=mode))
 
     def flush(self) -> None:
         self.live.flush(30.0)
@@ -228,7 +231,7 @@ def test_a_change_has_the_time_at_which_the_kernel_saw_it_however_late_it_tells(
     directory = opened()
     directory.write("a", b"1")
     inode = directory.attr("a").ino
-    told = directory.do(directory.fs.setattr, inode, Changes(mtime_ns=5_000, ctime_ns=7_000))
+    told = directory.do(directory.fs.names.setattr, inode, Changes(mtime_ns=5_000, ctime_ns=7_000))
     assert (told.mtime_ns, told.ctime_ns) == (5_000, 7_000)
     directory.forget_all()
     directory.flush()
@@ -294,7 +297,7 @@ def test_the_old_inode_of_a_file_that_others_changed_sends_the_kernel_to_look_ag
     directory.fs.remote.expire("")
     assert directory.attr("a").size_bytes == 2
     with expect_errno(errno.ENOENT):  # its name is another inode's now
-        directory.do(directory.fs.getattr, inode)
+        directory.do(directory.fs.lookups.getattr, inode)
 
 
 @promise("`fstat` of an open file that was replaced elsewhere says what it was")
@@ -308,8 +311,8 @@ def test_an_open_file_that_others_changed_is_what_it_was_to_fstat(opened: Open, 
         (bucket / "a").write_bytes(b"22")
     else:
         (bucket / "a").unlink()
-    until(lambda: directory.do(directory.fs.getattr, inode).links, 0)
-    assert directory.do(directory.fs.getattr, inode).size_bytes == 1
+    until(lambda: directory.do(directory.fs.lookups.getattr, inode).links, 0)
+    assert directory.do(directory.fs.lookups.getattr, inode).size_bytes == 1
     assert directory.stale == ["a"]
     directory.close(handle)
     if change == "replaced":
@@ -334,22 +337,22 @@ def test_what_is_written_to_an_open_file_that_others_took_away_is_refused_and_ne
         (bucket / "a").write_bytes(b"theirs")
     directory.fs.remote.expire("")
     if seen_by == "fstat":
-        assert directory.do(directory.fs.getattr, inode).links == 0
+        assert directory.do(directory.fs.lookups.getattr, inode).links == 0
     elif seen_by == "lookup":
         assert directory.attr("a").ino != inode
     else:
         directory.write("a", b"theirs")
         assert directory.attr("a").ino != inode
     refused = [
-        lambda: directory.do(directory.fs.write, handle, 0, b"ours"),
-        lambda: directory.do(directory.fs.setattr, inode, Changes(size=0), handle),
-        lambda: directory.do(directory.fs.setattr, inode, Changes(mode=0o600), handle),
-        lambda: directory.do(directory.fs.open, inode, os.O_WRONLY | os.O_TRUNC),
+        lambda: directory.do(directory.fs.handles.write, handle, 0, b"ours"),
+        lambda: directory.do(directory.fs.names.setattr, inode, Changes(size=0), handle),
+        lambda: directory.do(directory.fs.names.setattr, inode, Changes(mode=0o600), handle),
+        lambda: directory.do(directory.fs.handles.open, inode, os.O_WRONLY | os.O_TRUNC),
     ]
     for call in refused:
         with expect_errno(errno.ESTALE):
             call()
-    directory.fs.spoil(handle, OSError(errno.ESTALE, "as the adapter does"), 4)
+    directory.fs.handles.spoil(handle, OSError(errno.ESTALE, "as the adapter does"), 4)
     with expect_errno(errno.ESTALE):
         directory.close(handle)
     directory.flush()
@@ -372,7 +375,7 @@ def test_what_is_written_to_an_open_file_that_others_changed_goes_on_beside_it_w
     else:
         (bucket / "log").unlink()
     directory.fs.remote.expire("")
-    directory.do(directory.fs.write, handle, size, b"mine")
+    directory.do(directory.fs.handles.write, handle, size, b"mine")
     directory.close(handle)
     directory.flush()
     found = {path.name.partition(".conflict-")[0] + path.suffix[:10]: path.read_bytes() for path in bucket.iterdir()}
@@ -405,9 +408,9 @@ def test_an_append_to_what_others_are_replacing_sends_the_kernel_to_look_again(
     monkeypatch.setattr(directory.fs.remote, "checked", lambda _key: None)  # they are quicker than the fetch
     (bucket / "log").write_bytes(b"theirs")
     with expect_errno(errno.ESTALE):
-        directory.do(directory.fs.open, inode, os.O_WRONLY | os.O_APPEND)
+        directory.do(directory.fs.handles.open, inode, os.O_WRONLY | os.O_APPEND)
     handle = directory.open("log", os.O_WRONLY | os.O_APPEND)
-    directory.do(directory.fs.write, handle, 6, b"mine")
+    directory.do(directory.fs.handles.write, handle, 6, b"mine")
     directory.close(handle)
     directory.flush()
     assert (bucket / "log").read_bytes() == b"theirsmine"
@@ -417,14 +420,14 @@ def test_an_append_to_what_others_are_replacing_sends_the_kernel_to_look_again(
 def test_what_is_lost_is_told_until_somebody_has_seen_it_and_by_the_next_process_too(opened: Open, bucket: Path):
     directory = opened()
     handle = directory.create("a", b"12")
-    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"), 100)
-    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"), 20)  # the kernel sends what it has, page by page
-    directory.fs.save_losses()
+    directory.fs.handles.spoil(handle, OSError(errno.ENOSPC, "full"), 100)
+    directory.fs.handles.spoil(handle, OSError(errno.ENOSPC, "full"), 20)  # the kernel sends what it has, page by page
+    directory.fs.engine.losses.save()
     with expect_errno(errno.ENOSPC):
         directory.close(handle)
     deleted = directory.create("b", b"12")
     directory.unlink("b")
-    directory.fs.spoil(deleted, OSError(errno.ENOSPC, "full"), 100)  # nobody wants it
+    directory.fs.handles.spoil(deleted, OSError(errno.ENOSPC, "full"), 100)  # nobody wants it
     for again in range(2):
         (loss,) = directory.live.status()["losses"]
         assert (loss["key"], loss["size_bytes"], loss["reason"]) == ("a", 122, "full")
@@ -441,14 +444,14 @@ def test_a_loss_that_a_full_disk_did_not_let_us_write_down_is_written_when_there
 ):
     directory = opened()
     handle = directory.create("a", b"12")
-    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"), 100)
+    directory.fs.handles.spoil(handle, OSError(errno.ENOSPC, "full"), 100)
 
     def refused(*_args: Any) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as full:
         full.setattr(losses, "replace_file", refused)
-        directory.fs.save_losses()
+        directory.fs.engine.losses.save()
     written_down = directory.live.engine.area.folder / losses.LOSSES
     assert not written_down.exists()
     with expect_errno(errno.ENOSPC):
@@ -474,10 +477,10 @@ def test_what_the_journal_refuses_is_lost_until_it_takes_it(
 
     def close(handle: int) -> None:
         with pytest.raises(StagingError, match="broken"):
-            directory.fs.flush(handle)()
+            directory.fs.handles.flush(handle)()
         with pytest.raises(StagingError, match="broken"):
-            directory.fs.fsync(handle)()
-        assert directory.fs.release(handle) is None
+            directory.fs.handles.fsync(handle)()
+        assert directory.fs.handles.release(handle) is None
 
     written_down = directory.live.engine.area.folder / losses.LOSSES
     with monkeypatch.context() as broken:
@@ -507,8 +510,8 @@ def test_a_page_that_is_written_again_and_again_is_lost_once(opened: Open, bucke
     directory = opened()
     handle = directory.create("a", b"x" * 4096)
     for _ in range(1000):
-        directory.do(directory.fs.write, handle, 0, b"y" * 4096)
-    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"), 100)
+        directory.do(directory.fs.handles.write, handle, 0, b"y" * 4096)
+    directory.fs.handles.spoil(handle, OSError(errno.ENOSPC, "full"), 100)
     (loss,) = directory.live.status()["losses"]
     assert loss["size_bytes"] == 4196
 
@@ -520,12 +523,12 @@ def test_an_open_that_fails_leaves_what_another_writer_wrote_durable(
     (bucket / "a").write_bytes(b"1")
     directory = opened()
     writer, reader = directory.open("a", os.O_WRONLY), directory.open("a")
-    directory.do(directory.fs.write, writer, 0, b"2")
-    handles = directory.fs._handles
+    directory.do(directory.fs.handles.write, writer, 0, b"2")
+    handles = directory.fs.handles
     with directory.live.engine.lock:
-        waits = handles.opened(handles._handles[writer].file, writes=True)  # as an open does that waits for the store
-    assert directory.fs.release(writer) is None
-    handles._let_go(waits)
+        waits = handles.add_locked(handles._handles[writer].file, writes=True)  # as an open does
+    assert directory.fs.handles.release(writer) is None
+    handles._release_ungiven(waits)
     directory.flush()
     assert (bucket / "a").read_bytes() == b"2"
     directory.close(reader)
@@ -545,7 +548,7 @@ def test_a_rename_of_what_others_replaced_takes_nothing_along_of_who_has_the_old
         directory.fs.remote.expire("d/")
     directory.rename(*(("d", "e") if folder else ("d/a", "d/b")))
     with expect_errno(errno.ESTALE):
-        directory.do(directory.fs.write, handle, 0, b"ours")
+        directory.do(directory.fs.handles.write, handle, 0, b"ours")
     directory.flush()
     assert [path.read_bytes() for path in bucket.rglob("*") if path.is_file()] == [b"theirs"]
 
@@ -559,20 +562,20 @@ def test_a_listing_from_before_a_file_was_written_or_uploaded_takes_no_name_from
     directory.write("a", b"old")
     if not uploaded:
         directory.flush()
-    listing = directory.do(directory.fs.opendir, ROOT)
-    (entry,) = directory.fs.readdir(listing, 0)
+    listing = directory.do(directory.fs.lookups.opendir, ROOT)
+    (entry,) = directory.fs.lookups.readdir(listing, 0)
     if uploaded:
         directory.flush()
     else:
         handle = directory.open("a", os.O_WRONLY | os.O_TRUNC)
-        directory.do(directory.fs.write, handle, 0, b"new")
+        directory.do(directory.fs.handles.write, handle, 0, b"new")
         directory.close(handle)
     inode = directory.attr("a").ino
     handle = directory.open("a", os.O_RDWR)
-    told = directory.fs.entered(ROOT, entry)
+    told = directory.fs.lookups.enter(ROOT, entry)
     assert told.ino == inode or not told.complete
     assert directory.attr("a").ino == inode
-    directory.do(directory.fs.write, handle, 3, b"er")
+    directory.do(directory.fs.handles.write, handle, 3, b"er")
     directory.close(handle)
     directory.flush()
     assert (bucket / "a").read_bytes() == (b"older" if uploaded else b"newer")
@@ -591,7 +594,7 @@ def test_a_file_that_somebody_else_wrote_meanwhile_is_not_overwritten(opened: Op
     (bucket / "a.pt").write_bytes(b"first")
     directory = opened()
     handle = directory.open("a.pt", os.O_WRONLY | os.O_TRUNC)
-    directory.do(directory.fs.write, handle, 0, b"ours")
+    directory.do(directory.fs.handles.write, handle, 0, b"ours")
     (bucket / "a.pt").write_bytes(b"theirs!")
     directory.close(handle)
     directory.flush()
@@ -628,7 +631,7 @@ def test_a_renamed_file_whose_object_others_take_away_is_sent_from_the_nodes_cac
     directory = opened(ttl_s=60.0)
     for name in ("deleted", "changed"):
         handle = directory.open(name)
-        assert not was_read or directory.do(directory.fs.read, handle, 0, size) == ours
+        assert not was_read or directory.do(directory.fs.handles.read, handle, 0, size) == ours
         directory.close(handle)
     directory.live.uploader.stop(10)
     directory.rename("deleted", "kept-1")
@@ -676,7 +679,7 @@ def test_a_deleted_file_can_be_read_by_who_has_it_open(opened: Open, bucket: Pat
     directory.unlink("a")
     directory.flush()
     assert not (bucket / "a").exists()
-    assert directory.do(directory.fs.read, handle, 0, 200_000) == b"x" * 100_000
+    assert directory.do(directory.fs.handles.read, handle, 0, 200_000) == b"x" * 100_000
     directory.close(handle)
 
 
@@ -691,8 +694,8 @@ def test_a_deleted_file_can_be_written_by_who_has_it_open(opened: Open, bucket: 
     handle = directory.open("a", os.O_RDWR)
     directory.unlink("a")
     directory.flush()
-    directory.do(directory.fs.write, handle, 5, b"yy")  # what the kernel has gathered comes late
-    assert directory.do(directory.fs.read, handle, 0, size) == b"xxxxxyy" + b"x" * (size - 7)
+    directory.do(directory.fs.handles.write, handle, 5, b"yy")  # what the kernel has gathered comes late
+    assert directory.do(directory.fs.handles.read, handle, 0, size) == b"xxxxxyy" + b"x" * (size - 7)
     directory.close(handle)
     directory.flush()
     assert list(bucket.iterdir()) == []
@@ -710,17 +713,17 @@ def test_writes_that_come_at_once_fetch_what_they_change_once_and_leave_nothing_
     waiting: list[Needs] = []
     for offset in range(3):
         with pytest.raises(Needs) as caught:
-            directory.fs.write(handle, offset, b"y")
+            directory.fs.handles.write(handle, offset, b"y")
         waiting.append(caught.value)
     for needs in waiting:
         needs.load()
     assert len(directory.staged()) == 1
     for offset in range(3):
-        directory.do(directory.fs.write, handle, offset, b"y")
-    assert directory.do(directory.fs.read, handle, 0, 300_000) == b"yyy" + b"x" * 299_997
+        directory.do(directory.fs.handles.write, handle, offset, b"y")
+    assert directory.do(directory.fs.handles.read, handle, 0, 300_000) == b"yyy" + b"x" * 299_997
     directory.close(handle)
     directory.flush()
-    directory.fs.commit()
+    directory.fs.handles.commit()
     assert len(directory.staged()) == (0 if deleted else 1)  # a clean copy
 
 
@@ -732,8 +735,8 @@ def test_a_deleted_file_whose_bytes_are_cut_short_is_not_written_as_if_it_were_w
     (copy,) = [fd for fd in Path("/proc/self/fd").iterdir() if _is_deleted(fd, directory)]
     os.truncate(copy, len(_LARGE) // 2)
     with pytest.raises(StagingError, match="cut short"):
-        directory.do(directory.fs.write, handle, 0, b"y")
-    directory.fs.spoil(handle, StagingError("as the adapter does"), 4)
+        directory.do(directory.fs.handles.write, handle, 0, b"y")
+    directory.fs.handles.spoil(handle, StagingError("as the adapter does"), 4)
     with pytest.raises(StagingError):
         directory.close(handle)
 
@@ -798,10 +801,10 @@ def test_a_folder_made_here_is_renamed_with_what_was_uploaded_before_it(opened: 
     directory = opened()
     directory.mkdir("run")
     directory.write("run/a", b"a")
-    claim = directory.live.engine.claims.begin("run/a")  # the file comes before its folder's marker
+    claim = directory.live.uploader.claims.begin("run/a")  # the file comes before its folder's marker
     if claim is not None:
         info = directory.live.engine.bucket.write(f"{bucket}/run/a"[1:], b"a", {}, expect="")
-        directory.live.engine.claims.finish(claim, info)
+        directory.live.uploader.claims.finish(claim, info)
     directory.rename("run", "done")
     assert directory.names("done") == ["a"]
     directory.flush()
@@ -814,11 +817,11 @@ def test_a_folder_that_is_deleted_while_its_files_are_uploaded_stays_deleted(ope
     directory.mkdir("run")
     directory.write("run/a", b"a")
     engine = directory.live.engine
-    claim = engine.claims.begin("run/a")
+    claim = directory.live.uploader.claims.begin("run/a")
     directory.unlink("run/a")
-    directory.do(directory.fs.rmdir, ROOT, b"run")
+    directory.do(directory.fs.names.rmdir, ROOT, b"run")
     if claim is not None:
-        engine.claims.finish(claim, engine.bucket.write(f"{bucket}/run/a"[1:], b"a", {}, expect=""))
+        directory.live.uploader.claims.finish(claim, engine.bucket.write(f"{bucket}/run/a"[1:], b"a", {}, expect=""))
     assert directory.names() == []
     directory.flush()
     assert directory.names() == []
@@ -827,10 +830,10 @@ def test_a_folder_that_is_deleted_while_its_files_are_uploaded_stays_deleted(ope
 
 def test_an_open_folder_is_read_anew_from_its_beginning(opened: Open):
     directory = opened()
-    handle = directory.do(directory.fs.opendir, ROOT)
-    assert directory.do(directory.fs.readdir, handle, 0) == []
+    handle = directory.do(directory.fs.lookups.opendir, ROOT)
+    assert directory.do(directory.fs.lookups.readdir, handle, 0) == []
     directory.write("a", b"")
-    assert [entry.name for entry in directory.do(directory.fs.readdir, handle, 0)] == ["a"]
+    assert [entry.name for entry in directory.do(directory.fs.lookups.readdir, handle, 0)] == ["a"]
 
 
 def test_what_is_written_while_somebody_else_changes_the_object_has_a_name_in_the_end(opened: Open, bucket: Path):
@@ -843,7 +846,7 @@ def test_what_is_written_while_somebody_else_changes_the_object_has_a_name_in_th
     directory = opened(f"file://{deep}", ttl_s=60.0)
     directory.chmod(name, 0o600)
     handle = directory.open(name, os.O_WRONLY | os.O_TRUNC)
-    directory.do(directory.fs.write, handle, 0, b"ours")
+    directory.do(directory.fs.handles.write, handle, 0, b"ours")
     (deep / name).write_bytes(b"theirs")
     directory.flush()  # of the attributes
     directory.close(handle)
@@ -864,13 +867,13 @@ def test_an_open_file_is_renamed_while_its_new_attributes_are_uploaded(opened: O
     inode = directory.attr("a").ino
     directory.chmod("a", 0o600)
     engine = directory.live.engine
-    claim = engine.claims.begin("a")
+    claim = directory.live.uploader.claims.begin("a")
     directory.rename("a", "b")
     assert claim is not None
     info = engine.bucket.write(f"{bucket}/a"[1:], b"1", {}, expect=claim.pending.base)  # with another ETag
-    engine.claims.finish(claim, info)
+    directory.live.uploader.claims.finish(claim, info)
     assert directory.attr("b").ino == inode
-    directory.do(directory.fs.write, handle, 1, b"2")
+    directory.do(directory.fs.handles.write, handle, 1, b"2")
     directory.close(handle)
     directory.flush()
     assert {path.name: path.read_bytes() for path in bucket.iterdir()} == {"b": b"12"}
@@ -895,7 +898,7 @@ def test_an_emptied_folder_stays_until_it_is_deleted(opened: Open, bucket: Path)
     directory.unlink("d/a")
     directory.flush()
     until(lambda: directory.names("d"), [])
-    directory.do(directory.fs.rmdir, ROOT, b"d")
+    directory.do(directory.fs.names.rmdir, ROOT, b"d")
     assert directory.names() == []
     directory.flush()
     assert os.listdir(bucket) == []
@@ -922,8 +925,8 @@ def test_modes_times_and_links_are_kept_in_the_bucket(opened: Open):
     directory = opened()
     directory.write("a", b"1")
     directory.chmod("a", 0o4751)
-    directory.do(directory.fs.setattr, directory.attr("a").ino, Changes(mtime_ns=123456789012345678))
-    directory.do(directory.fs.symlink, ROOT, b"l", b"../somewhere", uid=5, gid=6)
+    directory.do(directory.fs.names.setattr, directory.attr("a").ino, Changes(mtime_ns=123456789012345678))
+    directory.do(directory.fs.names.symlink, ROOT, b"l", b"../somewhere", uid=5, gid=6)
     directory.mkdir("d")
     directory.chmod("d", 0o1777)
     directory.flush()
@@ -933,7 +936,7 @@ def test_modes_times_and_links_are_kept_in_the_bucket(opened: Open):
     assert (stat.S_IMODE(found.mode), found.mtime_ns) == (0o4751, 123456789012345678)
     link = directory.attr("l")
     assert (stat.S_ISLNK(link.mode), link.uid, link.gid) == (True, 5, 6)
-    assert directory.do(directory.fs.readlink, link.ino) == b"../somewhere"
+    assert directory.do(directory.fs.lookups.readlink, link.ino) == b"../somewhere"
     assert stat.S_IMODE(directory.attr("d").mode) == 0o1777
 
 
@@ -953,12 +956,12 @@ def test_files_that_are_appended_to_keep_what_the_bucket_has(opened: Open, bucke
     (bucket / "log").write_bytes(b"a" * 100_000)
     directory = opened()
     handle = directory.open("log", os.O_WRONLY)
-    directory.do(directory.fs.write, handle, 100_000, b"b")
+    directory.do(directory.fs.handles.write, handle, 100_000, b"b")
     directory.close(handle)
     directory.flush()
     assert (bucket / "log").read_bytes() == b"a" * 100_000 + b"b"
     handle = directory.open("log", os.O_WRONLY)  # there is a clean copy now
-    directory.do(directory.fs.write, handle, 100_001, b"c")
+    directory.do(directory.fs.handles.write, handle, 100_001, b"c")
     directory.close(handle)
     directory.flush()
     assert (bucket / "log").read_bytes() == b"a" * 100_000 + b"bc"
@@ -968,18 +971,18 @@ def test_a_file_that_is_opened_anew_while_it_is_closed_is_what_was_written_and_l
     directory = opened()
     handle = directory.create("a", b"x" * 300_000)
     inode = directory.attr("a").ino
-    file = directory.fs._handles._handles[handle].file
-    settle = directory.fs.release(handle)
+    file = directory.fs.handles._handles[handle].file
+    settle = directory.fs.handles.release(handle)
     assert settle is not None
     with file.io:  # as `settle` does in its thread
         with pytest.raises(Needs):
-            directory.fs.open(inode, os.O_WRONLY | os.O_TRUNC)
-        reading = directory.fs.open(inode, os.O_RDONLY)
+            directory.fs.handles.open(inode, os.O_WRONLY | os.O_TRUNC)
+        reading = directory.fs.handles.open(inode, os.O_RDONLY)
     settle()
-    assert directory.do(directory.fs.read, reading, 299_990, 100) == b"x" * 10
+    assert directory.do(directory.fs.handles.read, reading, 299_990, 100) == b"x" * 10
     directory.close(reading)
     directory.unlink("a")
-    directory.fs.commit()
+    directory.fs.handles.commit()
     assert directory.staged() == []
 
 
@@ -991,9 +994,9 @@ def test_what_is_appended_goes_behind_what_others_wrote_meanwhile(opened: Open, 
     (bucket / "log").write_bytes(b"theirs")
     inode = directory.attr("log").ino
     with expect_errno(errno.ESTALE):  # the kernel looks the name up again
-        directory.do(directory.fs.open, inode, os.O_WRONLY)
+        directory.do(directory.fs.handles.open, inode, os.O_WRONLY)
     handle = directory.open("log", os.O_WRONLY)
-    directory.do(directory.fs.write, handle, directory.attr("log").size_bytes, b"ours")
+    directory.do(directory.fs.handles.write, handle, directory.attr("log").size_bytes, b"ours")
     directory.close(handle)
     directory.flush()
     assert (bucket / "log").read_bytes() == b"theirsours"
@@ -1002,7 +1005,7 @@ def test_what_is_appended_goes_behind_what_others_wrote_meanwhile(opened: Open, 
 def test_a_new_file_that_could_not_be_written_is_not_there(opened: Open):
     directory = opened()
     handle = directory.create("a", b"1")
-    directory.fs.spoil(handle, OSError(errno.ENOSPC, "full"), 4)
+    directory.fs.handles.spoil(handle, OSError(errno.ENOSPC, "full"), 4)
     with expect_errno(errno.ENOSPC):
         directory.close(handle)
     assert directory.names() == []
@@ -1017,7 +1020,7 @@ def test_names_that_no_object_can_have_are_refused(opened: Open):
     with expect_errno(errno.ENAMETOOLONG):
         directory.write("n" * 256, b"")
     with expect_errno(errno.EILSEQ):
-        directory.do(directory.fs.create, ROOT, b"\xff", os.O_WRONLY, mode=0o644, uid=0, gid=0)
+        directory.do(directory.fs.names.create, ROOT, b"\xff", os.O_WRONLY, mode=0o644, uid=0, gid=0)
     deep = "/".join(["n" * 200] * 6)
     with expect_errno(errno.ENAMETOOLONG):
         for depth in range(1, 7):
@@ -1051,7 +1054,7 @@ def test_an_outage_leaves_what_is_staged_and_what_is_known_and_uploads_go_on_by_
     assert directory.names() == ["known"]
     proxied.refuse()
     directory.write("new", b"new" * 50_000)
-    until(lambda: directory.live.status()["store_problem"] != "", True)
+    until(lambda: directory.fs.status()["store_problem"] != "", True)
     until(directory.names, ["known", "new"])
     assert directory.read("new") == b"new" * 50_000
     directory.mkdir("folder")
@@ -1069,12 +1072,12 @@ def test_status_says_that_the_store_does_not_answer_who_looks_though_all_is_uplo
     directory = opened("s3://asked/live")
     directory.fs.remote.look_around()
     directory.names()
-    assert directory.live.status()["store_problem"] == ""
+    assert directory.fs.status()["store_problem"] == ""
     proxied.refuse()
-    until(lambda: directory.names() == [] and directory.live.status()["store_problem"] != "", True)
-    assert directory.live.status()["store_away_s"] > 0
+    until(lambda: directory.names() == [] and directory.fs.status()["store_problem"] != "", True)
+    assert directory.fs.status()["store_away_s"] > 0
     monkeypatch.setattr("datacache.writeback.remote.asking._TOLD_S", -60.0)
-    assert directory.live.status()["store_problem"] == ""  # nobody has asked for a while
+    assert directory.fs.status()["store_problem"] == ""  # nobody has asked for a while
     monkeypatch.undo()
 
 
@@ -1153,10 +1156,10 @@ def test_what_only_a_store_has_that_is_away_is_not_opened_to_be_changed_in_part(
         with pytest.raises(StoreUnavailableError):
             directory.open("log", flags)
     handle = directory.open("log", os.O_WRONLY | os.O_TRUNC)
-    directory.do(directory.fs.write, handle, 0, b"anew")
+    directory.do(directory.fs.handles.write, handle, 0, b"anew")
     directory.close(handle)
     handle = directory.open("log", flags)  # its bytes are here now
-    directory.do(directory.fs.write, handle, 4, b"!")
+    directory.do(directory.fs.handles.write, handle, 4, b"!")
     directory.close(handle)
     proxied.accept()
     directory.flush()
@@ -1176,7 +1179,7 @@ def test_a_small_file_that_the_nodes_cache_has_is_appended_to_in_an_outage(
     assert directory.read("log") == b"one"
     proxied.refuse()
     handle = directory.open("log", os.O_WRONLY | os.O_APPEND)
-    directory.do(directory.fs.write, handle, 3, b"two")
+    directory.do(directory.fs.handles.write, handle, 3, b"two")
     directory.close(handle)
     proxied.accept()
     directory.flush()

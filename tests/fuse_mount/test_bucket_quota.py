@@ -19,7 +19,7 @@ from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Attributes, Logged, Pending
 from datacache.writeback.overlay import Overlay
 from fuse_mount.bucket.areas import LeftArea, flush_area
-from fuse_mount.bucket.fs.bucket_fs import Changes
+from fuse_mount.bucket.fs.names import Changes
 from tests.fuse_mount.mount_processes import BucketMounter
 from tests.fuse_mount.test_bucket_fs import Directory, expect_errno
 from tests.promises import promise
@@ -82,10 +82,10 @@ def test_overwriting_counts_the_difference_and_what_is_deleted_or_cut_off_gives_
     directory = opened()
     handle = directory.open("old", os.O_WRONLY | os.O_TRUNC)
     assert used(directory) == 20_000
-    directory.do(directory.fs.write, handle, 0, b"x" * 50_000)
+    directory.do(directory.fs.handles.write, handle, 0, b"x" * 50_000)
     directory.close(handle)
     assert used(directory) == 70_000
-    directory.do(directory.fs.setattr, directory.attr("old").ino, Changes(size=10_000))
+    directory.do(directory.fs.names.setattr, directory.attr("old").ino, Changes(size=10_000))
     assert used(directory) == 30_000
     directory.unlink("sub/older")
     assert used(directory) == 10_000
@@ -112,10 +112,10 @@ def test_what_does_not_fit_is_refused_and_what_was_acknowledged_stays(opened: Op
     directory.write("kept", b"k" * 30_000)
     handle = directory.open("kept", os.O_WRONLY)
     with expect_errno(errno.ENOSPC):
-        directory.do(directory.fs.write, handle, 30_000, b"x" * 10_001)
+        directory.do(directory.fs.handles.write, handle, 30_000, b"x" * 10_001)
     with expect_errno(errno.ENOSPC):
-        directory.do(directory.fs.setattr, directory.attr("kept").ino, Changes(size=40_001))
-    directory.do(directory.fs.write, handle, 30_000, b"y" * 10_000)
+        directory.do(directory.fs.names.setattr, directory.attr("kept").ino, Changes(size=40_001))
+    directory.do(directory.fs.handles.write, handle, 30_000, b"y" * 10_000)
     with expect_errno(errno.ENOSPC):
         directory.create("another", b"")
     directory.close(handle)
@@ -133,7 +133,7 @@ def test_under_a_quota_that_is_smaller_than_what_is_there_reading_deleting_and_s
     directory = opened(quota_bytes=10_000)
     assert directory.read("old") == b"o" * 40_000
     handle = directory.open("old", os.O_WRONLY | os.O_TRUNC)
-    directory.do(directory.fs.write, handle, 0, b"x" * 39_000)
+    directory.do(directory.fs.handles.write, handle, 0, b"x" * 39_000)
     directory.close(handle)
     assert directory.read("old") == b"x" * 39_000
     with expect_errno(errno.ENOSPC):
@@ -150,7 +150,7 @@ def test_a_file_that_was_deleted_while_it_is_open_does_not_count(opened: Open) -
     handle = directory.create("gone", b"g" * 40_000)
     directory.unlink("gone")
     assert used(directory) == 60_000
-    directory.do(directory.fs.write, handle, 40_000, b"g" * 100_000)
+    directory.do(directory.fs.handles.write, handle, 40_000, b"g" * 100_000)
     directory.close(handle)
     assert used(directory) == 60_000
 
@@ -165,18 +165,17 @@ def test_what_others_put_there_and_take_away_is_found_by_the_next_walk(opened: O
 
 
 def test_uploads_during_a_walk_are_counted_once() -> None:
-    overlay = Overlay()
+    overlay = Overlay({"old": 40_000}.get)  # type: ignore[arg-type]
     usage = overlay.usage
-    usage.size_of = {"old": 40_000}.get  # type: ignore[assignment]
     written = [("a", "", 1_000), ("old", "etag", 10_000), ("z", "", 2_000)]
     for number, (key, base, size_bytes) in enumerate(written):
         overlay.set(Pending(key, FILE, Logged(size_bytes), base, number, 0.0))
     usage.begin_walk()
-    usage.listed([("m", 500)])
+    usage.add_page([("m", 500)])
     for key, _base, size_bytes in written:  # "a" lies before what was listed, the others behind it
-        usage.applied(key, size_bytes)
+        usage.apply_own(key, size_bytes)
         overlay.drop(key)
-    usage.listed([("old", 40_000), ("sub/older", 20_000), ("z", 2_000)])
+    usage.add_page([("old", 40_000), ("sub/older", 20_000), ("z", 2_000)])
     usage.end_walk(complete=True)
     assert usage.used_bytes == 1_000 + 500 + 10_000 + 20_000 + 2_000
 
@@ -199,14 +198,14 @@ def test_until_the_first_walk_what_was_in_use_last_counts_and_what_was_changed_s
     assert live.quota.walk()
     directory = Directory(live)
     handle = directory.open("old", os.O_WRONLY | os.O_TRUNC)
-    directory.do(directory.fs.write, handle, 0, b"x" * 50_000)
+    directory.do(directory.fs.handles.write, handle, 0, b"x" * 50_000)
     directory.close(handle)
     directory.unlink("sub/older")
     directory.write("new", b"n" * 1_000)
     directory.flush()
     directory.chmod("new", 0o600)
     handle = directory.open("old", os.O_WRONLY | os.O_TRUNC)
-    directory.do(directory.fs.write, handle, 0, b"x" * 10_000)
+    directory.do(directory.fs.handles.write, handle, 0, b"x" * 10_000)
     directory.close(handle)
     live.close()
     directory = opened(quota_bytes=0, walk=False)  # without a quota nothing is listed

@@ -21,7 +21,7 @@ from datacache.core.errors import (
 )
 from datacache.settings import Settings
 from datacache.store.open import Stores
-from datacache.writeback.staging.quota import Quota
+from datacache.writeback.quota import Quota
 from tests.leftovers import descriptors_below
 from tests.promises import promise
 

@@ -9,8 +9,8 @@ import pytest
 
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import LiveObject
+from datacache.writeback.conflicts import KEPT, ConflictLog, Standing, conflict_key, is_conflict_copy, standing
 from datacache.writeback.model import Conflict
-from datacache.writeback.upload.conflicts import KEPT, ConflictLog, Standing, conflict_key, is_conflict_copy, standing
 from tests.promises import promise
 
 AT = 1_700_000_000.5  # 2023-11-14 22:13:20 UTC

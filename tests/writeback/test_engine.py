@@ -13,8 +13,17 @@ import pytest
 from datacache.core.errors import StagingBusyError, StagingFullError
 from datacache.settings import Settings
 from datacache.writeback.draft import INLINE_BYTES, Draft
-from datacache.writeback.journal.records import decode_pending, encode_pending
-from datacache.writeback.model import WRITER, Attributes, Logged, Pending, Staged, Stored, read_attributes
+from datacache.writeback.model import (
+    WRITER,
+    Attributes,
+    Logged,
+    Pending,
+    Staged,
+    Stored,
+    decode_pending,
+    encode_pending,
+    read_attributes,
+)
 from tests.promises import promise
 from tests.writeback.upload_rig import FILE, FOLDER, PREFIX, SMALL_BYTES, Rig
 
@@ -49,10 +58,10 @@ def test_what_was_committed_is_pending_in_the_next_process_with_its_bytes(open_r
     for key, pending in after.items():
         assert pending.touched  # whether the process before tried to upload it is not known
         assert replace(pending, touched=False, since=0) == replace(before[key], since=0)
-    claim = rig.engine.claims.begin("a")
-    assert bytes(rig.engine.claims.content(claim).read(0, 9)) == b"small"
-    claim = rig.engine.claims.begin("b/c")
-    assert bytes(rig.engine.claims.content(claim).read(0, len(LARGE))) == LARGE
+    claim = rig.claims.begin("a")
+    assert bytes(rig.claims.open_content(claim).read(0, 9)) == b"small"
+    claim = rig.claims.begin("b/c")
+    assert bytes(rig.claims.open_content(claim).read(0, len(LARGE))) == LARGE
 
 
 def test_versions_grow_over_processes_even_when_nothing_is_pending(open_rig):
@@ -76,7 +85,7 @@ def test_a_file_that_was_never_uploaded_and_is_deleted_leaves_nothing(open_rig):
 def test_a_file_whose_upload_was_tried_leaves_a_deletion(open_rig):
     rig = open_rig()
     rig.put("a", b"1")
-    rig.engine.claims.abandon(rig.engine.claims.begin("a"))
+    rig.claims.abandon(rig.claims.begin("a"))
     rig.remove("a")
     (pending,) = rig.engine.pendings()
     assert (pending.attributes, pending.touched) == (None, True)
@@ -87,7 +96,7 @@ def test_a_staged_file_is_deleted_only_when_it_is_durable_that_nothing_refers_to
     rig.put("a", LARGE)
     (content,) = [pending.content for pending in rig.engine.pendings()]
     with rig.engine.lock:  # the thread that commits in the background waits for it
-        gone, drop = rig.engine.gone("a", base="")
+        gone, drop = rig.engine.plan_deletion("a", base="")
         ticket = rig.engine.record(gone, drop=drop)
         assert rig.files.path(content.file).exists()
     rig.engine.commit(ticket)
@@ -109,9 +118,9 @@ def test_a_renamed_file_keeps_its_staged_file(open_rig):
 def test_an_uploaded_file_is_a_clean_copy_until_the_process_ends(open_rig, tmp_path):
     rig = open_rig()
     rig.put("a", LARGE)
-    claim = rig.engine.claims.begin("a")
+    claim = rig.claims.begin("a")
     info = rig.bucket.write(f"{tmp_path}/x"[1:], LARGE, {}, expect=None)
-    rig.engine.claims.finish(claim, info)
+    rig.claims.finish(claim, info)
     rig.engine.commit()
     assert rig.engine.pendings() == []
     assert rig.files.clean(PREFIX + "a", info.etag) == claim.pending.content.file
@@ -122,9 +131,9 @@ def test_an_uploaded_file_is_a_clean_copy_until_the_process_ends(open_rig, tmp_p
 def test_a_file_that_changed_while_it_was_uploaded_stays_pending_above_what_was_uploaded(open_rig):
     rig = open_rig()
     rig.put("a", b"1")
-    claim = rig.engine.claims.begin("a")
+    claim = rig.claims.begin("a")
     rig.put("a", b"22")
-    rig.engine.claims.finish(claim, info=_info("etag-1"))
+    rig.claims.finish(claim, info=_info("etag-1"))
     (pending,) = rig.engine.pendings()
     assert (pending.base, pending.content) == ("etag-1", Logged(2))
 
@@ -132,9 +141,9 @@ def test_a_file_that_changed_while_it_was_uploaded_stays_pending_above_what_was_
 def test_a_deletion_while_the_file_was_uploaded_deletes_what_was_uploaded(open_rig):
     rig = open_rig()
     rig.put("a", b"1")
-    claim = rig.engine.claims.begin("a")
+    claim = rig.claims.begin("a")
     rig.remove("a")
-    rig.engine.claims.finish(claim, info=_info("etag-1"))
+    rig.claims.finish(claim, info=_info("etag-1"))
     (pending,) = rig.engine.pendings()
     assert (pending.base, pending.attributes) == ("etag-1", None)
 
@@ -144,19 +153,19 @@ def test_bytes_that_are_overwritten_while_they_are_uploaded_tear_the_upload_and_
     rig = open_rig()
     rig.put("a", LARGE)
     content = rig.engine.get("a").content
-    claim = rig.engine.claims.begin("a")
-    rig.engine.claims.touch(content.file, len(LARGE))
+    claim = rig.claims.begin("a")
+    rig.engine.tear(content.file, len(LARGE))
     assert not claim.torn
-    rig.engine.claims.touch(content.file, len(LARGE) - 1)
+    rig.engine.tear(content.file, len(LARGE) - 1)
     assert claim.torn
 
 
 def test_a_claimed_file_that_was_replaced_before_it_was_read_is_torn(open_rig):
     rig = open_rig()
     rig.put("a", LARGE)
-    claim = rig.engine.claims.begin("a")
+    claim = rig.claims.begin("a")
     rig.put("a", LARGE[::-1])
-    assert rig.engine.claims.content(claim).read(0, 1) == b""
+    assert rig.claims.open_content(claim).read(0, 1) == b""
     assert claim.torn
 
 
@@ -165,7 +174,7 @@ def test_a_file_that_a_draft_has_open_is_no_clean_copy(open_rig):
     rig.put("a", LARGE)
     content = rig.engine.get("a").content
     draft = Draft.of_staged(rig.engine, FILE, content.file)
-    rig.engine.claims.finish(rig.engine.claims.begin("a"), info=_info("etag-1", len(LARGE)))
+    rig.claims.finish(rig.claims.begin("a"), info=_info("etag-1", len(LARGE)))
     rig.engine.commit()
     draft.write(0, b"other bytes")
     assert rig.files.clean(PREFIX + "a", "etag-1") is None
@@ -184,8 +193,8 @@ def test_a_draft_that_began_with_nothing_leaves_what_was_acknowledged_alone(open
     draft.write(0, b"new" * INLINE_BYTES)
     draft.close()
     rig = open_rig()
-    claim = rig.engine.claims.begin("a")
-    assert bytes(rig.engine.claims.content(claim).read(0, len(LARGE) + 1)) == LARGE
+    claim = rig.claims.begin("a")
+    assert bytes(rig.claims.open_content(claim).read(0, len(LARGE) + 1)) == LARGE
 
 
 def test_drafts_read_what_was_written_small_and_large_with_gaps(open_rig):
@@ -207,15 +216,15 @@ def test_drafts_read_what_was_written_small_and_large_with_gaps(open_rig):
 def test_a_conflict_moves_ours_aside_with_its_bytes(open_rig):
     rig = open_rig()
     rig.put("runs/a.pt", b"ours")
-    conflict = rig.engine.claims.conflict(rig.engine.claims.begin("runs/a.pt"), _info("theirs"), "somebody wrote it")
+    conflict = rig.claims.conflict(rig.claims.begin("runs/a.pt"), _info("theirs"), "somebody wrote it")
     assert conflict.kept_as.startswith("runs/a.pt.conflict-")
     assert conflict.kept_as.endswith("Z-test-host")
     (pending,) = rig.engine.pendings()
     assert (pending.key, pending.base) == (conflict.kept_as, "")
     rig = open_rig()
     assert (list(rig.engine.conflict_log.unsettled()), rig.engine.conflict_log.count) == ([conflict], 1)
-    claim = rig.engine.claims.begin(conflict.kept_as)
-    assert bytes(rig.engine.claims.content(claim).read(0, 9)) == b"ours"
+    claim = rig.claims.begin(conflict.kept_as)
+    assert bytes(rig.claims.open_content(claim).read(0, 9)) == b"ours"
 
 
 @promise("An object that a rename still has to copy is neither overwritten nor deleted")
@@ -223,8 +232,8 @@ def test_what_must_be_copied_from_blocks_what_would_overwrite_it(open_rig):
     rig = open_rig()
     rig.known["a"] = _info("e1")
     rig.rename(("a", "b"))
-    assert rig.engine.claims.blockers("a") == ["b"]
-    assert rig.engine.claims.blockers("b") == []
+    assert rig.claims.blockers("a") == ["b"]
+    assert rig.claims.blockers("b") == []
 
 
 def test_a_key_is_not_claimed_in_a_version_whose_blockers_nobody_looked_at(open_rig):
@@ -233,40 +242,40 @@ def test_a_key_is_not_claimed_in_a_version_whose_blockers_nobody_looked_at(open_
     rig.chmod("a", FILE._replace(mode=stat.S_IFREG | 0o600))
     version = rig.engine.get("a").version
     rig.rename(("a", "b"))  # the deletion of `a` has to wait for `b` now
-    assert rig.engine.claims.begin("a", version) is None
-    assert rig.engine.claims.begin("a", rig.engine.get("a").version) is not None
+    assert rig.claims.begin("a", version) is None
+    assert rig.claims.begin("a", rig.engine.get("a").version) is not None
 
 
 def test_a_deletion_outlives_a_crash_when_an_earlier_upload_ends_after_it(open_rig):
     rig = open_rig()
     rig.put("a", b"1")
-    claim = rig.engine.claims.begin("a")
+    claim = rig.claims.begin("a")
     rig.remove("a")
     with rig.engine.lock:  # the name is made anew, and its file is open
-        rig.engine.record([rig.engine.change("a", FILE, Logged(0), base="", ready=False)])
-    rig.engine.claims.finish(claim, info=_info("etag-1"))
+        rig.engine.record([rig.engine.plan_change("a", FILE, Logged(0), base="", ready=False)])
+    rig.claims.finish(claim, info=_info("etag-1"))
     rig = open_rig()
     (pending,) = rig.engine.pendings()
     assert (pending.key, pending.attributes) == ("a", None)
-    assert rig.engine.is_ours({WRITER: rig.engine.writer(claim.pending)}, pending) == claim.pending.version
+    assert rig.engine.own_version({WRITER: rig.engine.writer_of(claim.pending)}, pending) == claim.pending.version
 
 
 def test_only_versions_since_a_key_began_to_differ_are_ours(open_rig):
     rig = open_rig()
     rig.put("a", b"1")
-    first = rig.engine.claims.begin("a")
-    mark = {WRITER: rig.engine.writer(first.pending)}
+    first = rig.claims.begin("a")
+    mark = {WRITER: rig.engine.writer_of(first.pending)}
     rig.put("a", b"2")
-    assert rig.engine.is_ours(mark, rig.engine.get("a")) == first.pending.version
-    rig.engine.claims.finish(first, info=_info("etag-1"))
-    assert rig.engine.is_ours(mark, rig.engine.get("a")) is None  # its ETag is known: who has another has edited it
+    assert rig.engine.own_version(mark, rig.engine.get("a")) == first.pending.version
+    rig.claims.finish(first, info=_info("etag-1"))
+    assert rig.engine.own_version(mark, rig.engine.get("a")) is None  # its ETag is known: who has another has edited it
     rig = open_rig()
-    assert rig.engine.is_ours(mark, rig.engine.get("a")) is None
-    second = rig.engine.claims.begin("a")
+    assert rig.engine.own_version(mark, rig.engine.get("a")) is None
+    second = rig.claims.begin("a")
     rig.put("a", b"3")
-    rig.engine.claims.abandon(second)
-    rig.engine.claims.rebase(rig.engine.claims.begin("a"), "etag-2", second.pending.version)
-    assert rig.engine.is_ours({WRITER: rig.engine.writer(second.pending)}, rig.engine.get("a")) is None
+    rig.claims.abandon(second)
+    rig.claims.rebase(rig.claims.begin("a"), "etag-2", second.pending.version)
+    assert rig.engine.own_version({WRITER: rig.engine.writer_of(second.pending)}, rig.engine.get("a")) is None
 
 
 def test_a_file_that_is_gone_goes_before_a_folder_of_its_name_and_the_other_way_round(open_rig):
@@ -275,13 +284,13 @@ def test_a_file_that_is_gone_goes_before_a_folder_of_its_name_and_the_other_way_
     rig.remove("a")
     rig.mkdir("a/")
     rig.put("a/b/c", b"1")
-    assert rig.engine.claims.blockers("a/") == rig.engine.claims.blockers("a/b/c") == ["a"]
-    assert rig.engine.claims.blockers("a") == []
+    assert rig.claims.blockers("a/") == rig.claims.blockers("a/b/c") == ["a"]
+    assert rig.claims.blockers("a") == []
     rig.known |= {"d/": _info("e2"), "d/x": _info("e3")}
     rig.remove("d/x")
     rig.remove("d/")
     rig.put("d", b"1")
-    assert rig.engine.claims.blockers("d") == ["d/", "d/x"]
+    assert rig.claims.blockers("d") == ["d/", "d/x"]
 
 
 def test_a_deleted_folder_waits_for_what_is_below_it(open_rig):
@@ -289,7 +298,7 @@ def test_a_deleted_folder_waits_for_what_is_below_it(open_rig):
     rig.known |= {"d/": _info("marker"), "d/x": _info("e1")}
     rig.remove("d/x")
     rig.remove("d/")
-    assert rig.engine.claims.blockers("d/") == ["d/x"]
+    assert rig.claims.blockers("d/") == ["d/x"]
 
 
 def test_a_second_process_is_refused_and_told_who_has_the_area(open_rig, tmp_path, settings):

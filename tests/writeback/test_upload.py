@@ -16,12 +16,10 @@ import pytest
 from datacache.core.errors import UploadError
 from datacache.settings import load_settings
 from datacache.store.bucket import PROBE_PREFIX
-from datacache.writeback.journal.records import UploadState
-from datacache.writeback.model import WRITER
+from datacache.writeback.conflicts import conflict_key
+from datacache.writeback.model import WRITER, UploadState
 from datacache.writeback.remote.bucket import Needs, RemoteView
-from datacache.writeback.upload import leftovers
-from datacache.writeback.upload.conflicts import conflict_key
-from datacache.writeback.upload.uploader import Uploader
+from datacache.writeback.upload.uploader import Uploader, abort_old_uploads, remove_probes
 from tests.conformance.faults import Answer, Fault, FaultProxy
 from tests.conftest import ROOT
 from tests.promises import promise
@@ -255,15 +253,7 @@ def test_keys_that_no_file_can_have_are_left_out_and_counted(
     rig = bucket.rig()
     for key in ("both", "both/inside", "a//b", "..", "fine", ".datacache-probe-0123456789abcdef"):
         rig.bucket.write(PREFIX + key, b"x", {}, expect=None)
-    view = RemoteView(
-        rig.bucket,
-        PREFIX,
-        rig.engine.lock,
-        ttl_s=60.0,
-        file_attributes=FILE,
-        folder_attributes=FOLDER,
-        made_here=lambda _folder: False,
-    )
+    view = RemoteView(rig.engine, ttl_s=60.0, file_attributes=FILE, folder_attributes=FOLDER)
     for folder in ("", "a/"):
         for _ in range(3):
             try:
@@ -271,7 +261,7 @@ def test_keys_that_no_file_can_have_are_left_out_and_counted(
                     view.folder(folder)
             except Needs as needs:
                 needs.load()
-    assert sorted(view.hidden()) == ["..", "a//", "both"]
+    assert sorted(rig.engine.known.hidden()) == ["..", "a//", "both"]
     assert "2 objects in / cannot be shown as files" in caplog.text
 
 
@@ -412,7 +402,7 @@ def test_an_upload_that_a_kill_cut_off_is_gone_on_with(bucket: BucketOnCeph) -> 
     assert len(again) == 1
     assert "partNumber=4&" in again[0]
     assert bucket.uploads() == []
-    assert rig.engine.uploads_recorded() == {}
+    assert rig.engine.upload_states() == {}
 
 
 @promise("An interrupted upload in parts goes on if it is of the current version")
@@ -433,7 +423,7 @@ def test_an_upload_whose_file_is_gone_is_taken_back(bucket: BucketOnCeph) -> Non
     rig.bucket.put_part(f"{PREFIX}deleted", upload, 1, b"x" * 100)
     rig.engine.save_upload("deleted", UploadState(1, upload, 16 * MIB))
     rig.start()
-    until(lambda: not rig.engine.uploads_recorded())
+    until(lambda: not rig.engine.upload_states())
     assert bucket.uploads() == []
 
 
@@ -445,7 +435,7 @@ def test_unfinished_uploads_that_nobody_remembers_are_taken_back_when_they_are_o
     rig.bucket.begin_upload("elsewhere", {})
 
     def clean(old_s: float) -> int:
-        return leftovers.take_back_old(rig.bucket, PREFIX, lambda: {mine}, stopped=lambda: False, old_s=old_s)
+        return abort_old_uploads(rig.bucket, PREFIX, lambda: {mine}, stopped=lambda: False, old_s=old_s)
 
     assert clean(60.0) == 0
     assert clean(-60.0) == 1
@@ -458,7 +448,7 @@ def test_only_objects_of_our_own_making_are_taken_for_what_a_store_was_tried_out
     theirs = [f"{PROBE_PREFIX}mine", f"{ours}.txt", f"{ours}/file", f"{PROBE_PREFIX}0123456789ABCDEF", f"{ours[:-1]}0"]
     for name in [ours, *theirs]:
         rig.somebody_writes(name, b"12345678" + b"9" * (name == theirs[-1]))
-    leftovers.remove_probes(rig.bucket, PREFIX, old_s=-60)
+    remove_probes(rig.bucket, PREFIX, old_s=-60)
     assert sorted(rig.objects()) == sorted(theirs)
 
 
@@ -502,13 +492,13 @@ def test_who_may_not_take_uploads_back_can_upload_all_the_same(bucket: BucketOnC
     rig.uploader.flush(30)
     bucket.proxy.heal()
     assert rig.objects() == {"file": b"small"}
-    assert rig.engine.uploads_recorded() == {}
+    assert rig.engine.upload_states() == {}
 
 
 def test_a_bucket_that_lets_nobody_list_uploads_is_fine(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     bucket.proxy.always(Fault(status=403, code="AccessDenied"))
-    assert leftovers.take_back_old(rig.bucket, PREFIX, set, stopped=lambda: False) == 0
+    assert abort_old_uploads(rig.bucket, PREFIX, set, stopped=lambda: False) == 0
 
 
 def test_who_edits_an_object_and_keeps_our_mark_loses_nothing(bucket: BucketOnCeph, rig: Rig) -> None:

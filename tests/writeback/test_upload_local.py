@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from datacache.settings import Settings
-from datacache.writeback.journal.records import UploadState
-from datacache.writeback.model import Staged
+from datacache.writeback.model import Staged, UploadState
 from tests.writeback import upload_rig
 from tests.writeback.upload_rig import MIB, Rig
 

@@ -10,14 +10,12 @@ import pytest
 from datacache.core.errors import StoreUnavailableError
 from datacache.store.local.bucket import LocalBucket
 from datacache.store.s3.bucket import S3Bucket
-from datacache.writeback.claims import Claim
-from datacache.writeback.content_reader import ContentReader
-from datacache.writeback.model import Logged, Pending
+from datacache.writeback.claims import ContentReader
+from datacache.writeback.model import Claim, Logged, Pending
 from datacache.writeback.upload.board import UploadBoard
-from datacache.writeback.upload.health import IN_A_ROW, StoreHealth
-from datacache.writeback.upload.parts import PartsUpload, part_size
-from datacache.writeback.upload.queue import UploadQueue, Wait
+from datacache.writeback.upload.queue import IN_A_ROW, StoreHealth, UploadQueue, Wait
 from datacache.writeback.upload.upload import Outcome
+from datacache.writeback.upload.ways import PartsUpload, part_size
 from tests.promises import promise
 from tests.writeback.upload_rig import FILE, MIB
 
@@ -34,23 +32,23 @@ def test_a_key_is_due_a_while_after_its_last_change_and_some_time_after_its_firs
     queue = UploadQueue(delay_s=1.0, every_s=5.0)
     now = 0.0
     while now < 4.9:
-        queue.changed("log", now)
+        queue.note_change("log", now)
         assert queue.pop(now) is None
         now += 0.5
     assert queue.pop(5.0) == "log"
-    queue.changed("log", 5.5)  # while it is uploaded
-    queue.done("log", 6.0)
+    queue.note_change("log", 5.5)  # while it is uploaded
+    queue.end("log", 6.0)
     assert queue.pop(6.9) is None
     assert queue.pop(7.0) == "log"
 
 
 def test_hurrying_helps_what_waits_to_be_quiet_but_not_what_failed() -> None:
     queue = UploadQueue(delay_s=10.0, every_s=30.0)
-    queue.changed("failing", 0.0)
-    queue.soon("failing", 0.0)
+    queue.note_change("failing", 0.0)
+    queue.make_due("failing", 0.0)
     assert queue.pop(0.0) == "failing"
     queue.retry("failing", 60.0)
-    queue.changed("new", 0.0)
+    queue.note_change("new", 0.0)
     queue.hasten(1.0)
     assert drained(queue, 1.0) == ["new"]
     queue.hasten(2.0, retries=True)
@@ -60,8 +58,8 @@ def test_hurrying_helps_what_waits_to_be_quiet_but_not_what_failed() -> None:
 def test_while_the_store_is_thought_to_be_away_another_key_is_tried_each_time() -> None:
     queue = UploadQueue(delay_s=0.0, every_s=1.0)
     for number in range(100):
-        queue.changed(f"bad-{number}", 0.0)
-    queue.changed("good", 0.0)
+        queue.note_change(f"bad-{number}", 0.0)
+    queue.note_change("good", 0.0)
     found = []
     for now in range(1, 102):
         key = queue.pop_any(float(now))
@@ -76,15 +74,15 @@ def test_while_the_store_is_thought_to_be_away_another_key_is_tried_each_time() 
 def test_a_key_waits_for_another_and_a_circle_is_told() -> None:
     queue = UploadQueue(delay_s=0.0, every_s=1.0)
     for key in ("a", "b", "c"):
-        queue.changed(key, 0.0)
+        queue.note_change(key, 0.0)
     assert drained(queue, 0.0) == ["a", "b", "c"]
     assert queue.park("a", "b")
     assert queue.park("b", "c")
     assert not queue.park("c", "a")
     assert queue.blocker("a") == "c"
-    queue.done("c", 1.0)
+    queue.end("c", 1.0)
     assert drained(queue, 1.0) == ["b"]
-    queue.done("b", 1.0)
+    queue.end("b", 1.0)
     assert drained(queue, 1.0) == ["a"]
 
 
@@ -94,7 +92,7 @@ def test_a_hundred_thousand_keys_take_little_memory() -> None:
     tracemalloc.start()
     try:
         for number, key in enumerate(keys):
-            queue.changed(key, number / 1000)
+            queue.note_change(key, number / 1000)
         assert tracemalloc.get_traced_memory()[0] < 20 * 2**20
     finally:
         tracemalloc.stop()
@@ -104,9 +102,9 @@ def test_a_store_that_is_away_is_tried_by_one_at_a_time_and_less_and_less_often(
     health = StoreHealth()
     now, waits = 0.0, []
     for _ in range(IN_A_ROW - 1):
-        assert not health.unavailable(now, "down")
+        assert not health.note_silence(now, "down")
     assert health.wait_s(now) == 0.0
-    assert health.unavailable(now, "down")
+    assert health.note_silence(now, "down")
     for _ in range(8):
         wait_s = health.wait_s(now)
         assert wait_s is not None
@@ -115,11 +113,11 @@ def test_a_store_that_is_away_is_tried_by_one_at_a_time_and_less_and_less_often(
         assert health.wait_s(now) == 0.0
         assert health.begin()
         assert health.wait_s(now) is None  # until that one is over
-        health.unavailable(now, "down")
+        health.note_silence(now, "down")
         health.end()
     assert waits[0] <= 1.0
     assert 15.0 <= waits[-1] <= 30.0
-    assert health.answered()
+    assert health.note_answer()
     assert health.wait_s(now) == 0.0
 
 
@@ -129,14 +127,14 @@ def test_who_waits_for_a_file_that_is_written_to_all_the_time_is_told() -> None:
     wait = Wait([Pending("log", FILE, Logged(3), "", 1, 0.0)])
     board.add_wait(wait, all_at_once=True)
     for _ in range(3):
-        assert not board.is_hopeless(wait)
+        assert not board.is_hopeless_locked(wait)
         assert board.take(0) == ("log", False)
-        board.came("log", Outcome(torn=True), None)
+        board.end("log", Outcome(torn=True), None)
         now += 10.0
-    assert board.is_hopeless(wait)
-    assert "written to all the time" in str(wait.error("", board.reason_of))
+    assert board.is_hopeless_locked(wait)
+    assert "written to all the time" in str(wait.error("", board.reason_of_locked))
     assert board.take(0) == ("log", False)
-    board.came("log", Outcome(2), None)
+    board.end("log", Outcome(2), None)
     assert not wait
 
 
@@ -172,17 +170,17 @@ def test_who_waits_for_a_key_that_alone_is_never_answered_is_told() -> None:
     wait = Wait([Pending("bad", FILE, Logged(3), "", 1, 0.0)])
     board.add_wait(wait, all_at_once=False)
     for tries in range(1, 6):
-        assert not board.is_hopeless(wait)
+        assert not board.is_hopeless_locked(wait)
         assert board.take(0) == ("bad", False)
-        board.failed("bad", StoreUnavailableError("HTTP 500", url="s3://b/bad"))
+        board.fail("bad", StoreUnavailableError("HTTP 500", url="s3://b/bad"))
         if tries < 5:  # others are uploaded
-            board.changed("good", at_once=True)
+            board.note_change("good", at_once=True)
             while (taken := board.take(0)) != ("good", False):
                 assert taken is not None
-                board.failed("bad", StoreUnavailableError("HTTP 500", url="s3://b/bad"))
-            board.came("good", Outcome(1), None)
+                board.fail("bad", StoreUnavailableError("HTTP 500", url="s3://b/bad"))
+            board.end("good", Outcome(1), None)
         now += 100.0
-    assert board.is_hopeless(wait)
+    assert board.is_hopeless_locked(wait)
 
 
 def test_no_byte_of_another_version_is_sent(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_file_of_many_parts_is_whole_and_leaves_no_upload(bucket: BucketOnCeph
     rig.uploader.flush(60)
     assert rig.objects() == {"large.bin": data}
     assert bucket.uploads() == []
-    assert rig.engine.uploads_recorded() == {}
+    assert rig.engine.upload_states() == {}
 
 
 @promise("What is deleted within a second never gets to the bucket")
@@ -259,7 +259,7 @@ def test_an_upload_whose_file_is_overwritten_meanwhile_is_begun_anew(bucket: Buc
     rig.put("file", data)
     until(lambda: any("partNumber=2&" in request for request in bucket.proxy.requests))
     content = rig.engine.get("file").content  # type: ignore[union-attr]
-    rig.engine.claims.touch(content.file, 0)  # type: ignore[union-attr]
+    rig.engine.tear(content.file, 0)  # type: ignore[union-attr]
     with open(rig.files.path(content.file), "r+b") as file:  # type: ignore[union-attr]
         file.write(b"b" * 10)
     gate.set()
@@ -292,7 +292,7 @@ def test_a_staging_area_that_was_taken_over_uploads_nothing_more(bucket: BucketO
     owner.write_text(owner.read_text().replace(rig.area.owner.token, "somebody else"))
     until(lambda: rig.uploader.status()["halted"])
     with rig.engine.lock:
-        rig.engine.record([rig.engine.change("b", FILE, None, base="")])
+        rig.engine.record([rig.engine.plan_change("b", FILE, None, base="")])
     with pytest.raises(UploadError, match="taken over"):
         rig.uploader.flush(30)
     with pytest.raises(ObjectNotFoundError):

@@ -15,8 +15,10 @@ from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
 from datacache.store.open import open_bucket_backend
 from datacache.writeback.engine import WriteBack
+from datacache.writeback.fetching import Fetching
 from datacache.writeback.journal.journal import Journal
 from datacache.writeback.model import Attributes, Logged, Pending, Staged, Stored
+from datacache.writeback.remote.memory import RemoteMemory
 from datacache.writeback.staging.area import StagingArea
 from datacache.writeback.staging.files import StagedFiles
 from datacache.writeback.upload.uploader import Uploader
@@ -39,13 +41,15 @@ class Rig:
         self.area = StagingArea.open(folder, f"{url}/{PREFIX}", who="test")
         self.files = StagedFiles(self.area.data_folder, limit_bytes=options.pop("limit_bytes", 0))
         delay_s, every_s = options.pop("delay_s", 0.02), options.pop("upload_every_s", 30.0)
-        self.journal = Journal(self.area.journal_folder)
+        memory = RemoteMemory(self.area.folder)
+        self.journal = Journal(self.area.journal_folder, before_write=memory.write_lines)
         self.engine = WriteBack(
-            self.area, self.files, self.journal, self.bucket, PREFIX, host="test-host", **options
+            self.area, self.files, self.journal, self.bucket, PREFIX, memory=memory, host="test-host", **options
         )  # fmt: skip
         self.known: dict[str, ObjectInfo] = {}
-        self.engine.watcher = self
-        self.uploader = Uploader(self.engine, delay_s=delay_s, upload_every_s=every_s)
+        self.engine.watch(self)
+        self.uploader = Uploader(self.engine, Fetching(self.engine), delay_s=delay_s, upload_every_s=every_s)
+        self.claims = self.uploader.claims
 
     def start(self) -> Rig:
         self.uploader.start()
@@ -64,13 +68,13 @@ class Rig:
 
     # --- what the engine tells a mount -------------------------------------------------------------------------------
 
-    def uploaded(self, pending: Pending, info: ObjectInfo | None) -> None:
+    def note_uploaded(self, pending: Pending, info: ObjectInfo | None) -> None:
         if info is None:
             self.known.pop(pending.key, None)
         else:
             self.known[pending.key] = info
 
-    def moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:
+    def note_moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:
         self.known.pop(key, None)
         if theirs is not None:
             self.known[key] = theirs
@@ -90,12 +94,12 @@ class Rig:
         engine = self.engine
         if len(data) <= SMALL_BYTES:
             with engine.lock:
-                pending = engine.change(key, attributes, Logged(len(data)), base=self.base(key))
+                pending = engine.plan_change(key, attributes, Logged(len(data)), base=self.base(key))
                 ticket = engine.record([pending], blobs={key: data})
         else:
             number = self.stage(data)
             with engine.lock:
-                pending = engine.change(key, attributes, Staged(number, len(data)), base=self.base(key))
+                pending = engine.plan_change(key, attributes, Staged(number, len(data)), base=self.base(key))
                 ticket = engine.record([pending])
         engine.commit(ticket)
         return pending.version
@@ -113,7 +117,7 @@ class Rig:
 
     def chmod(self, key: str, attributes: Attributes) -> None:
         with self.engine.lock:
-            self.engine.record([self.engine.change(key, attributes, self._content(key), base=self.base(key))])
+            self.engine.record([self.engine.plan_change(key, attributes, self._content(key), base=self.base(key))])
 
     def rename(self, *moves: tuple[str, str]) -> None:
         """One step: each pair's second key gets what the first has."""
@@ -121,11 +125,11 @@ class Rig:
         with engine.lock:
             found = [(new, self._content(old), self._blob(old)) for old, new in moves]
             news = {new for _, new in moves}
-            changes = [engine.change(new, FILE, content, base=self.base(new)) for new, content, _ in found]
+            changes = [engine.plan_change(new, FILE, content, base=self.base(new)) for new, content, _ in found]
             drop: list[str] = []
             for old, _ in moves:
                 if old not in news:
-                    gone, dropped = engine.gone(old, base=self.base(old))
+                    gone, dropped = engine.plan_deletion(old, base=self.base(old))
                     changes += gone
                     drop += dropped
             ticket = engine.record(changes, drop=drop, blobs={new: blob for new, _, blob in found if blob is not None})
@@ -133,13 +137,13 @@ class Rig:
 
     def remove(self, key: str) -> None:
         with self.engine.lock:
-            gone, drop = self.engine.gone(key, base=self.base(key))
+            gone, drop = self.engine.plan_deletion(key, base=self.base(key))
             ticket = self.engine.record(gone, drop=drop)
         self.engine.commit(ticket)
 
     def mkdir(self, key: str) -> None:
         with self.engine.lock:
-            ticket = self.engine.record([self.engine.change(key, FOLDER, None, base=self.base(key))])
+            ticket = self.engine.record([self.engine.plan_change(key, FOLDER, None, base=self.base(key))])
         self.engine.commit(ticket)
 
     def _content(self, key: str) -> Logged | Staged | Stored:

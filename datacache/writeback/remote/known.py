@@ -1,6 +1,7 @@
 """What is known of the bucket: folders that were listed, names that were asked for, attributes. Without any I/O.
 
-Part of `RemoteView`, under the engine's lock.
+Part of the engine (`WriteBack.known`), under its lock. `RemoteView` reads it and has the store asked for what is
+missing; the engine puts in what this node uploads and deletes, at once and also into answers that are on their way.
 """
 
 from __future__ import annotations
@@ -8,13 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from datacache.store.base import ObjectInfo
-from datacache.writeback.model import Attributes
-from datacache.writeback.overlay import name_of, parent_of
+from datacache.writeback.model import Attributes, name_of, parent_of
 
 _log = logging.getLogger("datacache.writeback")
 _MAX_NAMES = 300_000
@@ -35,9 +35,9 @@ class RemoteFile(NamedTuple):
 
 
 class RemoteFolder:
-    """What lies right in a folder."""
+    """The contents of one folder, without those of the folders in it."""
 
-    __slots__ = ("files", "folders", "hidden", "marker", "probes", "read_at")
+    __slots__ = ("files", "folders", "hidden", "marker", "read_at")
 
     def __init__(self) -> None:
         self.files: dict[str, RemoteFile] = {}
@@ -46,14 +46,14 @@ class RemoteFolder:
         """Whether the folder has an object of its own."""
         self.hidden: list[str] = []
         """Keys (up to `_HIDDEN`) that a directory cannot show: what is no name, and files whose name a folder has."""
-        self.read_at = _now()
+        self.read_at = time.monotonic()
 
     def __len__(self) -> int:
         return len(self.files) + len(self.folders)
 
 
 class Probe(NamedTuple):
-    """What was found under one name."""
+    """The answer to a question for one name."""
 
     read_at: float
     file: RemoteFile | None
@@ -63,13 +63,12 @@ class Probe(NamedTuple):
 Changed = tuple[str, RemoteFile | None]
 """A key, and the object that this node has put under it; None: deleted."""
 
-
-Change = tuple[str, RemoteFile | None, Attributes | None]
+ChangedWith = tuple[str, RemoteFile | None, Attributes | None]
 """The same with the attributes that it has there."""
 
 
 class Known:
-    """One prefix of a bucket."""
+    """One prefix of a bucket. Folder keys are '' or end in '/', all keys relative to the prefix."""
 
     def __init__(self) -> None:
         self.folders: OrderedDict[str, RemoteFolder] = OrderedDict()
@@ -78,33 +77,49 @@ class Known:
         self.checked: dict[str, float] = {}
         self.markers: dict[str, tuple[float, Attributes]] = {}
         """Attributes of folders, and when they were asked for."""
+        self.below: dict[str, tuple[float, dict[str, RemoteFile]]] = {}
+        """Everything below a folder that is about to be renamed, and when it was listed."""
+        self.filled: set[str] = set()
+        """Folders below which this process has put something into the bucket."""
         self._looked_into: set[str] = set()
         self._names = 0
-        self._news = False
+        self._has_news = False
+        self._requests = 0  # under way
+        self._event = 0
+        self._events: deque[tuple[int, str, RemoteFile | None]] = deque()  # numbered, while requests are under way
 
     def file(self, key: str) -> RemoteFile | None:
-        """An object as its folder lists it."""
+        """Return an object as its folder lists it."""
         listed = self.folders.get(parent_of(key))
         return listed.files.get(name_of(key)) if listed is not None else None
 
-    def is_new(self, folder: str) -> bool:
-        """Tell whether nobody has looked into a folder before, and note that somebody has."""
-        is_new = folder not in self._looked_into
+    def size_of(self, key: str) -> int:
+        """Return how large an object is as far as that is known; 0 where it is not."""
+        file = self.file(key)
+        if file is None:
+            probe = self.probes.get(key)
+            file = probe.file if probe is not None else None
+        return file.size_bytes if file is not None else 0
+
+    def hidden(self) -> list[str]:
+        """Return the keys that no file can have, of all folders that are remembered."""
+        return [key for listed in self.folders.values() for key in listed.hidden]
+
+    def note_first_look(self, folder: str) -> bool:
+        """Note that somebody looks into a folder; return whether nobody has before."""
+        is_first = folder not in self._looked_into
         if len(self._looked_into) >= _MAX_PROBES:
             self._looked_into.clear()
         self._looked_into.add(folder)
-        return is_new
+        return is_first
 
-    def hidden(self) -> list[str]:
-        """Keys that cannot be shown, of the folders that are remembered."""
-        return [key for listed in self.folders.values() for key in listed.hidden]
+    # --- over a restart ----------------------------------------------------------------------------------------------
 
-    def remembered(self) -> dict[str, list[object]] | None:
-        """What `recall` takes, for JSON: the folders that were listed last, up to `_KEPT_NAMES` names. None if nothing
-        is new."""
-        if not self._news:
+    def to_json(self) -> dict[str, list[object]] | None:
+        """Return the folders that were listed last, up to `_KEPT_NAMES` names, for `recall`. None if nothing is new."""
+        if not self._has_news:
             return None
-        self._news = False
+        self._has_news = False
         kept: dict[str, list[object]] = {}
         names = 0
         for folder, listed in reversed(self.folders.items()):
@@ -114,8 +129,8 @@ class Known:
             kept[folder] = [listed.marker, list(listed.folders), {n: list(f) for n, f in listed.files.items()}]
         return kept
 
-    def recall(self, kept: dict[str, Any], changes: Iterable[Change]) -> None:
-        """What an earlier process knew and what it has changed since, for as long as the store cannot be asked."""
+    def recall(self, kept: dict[str, Any], changes: Iterable[ChangedWith]) -> None:
+        """Take in what an earlier process knew and what it has changed since: for outages, as all of it is too old."""
         recalled: dict[str, RemoteFolder] = {}
         for folder, (marker, folders, files) in reversed(kept.items()):
             found = recalled[folder] = RemoteFolder()
@@ -126,30 +141,63 @@ class Known:
         self.folders.update(recalled)
         self._names += sum(map(len, recalled.values())) + len(recalled)
         for key, file, attributes in changes:
-            self.applied(key, file, attributes)
+            self._take_in(key, file, attributes)
 
-    def applied(self, key: str, file: RemoteFile | None, attributes: Attributes | None) -> None:
-        """This node has brought an object to the bucket, or deleted it."""
+    # --- what this node does -----------------------------------------------------------------------------------------
+
+    def apply_own(self, key: str, file: RemoteFile | None, attributes: Attributes | None) -> None:
+        """Put in that this node has brought an object to the bucket, or deleted it (None)."""
+        if self._requests:
+            self._event += 1
+            self._events.append((self._event, key, file))
+        self._take_in(key, file, attributes)
+        for folder, (_, found) in self.below.items():
+            change_below(found, folder, key, file)
+        if file is not None:
+            above = parent_of(key)
+            while above and above not in self.filled:
+                self.filled.add(above)
+                above = parent_of(above)
+
+    def _take_in(self, key: str, file: RemoteFile | None, attributes: Attributes | None) -> None:
         if key.endswith("/"):
             if attributes is not None:
-                self.markers[key] = (_now(), attributes)
+                self.markers[key] = (time.monotonic(), attributes)
             else:
                 self.markers.pop(key, None)
         self.apply(key, file)
-        self._news = True
+        self._has_news = True
 
-    def expire(self, folder: str) -> None:
-        """Have a folder listed anew before it is used again."""
-        listed = self.folders.get(folder)
-        if listed is not None:
-            listed.read_at = -math.inf
-        for key in [key for key in self.probes if parent_of(key) == folder]:
-            del self.probes[key]
+    def note_made(self, folder: str) -> None:
+        """Note that this node makes a folder where there is none: the bucket has nothing in it."""
+        if folder not in self.folders:
+            self.folders[folder] = RemoteFolder()
+            self.folders[folder].read_at = -math.inf  # others may put something there at once
+            self._names += 1
+            self._forget_oldest()
+            self._has_news = True
+
+    def begin_request(self) -> int:
+        """Note that a request for the bucket begins, and return its number for `own_changes`. `end_request` follows."""
+        self._requests += 1
+        return self._event
+
+    def end_request(self) -> None:
+        """Forget what this node has done, once no request is under way that may not have seen it."""
+        self._requests -= 1
+        if not self._requests:
+            self._events.clear()
+
+    def own_changes(self, since: int) -> Iterator[Changed]:
+        """Return what this node has done since a request began, in order."""
+        return ((key, file) for number, key, file in self._events if number > since)
+
+    # --- what the store says -----------------------------------------------------------------------------------------
 
     def apply(self, key: str, file: RemoteFile | None) -> None:
-        """An object is another one now, or gone."""
+        """Put in that an object is another one now, or gone (None)."""
         folder, name = parent_of(key), name_of(key)
-        self._found(key, file)
+        self._put_found(key, file)
         listed = self.folders.get(folder)
         if listed is not None:
             before = len(listed)
@@ -170,12 +218,12 @@ class Known:
             above = self.folders.get(parent_of(folder))
             if above is not None:
                 above.folders[name_of(folder)] = None
-            self._found(folder, file)
+            self._put_found(folder, file)
             folder = parent_of(folder)
 
-    def _found(self, key: str, file: RemoteFile | None) -> None:
-        """Something was brought under a name: what this node did itself is known also where nobody lists the folder, or
-        in an outage there would be errors for it. What a deletion leaves under a name has to be asked for."""
+    def _put_found(self, key: str, file: RemoteFile | None) -> None:
+        """Keep what was brought under a name also where nobody lists the folder, or in an outage there would be errors
+        for what this node did itself. What a deletion leaves under a name has to be asked for."""
         path = key.rstrip("/")
         probe = self.probes.pop(path, None)
         if file is None or parent_of(path) in self.folders:
@@ -185,17 +233,8 @@ class Known:
         else:
             self._put_probe(path, file, is_folder=False)
 
-    def made(self, folder: str) -> None:
-        """Note that this node makes a folder where there is none: the bucket has nothing in it."""
-        if folder not in self.folders:
-            self.folders[folder] = RemoteFolder()
-            self.folders[folder].read_at = -math.inf  # others may put something there at once
-            self._names += 1
-            self._forget_oldest()
-            self._news = True
-
     def put(self, folder: str, found: RemoteFolder, changes: Iterable[Changed]) -> None:
-        """A folder was listed; meanwhile this node has changed these."""
+        """Take in a folder's listing, and then the changes that this node made meanwhile."""
         old = self.folders.pop(folder, None)
         if old is not None:
             self._names -= len(old) + 1
@@ -209,10 +248,10 @@ class Known:
             _log.warning(
                 "%d objects in /%s cannot be shown as files, such as %r", len(found.hidden), folder, found.hidden[0]
             )
-        found.read_at = _now()  # from its end on, or a listing that takes longer than it is used for is never of use
+        found.read_at = time.monotonic()  # its end: a listing that takes longer than it is used for would be of no use
         self.folders[folder] = found
         self._names += len(found) + 1
-        self._news = True
+        self._has_news = True
         self.probed.pop(folder, None)
         for key, now in changes:
             if key.startswith(folder):
@@ -225,7 +264,7 @@ class Known:
             self._names -= len(forgotten) + 1
 
     def put_probe(self, folder: str, name: str, file: RemoteFile | None, *, is_folder: bool) -> None:
-        """A name was asked for."""
+        """Take in the answer for one name."""
         self._put_probe(folder + name, file, is_folder=is_folder)
         self.probed[folder] = self.probed.get(folder, 0) + 1
 
@@ -233,16 +272,16 @@ class Known:
         if len(self.probes) >= _MAX_PROBES:
             self.probes.clear()
             self.probed.clear()
-        self.probes[path] = Probe(_now(), file, is_folder)
+        self.probes[path] = Probe(time.monotonic(), file, is_folder)
 
     def put_checked(self, key: str) -> None:
-        """An object was asked for just now."""
+        """Note that an object was asked for just now."""
         if len(self.checked) >= _MAX_PROBES:
             self.checked.clear()
-        self.checked[key] = _now()
+        self.checked[key] = time.monotonic()
 
-    def learn(self, key: str, found: tuple[RemoteFile, Attributes] | None) -> None:
-        """An object was looked at."""
+    def put_attributes(self, key: str, found: tuple[RemoteFile, Attributes] | None) -> None:
+        """Take in an object's metadata; None: it is gone."""
         listed, probe = self.folders.get(parent_of(key)), self.probes.get(key)
         known = listed.files.get(name_of(key)) if listed is not None else None
         if found is None:
@@ -259,9 +298,17 @@ class Known:
         if probe is not None and probe.file is not None:
             self.probes[key] = probe._replace(file=found[0])
 
+    def expire(self, folder: str) -> None:
+        """Have a folder listed anew before it is used again."""
+        listed = self.folders.get(folder)
+        if listed is not None:
+            listed.read_at = -math.inf
+        for key in [key for key in self.probes if parent_of(key) == folder]:
+            del self.probes[key]
+
 
 def change_below(found: dict[str, RemoteFile], folder: str, key: str, file: RemoteFile | None) -> None:
-    """An object below a folder is another one now, or gone."""
+    """Change one object in a list of all that lies below a folder."""
     if key.startswith(folder) and key != folder:
         found.pop(key, None)
         if file is not None:
@@ -269,15 +316,11 @@ def change_below(found: dict[str, RemoteFile], folder: str, key: str, file: Remo
 
 
 def file_of(values: list[Any]) -> RemoteFile:
-    """A file as JSON has it."""
+    """Return the file that JSON has as a list."""
     size_bytes, etag, mtime_ns, attributes = values
     return RemoteFile(size_bytes, etag, mtime_ns, None if attributes is None else Attributes(*attributes))
 
 
 def listed_file(info: ObjectInfo) -> RemoteFile:
-    """An object of a listing."""
+    """Return the file of an object in a listing."""
     return RemoteFile(info.size_bytes, info.etag, info.mtime_ns)
-
-
-def _now() -> float:
-    return time.monotonic()

@@ -8,7 +8,7 @@ the other: a name that the next process finds in neither was not there. Nothing 
 written may be incomplete therefore and is not used, and neither is what is older than two hours; names are errors then
 in an outage.
 
-`note` is called under the engine's lock and does no I/O, `remember`, `recall` and `write_lines` are called without it.
+Part of the engine (`WriteBack.memory`). `note` needs the engine's lock and does no I/O; the others do, without it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from pathlib import Path
 from datacache.core.boot import boot_id
 from datacache.core.disk import replace_file
 from datacache.writeback.model import Attributes
-from datacache.writeback.remote.bucket import RemoteView
-from datacache.writeback.remote.known import Change, RemoteFile, file_of
+from datacache.writeback.remote.known import ChangedWith, Known, RemoteFile, file_of
 
 _OLDEST_S = 2 * 3600.0
-
 _log = logging.getLogger("datacache.writeback")
 
 
 class RemoteMemory:
     """The two files of one area."""
 
-    def __init__(self, folder: Path, remote: RemoteView, lock: threading.RLock) -> None:
-        self._known, self._lines = folder / "known.json", folder / "known.log"
-        self._remote, self._lock = remote, lock
+    def __init__(self, folder: Path) -> None:
+        self._known_file, self._log_file = folder / "known.json", folder / "known.log"
         self._writing = threading.Lock()
+        self._has_base = False
+        """Whether there is a `known.json`, or soon will be: without one the lines tell nothing."""
         self._number = 0
         self._since: deque[tuple[int, bytes]] = deque()
         """The lines of the log that `known.json` does not have, with their numbers."""
@@ -49,34 +48,36 @@ class RemoteMemory:
         self._fd = -1
         self._is_whole = True
 
-    def recall(self) -> None:
+    def recall(self, known: Known) -> None:
         """Put what an earlier process knew into what is known; before anything else is called. What is of no use goes:
         without its lines, and with a new time, it would tell the next process of an earlier bucket."""
-        recalled = False
+        is_recalled = False
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            recalled = self._recall()
+            is_recalled = self._recall(known)
         try:
-            if not recalled:
-                self._known.unlink(missing_ok=True)
-            replace_file(self._lines, b"".join(line for _, line in self._since), durable=False)
+            if not is_recalled:
+                self._known_file.unlink(missing_ok=True)
+            replace_file(self._log_file, b"".join(line for _, line in self._since), durable=False)
         except OSError as exc:
             self._give_up(exc)
 
-    def _recall(self) -> bool:
-        if time.time() - self._known.stat().st_mtime > _OLDEST_S:
+    def _recall(self, known: Known) -> bool:
+        if time.time() - self._known_file.stat().st_mtime > _OLDEST_S:
             return False
-        found = json.loads(self._known.read_bytes())
+        found = json.loads(self._known_file.read_bytes())
         if found["boot"] != boot_id():
             return False
         lines, changes = self._read_lines(found["until"])
-        with self._lock:
-            self._remote.recall(found["folders"], changes)
+        known.recall(found["folders"], changes)
+        self._has_base = True
         self._since.extend(lines)
         self._number = max([found["until"], *(number for number, _ in lines)])
         return True
 
     def note(self, key: str, file: RemoteFile | None, attributes: Attributes | None) -> None:
-        """This node has brought an object to the bucket, or deleted it (None)."""
+        """Note that this node has brought an object to the bucket, or deleted it (None)."""
+        if not self._has_base:
+            return
         self._number += 1
         line = json.dumps([self._number, key, file, attributes], separators=(",", ":")).encode() + b"\n"
         self._since.append((self._number, line))
@@ -93,52 +94,57 @@ class RemoteMemory:
             data = b"".join(lines)
             try:
                 if self._fd < 0:
-                    self._fd = os.open(self._lines, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                    self._fd = os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
                 if os.write(self._fd, data) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as exc:
                 self._give_up(exc)
 
     def _give_up(self, exc: OSError) -> None:
-        """Until `remember` has written all of it down."""
+        """Keep nothing until `remember` has written all of it down."""
         _log.info("what is in the bucket by now was not written down: %s", exc)
         self._is_whole = False
         with suppress(OSError):
-            self._known.unlink()  # of what is not in it the next process would say that it is not there
+            self._known_file.unlink()  # of what is not in it the next process would say that it is not there
 
-    def remember(self) -> None:
-        """Write down what is known. May take long; `OSError` if it cannot be done. Any thread."""
+    def remember(self, known: Known, lock: threading.RLock) -> None:
+        """Write down what is known, which `lock` guards. May take long; `OSError` if it cannot be done. Any thread."""
         with self._writing:
-            self._remember()
+            with lock:
+                self._has_base = True
+                folders, until = known.to_json(), self._number
+            if folders is None:
+                with suppress(FileNotFoundError):
+                    os.utime(self._known_file)  # it still is what is known
+                return
+            text = json.dumps({"boot": boot_id(), "until": until, "folders": folders})
+            replace_file(self._known_file, text.encode(), durable=False)
+            with lock, self._log_lock:
+                while self._since and self._since[0][0] <= until:
+                    self._since.popleft()
+                self._unwritten.clear()  # they are among these
+                try:
+                    replace_file(self._log_file, b"".join(line for _, line in self._since), durable=False)
+                except OSError as exc:
+                    self._give_up(exc)
+                    raise
+                if self._fd >= 0:
+                    os.close(self._fd)
+                    self._fd = -1
+                self._is_whole = True
 
-    def _remember(self) -> None:
-        with self._lock:
-            folders, until = self._remote.remembered(), self._number
-        if folders is None:
-            with suppress(FileNotFoundError):
-                os.utime(self._known)  # it still is what is known
-            return
-        known = json.dumps({"boot": boot_id(), "until": until, "folders": folders}).encode()
-        replace_file(self._known, known, durable=False)
-        with self._lock, self._log_lock:
-            while self._since and self._since[0][0] <= until:
-                self._since.popleft()
-            self._unwritten.clear()  # they are among these
-            try:
-                replace_file(self._lines, b"".join(line for _, line in self._since), durable=False)
-            except OSError as exc:
-                self._give_up(exc)
-                raise
+    def close(self) -> None:
+        """Let go of the log."""
+        with self._log_lock:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
-            self._is_whole = True
 
-    def _read_lines(self, until: int) -> tuple[list[tuple[int, bytes]], list[Change]]:
-        """Those behind a number, and what they say."""
+    def _read_lines(self, until: int) -> tuple[list[tuple[int, bytes]], list[ChangedWith]]:
+        """Return the lines behind a number, and what they say."""
         lines, changes = [], []
         with suppress(FileNotFoundError):
-            for line in self._lines.read_bytes().splitlines(keepends=True):
+            for line in self._log_file.read_bytes().splitlines(keepends=True):
                 if not line.endswith(b"\n"):  # it was cut off, so that the journal has it
                     break
                 number, key, file, attributes = json.loads(line)

@@ -61,7 +61,7 @@ class LossLog:
             _log.warning("%s cannot be read: %s", path, exc)
 
     def add(self, key: str, size_bytes: int, reason: str, *, at: float | None = None, ticket: int = 0) -> int:
-        """Note a loss, in memory: its number, for `grow`. With a ticket it is one unless the ticket is `settled`."""
+        """Note a loss, in memory; return its number, for `grow`. With a ticket it is one until that is settled."""
         with self._lock:
             self._next += 1
             self._losses[self._next] = Loss(key, size_bytes, time.time() if at is None else at, reason)
@@ -85,7 +85,7 @@ class LossLog:
         with self._lock:
             self._losses.pop(number, None)
 
-    def settled(self, ticket: int) -> bool:
+    def settle(self, ticket: int) -> bool:
         """Drop what was no loss, as all up to a ticket is durable now. Return whether there was any."""
         if not self._doubtful:
             return False

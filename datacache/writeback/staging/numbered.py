@@ -18,7 +18,7 @@ from pathlib import Path
 
 from datacache.core.disk import sync_folder
 from datacache.core.errors import StagingError
-from datacache.writeback.staging.area_files import reaching, unreachable
+from datacache.writeback.staging.area import reaching, unreachable
 
 _MAKE_TRIES = 3
 """The outer folder of a file to be made may be removed this moment, with the last other file in it."""

@@ -1,12 +1,7 @@
-"""When which key is due for uploading, and which wait for others.
+"""When which key is due for uploading, whether the store is worth asking, and what a flush waits for.
 
-Part of the uploader, which guards it with its lock; no I/O, no clock of its own. Times are seconds of the uploader's
-clock. A key is in one place at a time: queued (with the time it is due), active (a thread is at it) or parked (until
-another key is done). A key costs a tuple in a heap and an entry of a dict, some 140 bytes besides its text.
-
-What a flush waits for: some keys, each in a version, until they are in the bucket or cannot get there.
-
-Part of the uploader, which guards it with its lock and tells it what becomes of each key.
+Part of the uploader's board, which guards all of it with its lock; no I/O, no clock of its own. Times are seconds of
+the uploader's clock.
 """
 
 from __future__ import annotations
@@ -18,10 +13,20 @@ from collections.abc import Callable, Iterable
 from datacache.core.errors import UploadError
 from datacache.writeback.model import Failure, Pending
 
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+IN_A_ROW = 3
+"""Uploads that fail one after the other, none succeeding in between, before it is taken to be the store."""
+REFUSED_WAIT_S = 0.05
+_NAMED = 5
+"""Keys that an error names."""
+
 
 class UploadQueue:
-    """Keys by the time they are due: `delay_s` after their last change, but `every_s` after the first one at the
-    latest."""
+    """Keys by the time they are due: `delay_s` after their last change, but `every_s` after the first at the latest.
+
+    A key is in one place at a time: queued (with the time it is due), active (a thread is at it) or parked (until
+    another key is done). A key costs a tuple in a heap and an entry of a dict, some 140 bytes besides its text.
+    """
 
     def __init__(self, delay_s: float, every_s: float) -> None:
         self._delay_s = delay_s
@@ -43,11 +48,13 @@ class UploadQueue:
 
     @property
     def parked(self) -> int:
-        """How many wait for others."""
+        """Return how many keys wait for others."""
         return len(self._parked_on)
 
-    def changed(self, key: str, now: float) -> bool:
-        """A key is pending, or has changed again: whether it is due before all that were queued."""
+    # Methods that queue a key return whether it is due before all that were queued: then a thread is to be woken.
+
+    def note_change(self, key: str, now: float) -> bool:
+        """Queue a key that is pending, or has changed again."""
         if key in self._active:
             self._again.add(key)
             return False
@@ -60,8 +67,8 @@ class UploadQueue:
         self._last[key] = now
         return False
 
-    def soon(self, key: str, now: float) -> bool:
-        """A key is due at once, whatever it waited for: whether it is due before all that were queued."""
+    def make_due(self, key: str, now: float) -> bool:
+        """Have a key due at once, whatever it waited for."""
         if key in self._active:
             self._again.add(key)
             return False
@@ -71,92 +78,33 @@ class UploadQueue:
         return self._push(key, now)
 
     def retry(self, key: str, due: float) -> None:
-        """A key that was active is due again later, and no sooner however it changes."""
+        """Queue a key that was active, to be due later, and no sooner however it changes."""
         self._active.discard(key)
         self._again.discard(key)
         self._retries.add(key)
         self._push(key, due)
 
-    def when_quiet(self, key: str, now: float, wait_s: float) -> None:
-        """A key that was active is due when it has not changed for a while, but in `wait_s` at the latest."""
+    def retry_when_quiet(self, key: str, now: float, wait_s: float) -> None:
+        """Queue a key that was active, to be due when it has not changed for a while, but in `wait_s` at the latest."""
         self.retry(key, now + wait_s)
         self._first[key] = now + wait_s - self._every_s
 
-    def pop(self, now: float) -> str | None:
-        """A key that is due, which is active from now on."""
-        while self._heap and self._heap[0][0] <= now:
-            due, key = heapq.heappop(self._heap)
-            if self._due.get(key) != due:
-                continue
-            last = self._last.pop(key, None)
-            if last is not None and not self.hurry:
-                later = min(last + self._delay_s, self._first[key] + self._every_s)
-                if later > now:
-                    self._push(key, later)
-                    continue
-            del self._due[key]
-            self._forget(key)
-            self._active.add(key)
-            return key
-        return None
-
-    def pop_any(self, now: float) -> str | None:
-        """As `pop`, but one that has not failed yet comes first, whichever: another one each time."""
-        new = [key for due, key in self._heap if due <= now and self._due.get(key) == due and key not in self._retries]
-        if not new:
-            return self.pop(now)
-        key = random.choice(new)
-        del self._due[key]
-        self._forget(key)
-        self._active.add(key)
-        return key
-
-    def next_due(self) -> float | None:
-        """When the next key is due."""
-        return self._heap[0][0] if self._heap else None
-
-    def done(self, key: str, now: float) -> bool:
-        """A key is not active any more. Queued again if it has changed meanwhile; who waited for it is due: whether
-        anything is due before all that were queued."""
+    def end(self, key: str, now: float) -> bool:
+        """Take a key as not active any more. It is queued again if it has changed meanwhile; keys that waited for it
+        are due."""
         self._active.discard(key)
         earlier = False
         if key in self._again:
             self._again.discard(key)
-            earlier = self.changed(key, now)
+            earlier = self.note_change(key, now)
         for waiting in self._parked.pop(key, ()):
             del self._parked_on[waiting]
             earlier = self._push(waiting, now) or earlier
         return earlier
 
-    def park(self, key: str, blocker: str) -> bool:
-        """An active key waits until another one is done. False, and nothing is changed, if that one waits for this."""
-        found: str | None = blocker
-        while found is not None:
-            if found == key:
-                return False
-            found = self._parked_on.get(found)
-        self._active.discard(key)
-        self._again.discard(key)
-        self._parked_on[key] = blocker
-        self._parked.setdefault(blocker, []).append(key)
-        return True
-
-    def blocker(self, key: str) -> str:
-        """The key that a key waits for in the end: itself if it waits for none."""
-        return self.chain(key)[-1]
-
-    def chain(self, key: str) -> list[str]:
-        """A key, the one that it waits for, the one that that one waits for, and so on."""
-        found = [key]
-        while found[-1] in self._parked_on:
-            found.append(self._parked_on[found[-1]])
-        return found
-
     def hasten(self, now: float, keys: Iterable[str] = (), *, retries: bool = False) -> None:
-        """All that is queued is due now, and `keys` as well; what failed only with `retries`."""
-        wanted = dict.fromkeys(self._due, now) if retries else {}
-        if not retries:
-            wanted = {key: due if key in self._retries else now for key, due in self._due.items()}
+        """Have all that is queued due now, and `keys` as well; what failed only with `retries`."""
+        wanted = {key: due if key in self._retries and not retries else now for key, due in self._due.items()}
         for key in keys:
             if key in self._active:
                 self._again.add(key)
@@ -170,6 +118,58 @@ class UploadQueue:
         self._heap = [(due, key) for key, due in wanted.items()]
         heapq.heapify(self._heap)
 
+    def pop(self, now: float) -> str | None:
+        """Return a key that is due, which is active from now on."""
+        while self._heap and self._heap[0][0] <= now:
+            due, key = heapq.heappop(self._heap)
+            if self._due.get(key) != due:
+                continue
+            last = self._last.pop(key, None)
+            if last is not None and not self.hurry:
+                later = min(last + self._delay_s, self._first[key] + self._every_s)
+                if later > now:
+                    self._push(key, later)
+                    continue
+            return self._activate(key)
+        return None
+
+    def pop_any(self, now: float) -> str | None:
+        """Do as `pop`, but take one that has not failed yet first, whichever: another one each time."""
+        new = [key for due, key in self._heap if due <= now and self._due.get(key) == due and key not in self._retries]
+        return self._activate(random.choice(new)) if new else self.pop(now)
+
+    def next_due(self) -> float | None:
+        """Return when the next key is due."""
+        return self._heap[0][0] if self._heap else None
+
+    def park(self, key: str, blocker: str) -> bool:
+        """Have an active key wait until another one is done. False, and nothing is changed, if that one waits for
+        this."""
+        if key in self.chain(blocker):
+            return False
+        self._active.discard(key)
+        self._again.discard(key)
+        self._parked_on[key] = blocker
+        self._parked.setdefault(blocker, []).append(key)
+        return True
+
+    def blocker(self, key: str) -> str:
+        """Return the key that a key waits for in the end: itself if it waits for none."""
+        return self.chain(key)[-1]
+
+    def chain(self, key: str) -> list[str]:
+        """Return a key, the one that it waits for, the one that that one waits for, and so on."""
+        found = [key]
+        while found[-1] in self._parked_on:
+            found.append(self._parked_on[found[-1]])
+        return found
+
+    def _activate(self, key: str) -> str:
+        del self._due[key]
+        self._forget(key)
+        self._active.add(key)
+        return key
+
     def _push(self, key: str, due: float) -> bool:
         earlier = not self._heap or due < self._heap[0][0]
         self._due[key] = due
@@ -182,12 +182,84 @@ class UploadQueue:
         self._retries.discard(key)
 
 
-_NAMED = 5
-"""Keys that an error names."""
+class StoreHealth:
+    """Tells by the last answers whether the store is worth asking: one back-off for all uploads, not one a key.
+
+    While the store does not answer, one upload at a time is tried, another one each time, at growing intervals with
+    jitter; the first that gets through lets all others go on. (A key that fails although others succeed is not told of
+    here: the board has it back off alone.) While it refuses whatever is tried (credentials that have expired), one at a
+    time is tried as well, but soon after one another, since what it refuses may be a few of many keys.
+    """
+
+    def __init__(self) -> None:
+        self._failed = 0  # in a row
+        self._probing = False
+        self._next_at = 0.0
+        self._wait_s = FIRST_WAIT_S
+        self.reason = ""
+        """Why it does not answer; '' while it does."""
+        self.away_since = 0.0
+
+    @property
+    def limited(self) -> bool:
+        """Return whether one upload at a time is tried."""
+        return self._failed >= IN_A_ROW
+
+    @property
+    def away(self) -> bool:
+        """Return whether that is because the store does not answer."""
+        return self.limited and bool(self.reason)
+
+    def wait_s(self, now: float) -> float | None:
+        """Return how long to wait before something is tried: 0 for not at all, None until a try under way ends."""
+        if not self.limited:
+            return 0.0
+        return None if self._probing else max(0.0, self._next_at - now)
+
+    def begin(self) -> bool:
+        """Note that something is tried now; return whether it is the one try that others wait for."""
+        self._probing = self.limited
+        return self._probing
+
+    def end(self) -> None:
+        """Note that the one try is over, however it went."""
+        self._probing = False
+
+    def note_answer(self) -> bool:
+        """Note that the store did what was asked; return whether it did not answer before."""
+        self._failed = 0
+        self._wait_s = FIRST_WAIT_S
+        back, self.reason = bool(self.reason), ""
+        return back
+
+    def note_silence(self, now: float, reason: str) -> bool:
+        """Note that the store did not answer; return whether that is new."""
+        self._failed += 1
+        if not self.limited:
+            return False
+        self._next_at = now + self._wait_s * (0.5 + random.random() / 2)
+        self._wait_s = min(LONGEST_WAIT_S, 2 * self._wait_s)
+        new = not self.reason
+        if new:
+            self.away_since = now
+        self.reason = reason
+        return new
+
+    def note_refusal(self, now: float) -> None:
+        """Note that the store answered that it does not do this."""
+        self._failed += 1
+        self._next_at = now + REFUSED_WAIT_S
+        self._wait_s = FIRST_WAIT_S
+        self.reason = ""
+
+    def wake(self) -> None:
+        """Have the next try due now: somebody waits."""
+        self._next_at = 0.0
+        self._wait_s = FIRST_WAIT_S
 
 
 class Wait:
-    """Keys that somebody waits for."""
+    """Keys that a flush waits for, each in a version, until they are in the bucket or cannot get there."""
 
     def __init__(self, pendings: list[Pending]) -> None:
         self._wanted = {pending.key: (pending.version, pending.upload_bytes) for pending in pendings}
@@ -197,19 +269,13 @@ class Wait:
         self.moved = False
         """Whether a key was deleted meanwhile: what it had may go on under another one."""
 
-    def __bool__(self) -> bool:
-        """Whether there is anything left."""
-        return bool(self._wanted)
+    def __len__(self) -> int:
+        return len(self._wanted)
 
     @property
     def keys(self) -> list[str]:
-        """What is left."""
+        """Return what is left."""
         return list(self._wanted)
-
-    @property
-    def count(self) -> int:
-        """How many are left."""
-        return len(self._wanted)
 
     def add(self, pending: Pending) -> None:
         """Wait for this as well."""
@@ -218,35 +284,34 @@ class Wait:
         self._bytes += pending.upload_bytes
         self._bytes_left += pending.upload_bytes
 
-    def uploaded(self, key: str, version: int, *, is_gone: bool) -> None:
-        """This version of a key is in the bucket; `is_gone`: it is deleted there."""
+    def note_uploaded(self, key: str, version: int, *, is_gone: bool) -> None:
+        """Take in that this version of a key is in the bucket; `is_gone`: that it is deleted there."""
         found = self._wanted.get(key)
         if found is not None and version >= found[0]:
             self.drop(key)
             self.moved = self.moved or (is_gone and version > found[0])
 
+    def note_failed(self, failure: Failure) -> None:
+        """Take in that a key was tried, and cannot be uploaded until somebody does something about it."""
+        if failure.key in self._wanted:
+            self._failed[failure.key] = failure
+
     def drop(self, key: str) -> bool:
-        """A key is not waited for any more: whether it was."""
+        """Wait for a key no more; return whether it was waited for."""
         found = self._wanted.pop(key, None)
         self._failed.pop(key, None)
         if found is not None:
             self._bytes_left -= found[1]
         return found is not None
 
-    def failed(self, failure: Failure) -> None:
-        """A key was tried, and cannot be uploaded until somebody does something about it."""
-        if failure.key in self._wanted:
-            self._failed[failure.key] = failure
-
-    def is_hopeless(self, blocker: Callable[[str], str], parked: int) -> bool:
-        """Whether all that is left has failed, or waits for what has. `blocker` tells what a key waits for, `parked`
-        how many keys wait for others."""
-        if not self._failed or len(self._failed) + parked < len(self._wanted):
+    def is_hopeless(self, queue: UploadQueue) -> bool:
+        """Return whether all that is left has failed, or waits for what has."""
+        if not self._failed or len(self._failed) + queue.parked < len(self._wanted):
             return False
-        return all(key in self._failed or blocker(key) in self._failed for key in self._wanted)
+        return all(key in self._failed or queue.blocker(key) in self._failed for key in self._wanted)
 
     def progress(self) -> dict[str, int]:
-        """How far it is; files under way count as a whole."""
+        """Return how far it is; files under way count as a whole."""
         return {
             "flush_files_left": len(self._wanted),
             "flush_files": self._files,
@@ -255,7 +320,8 @@ class Wait:
         }
 
     def error(self, why: str, reason_of: Callable[[str], Failure | None], *, hint: str = "") -> UploadError:
-        """What is left, and why: those keys first that have failed. `why` says what ended the waiting."""
+        """Return the error that says what is left, and why: those keys first that have failed. `why` says what ended
+        the waiting."""
         reasons = {key: self._failed.get(key) or reason_of(key) for key in self._wanted}
         failures = [found for found in reasons.values() if found is not None]
         first = sorted(reasons, key=lambda key: reasons[key] is None)[:_NAMED]

@@ -21,9 +21,8 @@ from datacache.core.errors import (
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import LiveObject
 from datacache.store.errors import expect_listing
-from datacache.writeback.claims import Claim
-from datacache.writeback.model import WRITER, Conflict, Pending, Stored
-from datacache.writeback.upload.conflicts import Standing, is_conflict_copy, standing
+from datacache.writeback.conflicts import Standing, is_conflict_copy, standing
+from datacache.writeback.model import WRITER, Claim, Conflict, Pending, Stored
 from datacache.writeback.upload.ways import Copied, InOneRequest, InParts, Progress, Sending, Way
 
 _ROUNDS = 5
@@ -37,7 +36,7 @@ _COPY_NAME_HINT = "It is tried again. If that object is there to stay, rename or
 
 
 class Outcome(NamedTuple):
-    """What became of a claim."""
+    """The result of a claim."""
 
     version: int = -1
     """The version that is in the bucket now; -1 for none."""
@@ -53,7 +52,7 @@ class Uploads:
 
     def __init__(self, sending: Sending) -> None:
         self._sending = sending
-        self.engine, self.bucket = sending.engine, sending.engine.bucket
+        self._engine, self._bucket, self._claims = sending.engine, sending.engine.bucket, sending.claims
 
     def bring(self, claim: Claim, progress: Progress, *, look_first: bool) -> Outcome:
         """Bring a claimed key to the bucket, and end the claim. `look_first`: an earlier try may have done it. Errors
@@ -65,46 +64,43 @@ class Uploads:
                 return self._mark_folder(claim)
             return self._write(claim, progress, look_first=look_first)
         except BaseException as exc:
-            self.engine.claims.abandon(claim)
+            self._claims.abandon(claim)
             if isinstance(exc, ObjectNotFoundError):
                 raise StoreError(exc.message, url=exc.url, hint=exc.hint) from exc
             raise
 
     def _mark_folder(self, claim: Claim) -> Outcome:
-        """A folder's marker replaces whatever marker is there."""
+        """Write a folder's marker, in place of whatever marker is there."""
         pending = claim.pending
-        assert pending.attributes is not None
-        self.engine.area.check()
-        full = self.engine.prefix + pending.key
-        metadata = pending.attributes.to_metadata(self.engine.writer(pending))
+        self._engine.area.check()
         try:
-            info = self.bucket.write(full, b"", metadata, expect=None)
+            info = self._bucket.write(self._engine.prefix + pending.key, b"", self._metadata(pending), expect=None)
         except NoMarkersError:
             # It is there as long as something is in it; until then it is known here alone.
-            self.engine.claims.keep_folder(claim)
+            self._claims.keep_folder(claim)
             return Outcome(pending.version)
         return self._finish(claim, info)
 
     def _write(self, claim: Claim, progress: Progress, *, look_first: bool) -> Outcome:
         pending = claim.pending
-        full = self.engine.prefix + pending.key
+        full = self._engine.prefix + pending.key
         expect = pending.base
-        is_large = pending.upload_bytes > self.bucket.whole_bytes
-        if look_first and (is_large or not self.bucket.conditional()):
+        is_large = pending.upload_bytes > self._bucket.whole_bytes
+        if look_first and (is_large or not self._bucket.conditional()):
             found, how = self._look(full, pending, expect)
             if how is Standing.SAME and found is not None:
                 self._sending.forget_unfinished(pending.key)
                 return self._finish(claim, found.info)
-        way = self._way(claim, progress)
+        way = self._way(claim, full, progress)
         keep = False
         try:
             for _ in range(_ROUNDS):
                 try:
-                    self.engine.area.check()
+                    self._engine.area.check()
                     info = way.send(expect)
                 except (ObjectChangedError, ObjectNotFoundError) as exc:
                     self._sending.raise_if_bucket(exc)
-                    answer = self._not_as_expected(claim, way, expect)
+                    answer = self._explain(claim, way, expect)
                     if isinstance(answer, Outcome):
                         return answer
                     expect = answer
@@ -122,84 +118,88 @@ class Uploads:
             raise
         finally:
             way.end(keep=keep)
-        self.engine.claims.abandon(claim)  # not before: what is written while the way ends is to tear it
+        self._claims.abandon(claim)  # not before: what is written while the way ends is to tear it
         return Outcome(torn=claim.torn)
 
-    def _not_as_expected(self, claim: Claim, way: Way, expect: str) -> Outcome | str:
-        """The bucket has something else than expected: what to expect instead, or what came of it."""
-        found, how = self._look(self.engine.prefix + claim.pending.key, claim.pending, expect)
-        if found is not None and how is Standing.SAME:
-            return self._finish(claim, found.info)
-        if how is Standing.THEIRS and found is not None and WRITER not in found.metadata and way.is_same(found.info):
-            how = Standing.EARLIER
-        if found is not None and how is Standing.EARLIER:
-            self.engine.claims.rebase(claim, found.info.etag, self.engine.is_ours(found.metadata, claim.pending))
-            way.replaces(found.info)
-            return found.info.etag
-        if found is not None and how is Standing.THEIRS:
-            is_new_copy = not claim.pending.base and is_conflict_copy(claim.pending.key)
-            if is_new_copy and WRITER not in found.metadata:
-                # Only mounts give such names, so it is rather a store that shows something, such as a web page, under
-                # every key: a copy of the copy would be the next of thousands.
-                url = self.engine.prefix + claim.pending.key
-                raise StoreError(f"{url}: {_COPY_NAME_TAKEN}", url=url, hint=_COPY_NAME_HINT)
-            return self._conflict(claim, found.info, _CHANGED)
-        if how is Standing.FREE and expect:
-            return ""  # deleted by somebody: nothing of theirs is lost by writing it again
-        gone = way.source_gone()
-        if gone:
-            if self.engine.fetching.fetch_kept(claim):
-                return Outcome(torn=True)  # and is sent from here now
-            content = claim.pending.content
-            if isinstance(content, Stored) and content.key == claim.pending.key:
-                return Outcome(conflict=self.engine.claims.conflict(claim, None, gone))
-            lost = self.engine.claims.lose(claim, gone)
-            return Outcome(conflict=lost, torn=lost is None)
-        return expect
-
-    def _way(self, claim: Claim, progress: Progress) -> Way:
+    def _way(self, claim: Claim, full: str, progress: Progress) -> Way:
         pending = claim.pending
-        assert pending.attributes is not None
-        metadata = pending.attributes.to_metadata(self.engine.writer(pending))
-        full = self.engine.prefix + pending.key
-        if pending.upload_bytes > self.bucket.whole_bytes:
+        metadata = self._metadata(pending)
+        if pending.upload_bytes > self._bucket.whole_bytes:
             return InParts(self._sending, claim, full, metadata, progress)
         self._sending.forget_unfinished(pending.key)
         if isinstance(pending.content, Stored):
-            return Copied(self.engine, pending, pending.content, metadata)
+            return Copied(self._engine, pending, pending.content, metadata)
         return InOneRequest(self._sending, claim, full, metadata, progress)
 
+    def _metadata(self, pending: Pending) -> dict[str, str]:
+        assert pending.attributes is not None
+        return pending.attributes.to_metadata(self._engine.writer_of(pending))
+
+    def _explain(self, claim: Claim, way: Way, expect: str) -> Outcome | str:
+        """Find out why the bucket has something else than expected; return what to expect instead, or the outcome."""
+        pending = claim.pending
+        full = self._engine.prefix + pending.key
+        found, how = self._look(full, pending, expect)
+        if found is None:
+            if expect:
+                return ""  # deleted by somebody: nothing of theirs is lost by writing it again
+        elif how is Standing.SAME:
+            return self._finish(claim, found.info)
+        else:
+            if how is Standing.THEIRS and WRITER not in found.metadata and way.is_same(found.info):
+                how = Standing.EARLIER
+            if how is Standing.EARLIER:
+                self._claims.rebase(claim, found.info.etag, self._engine.own_version(found.metadata, pending))
+                way.take_base(found.info)
+                return found.info.etag
+            if how is Standing.THEIRS:
+                if not pending.base and is_conflict_copy(pending.key) and WRITER not in found.metadata:
+                    # Only mounts give such names, so it is rather a store that shows something, such as a web page,
+                    # under every key: a copy of the copy would be the next of thousands.
+                    raise StoreError(f"{full}: {_COPY_NAME_TAKEN}", url=full, hint=_COPY_NAME_HINT)
+                return self._conflict(claim, found.info, _CHANGED)
+        gone = way.source_gone()
+        if not gone:
+            return expect
+        if self._claims.fetch_kept(claim):
+            return Outcome(torn=True)  # and is sent from here now
+        content = claim.pending.content
+        if isinstance(content, Stored) and content.key == claim.pending.key:
+            return Outcome(conflict=self._claims.conflict(claim, None, gone))
+        lost = self._claims.lose(claim, gone)
+        return Outcome(conflict=lost, torn=lost is None)
+
     def _look(self, full: str, pending: Pending, expect: str | None) -> tuple[LiveObject | None, Standing]:
-        """What is under the key, and how it stands to what is to be done."""
+        """Return the object under the key, and how it stands to what is to be done."""
         found: LiveObject | None = None
         try:
-            found = self.bucket.look(full)
+            found = self._bucket.look(full)
         except ObjectNotFoundError as exc:
             self._sending.raise_if_bucket(exc)
-        ours = self.engine.is_ours(found.metadata, pending) if found is not None else None
+        ours = self._engine.own_version(found.metadata, pending) if found is not None else None
         return found, standing(found, base=expect or "", version=pending.version, ours=ours)
 
     def _conflict(self, claim: Claim, found: ObjectInfo, why: str) -> Outcome:
-        """End the claim as one: if the object is listed as well, as no web page in the store's place is."""
+        """End the claim as a conflict: if the object is listed as well, as no web page in the store's place is."""
         with expect_listing():
-            listed = self.bucket.find(found.key)[0]
+            listed = self._bucket.find(found.key)[0]
         if listed is None:
             raise StoreUnavailableError(f"{found.key}: the store shows an object and does not list it", url=found.key)
-        return Outcome(conflict=self.engine.claims.conflict(claim, found, why))
+        return Outcome(conflict=self._claims.conflict(claim, found, why))
 
     def _finish(self, claim: Claim, info: ObjectInfo | None) -> Outcome:
-        self.engine.claims.finish(claim, info)
+        self._claims.finish(claim, info)
         return Outcome(claim.pending.version, is_gone=info is None)
 
     def _remove(self, claim: Claim) -> Outcome:
         pending = claim.pending
-        full = self.engine.prefix + pending.key
+        full = self._engine.prefix + pending.key
         self._sending.forget_unfinished(pending.key)
         expect = None if pending.key.endswith("/") else pending.base
         for _ in range(_ROUNDS):
             try:
-                self.engine.area.check()
-                self.bucket.remove(full, expect=expect)
+                self._engine.area.check()
+                self._bucket.remove(full, expect=expect)
                 return self._finish(claim, None)
             except ObjectChangedError:
                 found, how = self._look(full, pending, expect)

@@ -22,26 +22,28 @@ from typing import Any
 
 from datacache.core.concurrency import ByteBudget
 from datacache.core.errors import (
+    DatacacheError,
     ObjectChangedError,
     ObjectNotFoundError,
     StagingError,
     StoreAccessError,
-    StoreError,
-    StoreUnavailableError,
 )
+from datacache.store.bucket import PROBE_BYTES, PROBE_PREFIX, Bucket, is_probe
+from datacache.writeback.claims import Claims
 from datacache.writeback.engine import WriteBack
+from datacache.writeback.fetching import Fetching
 from datacache.writeback.model import Pending, Stored
-from datacache.writeback.upload import leftovers
-from datacache.writeback.upload.board import UploadBoard
-from datacache.writeback.upload.parts import PartsUpload
+from datacache.writeback.upload.board import Running, UploadBoard
 from datacache.writeback.upload.queue import Wait
-from datacache.writeback.upload.report import Running
 from datacache.writeback.upload.upload import Uploads
-from datacache.writeback.upload.ways import Sending
+from datacache.writeback.upload.ways import PartsUpload, Sending
 
 _log = logging.getLogger("datacache.writeback")
 BODY_BYTES = 32 * 2**20
 """Of the bodies of whole objects, in memory, of all uploads together."""
+OLD_S = 7 * 86_400.0
+"""Age of an upload of somebody else's that is taken for forgotten. An upload that takes longer is not known of."""
+_CLEAN_EVERY_S = 86_400.0
 _TOLD_CONFLICTS = 100
 _HURRY = 0.8
 _WATCH_EVERY_S = 0.5
@@ -56,11 +58,8 @@ class _Progress:
     def __init__(self, board: UploadBoard, running: Running) -> None:
         self._board, self._running = board, running
 
-    def has(self, size_bytes: int) -> None:
-        self._board.progressed(self._running, size_bytes, sent=False)
-
-    def sent(self, size_bytes: int) -> None:
-        self._board.progressed(self._running, size_bytes, sent=True)
+    def add(self, size_bytes: int, *, sent: bool = True) -> None:
+        self._board.add_progress(self._running, size_bytes, sent=sent)
 
 
 class Uploader:
@@ -69,6 +68,7 @@ class Uploader:
     def __init__(
         self,
         engine: WriteBack,
+        fetching: Fetching,
         *,
         delay_s: float = 3.0,
         upload_every_s: float = 30.0,
@@ -76,12 +76,13 @@ class Uploader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`away_wait_s`: how long the store may be away until who waits for one upload is told."""
+        self.claims = Claims(engine, fetching)
         self._away_wait_s = away_wait_s
         self._engine = engine
         self._clock = clock
-        self._board = UploadBoard(delay_s=delay_s, every_s=upload_every_s, threads=engine.uploads, clock=clock)
+        self._board = board = UploadBoard(delay_s=delay_s, every_s=upload_every_s, threads=engine.uploads, clock=clock)
         self._sending = Sending(
-            engine, ByteBudget(BODY_BYTES), self._board.offer, self._board.withdraw, lambda: self._board.stopped
+            engine, self.claims, ByteBudget(BODY_BYTES), board.offer, board.withdraw, lambda: board.stopped
         )
         self._uploads = Uploads(self._sending)
         self._threads: list[threading.Thread] = []
@@ -91,11 +92,11 @@ class Uploader:
 
     def start(self) -> None:
         """Begin with all that is pending. Once."""
-        self._engine.listen(self._changed)
+        self._engine.listen(self._note_change)
         for pending in self._engine.pendings():
-            self._changed(pending)
-        for key in self._engine.uploads_recorded():
-            self._board.changed(key, at_once=True)
+            self._note_change(pending)
+        for key in self._engine.upload_states():
+            self._board.note_change(key, at_once=True)
         for number in range(self._engine.uploads):
             self._begin(self._work, number)
         self._begin(self._watch)
@@ -152,30 +153,31 @@ class Uploader:
             while True:
                 with board.lock:
                     left_s = _TELL_EVERY_S if deadline is None else min(_TELL_EVERY_S, deadline - self._clock())
-                    if wait and left_s > 0 and not self._why_not(wait, began, is_flush=is_flush):
+                    if wait and left_s > 0 and not self._why_not_locked(wait, began, is_flush=is_flush):
                         board.ended.wait(left_s)
-                    why = self._why_not(wait, began, is_flush=is_flush)
+                    why = self._why_not_locked(wait, began, is_flush=is_flush)
                     if not why and deadline is not None and self._clock() >= deadline:
                         why = "the time is over"
                     if wait and why:
-                        raise wait.error(why, board.reason_of, hint=board.halted.hint if board.halted else "")
+                        raise wait.error(why, board.reason_of_locked, hint=board.halted.hint if board.halted else "")
                 if progress is not None:
                     progress(self.status() | wait.progress())
                 if not wait:
                     return
-                if wait.count <= _FEW:  # what was deleted before it was ever uploaded is not pending any more
+                if len(wait) <= _FEW:  # what was deleted before it was ever uploaded is not pending any more
                     for key in [key for key in wait.keys if self._engine.get(key) is None]:
-                        board.forget(key)
+                        board.drop(key)
         finally:
             board.remove_wait(wait)
 
     def let_go(self) -> None:
-        """Nobody but a flush waits for an upload any more: the mount ends. They get an error."""
+        """Let nobody but a flush wait for an upload any more: the mount ends. They get an error."""
         with self._board.lock:
             self._let_go = True
             self._board.ended.notify_all()
 
-    def _why_not(self, wait: Wait, began: float, *, is_flush: bool) -> str:
+    def _why_not_locked(self, wait: Wait, began: float, *, is_flush: bool) -> str:
+        """Return why there is no use in waiting; '' where there is."""
         if self._let_go and not is_flush:
             return "the mount ends"
         if self._board.halted is not None:
@@ -187,10 +189,10 @@ class Uploader:
             now = self._clock()
             if now - max(began, health.away_since) >= self._away_wait_s:
                 return f"the store has not answered for {now - health.away_since:.0f} s"
-        return "they were refused" if self._board.is_hopeless(wait) else ""
+        return "they were refused" if self._board.is_hopeless_locked(wait) else ""
 
     def status(self) -> dict[str, Any]:
-        """What is to be uploaded and how that goes. `failures` and `conflicts` are the first and last hundred."""
+        """Return what is to be uploaded and how that goes. `failures` are the first hundred, `conflicts` the last."""
         pendings = self._engine.pendings()
         now = self._clock()
         with self._board.lock:
@@ -209,9 +211,9 @@ class Uploader:
 
     # --- threads -----------------------------------------------------------------------------------------------------
 
-    def _changed(self, pending: Pending) -> None:
+    def _note_change(self, pending: Pending) -> None:
         if pending.ready:
-            self._board.changed(pending.key, at_once=self._engine.ack == "uploaded")
+            self._board.note_change(pending.key, at_once=self._engine.ack == "uploaded")
 
     def _begin(self, target: Callable[..., None], *args: int) -> None:
         thread = threading.Thread(target=target, args=args, name=f"upload-{len(self._threads)}", daemon=True)
@@ -231,34 +233,35 @@ class Uploader:
                     self._board.end_probe()
 
     def _watch(self) -> None:
-        """Looks after the staging area: whether it is still ours, and whether its room is short."""
+        """Look after the staging area: whether it is still ours, and whether its room is short."""
         while not self._stop.wait(_WATCH_EVERY_S):
             self._check()
             try:
-                hurry = self._engine.pressure() > _HURRY
+                hurry = self._engine.files.pressure() > _HURRY
             except StagingError:
                 continue
             hurries = self._board.hurry
-            self._board.press(hurry)
+            self._board.set_hurry(hurry)
             if hurry and not hurries:
                 self._threads = [thread for thread in self._threads if thread.is_alive()]
                 for number in range(self._engine.uploads):
                     self._begin(self._work, self._engine.uploads + number)
 
     def _clean(self) -> None:
+        """Once a day, take back what killed processes left in the bucket."""
         engine = self._engine
 
         def recorded() -> set[str]:
-            return {state.id for state in engine.uploads_recorded().values()}
+            return {state.id for state in engine.upload_states().values()}
 
         while True:
-            leftovers.take_back_old(engine.bucket, engine.prefix, recorded, stopped=self._stop.is_set)
-            leftovers.remove_probes(engine.bucket, engine.prefix)
-            if self._stop.wait(leftovers.EVERY_S):
+            abort_old_uploads(engine.bucket, engine.prefix, recorded, stopped=self._stop.is_set)
+            remove_probes(engine.bucket, engine.prefix)
+            if self._stop.wait(_CLEAN_EVERY_S):
                 return
 
     def _check(self) -> bool:
-        """Whether the staging area is still ours."""
+        """Return whether the staging area is still ours."""
         try:
             self._engine.area.check()
         except StagingError as exc:
@@ -270,76 +273,74 @@ class Uploader:
     # --- one key -----------------------------------------------------------------------------------------------------
 
     def _bring(self, key: str) -> None:
-        """Whatever happens, the board is told."""
+        """Bring a key to the bucket. Whatever happens, the board is told."""
         try:
             pending = self._prepare(key)
             if pending is not None:
                 self._upload(pending)
         except StagingError as exc:
             if self._check():
-                self._board.failed(key, exc)
+                self._board.fail(key, exc)
             else:
-                self._board.nothing(key, retry=True)
+                self._board.skip(key, retry=True)
         except Exception as exc:  # noqa: BLE001 - the thread goes on; the board logs it
-            self._board.failed(key, exc)
-            if isinstance(exc, StoreError) and not isinstance(exc, StoreUnavailableError):
-                self._reconnect(exc)
+            self._board.fail(key, exc)
+            now = self._clock()
+            # Where access is refused, new credentials may be there: connect anew once in a while.
+            if isinstance(exc, StoreAccessError) and now - self._reconnected_at >= _RECONNECT_EVERY_S:
+                self._reconnected_at = now
+                self._engine.bucket.close()
 
     def _prepare(self, key: str) -> Pending | None:
-        """What is to be uploaded of a key; None if nothing is, or not now."""
+        """Return what is to be uploaded of a key; None if nothing is, or not now."""
         pending = self._engine.get(key)
         if pending is None or not pending.ready:
             self._sending.forget_unfinished(key)
-            self._board.nothing(key, is_gone=pending is None)
+            self._board.skip(key, is_gone=pending is None)
             return None
-        blockers = self._engine.claims.blockers(key)
-        if blockers:
-            while blockers and not self._is_ready(blockers[-1]):
-                blockers.pop()
-            if not blockers:
-                self._board.nothing(key, retry=True)
-                return None
-            if self._board.park(key, blockers):
-                return None
+        blockers = self.claims.blockers(key)
+        if not blockers:
+            return pending
+        while blockers and not self._is_ready(blockers[-1]):
+            blockers.pop()
+        if not blockers:
+            self._board.skip(key, retry=True)
+        elif not self._board.park(key, blockers):
             self._break_circle(pending, blockers[-1])
-            return None
-        return pending
+        return None
 
     def _is_ready(self, key: str) -> bool:
         pending = self._engine.get(key)
         return pending is not None and pending.ready
 
     def _break_circle(self, pending: Pending, blocker: str) -> None:
-        """Two names were swapped, or more were shifted round: the bytes of one that is a copy of another are brought
-        here, then the others can go."""
+        """Bring the bytes here of one of several keys that wait for one another, as two names were swapped or more were
+        shifted round: of one that is a copy of another. Then the others can go."""
         for key in (pending.key, *self._board.chain(blocker)):
             found = self._engine.get(key)
             if found is None or not isinstance(found.content, Stored) or found.content.key == key:
                 continue
-            claim = self._engine.claims.begin(key, found.version)
+            claim = self.claims.begin(key, found.version)
             if claim is None:
                 continue
             try:
-                self._engine.fetching.fetch(claim)
-            except (ObjectChangedError, ObjectNotFoundError):
+                self.claims.fetch(claim)
+            except (ObjectChangedError, ObjectNotFoundError):  # uploading it finds out the same, and knows what to do
                 if key == pending.key:
-                    self._upload(found)  # finds out the same, and knows what to do
+                    self._upload(found)
                     return
-                self._upload_other(found)
+                try:
+                    self._upload(found)
+                except BaseException:
+                    self._board.skip(key)
+                    raise
             finally:
                 if key != pending.key:  # another thread may have found it claimed, and left it
-                    self._board.changed(key, at_once=True)
-            self._board.nothing(pending.key)
-            self._board.changed(pending.key, at_once=True)
+                    self._board.note_change(key, at_once=True)
+            self._board.skip(pending.key)
+            self._board.note_change(pending.key, at_once=True)
             return
-        self._board.nothing(pending.key, retry=True)
-
-    def _upload_other(self, pending: Pending) -> None:
-        try:
-            self._upload(pending)
-        except BaseException:
-            self._board.nothing(pending.key)
-            raise
+        self._board.skip(pending.key, retry=True)
 
     def _upload(self, pending: Pending) -> None:
         key = pending.key
@@ -347,22 +348,57 @@ class Uploader:
         if is_large and not self._board.begin_large(key):
             return
         try:
-            claim = self._engine.claims.begin(key, pending.version)
+            claim = self.claims.begin(key, pending.version)
             if claim is None:
-                self._board.nothing(key)
+                self._board.skip(key)
                 return
             running = Running(key, claim.pending.upload_bytes)
-            self._board.began(running)
+            self._board.begin(running)
             outcome = self._uploads.bring(claim, _Progress(self._board, running), look_first=pending.touched)
         finally:
             if is_large:
                 self._board.end_large()
         kept = outcome.conflict.kept_as if outcome.conflict is not None else ""
-        self._board.came(key, outcome, self._engine.get(kept) if kept else None)
+        self._board.end(key, outcome, self._engine.get(kept) if kept else None)
 
-    def _reconnect(self, exc: StoreError) -> None:
-        """Connect anew once in a while when access is refused: new credentials may be there."""
-        now = self._clock()
-        if isinstance(exc, StoreAccessError) and now - self._reconnected_at >= _RECONNECT_EVERY_S:
-            self._reconnected_at = now
-            self._engine.bucket.close()
+
+# --- what killed processes leave in a bucket -------------------------------------------------------------------------
+
+
+def abort_old_uploads(
+    bucket: Bucket, prefix: str, recorded: Callable[[], set[str]], *, stopped: Callable[[], bool], old_s: float = OLD_S
+) -> int:
+    """Abort the unfinished uploads in parts under a prefix that are older than `old_s` and not in `recorded` (ids);
+    return how many. Errors are logged: a bucket that does not let us list them is fine.
+
+    A bucket keeps (and bills) the parts of an unfinished upload until told otherwise. Those that this staging area
+    recorded are gone on with, or taken back, when their key is looked at next, which is so for each at the start.
+    """
+    count = 0
+    try:
+        for upload in bucket.list_uploads(prefix):
+            if stopped():
+                break
+            if upload.started_at < time.time() - old_s and upload.id not in recorded():
+                bucket.abort_upload(upload.key, upload.id)
+                count += 1
+    except DatacacheError as exc:
+        _log.info("unfinished uploads under %s/%s cannot be looked for: %s", bucket.url, prefix, exc)
+    if count:
+        _log.warning(
+            "%s/%s: took back %d uploads in parts that were begun more than %.0f days ago and never finished",
+            bucket.url, prefix, count, old_s / 86_400,
+        )  # fmt: skip
+    return count
+
+
+def remove_probes(bucket: Bucket, prefix: str, *, old_s: float = _CLEAN_EVERY_S) -> None:
+    """Delete objects that a store was tried out on by a process that was killed then. Errors are logged."""
+    try:
+        for page in bucket.list(prefix + PROBE_PREFIX):
+            for info in page:
+                ours = is_probe(info.key[len(prefix) :]) and info.size_bytes <= PROBE_BYTES
+                if ours and info.mtime_ns < (time.time() - old_s) * 10**9:
+                    bucket.remove(info.key, expect=info.etag)
+    except DatacacheError as exc:
+        _log.debug("%s/%s: no objects of ours can be looked for: %s", bucket.url, prefix, exc)

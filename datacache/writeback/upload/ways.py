@@ -1,7 +1,8 @@
 """The ways a key's content gets to the bucket: in one request, in parts, as a copy inside the store.
 
-Part of the uploader: `upload.py` chooses one for a claim and uses it in one thread. A way sends under the condition it
-is given and says what the store said; what follows from an unexpected answer is decided in `upload.py`.
+Part of the uploader: `upload.py` chooses one for a claim and uses it in one thread; other threads help to send the
+parts of a large file. A way sends under the condition it is given and says what the store said; what follows from an
+unexpected answer is decided in `upload.py`.
 """
 
 from __future__ import annotations
@@ -9,23 +10,23 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from datacache.core.concurrency import ByteBudget
-from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreError, StoreUnavailableError
+from datacache.core.errors import DatacacheError, ObjectNotFoundError, StagingError, StoreError, StoreUnavailableError
 from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
-from datacache.store.bucket import Part
-from datacache.writeback.claims import Claim
-from datacache.writeback.content_reader import ContentReader
+from datacache.store.bucket import Bucket, Part
+from datacache.writeback.claims import Claims
 from datacache.writeback.engine import WriteBack
-from datacache.writeback.journal.records import UploadState
-from datacache.writeback.model import Pending, Staged, Stored
-from datacache.writeback.upload.parts import PartsUpload, part_size
+from datacache.writeback.model import Claim, Pending, Staged, Stored, UploadState
 
 _log = logging.getLogger("datacache.writeback")
+_MIB = 2**20
 _GONE = "somebody else changed or deleted it in the bucket since"
 _RENAMED = "it was renamed from {key}, which somebody else {what} before the rename had reached the bucket"
 
@@ -36,6 +37,7 @@ class Sending:
     says when to begin no other part."""
 
     engine: WriteBack
+    claims: Claims
     bodies: ByteBudget
     """Room for the bodies of whole objects, which are in memory on their way."""
     offer: Callable[[PartsUpload], None]
@@ -59,51 +61,46 @@ class Sending:
         self.engine.save_upload(key, None)
 
     def raise_if_bucket(self, exc: BaseException) -> None:
-        """A bucket that is not there says nothing of its objects."""
+        """Raise what says that the bucket is not there: that says nothing of its objects."""
         if isinstance(exc, ObjectNotFoundError) and exc.url == self.engine.bucket.url:
             raise exc
 
 
 class Progress(Protocol):
-    """Who wants to know how far an upload is."""
+    """Passes on how far an upload is."""
 
-    def has(self, size_bytes: int) -> None:
-        """So many bytes were there already."""
-        ...
-
-    def sent(self, size_bytes: int) -> None:
-        """So many more bytes are there."""
+    def add(self, size_bytes: int, *, sent: bool = True) -> None:
+        """Count this many more bytes as in the bucket: sent now, or there from before."""
         ...
 
 
-class Way(Protocol):
+class Way:
     """How a key gets to the bucket."""
 
     def send(self, expect: str | None) -> ObjectInfo | None:
-        """Do it; None if the file was written to meanwhile. Raises as `Bucket` does, and may be called again."""
-        ...
+        """Send it; None if the file was written to meanwhile. Raises as `Bucket` does, and may be called again."""
+        raise NotImplementedError
 
-    def replaces(self, found: ObjectInfo) -> None:
-        """An earlier version of ours turned out to be under the key; the next `send` is to replace that."""
-        ...
+    def take_base(self, found: ObjectInfo) -> None:
+        """Have the next `send` replace an earlier version of ours, which turned out to be under the key."""
 
     def is_same(self, found: ObjectInfo) -> bool:
-        """Whether an object that nobody says he wrote has exactly these bytes: replacing it takes nothing away."""
-        ...
+        """Return whether an object that nobody says he wrote has exactly these bytes: replacing it takes nothing
+        away."""
+        return False
 
     def source_gone(self) -> str:
-        """Say why what is to be sent is not to be had any more; '' where it is. Asked when a request failed although
+        """Return why what is to be sent is not to be had any more; '' where it is. Asked when a request failed although
         what is under the key is as expected."""
-        ...
+        return ""
 
     def end(self, *, keep: bool) -> None:
-        """It is over. What was begun in the bucket and did not become the object is taken back, unless it is to be kept
-        for the next try."""
-        ...
+        """End it. What was begun in the bucket and did not become the object is taken back, unless it is to be kept for
+        the next try."""
 
 
-class InOneRequest:
-    """Bytes of a small file."""
+class InOneRequest(Way):
+    """The bytes of a small file."""
 
     def __init__(self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: Progress) -> None:
         self._sending, self._claim, self._full, self._metadata = sending, claim, full, metadata
@@ -111,46 +108,36 @@ class InOneRequest:
         self._size = claim.pending.upload_bytes
 
     def send(self, expect: str | None) -> ObjectInfo | None:
-        sending, claim = self._sending, self._claim
+        sending = self._sending
         sending.bodies.take(self._size)
         try:
-            reader = sending.engine.claims.content(claim)
-            try:
-                data = reader.read(0, self._size)
-            finally:
-                reader.close()
-            if claim.torn or len(data) != self._size:
+            data = self._read()
+            if self._claim.torn or len(data) != self._size:
                 return None
             info = sending.engine.bucket.write(self._full, data, self._metadata, expect=expect)
             del data
         finally:
             sending.bodies.give(self._size)
-        self._progress.sent(self._size)
+        self._progress.add(self._size)
         return info
 
     def is_same(self, found: ObjectInfo) -> bool:
         # Where rclone's S3 server fails after it has written a file, the object is there without its metadata.
         if found.size_bytes != self._size:
             return False
-        reader = self._sending.engine.claims.content(self._claim)
-        try:
-            data = reader.read(0, self._size)
-        finally:
-            reader.close()
+        data = self._read()
         return not self._claim.torn and hashlib.md5(data, usedforsecurity=False).hexdigest() == found.etag
 
-    def replaces(self, found: ObjectInfo) -> None:
-        pass
-
-    def source_gone(self) -> str:
-        return ""
-
-    def end(self, *, keep: bool) -> None:
-        pass
+    def _read(self) -> bytes | memoryview:
+        reader = self._sending.claims.open_content(self._claim)
+        try:
+            return reader.read(0, self._size)
+        finally:
+            reader.close()
 
 
-class Copied:
-    """The bytes are in the bucket already, under another key or, when only attributes changed, under the same."""
+class Copied(Way):
+    """Bytes that are in the bucket already, under another key or, when only attributes changed, under the same."""
 
     def __init__(self, engine: WriteBack, pending: Pending, content: Stored, metadata: dict[str, str]) -> None:
         self._engine, self._pending, self._metadata = engine, pending, metadata
@@ -162,12 +149,9 @@ class Copied:
         full = self._engine.prefix + self._pending.key
         return self._engine.bucket.copy(self._source, full, self._metadata, expect=expect)
 
-    def replaces(self, found: ObjectInfo) -> None:
+    def take_base(self, found: ObjectInfo) -> None:
         if self._in_place:  # an earlier try to change the attributes, of the same bytes
             self._source = self._source._replace(etag=found.etag)
-
-    def is_same(self, found: ObjectInfo) -> bool:
-        return False
 
     def source_gone(self) -> str:
         if self._in_place:
@@ -182,37 +166,33 @@ class Copied:
         # While a copy of it is pending we write a key only to change its attributes, so the bytes are the same.
         other, now = self._engine.get(key), self._engine.get(self._pending.key)
         known = now is not None and now.content == Stored(key, found.info.size_bytes, found.info.etag)
-        ours = other is not None and self._engine.is_ours(found.metadata, other) is not None
+        ours = other is not None and self._engine.own_version(found.metadata, other) is not None
         if not (known or ours) or found.info.size_bytes != self._source.size_bytes:
             return f"{_RENAMED.format(key=key, what='changed')}; the newer bytes stay as {key}"
         self._source = self._source._replace(etag=found.info.etag)
         return ""
 
-    def end(self, *, keep: bool) -> None:
-        pass
 
-
-class InParts:
-    """Bytes of a larger one. The upload is recorded before its first part is sent, and gone on with after an
-    error or a restart."""
+class InParts(Way):
+    """The bytes of a larger file. The upload is recorded before its first part is sent, and gone on with after an error
+    or a restart."""
 
     def __init__(self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: Progress) -> None:
         self._sending, self._claim, self._full, self._metadata = sending, claim, full, metadata
-        self._progress = progress
+        self._engine, self._progress = sending.engine, progress
         self._state: UploadState | None = None
         self._parts: list[Part] | None = None
         self._completed = False
 
     def send(self, expect: str | None) -> ObjectInfo | None:
-        sending = self._sending
         if self._parts is None:
             self._parts = self._send_parts()
         if self._parts is None or self._claim.torn:
             return None
         assert self._state is not None
-        sending.engine.area.check()
+        self._engine.area.check()
         try:
-            info = sending.engine.bucket.complete_upload(
+            info = self._engine.bucket.complete_upload(
                 self._full, self._state.id, self._parts, self._metadata, expect=expect
             )
         except ObjectNotFoundError as exc:  # taken away, or completed by a try whose answer was lost
@@ -222,23 +202,23 @@ class InParts:
         return info
 
     def _send_parts(self) -> list[Part] | None:
-        sending, pending = self._sending, self._claim.pending
+        sending, bucket, pending = self._sending, self._engine.bucket, self._claim.pending
         kept = self._go_on()
-        reader: ContentReader = sending.engine.claims.content(self._claim)
+        reader = sending.claims.open_content(self._claim)
         try:
             if self._state is None:
-                part_bytes = part_size(reader.size_bytes, sending.engine.bucket)
+                part_bytes = part_size(reader.size_bytes, bucket)
                 stamp = self._stamp()
-                # A kill between these two leaves an upload without parts, which `leftovers` finds when it is old. To
-                # write down before that one is begun would not say which of a key's uploads is ours.
-                begun = sending.engine.bucket.begin_upload(self._full, self._metadata)
+                # A kill between these two leaves an upload without parts, which `abort_old_uploads` finds when it is
+                # old. To write down before that one is begun would not say which of a key's uploads is ours.
+                begun = bucket.begin_upload(self._full, self._metadata)
                 self._state = UploadState(pending.version, begun, part_bytes, *stamp)
-                sending.engine.save_upload(pending.key, self._state)
+                self._engine.save_upload(pending.key, self._state)
             parts = PartsUpload(
-                sending.engine.bucket, self._full, self._state.id, part_bytes=self._state.part_bytes, reader=reader,
-                claim=self._claim, kept=kept, sent=self._progress.sent, stopped=self._stopped,
+                bucket, self._full, self._state.id, part_bytes=self._state.part_bytes, reader=reader,
+                claim=self._claim, kept=kept, sent=self._progress.add, stopped=self._is_stopped,
             )  # fmt: skip
-            self._progress.has(parts.kept_bytes)
+            self._progress.add(parts.kept_bytes, sent=False)
             sending.offer(parts)
             try:
                 return parts.run()
@@ -253,66 +233,198 @@ class InParts:
     def _begin_anew(self, exc: ObjectNotFoundError) -> None:
         self._sending.raise_if_bucket(exc)
         self._parts = self._state = None
-        self._sending.engine.save_upload(self._claim.pending.key, None)
+        self._engine.save_upload(self._claim.pending.key, None)
 
     def _go_on(self) -> list[Part]:
-        """The parts that are there of an upload of this version."""
+        """Return the parts that are there of an upload of this version."""
         sending, pending = self._sending, self._claim.pending
-        self._state = sending.engine.upload_state(pending.key)
-        if self._state is None:
+        state = self._engine.upload_state(pending.key)
+        if state is None:
             return []
-        state = self._state
         if state.id and state.version == pending.version and (state.mtime_ns, state.size_bytes) == self._stamp():
+            self._state = state
             try:
-                return sending.engine.bucket.list_parts(self._full, self._state.id)
+                return self._engine.bucket.list_parts(self._full, state.id)
             except ObjectNotFoundError as exc:
-                sending.raise_if_bucket(exc)
-                sending.engine.save_upload(pending.key, None)
-                self._state = None
+                self._begin_anew(exc)
                 raise
-        self._state = None
         sending.forget_unfinished(pending.key)
         return []
 
-    def _stopped(self) -> bool:
-        return self._sending.stopped() or self._superseded()
-
-    def _superseded(self) -> bool:
-        """Whether the file was deleted or renamed meanwhile: nobody wants it under this key."""
-        now = self._sending.engine.get(self._claim.pending.key)
-        return now is None or now.attributes is None
-
-    def replaces(self, found: ObjectInfo) -> None:
-        pass
-
-    def is_same(self, found: ObjectInfo) -> bool:
-        return False
-
-    def source_gone(self) -> str:
-        return ""
+    def _is_stopped(self) -> bool:
+        if self._sending.stopped():
+            return True
+        now = self._engine.get(self._claim.pending.key)
+        return now is None or now.attributes is None  # deleted or renamed: nobody wants it under this key
 
     def end(self, *, keep: bool) -> None:
-        sending, key = self._sending, self._claim.pending.key
+        key = self._claim.pending.key
         if self._completed:
-            sending.engine.save_upload(key, None)
+            self._engine.save_upload(key, None)
             return
         mtime_ns, size_bytes = self._stamp()  # before it is looked whether it is torn
         try:
-            if self._claim.torn or not (keep or sending.stopped()):
-                sending.forget_unfinished(key)
+            if self._claim.torn or not (keep or self._sending.stopped()):
+                self._sending.forget_unfinished(key)
             elif self._state is not None and (mtime_ns, size_bytes) != (self._state.mtime_ns, self._state.size_bytes):
                 # What was appended meanwhile belongs to none of its parts.
-                sending.engine.save_upload(key, self._state._replace(mtime_ns=mtime_ns, size_bytes=size_bytes))
+                self._engine.save_upload(key, self._state._replace(mtime_ns=mtime_ns, size_bytes=size_bytes))
         except DatacacheError as exc:  # it stays recorded as it is, and the next upload or start tries again
             _log.info("%s: its unfinished upload cannot be taken back yet: %s", key, exc)
 
     def _stamp(self) -> tuple[int, int]:
-        """Time and size of the staged file: whether it was written to since."""
+        """Return time and size of the staged file, which tell whether it was written to since."""
         content = self._claim.pending.content
         if not isinstance(content, Staged):
             return 0, 0
         try:
-            found = os.stat(self._sending.engine.files.path(content.file))
+            found = os.stat(self._engine.files.path(content.file))
         except OSError:
             return 0, 0
         return found.st_mtime_ns, found.st_size
+
+
+# --- the parts of a large file ---------------------------------------------------------------------------------------
+
+
+class Reader(Protocol):
+    """Reads the bytes of an upload; safe from several threads."""
+
+    size_bytes: int
+
+    def read_into(self, buffer: memoryview, start: int) -> int:
+        """Fill a buffer with the bytes from `start` on; return how many there were, fewer if the file was cut off."""
+        ...
+
+
+class _TornError(Exception):
+    """The bytes are not those any more that the upload is of."""
+
+
+class _Section:
+    """A part of a file, as a body. No byte of another version is ever sent: the store would list the part, and who
+    goes on with the upload after a crash would take it for one of its own."""
+
+    def __init__(self, reader: Reader, claim: Claim, start: int, stop: int) -> None:
+        self._reader, self._claim, self._start, self._stop = reader, claim, start, stop
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        try:
+            count = self._reader.read_into(buffer, self._start + start)
+        except OSError as exc:
+            raise StagingError(
+                f"a staged file cannot be read: {exc.strerror or exc}", hint="See to the staging area's file system."
+            ) from exc
+        if count != len(buffer):  # it has become shorter
+            self._claim.torn = True
+        if self._claim.torn:  # it is, before the first byte is changed
+            raise _TornError
+
+
+def part_size(size_bytes: int, bucket: Bucket) -> int:
+    """Return the size of a file's parts: the bucket's, or as many MiB as it takes for not more than it may have."""
+    return max(bucket.part_bytes, -(-size_bytes // bucket.max_parts // _MIB) * _MIB)
+
+
+class PartsUpload:
+    """The parts of one file, sent by as many threads as have nothing else to do: the thread that has claimed the key
+    calls `run`, others join in with `help`.
+
+    A part is read while it is sent; what was written to the file meanwhile tears the whole upload. `kept` are parts
+    that are there already; `sent` is told the bytes of each that is sent; `stopped` says when to begin no other part.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        key: str,
+        upload_id: str,
+        *,
+        part_bytes: int,
+        reader: Reader,
+        claim: Claim,
+        kept: Iterable[Part],
+        sent: Callable[[int], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._bucket, self._key, self._id = bucket, key, upload_id
+        self._reader, self._claim = reader, claim
+        self._part_bytes = part_bytes
+        self._sent, self._stopped = sent, stopped
+        self._changed = threading.Condition()  # guards what follows
+        self._parts = {part.number: part for part in kept if self._fits(part)}
+        numbers = range(1, -(-reader.size_bytes // part_bytes) + 1)
+        self._missing = deque(number for number in numbers if number not in self._parts)
+        self._sending = 0
+        self._error: BaseException | None = None
+        self._over = False  # it was stopped: whoever looks for work finds none here
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return the bytes of the parts that are there."""
+        return sum(part.size_bytes for part in self._parts.values())
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether a thread can help."""
+        return bool(self._missing) and self._error is None and not (self._claim.torn or self._over)
+
+    def help(self) -> bool:
+        """Send one part; return whether there was one to send. Errors are `run`'s to raise."""
+        with self._changed:
+            self._over = self._over or (self.has_work and self._stopped())
+            if not self.has_work:
+                return False
+            number = self._missing.popleft()
+            self._sending += 1
+        part: Part | None = None
+        error: BaseException | None = None
+        try:
+            part = self._send(number)
+        except BaseException as exc:  # noqa: BLE001 - raised by run
+            error = exc
+        with self._changed:
+            self._sending -= 1
+            if part is not None:
+                self._parts[number] = part
+            else:
+                self._missing.appendleft(number)
+            self._error = self._error or error
+            self._changed.notify_all()
+        return True
+
+    def run(self) -> list[Part] | None:
+        """Return all parts, once they are sent; None if it was stopped, or the file changed meanwhile. Raises the first
+        error. No thread is at it when it returns."""
+        while self.help():
+            pass
+        with self._changed:
+            self._changed.wait_for(lambda: not self._sending)
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._missing or self._claim.torn:
+                return None
+            return [self._parts[number] for number in sorted(self._parts)]
+
+    def _range(self, number: int) -> tuple[int, int]:
+        start = (number - 1) * self._part_bytes
+        return start, min(start + self._part_bytes, self._reader.size_bytes)
+
+    def _fits(self, part: Part) -> bool:
+        start, stop = self._range(part.number)
+        return part.number >= 1 and part.size_bytes == stop - start > 0
+
+    def _send(self, number: int) -> Part | None:
+        start, stop = self._range(number)
+        if self._claim.torn:
+            return None
+        try:
+            part = self._bucket.put_part(self._key, self._id, number, _Section(self._reader, self._claim, start, stop))
+        except _TornError:
+            return None
+        self._sent(stop - start)
+        return part

@@ -1,115 +1,99 @@
 """Open files of a read-write mount: where their bytes come from, drafts of those that are written.
 
-Part of `BucketFs`. What is called under its lock does not wait: `Needs` says what has to be done without it.
-`OpenFile.io` guards a draft's bytes and is taken before the lock, never the other way round (but for a try that does
-not wait).
-
-Where the bytes of an open file are read from, on a read-write mount.
-
-Used by `bucket_files`. `here` is called under the engine's lock and does not wait; `read` may, without it.
+Part of `BucketFs`. What is called under its lock does not wait: `Needs` says what has to be done without it. Which open
+files have a name is the caller's to know.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
-from typing import TYPE_CHECKING, Protocol
 
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
 from datacache.writeback.draft import INLINE_BYTES, Draft
+from datacache.writeback.journal.segments import FULL
+from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Content, Logged, Staged, Stored
 from datacache.writeback.remote.bucket import Needs
-from fuse_mount.bucket.fs.tree import LOCAL, Node
+from fuse_mount.bucket.fs.tree import LOCAL, OpenFile, Reader
 
-if TYPE_CHECKING:
-    from datacache.writeback.live import LiveBucket
-    from fuse_mount.bucket.fs.view import State
+QUICK_BYTES = 64 * 1024
+"""Up to here a read or write of a local file is done at once, and not in a thread."""
 
 
-class OpenFile:
-    """A file that somebody has open."""
+class BytesReader:
+    """Bytes in memory."""
 
-    __slots__ = (
-        "attributes",
-        "base",
-        "charged",
-        "content",
-        "draft",
-        "extent",
-        "fetched",
-        "fetching",
-        "handles",
-        "io",
-        "loss",
-        "nameless",
-        "node",
-        "reader",
-        "replaced",
-        "spoiled",
-        "synced_at",
-        "ticket",
-        "uncommitted_bytes",
-        "unsettled_bytes",
-        "writers",
-    )
+    def __init__(self, data: bytes) -> None:
+        self._data = data
 
-    def __init__(self, node: Node, state: State) -> None:
-        self.node = node
-        self.attributes = state.attributes
-        """As they were when it was opened or last changed."""
-        self.content: Content = state.content or Logged(0)
-        """The bytes, where there is no draft."""
-        self.base = state.base
-        self.draft: Draft | None = None
-        self.reader: Reader | None = None
-        self.fetched: tuple[Content, bytes | int] | None = None
-        """What was fetched to begin a draft with: bytes, or the number of a staged file."""
-        self.fetching = threading.Lock()
-        """Held while it is fetched. Taken before the engine's lock, and never together with `io`."""
-        self.handles = 0
-        self.writers = 0
-        self.synced_at = time.monotonic()
-        """When it was opened, or what was written was last made durable."""
-        self.spoiled: BaseException | None = None
-        """Why something that the kernel has taken for written is not here: none of it is acknowledged any more."""
-        self.loss = 0
-        """The number of the loss that this is, in the engine's list; 0 for none."""
-        self.unsettled_bytes = 0
-        """Bytes that were written since it was last settled."""
-        self.uncommitted_bytes = 0
-        """Of those that were settled since, as many as the journal does not have yet; none that count as lost."""
-        self.ticket = 0
-        """Of the last change that was recorded of it."""
-        self.extent = 0
-        """Bytes that its draft has when the writes that are under way have ended."""
-        self.charged = 0
-        """What the draft counts for beside what was acknowledged; negative where it is smaller."""
-        self.nameless = False
-        """Whether it has no name any more: what is written to it never gets to the bucket."""
-        self.replaced = False
-        """Whether somebody else took the name away, while nothing was written here: nothing can be from now on."""
-        self.io = threading.Lock()
+    def here(self, offset: int, size: int) -> bytes | None:
+        return self._data[offset : offset + size]
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes it has now."""
-        return self.draft.size if self.draft is not None else self.content.size_bytes
+    def read(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
+
+
+class FileReader:
+    """A staged file, or a clean copy of an object."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = os.fdopen(fd, "rb", buffering=0)  # closed when the last read in a thread has ended
+
+    def here(self, offset: int, size: int) -> bytes | None:
+        return self.read(offset, size) if size <= QUICK_BYTES else None
+
+    def read(self, offset: int, size: int) -> bytes:
+        parts = []
+        while size > 0 and (part := os.pread(self._fd.fileno(), size, offset)):
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class StoredReader:
+    """An object of the bucket, through the node's cache."""
+
+    def __init__(self, live: LiveBucket, content: Stored) -> None:
+        self._blocks = live.blocks
+        full = live.engine.prefix + content.key
+        self._ref = ObjectRef(live.engine.bucket.url, full, content.size_bytes, content.etag)
+        self._id = object_id(self._ref)
+
+    def here(self, offset: int, size: int) -> bytes | None:
+        number = offset // BLOCK_BYTES
+        start = offset - number * BLOCK_BYTES
+        if start + size > block_length(self._ref.size_bytes, number):
+            return None
+        view = self._blocks.local.view(block_id(self._id, number), start, start + size)
+        return bytes(view) if view is not None else None
+
+    def read(self, offset: int, size: int) -> bytes:
+        parts = []
+        end = min(offset + size, self._ref.size_bytes)
+        while offset < end:
+            number = offset // BLOCK_BYTES
+            first = number * BLOCK_BYTES
+            stop = min(end, first + BLOCK_BYTES)
+            parts.append(bytes(self._blocks.read(self._ref, number, offset - first, stop - first)))
+            offset = stop
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class OpenFiles:
-    """What can be done with the bytes of open files. Which of them have a name is the caller's to know."""
+    """Reads and writes the bytes of open files."""
 
     def __init__(self, live: LiveBucket) -> None:
         self._live = live
         self._engine = live.engine
+        self._staged = live.engine.files
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, file: OpenFile, offset: int, size: int) -> bytes:
-        """Bytes of an open file."""
+        """Return bytes of an open file."""
         draft = file.draft
         if draft is not None:
             if draft.in_memory(0) or size <= QUICK_BYTES:
@@ -141,75 +125,71 @@ class OpenFiles:
                         file.reader = self._reader(file)
                     reader = file.reader
 
+    def _reader(self, file: OpenFile) -> Reader:
+        content = file.content
+        if isinstance(content, Logged):
+            return BytesReader(self._blob(file))
+        if isinstance(content, Staged):
+            return FileReader(self._staged.open(content.file))
+        fd = self._staged.open_clean(self._engine.prefix + content.key, content.etag)
+        return FileReader(fd) if fd is not None else StoredReader(self._live, content)
+
+    def _blob(self, file: OpenFile) -> bytes:
+        return self._engine.blob(file.node.key) if file.content.size_bytes else b""
+
     def set_content(self, file: OpenFile, content: Content) -> None:
-        """The file has other bytes now."""
+        """Give a file other bytes."""
         if content != file.content:
-            self._close_reader(file)
+            file.reader = None
         file.content = content
         self.charge(file)
 
     def set_place(self, file: OpenFile, content: Content) -> None:
-        """The same bytes lie somewhere else now. What has them open here goes on reading them."""
+        """Note that a file's bytes lie somewhere else now. Those that have them open here go on reading them."""
         if isinstance(file.reader, StoredReader):
-            self._close_reader(file)
+            file.reader = None
         file.content = content
 
     def keep_readable(self, file: OpenFile) -> None:
-        """The file is about to lose its name: have its bytes so that they can still be read."""
+        """Have a file's bytes so that they can still be read when it has lost its name."""
         if file.draft is not None or not file.handles:
             return
         content = file.content
         if isinstance(content, Stored):
             if file.reader is not None and not isinstance(file.reader, StoredReader):
                 return
-            fd = self._engine.files.open_clean(self._engine.prefix + content.key, content.etag)
+            fd = self._staged.open_clean(self._engine.prefix + content.key, content.etag)
             if fd is None:
                 raise Needs(lambda: self._bring(file, content))
-            self._close_reader(file)
             file.reader = FileReader(fd)
         elif file.reader is None:
             file.reader = self._reader(file)
 
     def _bring(self, file: OpenFile, content: Stored) -> None:
-        number = self._bring_stored(file, content)
+        number = self._fetch_stored(file, content)
         if number is None:
             return
         try:
-            fd = self._engine.files.open(number)
+            fd = self._staged.open(number)
         finally:
-            self._engine.files.remove(number)
+            self._staged.remove(number)
         with self._engine.lock:
             if file.content != content or not file.handles:
                 os.close(fd)
                 return
-            self._close_reader(file)
             file.reader = FileReader(fd)
 
-    def _bring_stored(self, file: OpenFile, content: Stored) -> int | None:
-        """A staged file with an object's bytes; None if they lie somewhere else by now."""
+    def _fetch_stored(self, file: OpenFile, content: Stored) -> int | None:
+        """Copy an object's bytes into a staged file; None if they lie somewhere else by now."""
         try:
-            return self._engine.fetching.bring(content)
+            return self._live.fetching.fetch(content)
         except (ObjectNotFoundError, ObjectChangedError):
             with self._engine.lock:
                 if file.content == content:
                     raise
             return None
 
-    def _reader(self, file: OpenFile) -> Reader:
-        content = file.content
-        if isinstance(content, Logged):
-            return BytesReader(self._engine.blob(file.node.key) if content.size_bytes else b"")
-        if isinstance(content, Staged):
-            return FileReader(self._engine.files.open(content.file))
-        fd = self._engine.files.open_clean(self._engine.prefix + content.key, content.etag)
-        return FileReader(fd) if fd is not None else StoredReader(self._live, content)
-
-    def _close_reader(self, file: OpenFile) -> None:
-        if file.reader is not None:
-            file.reader.close()
-            file.reader = None
-
-    # --- writing -----------------------------------------------------------------------------------------------------
+    # --- drafts ------------------------------------------------------------------------------------------------------
 
     def expect_current(self, file: OpenFile) -> None:
         """Raise ESTALE for a file that somebody else has replaced or deleted. Who deleted it here knows that what is
@@ -218,7 +198,7 @@ class OpenFiles:
             raise OSError(errno.ESTALE, "it was changed elsewhere", file.node.key)
 
     def begin(self, file: OpenFile, *, empty: bool = False) -> Draft:
-        """The draft of a file that is to be changed; `empty`: of nothing."""
+        """Return the draft of a file that is to be changed; `empty`: of nothing."""
         self.expect_current(file)
         draft = file.draft
         if draft is not None:
@@ -241,47 +221,40 @@ class OpenFiles:
         elif kept is not None or isinstance(content, Stored):
             draft = self._of_fetched(file, kept)
         elif isinstance(content, Logged):
-            draft = Draft(
-                self._engine, file.attributes, self._engine.blob(file.node.key) if content.size_bytes else b""
-            )
+            draft = Draft(self._engine, file.attributes, self._blob(file))
         else:
             draft = Draft.of_staged(self._engine, file.attributes, content.file)
-        file.fetched = None
-        self._close_reader(file)
+        file.fetched = file.reader = None
         file.draft = draft
         self.charge(file, draft.size)
         return draft
 
     def wants_its_bytes(self, file: OpenFile, *, appends: bool) -> bool:
-        """Tell whether a file that is opened to be changed in part should have its bytes here before the first write.
+        """Return whether a file that is opened to be changed in part should have its bytes here before the first write.
 
         An append needs them in any case, and small ones cost next to nothing. While they are here, an object that
         somebody puts under the name cannot take them away: ours goes on beside it, whole. A large file that is opened
         for reading and writing may be mapped and never written to.
         """
         content = file.content
-        return (
-            file.draft is None
-            and not file.nameless
-            and isinstance(content, Stored)
-            and (appends or content.size_bytes <= INLINE_BYTES)
-        )
+        is_stored = file.draft is None and not file.nameless and isinstance(content, Stored)
+        return is_stored and (appends or content.size_bytes <= INLINE_BYTES)
 
     def is_only_in_store(self, file: OpenFile) -> bool:
-        """Tell whether the bytes that a change of a part needs lie in the bucket and nowhere here."""
+        """Return whether the bytes that a change of a part needs lie in the bucket and nowhere here."""
         content = file.content
         if file.draft is not None or file.nameless or not isinstance(content, Stored):
             return False
         if file.fetched is not None and file.fetched[0] == content:
             return False
-        if self._engine.files.clean(self._engine.prefix + content.key, content.etag) is not None:
+        if self._staged.clean(self._engine.prefix + content.key, content.etag) is not None:
             return False
-        # Only small ones are begun from the node's cache (see `_bring_to_change`).
+        # Only small ones are begun from the node's cache (see `_fetch_to_change`).
         size = content.size_bytes
         return size > INLINE_BYTES or StoredReader(self._live, content).here(0, size) is None
 
     def _of_fetched(self, file: OpenFile, kept: Reader | None) -> Draft:
-        """A draft of an object's bytes, or of those of a deleted file."""
+        """Begin a draft of an object's bytes, or of those of a deleted file."""
         content, fetched = file.content, file.fetched
         if fetched is None or fetched[0] != content:
             raise Needs(lambda: self._fetch(file, content, kept))
@@ -297,7 +270,7 @@ class OpenFiles:
                 is_there = file.fetched is not None and file.fetched[0] == content
                 if is_there or file.draft is not None or file.spoiled is not None or file.content != content:
                     return
-            found = self._copy(file, kept) if kept is not None else self._bring_to_change(file, content)
+            found = self._copy(file, kept) if kept is not None else self._fetch_to_change(file, content)
             if found is None:
                 return
             with self._engine.lock:
@@ -315,25 +288,37 @@ class OpenFiles:
             found = kept.read(0, size)
         else:
             self._wait_for_room(size)
-            found = self._engine.fetching.copied(lambda start, stop: kept.read(start, stop - start), size)
+            found = self._live.fetching.copy(lambda start, stop: kept.read(start, stop - start), size)
         if found is None or (isinstance(found, bytes) and len(found) != size):
             raise StagingError(f"the bytes of {file.node.key}, which was deleted, are cut short")
         return found
 
-    def _bring_to_change(self, file: OpenFile, content: Content) -> bytes | int | None:
+    def _fetch_to_change(self, file: OpenFile, content: Content) -> bytes | int | None:
         if not isinstance(content, Stored):
             return None
         if content.size_bytes <= INLINE_BYTES:
             return self._read(file, content, StoredReader(self._live, content), 0, content.size_bytes)
-        found = self._engine.files.take(self._engine.prefix + content.key, content.etag)
+        found = self._staged.take(self._engine.prefix + content.key, content.etag)
         if found is None:
             self._wait_for_room(content.size_bytes)
-            found = self._bring_stored(file, content)
+            found = self._fetch_stored(file, content)
         return found
 
     def _drop_fetched(self, fetched: tuple[Content, bytes | int] | None) -> None:
         if fetched is not None and isinstance(fetched[1], int):
-            self._engine.files.remove(fetched[1])
+            self._staged.remove(fetched[1])
+
+    def discard(self, file: OpenFile) -> None:
+        """Let go of a file that nobody has open any more."""
+        file.reader = None
+        if file.draft is not None:
+            file.draft.close()
+            file.draft = None
+            self.charge(file)
+        self._drop_fetched(file.fetched)
+        file.fetched = None
+
+    # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, file: OpenFile, offset: int, data: bytes) -> int:
         """Write to an open file. What does not fit into memory is written in a thread."""
@@ -343,17 +328,17 @@ class OpenFiles:
         file.node.cached = LOCAL
         end = offset + len(data)
         self._expect_room(file, end)
-        if not self._engine.files.make_room(max(0, end - draft.size)):
+        if not self._staged.make_room(max(0, end - draft.size)):
             raise Needs(lambda: self._wait_for_room(end - draft.size))
         quick = draft.in_memory(end) or (not draft.in_memory(0) and len(data) <= QUICK_BYTES)
         if not quick or not file.io.acquire(blocking=False):
             raise Needs(lambda: self._write(file, offset, data), final=True)
         try:
-            self._changed(draft)
+            draft.note_change()
             draft.write(offset, data)
             file.unsettled_bytes += len(data)
         except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if exc.errno not in FULL:
                 raise
             raise Needs(lambda: self._write(file, offset, data), final=True) from exc
         finally:
@@ -369,15 +354,15 @@ class OpenFiles:
                 if draft is None:
                     raise StagingError("the file was closed while it was written")
                 with self._engine.lock:
-                    self._changed(draft)
+                    draft.note_change()
                 try:
                     draft.write(offset, data)
                     file.unsettled_bytes += len(data)
                     return len(data)
                 except OSError as exc:
-                    if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    if exc.errno not in FULL:
                         raise
-            self._engine.files.wait_for_room(len(data), deadline - time.monotonic(), refused=True)
+            self._staged.wait_for_room(len(data), deadline - time.monotonic(), refused=True)
 
     def truncate(self, file: OpenFile, size: int) -> None:
         """Cut an open file off, or extend it with zeros."""
@@ -394,7 +379,12 @@ class OpenFiles:
             finally:
                 file.io.release()
             self.charge(file, size)
-        self._changed(draft)
+        draft.note_change()
+
+    def _wait_for_room(self, n_bytes: int) -> None:
+        self._staged.wait_for_room(n_bytes, self._live.staging_wait_s)
+
+    # --- quota -------------------------------------------------------------------------------------------------------
 
     def _expect_room(self, file: OpenFile, end: int) -> None:
         """Count what a file is going to have. `QuotaError` if the mount has no room for it; what is not larger than it
@@ -413,117 +403,12 @@ class OpenFiles:
         self._engine.usage.draft_bytes += charged - file.charged
         file.charged = charged
 
-    def lost_name(self, file: OpenFile) -> None:
-        """The file has no name any more."""
+    def take_name(self, file: OpenFile) -> None:
+        """Note that a file has no name any more."""
         file.nameless = True
         self.charge(file)
-
-    def _changed(self, draft: Draft) -> None:
-        draft.changes += 1
-        draft.attributes = draft.attributes._replace(mtime_ns=time.time_ns())
-
-    def _wait_for_room(self, n_bytes: int) -> None:
-        self._engine.files.wait_for_room(n_bytes, self._live.staging_wait_s)
-
-    def discard(self, file: OpenFile) -> None:
-        """Nobody has it open any more."""
-        self._close_reader(file)
-        if file.draft is not None:
-            file.draft.close()
-            file.draft = None
-            self.charge(file)
-        self._drop_fetched(file.fetched)
-        file.fetched = None
 
 
 def _wait(file: OpenFile) -> None:
     with file.io:
-        pass
-
-
-QUICK_BYTES = 64 * 1024
-"""Up to here a read or write of a local file is done at once, and not in a thread."""
-
-
-class Reader(Protocol):
-    """Where an open file's bytes are read from."""
-
-    def here(self, offset: int, size: int) -> bytes | None:
-        """The bytes if they can be had at once."""
-        ...
-
-    def read(self, offset: int, size: int) -> bytes:
-        """The bytes, wherever they are."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it."""
-        ...
-
-
-class BytesReader:
-    """Bytes in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def here(self, offset: int, size: int) -> bytes | None:
-        return self._data[offset : offset + size]
-
-    def read(self, offset: int, size: int) -> bytes:
-        return self._data[offset : offset + size]
-
-    def close(self) -> None:
-        pass
-
-
-class FileReader:
-    """A staged file, or a clean copy of an object."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = os.fdopen(fd, "rb", buffering=0)  # closed when the last read in a thread has ended
-
-    def here(self, offset: int, size: int) -> bytes | None:
-        return self.read(offset, size) if size <= QUICK_BYTES else None
-
-    def read(self, offset: int, size: int) -> bytes:
-        parts = []
-        while size > 0 and (part := os.pread(self._fd.fileno(), size, offset)):
-            parts.append(part)
-            offset, size = offset + len(part), size - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def close(self) -> None:
-        pass
-
-
-class StoredReader:
-    """An object of the bucket, through the node's cache."""
-
-    def __init__(self, live: LiveBucket, content: Stored) -> None:
-        self._blocks = live.blocks
-        full = live.engine.prefix + content.key
-        self._ref = ObjectRef(live.engine.bucket.url, full, content.size_bytes, content.etag)
-        self._id = object_id(self._ref)
-
-    def here(self, offset: int, size: int) -> bytes | None:
-        number = offset // BLOCK_BYTES
-        start = offset - number * BLOCK_BYTES
-        if start + size > block_length(self._ref.size_bytes, number):
-            return None
-        view = self._blocks.local.view(block_id(self._id, number), start, start + size)
-        return bytes(view) if view is not None else None
-
-    def read(self, offset: int, size: int) -> bytes:
-        parts = []
-        end = min(offset + size, self._ref.size_bytes)
-        while offset < end:
-            number = offset // BLOCK_BYTES
-            first = number * BLOCK_BYTES
-            stop = min(end, first + BLOCK_BYTES)
-            parts.append(bytes(self._blocks.read(self._ref, number, offset - first, stop - first)))
-            offset = stop
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def close(self) -> None:
         pass

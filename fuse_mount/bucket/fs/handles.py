@@ -1,12 +1,13 @@
 """Open files of a read-write mount by handle: reading, writing, and when what was written is acknowledged.
 
 Part of `BucketFs`; takes its lock itself. What `Needs` asks for, and what `flush`, `fsync`, `release` and `long_open`
-give back, waits, and is called in a thread without the lock. `bucket_files` has the bytes.
+give back, waits, and is called in a thread without the lock. `files.py` has the bytes.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import time
@@ -15,12 +16,12 @@ from functools import partial
 from typing import NamedTuple
 
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, StagingFullError
-from datacache.writeback.model import Logged, Pending, Stored
-from datacache.writeback.overlay import parent_of
-from datacache.writeback.remote.bucket import Needs
-from fuse_mount.bucket.fs.files import OpenFile
+from datacache.writeback.live import LiveBucket
+from datacache.writeback.model import Logged, Pending, Stored, parent_of
+from datacache.writeback.remote.bucket import Needs, RemoteView
+from fuse_mount.bucket.fs.files import OpenFiles
 from fuse_mount.bucket.fs.nodes import Nodes
-from fuse_mount.bucket.fs.shared import Mounted
+from fuse_mount.bucket.fs.tree import Node, OpenFile, Tree
 
 _log = logging.getLogger("fuse_mount")
 
@@ -35,17 +36,16 @@ class Handle(NamedTuple):
 class Handles:
     """One mount's open files."""
 
-    def __init__(self, mounted: Mounted, nodes: Nodes) -> None:
-        self._mounted = mounted
-        self._live, self._engine = mounted.live, mounted.engine
-        self._remote = mounted.remote
-        self._tree = mounted.tree
-        self._files = mounted.files
-        self._nodes = nodes
+    def __init__(self, live: LiveBucket, remote: RemoteView, tree: Tree, files: OpenFiles, nodes: Nodes) -> None:
+        self._live, self._engine = live, live.engine
+        self._remote, self._tree, self._files, self._nodes = remote, tree, files, nodes
         self._handles: dict[int, Handle] = {}
+        self._numbers = itertools.count(1)
+
+    # --- opening -----------------------------------------------------------------------------------------------------
 
     def open(self, ino: int, flags: int, *, fetches: bool = True) -> int:
-        """A handle. What the kernel has kept of the file's bytes is right: other bytes have another inode. With
+        """Return a handle. What the kernel has kept of the file's bytes is right: other bytes have another inode. With
         `fetches` what is going to be appended to is brought here first. What cannot be changed, because the store that
         has its bytes is away, is not opened to be: the kernel would take the writes, and only close(2) would fail."""
         with self._engine.lock:
@@ -58,7 +58,7 @@ class Handles:
             if writes and node.open is not None:
                 self._files.expect_current(node.open)
             if writes and not truncates and isinstance(state.content, Stored) and state.content.key == state.key:
-                self._remote.checked(state.key)  # a part of what somebody else has replaced cannot be changed
+                self._remote.expect_checked(state.key)  # a part of what somebody else has replaced cannot be changed
                 state = self._nodes.state_of(node)
             if node.open is None:
                 node.open = OpenFile(node, state)
@@ -72,14 +72,14 @@ class Handles:
                 raise self._remote.unavailable(state.key)
             if truncates:
                 self._files.truncate(file, 0)  # `Needs` where the file is still being closed: it stays what it is
-            handle = self.opened(file, writes=writes)
+            handle = self.add_locked(file, writes=writes)
             appends = bool(flags & os.O_APPEND)
             if fetches and writes and self._files.wants_its_bytes(file, appends=appends):
-                raise Needs(partial(self._with_its_bytes, handle), final=True)
+                raise Needs(partial(self._begin_draft, handle), final=True)
             return handle
 
-    def _with_its_bytes(self, handle: int) -> int:
-        """Begin the draft of a file that is opened to be changed in part: the handle. Without the lock, in a thread."""
+    def _begin_draft(self, handle: int) -> int:
+        """Begin the draft of a file that is opened to be changed in part; return the handle."""
         with self._engine.lock:
             file = self._handles[handle].file
         try:
@@ -93,15 +93,15 @@ class Handles:
                 except Needs as needs:
                     needs.load()
         except (ObjectChangedError, ObjectNotFoundError) as exc:
-            self._let_go(handle)
+            self._release_ungiven(handle)
             with self._engine.lock:
                 self._remote.expire(parent_of(file.node.key))
             raise OSError(errno.ESTALE, "it was changed elsewhere", file.node.key) from exc  # the kernel looks again
         except BaseException:
-            self._let_go(handle)
+            self._release_ungiven(handle)
             raise
 
-    def _let_go(self, handle: int) -> None:
+    def _release_ungiven(self, handle: int) -> None:
         """Release a handle that nobody was given. What others wrote to the file meanwhile may be left to be done."""
         left = self.release(handle)
         if left is None:
@@ -111,26 +111,28 @@ class Handles:
         except (DatacacheError, OSError) as exc:  # told to who wrote it, by its own close
             _log.warning("an open file could not be made durable: %s", exc)
 
-    def opened(self, file: OpenFile, *, writes: bool) -> int:
-        """A new handle of a file. Under the lock."""
-        handle = self._mounted.new_handle()
+    def add_locked(self, file: OpenFile, *, writes: bool) -> int:
+        """Return a new handle of a file."""
+        handle = next(self._numbers)
         self._handles[handle] = Handle(file, writes)
         file.handles += 1
         file.writers += writes
         return handle
 
+    # --- reading and writing -----------------------------------------------------------------------------------------
+
     def read(self, handle: int, offset: int, size: int) -> bytes:
-        """Bytes of an open file."""
+        """Return bytes of an open file."""
         with self._engine.lock:
             return self._files.read(self._handles[handle].file, offset, size)
 
     def write(self, handle: int, offset: int, data: bytes) -> int:
-        """Write to an open file: how much was written, which is all."""
+        """Write to an open file; return how much was written, which is all."""
         with self._engine.lock:
             return self._files.write(self._handles[handle].file, offset, data)
 
-    def truncate(self, handle: int | None, size: int) -> bool:
-        """Change an open file's size, if there is one of this handle: whether there is. Under the lock."""
+    def truncate_locked(self, handle: int | None, size: int) -> bool:
+        """Change an open file's size, if there is one of this handle; return whether there is."""
         opened = self._handles.get(handle) if handle is not None else None
         if opened is None or handle is None:
             return False
@@ -140,10 +142,38 @@ class Handles:
             opened.file.writers += 1
         return True
 
+    def truncate_now(self, node: Node, size: int) -> None:
+        """Change the size of a file as truncate(2) does, without a handle: durable when it returns. Waits."""
+        with self._engine.lock:
+            if node.open is None:
+                node.open = OpenFile(node, self._nodes.state_of(node))
+            file = node.open
+            file.handles += 1  # it is not to go meanwhile
+        try:
+            while True:
+                try:
+                    with self._engine.lock:
+                        self._files.truncate(file, size)
+                    break
+                except Needs as needs:
+                    needs.load()
+            self.settle(file)
+        finally:
+            with self._engine.lock:
+                file.handles -= 1
+            self.close_if_unused(file)
+
+    def is_small(self, handle: int) -> bool:
+        """Return whether an open file's bytes go into the journal."""
+        draft = self._handles[handle].file.draft
+        return draft is not None and draft.in_memory(0)
+
+    # --- what is lost ------------------------------------------------------------------------------------------------
+
     def spoil(self, handle: int, exc: BaseException, n_bytes: int) -> str:
-        """Note that a write of so many bytes has failed: the file's key. The kernel has told its writer already that
-        all is well, keeps the bytes, and would not write them again: so no close or sync of this open file succeeds
-        from now on, and who opens the name anew gets another inode, with what is really here."""
+        """Note that a write of so many bytes has failed; return the file's key. The kernel has told its writer already
+        that all is well, keeps the bytes, and would not write them again: so no close or sync of this open file
+        succeeds from now on, and who opens the name anew gets another inode, with what is really here."""
         with self._engine.lock:
             file = self._handles[handle].file
             if file.spoiled is not None:
@@ -152,20 +182,20 @@ class Handles:
             file.spoiled = exc
             node = file.node
             key = node.key
-            self._lose(file, n_bytes, exc)
+            self._lose_locked(file, n_bytes, exc)
             _log.error("%s: what was written is lost, and its writer is told at close: %s", key, exc)
             if node.parent is None or self._tree.is_gone(node):
                 return key
-            self._mounted.on_stale(node.parent.ino, node.name)
+            self._nodes.on_stale(node.parent.ino, node.name)
             self._tree.unname(node)
-            self._files.lost_name(file)
+            self._files.take_name(file)
             pending = self._engine.overlay.get(key)
             if pending is not None and not pending.ready:  # a new file, of which nothing is to be kept
-                pendings, drop = self._engine.gone(key, base="")
+                pendings, drop = self._engine.plan_deletion(key, base="")
                 self._engine.record(pendings, drop=drop)
             return key
 
-    def _lose(self, file: OpenFile, n_bytes: int, exc: BaseException) -> None:
+    def _lose_locked(self, file: OpenFile, n_bytes: int, exc: BaseException) -> None:
         """Note what is lost of a file, for status and flush to tell. Of one that was deleted here nothing is."""
         if self._tree.is_gone(file.node) and not file.replaced:
             return
@@ -176,16 +206,19 @@ class Handles:
     def _doubt(self, file: OpenFile, exc: BaseException) -> None:
         """Note that the journal has refused what was written to a file: it is lost, unless a later try succeeds before
         the server ends."""
-        with self._engine.lock:
-            if not file.uncommitted_bytes or not self._engine.unsettled(file.ticket) or self._tree.is_gone(file.node):
+        engine = self._engine
+        with engine.lock:
+            if not file.uncommitted_bytes or engine.is_durable(file.ticket) or self._tree.is_gone(file.node):
                 return
             lost_bytes, file.uncommitted_bytes = file.uncommitted_bytes, 0
-            self._engine.losses.add(file.node.key, lost_bytes, _reason(exc), ticket=file.ticket)
-        self._engine.losses.save()
+            engine.losses.add(file.node.key, lost_bytes, _reason(exc), ticket=file.ticket)
+        engine.losses.save()
+
+    # --- acknowledging -----------------------------------------------------------------------------------------------
 
     def flush(self, handle: int, *, wait: bool = True) -> Callable[[], None] | None:
-        """close(2): what has to be done for all that was written to be acknowledged. It waits for a disk, with `wait`
-        for room as well."""
+        """Return what close(2) has to do for all that was written to be acknowledged: it waits for a disk, with `wait`
+        for room as well. None for nothing."""
         with self._engine.lock:
             opened = self._handles[handle]
             file = opened.file
@@ -193,17 +226,12 @@ class Handles:
                 raise file.spoiled
             dirty = file.draft is not None and file.draft.dirty
             waits = self._engine.ack == "uploaded" and file.ticket > 0
-            if not opened.writes or not (dirty or waits or self._engine.unsettled(file.ticket)):
+            if not opened.writes or not (dirty or waits or not self._engine.is_durable(file.ticket)):
                 return None
             return partial(self.settle, file, wait=wait)
 
-    def is_small(self, handle: int) -> bool:
-        """Whether an open file's bytes go into the journal."""
-        draft = self._handles[handle].file.draft
-        return draft is not None and draft.in_memory(0)
-
     def fsync(self, handle: int) -> Callable[[], None]:
-        """fsync(2): the same, and all else that was changed before."""
+        """Return what fsync(2) has to do: as `flush`, and for all else that was changed before."""
         with self._engine.lock:
             file = self._handles[handle].file
 
@@ -214,22 +242,21 @@ class Handles:
         return settle
 
     def release(self, handle: int) -> Callable[[], None] | None:
-        """The handle is not used any more: what is left to be done, in a thread."""
+        """Let go of a handle; return what is left to be done, in a thread."""
         with self._engine.lock:
             opened = self._handles.pop(handle)
             file = opened.file
             file.handles -= 1
             file.writers -= opened.writes
-            if file.handles or (file.draft is not None and file.draft.dirty and not self._tree.is_gone(file.node)):
-                if not file.writers and file.draft is not None and file.draft.dirty:
-                    return lambda: self.settle(file)
-                return None
+            dirty = file.draft is not None and file.draft.dirty
+            if file.handles or (dirty and not self._tree.is_gone(file.node)):
+                return partial(self.settle, file) if dirty and not file.writers else None
             self.close_if_unused(file)
             return None
 
     def long_open(self, for_s: float | None = None) -> list[tuple[int, Callable[[], None]]]:
-        """Inode numbers of files that have been open for writing for a while (None: as long as it is set), and what is
-        to be done in a thread for each, after the kernel has written what it has of it."""
+        """Return the inode numbers of files that have been open for writing for a while (None: as long as it is set),
+        and what is to be done in a thread for each, after the kernel has written what it has of it."""
         now = time.monotonic()
         for_s = self._live.upload_every_s if for_s is None else for_s
         due: list[tuple[int, Callable[[], None]]] = []
@@ -263,34 +290,29 @@ class Handles:
                 self._doubt(file, exc)
             raise
         if self._engine.ack == "uploaded":
-            pending = pending or self._engine.get(self._key_of(file))
+            if pending is None:
+                with self._engine.lock:
+                    is_gone = self._tree.is_gone(file.node)
+                    pending = None if is_gone else self._engine.overlay.get(file.node.key)
             if pending is not None and pending.ready:
                 self._live.uploader.wait_for(pending.key, pending.version, None)
 
-    def settle_all(self, files: list[OpenFile]) -> None:
-        """The same for several."""
-        for file in files:
-            self.settle(file)
-
-    def _key_of(self, file: OpenFile) -> str:
-        with self._engine.lock:
-            return "" if self._tree.is_gone(file.node) else file.node.key
-
     def _stage(self, file: OpenFile) -> Pending | None:
+        engine = self._engine
         with file.io:
             draft = file.draft
             if draft is None or not draft.dirty:
                 return None
             changes, taken = draft.changes, file.unsettled_bytes
             draft.sync()
-            with self._engine.lock:
+            with engine.lock:
                 if self._tree.is_gone(file.node):
                     return None
                 key = file.node.key
                 content, blob = draft.content(), draft.blob()
-                pending = self._engine.change(key, draft.attributes, content, base=file.base)
-                uncommitted = file.uncommitted_bytes if self._engine.unsettled(file.ticket) else 0
-                file.ticket = self._engine.record([pending], blobs={key: blob} if blob else {})
+                pending = engine.plan_change(key, draft.attributes, content, base=file.base)
+                uncommitted = 0 if engine.is_durable(file.ticket) else file.uncommitted_bytes
+                file.ticket = engine.record([pending], blobs={key: blob} if blob else {})
                 draft.settled_changes = changes
                 file.unsettled_bytes -= taken
                 file.uncommitted_bytes = min(uncommitted + taken, draft.size)
@@ -306,12 +328,12 @@ class Handles:
                 return  # who has `io` comes here afterwards
             try:
                 if failure is not None and file.unsettled_bytes:
-                    self._lose(file, 0, failure)
+                    self._lose_locked(file, 0, failure)
                 self._files.discard(file)
             finally:
                 file.io.release()
             file.node.open = None
-            self._tree.drop(file.node)
+            self._tree.rest(file.node)
         if failure is not None:
             self._engine.losses.save()
 

@@ -1,7 +1,7 @@
-"""New names in a read-write mount, and names that go: create, mkdir, symlink, unlink, rmdir.
+"""Changes of the names and attributes in a read-write mount: create, mkdir, symlink, unlink, rmdir, rename, setattr.
 
-Part of `BucketFs`; takes its lock itself, and never waits (see `writeback.remote.Needs`). What is changed is durable
-after a commit.
+Part of `BucketFs`; takes its lock itself, and never waits but in what `Needs` asks for. Changes of names are durable
+after a commit; a folder is renamed with all that lies below it in one record.
 """
 
 from __future__ import annotations
@@ -10,53 +10,87 @@ import errno
 import os
 import stat
 import time
+from dataclasses import dataclass, replace
 
 from datacache.writeback.draft import Draft
-from datacache.writeback.model import Attributes, Logged
-from fuse_mount.bucket.fs.files import OpenFile
+from datacache.writeback.live import LiveBucket
+from datacache.writeback.model import Attributes, Logged, Pending, Stored
+from datacache.writeback.remote.bucket import Needs, RemoteView
+from datacache.writeback.remote.known import RemoteFile
+from fuse_mount.bucket.fs.files import OpenFiles
 from fuse_mount.bucket.fs.handles import Handles
+from fuse_mount.bucket.fs.lookups import LONGEST_LINK
 from fuse_mount.bucket.fs.nodes import Attr, Nodes
-from fuse_mount.bucket.fs.shared import Mounted
-from fuse_mount.bucket.fs.tree import LOCAL
-from fuse_mount.bucket.fs.view import State
+from fuse_mount.bucket.fs.tree import LOCAL, Node, OpenFile, Tree
+from fuse_mount.bucket.fs.view import FOLDER_BASE, State, View
 
-LONGEST_LINK = 4095
+_BLOBS_AT_ONCE = 16 * 2**20
+"""Bytes in the journal that the renaming of a folder takes along in one record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """The changes that setattr is to make; None: as it is."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    mtime_ns: int | None = None
+    ctime_ns: int | None = None
+    """When the kernel saw the change; None: now. With its write-back cache it tells us late of what it has changed."""
+
+
+@dataclass(frozen=True)
+class _Move:
+    """What is to be recorded for an object to have another key; the first of `pendings` is the new key's."""
+
+    pendings: list[Pending]
+    drop: list[str]
+    blobs: dict[str, bytes]
 
 
 class Names:
     """One mount's names."""
 
-    def __init__(self, mounted: Mounted, nodes: Nodes, handles: Handles) -> None:
-        self._engine = mounted.engine
-        self._usage = mounted.engine.usage
-        self._view = mounted.view
-        self._folders = mounted.folders
-        self._tree = mounted.tree
-        self._nodes = nodes
-        self._handles = handles
+    def __init__(
+        self,
+        live: LiveBucket,
+        *,
+        remote: RemoteView,
+        view: View,
+        tree: Tree,
+        files: OpenFiles,
+        nodes: Nodes,
+        handles: Handles,
+    ) -> None:
+        self._engine, self._usage, self._fetching = live.engine, live.engine.usage, live.fetching
+        self._remote, self._view, self._tree, self._files = remote, view, tree, files
+        self._nodes, self._handles = nodes, handles
+
+    # --- new names ---------------------------------------------------------------------------------------------------
 
     def create(self, parent: int, name: bytes, flags: int, *, mode: int, uid: int, gid: int) -> tuple[int, Attr]:
-        """A new file, open: its handle. It is in the bucket only after it was closed or synced."""
+        """Make a new file and open it; return its handle. It is in the bucket only after it was closed or synced."""
         with self._engine.lock:
-            folder, text = self._nodes.place(parent, name, new=True)
+            folder, text = self._nodes.resolve(parent, name, new=True)
             key = folder.key + text
             old = self._nodes.look(folder, text)
             if old is not None:
                 if flags & os.O_EXCL or old.content is None:
                     raise OSError(errno.EEXIST, "it is there already")
-                node = self._nodes.node(folder, text, old)
+                node = self._nodes.make(folder, text, old)
                 self._tree.tell(node)
                 try:
                     handle = self._handles.open(node.ino, flags, fetches=False)  # the kernel knew of no such file
                 except BaseException:  # `Needs`, or an error: the kernel is not told of it
                     self._tree.forget(node.ino, 1)
                     raise
-                is_written = node.open is not None and node.open.draft is not None
-                return handle, self._nodes.attr(node, self._nodes.state_of(node) if is_written else old)
+                return handle, self._nodes.attr(node, self._nodes.state_of(node) if node.draft is not None else old)
             self._usage.expect_room(1)  # who is to write nothing hears of it now, and not when it closes the file
             gid = self._nodes.inherited_gid(folder, gid)
             attributes = Attributes(stat.S_IFREG | stat.S_IMODE(mode), uid, gid, time.time_ns())
-            pending = self._engine.change(key, attributes, Logged(0), base="", ready=False)
+            pending = self._engine.plan_change(key, attributes, Logged(0), base="", ready=False)
             self._engine.record([pending])
             node = self._tree.make(folder, text, is_folder=False)
             self._tree.tell(node)
@@ -66,71 +100,271 @@ class Names:
             file.draft = Draft(self._engine, attributes)
             file.draft.changes = 1
             self._nodes.touch(folder)
-            return self._handles.opened(file, writes=True), self._nodes.attr(node, self._nodes.state_of(node))
+            return self._handles.add_locked(file, writes=True), self._nodes.attr_now(node)
 
     def mkdir(self, parent: int, name: bytes, *, mode: int, uid: int, gid: int) -> Attr:
-        """A new folder."""
+        """Make a new folder."""
         with self._engine.lock:
-            folder, text = self._nodes.place(parent, name, new=True)
-            if self._nodes.look(folder, text, plain=True) is not None:
-                raise OSError(errno.EEXIST, "it is there already")
-            inherited = self._nodes.inherited_gid(folder, gid)
+            folder, text = self._resolve_free_locked(parent, name)
             setgid = stat.S_ISGID if self._nodes.attributes(folder).mode & stat.S_ISGID else 0
             mode = stat.S_IFDIR | stat.S_IMODE(mode) | setgid
-            attributes = Attributes(mode, uid, inherited, time.time_ns())
+            attributes = Attributes(mode, uid, self._nodes.inherited_gid(folder, gid), time.time_ns())
             key = f"{folder.key}{text}/"
             self._nodes.expect_short(key)
-            self._engine.record([self._engine.change(key, attributes, None, base="")])
-            node = self._tree.make(folder, text, is_folder=True)
-            self._tree.tell(node)
-            self._nodes.touch(folder)
-            return self._nodes.attr(node, self._nodes.state_of(node))
+            self._engine.record([self._engine.plan_change(key, attributes, None, base="")])
+            return self._made_locked(folder, text, is_folder=True)
 
     def symlink(self, parent: int, name: bytes, target: bytes, *, uid: int, gid: int) -> Attr:
-        """A new symbolic link."""
+        """Make a new symbolic link."""
+        if len(target) > LONGEST_LINK:
+            raise OSError(errno.ENAMETOOLONG, "the link's target is too long")
         with self._engine.lock:
-            folder, text = self._nodes.place(parent, name, new=True)
-            if len(target) > LONGEST_LINK:
-                raise OSError(errno.ENAMETOOLONG, "the link's target is too long")
-            if self._nodes.look(folder, text, plain=True) is not None:
-                raise OSError(errno.EEXIST, "it is there already")
+            folder, text = self._resolve_free_locked(parent, name)
             self._usage.expect_room(len(target))
             key = folder.key + text
-            inherited = self._nodes.inherited_gid(folder, gid)
-            attributes = Attributes(stat.S_IFLNK | 0o777, uid, inherited, time.time_ns())
-            pending = self._engine.change(key, attributes, Logged(len(target)), base="")
+            gid = self._nodes.inherited_gid(folder, gid)
+            attributes = Attributes(stat.S_IFLNK | 0o777, uid, gid, time.time_ns())
+            pending = self._engine.plan_change(key, attributes, Logged(len(target)), base="")
             self._engine.record([pending], blobs={key: target})
-            node = self._tree.make(folder, text, is_folder=False)
-            self._tree.tell(node)
-            self._nodes.touch(folder)
-            return self._nodes.attr(node, self._nodes.state_of(node))
+            return self._made_locked(folder, text, is_folder=False)
+
+    def _resolve_free_locked(self, parent: int, name: bytes) -> tuple[Node, str]:
+        folder, text = self._nodes.resolve(parent, name, new=True)
+        if self._nodes.look(folder, text, plain=True) is not None:
+            raise OSError(errno.EEXIST, "it is there already")
+        return folder, text
+
+    def _made_locked(self, folder: Node, name: str, *, is_folder: bool) -> Attr:
+        node = self._tree.make(folder, name, is_folder=is_folder)
+        self._tree.tell(node)
+        self._nodes.touch(folder)
+        return self._nodes.attr_now(node)
+
+    # --- names that go -----------------------------------------------------------------------------------------------
 
     def unlink(self, parent: int, name: bytes) -> None:
         """Delete a file. Who has it open goes on reading and writing it."""
         with self._engine.lock:
-            folder, text = self._nodes.place(parent, name)
-            state = self._nodes.state(folder, text, plain=True)
+            folder, text = self._nodes.resolve(parent, name)
+            state = self._nodes.expect(folder, text, plain=True)
             if state.content is None:
                 raise OSError(errno.EISDIR, "it is a folder")
             self._nodes.detach(folder, text)
-            pendings, drop = self._engine.gone(state.key, base=state.base)
-            pendings += self._folders.kept(folder.key)
-            self._engine.record(pendings, drop=drop)
+            pendings, drop = self._engine.plan_deletion(state.key, base=state.base)
+            self._engine.record(pendings + self._view.keep_folder(folder.key), drop=drop)
             self._nodes.touch(folder)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         """Delete an empty folder."""
         with self._engine.lock:
-            folder, text = self._nodes.place(parent, name)
-            state = self._nodes.state(folder, text, plain=True)
+            folder, text = self._nodes.resolve(parent, name)
+            state = self._nodes.expect(folder, text, plain=True)
             if state.content is not None:
                 raise OSError(errno.ENOTDIR, "it is a file")
             if self._view.names(state.key):
                 raise OSError(errno.ENOTEMPTY, "the folder is not empty")
-            pendings, drop = self._folders.gone(state.key, state.base or self._folders.seen_base(folder, text))
-            pendings += self._folders.kept(folder.key)
-            self._engine.record(pendings, drop=drop)
+            base = state.base or self._view.remote_folder_base(folder.key, text)
+            pendings, drop = self._view.plan_folder_deletion(state.key, base)
+            self._engine.record(pendings + self._view.keep_folder(folder.key), drop=drop)
             node = self._tree.child(folder, text)
             if node is not None:
                 self._tree.unname(node)
             self._nodes.touch(folder)
+
+    # --- rename ------------------------------------------------------------------------------------------------------
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        """Give a file or folder another name, replacing what has it, in one step."""
+        with self._engine.lock:
+            folder, text = self._nodes.resolve(parent, name)
+            new_folder, new_text = self._nodes.resolve(new_parent, new_name, new=True)
+            if flags & ~1:  # RENAME_NOREPLACE is 1; exchanging is not offered
+                raise OSError(errno.EINVAL, "these flags are not supported")
+            state = self._nodes.expect(folder, text)
+            target = self._nodes.look(new_folder, new_text, plain=True)
+            if target is not None and flags & 1:
+                raise OSError(errno.EEXIST, "the new name is there already")
+            if target is not None and target.key == state.key:
+                return
+            if state.content is None:
+                self._rename_folder_locked(folder, state, new_folder, new_text, target)
+            else:
+                self._rename_file_locked(folder, state, new_folder, new_text, target)
+            node = self._tree.child(folder, text)
+            if node is not None:
+                node.ctime_ns = time.time_ns()
+                self._tree.rename(node, new_folder, new_text)
+            else:
+                other = self._tree.child(new_folder, new_text)
+                if other is not None:
+                    self._tree.unname(other)
+                # The kernel may have an inode under the name that is not what was renamed.
+                self._nodes.on_stale(new_folder.ino, new_text)
+            self._nodes.touch(folder)
+            self._nodes.touch(new_folder)
+
+    def _rename_file_locked(
+        self, folder: Node, state: State, new_folder: Node, new_text: str, target: State | None
+    ) -> None:
+        if target is not None and target.content is None:
+            raise OSError(errno.EISDIR, "the new name is a folder's")
+        node = self._tree.find(state.key)
+        file = node.open if node is not None else None
+        if file is not None and file.draft is not None and file.draft.dirty:
+            raise Needs(lambda: self._settle_all([file]))
+        self._nodes.detach(new_folder, new_text)
+        move = self._plan_move_locked(state, new_folder.key + new_text, target.base if target is not None else "")
+        pendings = move.pendings + self._view.keep_folder(folder.key)
+        self._engine.record(pendings, drop=move.drop, blobs=move.blobs)
+        if file is not None:
+            file.base = pendings[0].base
+            self._files.set_content(file, pendings[0].content or Logged(0))
+
+    def _rename_folder_locked(
+        self, folder: Node, state: State, new_folder: Node, new_text: str, target: State | None
+    ) -> None:
+        key, new_key = state.key, f"{new_folder.key}{new_text}/"
+        if new_key.startswith(key):
+            raise OSError(errno.EINVAL, "a folder cannot be moved into itself")
+        if target is not None:
+            if target.content is not None:
+                raise OSError(errno.ENOTDIR, "the new name is a file's")
+            if self._view.names(target.key):
+                raise OSError(errno.ENOTEMPTY, "the folder of the new name is not empty")
+        node = self._tree.find(key)
+        inside = self._tree.below(node) if node is not None else []
+        unsettled = [n.open for n in inside if n.open is not None and n.draft is not None and n.draft.dirty]
+        if unsettled:
+            raise Needs(lambda: self._settle_all(unsettled))
+        overlay = self._engine.overlay
+        below = [pending for k in overlay.below(key) if (pending := overlay.get(k)) is not None]
+        logged = [pending for pending in below if pending.ready and isinstance(pending.content, Logged)]
+        if sum(pending.size_bytes for pending in logged) > _BLOBS_AT_ONCE:
+            raise Needs(lambda: self._spill(logged))
+        base = target.base if target is not None else self._view.remote_folder_base(new_folder.key, new_text)
+        remote = self._remote.take_below(key)
+        self._nodes.expect_short(new_key)
+        move = self._plan_move_below_locked(key, new_key, remote, below)
+        move.pendings.append(self._engine.plan_change(new_key, state.attributes, None, base=base))
+        deleted, dropped = self._view.plan_folder_deletion(key, state.base)
+        pendings = move.pendings + deleted + self._view.keep_folder(folder.key)
+        self._engine.record(pendings, drop=move.drop + dropped, blobs=move.blobs)
+        contents = {pending.key: pending for pending in pendings}
+        for child in inside:
+            if child.open is not None and (moved := contents.get(new_key + child.key[len(key) :])) is not None:
+                if self._nodes.is_another(child, moved.content):
+                    self._nodes.take_name(child)
+                    continue
+                child.open.base = moved.base
+                self._files.set_content(child.open, moved.content or Logged(0))
+
+    def _plan_move_locked(self, state: State, new_key: str, base: str) -> _Move:
+        """Return what is to be recorded for one object to have another key."""
+        moved = self._engine.plan_change(new_key, state.attributes, state.content, base=base)
+        blobs = {}
+        if isinstance(state.content, Logged) and state.content.size_bytes:
+            blobs[new_key] = self._engine.blob(state.key)
+        pendings, drop = self._engine.plan_deletion(state.key, base=state.base)
+        return _Move([moved, *pendings], drop, blobs)
+
+    def _plan_move_below_locked(
+        self, key: str, new_key: str, remote: dict[str, RemoteFile], below: list[Pending]
+    ) -> _Move:
+        """Return what is to be recorded for all that lies below a folder to move with it."""
+        whole = _Move([], [], {})
+        states: dict[str, State] = {}
+        for old_key, file in remote.items():
+            attributes = self._remote.plain_attributes(file)
+            if old_key.endswith("/"):
+                states[old_key] = State(old_key, attributes, None, FOLDER_BASE)
+            else:
+                content = Stored(old_key, file.size_bytes, file.etag)
+                states[old_key] = State(old_key, attributes, content, file.etag)
+        unready = {pending.key for pending in below if not pending.ready}
+        for pending in below:
+            states.pop(pending.key, None)
+            if pending.attributes is not None:
+                states[pending.key] = State(pending.key, pending.attributes, pending.content, pending.base)
+        for old_key, state in states.items():
+            moved_key = new_key + old_key[len(key) :]
+            self._nodes.expect_short(moved_key)
+            move = self._plan_move_locked(state, moved_key, "")
+            if old_key in unready:
+                move.pendings[0] = replace(move.pendings[0], ready=False)
+            whole.pendings.extend(move.pendings)
+            whole.drop.extend(move.drop)
+            whole.blobs.update(move.blobs)
+        return whole
+
+    def _settle_all(self, files: list[OpenFile]) -> None:
+        for file in files:
+            self._handles.settle(file)
+
+    def _spill(self, logged: list[Pending]) -> None:
+        """Bring bytes out of the journal into files of their own, the largest first, so that one record can rename the
+        keys of all."""
+        logged.sort(key=lambda pending: -pending.size_bytes)
+        left = sum(pending.size_bytes for pending in logged)
+        for pending in logged:
+            if left <= _BLOBS_AT_ONCE:
+                return
+            left -= pending.size_bytes
+            self._fetching.spill(pending)
+
+    # --- attributes --------------------------------------------------------------------------------------------------
+
+    def setattr(self, ino: int, changes: Changes, handle: int | None = None) -> Attr:
+        """Change attributes. A size is durable when this returns, unless the caller has the file open (`handle`)."""
+        with self._engine.lock:
+            node = self._tree.get(ino)
+            state = self._nodes.state_of(node)
+            if node.open is not None and replace(changes, mtime_ns=None, ctime_ns=None) != Changes():
+                self._files.expect_current(node.open)  # times are sent by the kernel when somebody only reads, too
+            if changes.size is not None:
+                if state.content is None:
+                    raise OSError(errno.EISDIR, "it is a folder")
+                self._truncate_locked(node, state, changes.size, handle)
+                state = self._nodes.state_of(node)
+            attributes = _changed(state.attributes, changes)
+            node.ctime_ns = changes.ctime_ns if changes.ctime_ns is not None else time.time_ns()
+            if changes.mtime_ns is not None:
+                node.mtime_ns = 0
+            if attributes != state.attributes:
+                self._set_attributes_locked(node, state, attributes)
+            return self._nodes.attr_now(node)
+
+    def _truncate_locked(self, node: Node, state: State, size: int, handle: int | None) -> None:
+        if self._handles.truncate_locked(handle, size):
+            return
+        now = node.open.size_bytes if node.open is not None else state.size_bytes
+        if size != now or (node.draft is not None and node.draft.dirty):
+            raise Needs(lambda: self._handles.truncate_now(node, size))
+
+    def _set_attributes_locked(self, node: Node, state: State, attributes: Attributes) -> None:
+        if node is self._tree.root:
+            self._nodes.root_attributes = attributes
+            return
+        if node.open is not None:
+            node.open.attributes = attributes
+            if node.draft is not None:
+                node.draft.attributes = attributes
+                if node.draft.dirty:
+                    return  # goes along with the bytes
+        if self._tree.is_gone(node):
+            return
+        old = self._engine.overlay.get(state.key)
+        ready = old.ready if old is not None else True
+        pending = self._engine.plan_change(state.key, attributes, state.content, base=state.base, ready=ready)
+        self._engine.record([pending])
+
+
+def _changed(attributes: Attributes, changes: Changes) -> Attributes:
+    mode = attributes.mode
+    if changes.mode is not None:
+        mode = stat.S_IFMT(mode) | stat.S_IMODE(changes.mode)
+    return Attributes(
+        mode,
+        attributes.uid if changes.uid is None else changes.uid,
+        attributes.gid if changes.gid is None else changes.gid,
+        attributes.mtime_ns if changes.mtime_ns is None else changes.mtime_ns,
+    )

@@ -1,4 +1,4 @@
-"""The files and folders of a read-write mount that the kernel knows: inode numbers and names, not what they hold.
+"""The files and folders of a read-write mount that the kernel knows: inode numbers, names, and open files.
 
 Part of `BucketFs`, under its lock. A node is made when the kernel first hears of it. When the kernel forgets it, as it
 does whenever memory is short, it *rests*: programs compare the inode numbers and times that they were told, so the
@@ -9,11 +9,14 @@ key is found by walking up, so that a folder is renamed by one change.
 from __future__ import annotations
 
 import errno
+import threading
+import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from fuse_mount.bucket.fs.files import OpenFile
+from datacache.writeback.draft import Draft
+from datacache.writeback.model import Content, Logged
+from fuse_mount.bucket.fs.view import State
 
 ROOT = 1
 MOST_RESTING = 50_000
@@ -24,6 +27,90 @@ _LET_GO_AT_A_TIME = 4
 _OLD_AT_A_TIME = 256
 LOCAL = "local"
 """For `Node.cached`: bytes that were written through this mount, which the kernel has seen itself."""
+
+
+class Reader(Protocol):
+    """Reads an open file's bytes. See `files.py`."""
+
+    def here(self, offset: int, size: int) -> bytes | None:
+        """Return the bytes if they can be had at once."""
+        ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return the bytes, wherever they are. May wait."""
+        ...
+
+
+class OpenFile:
+    """A file that somebody has open."""
+
+    __slots__ = (
+        "attributes",
+        "base",
+        "charged",
+        "content",
+        "draft",
+        "extent",
+        "fetched",
+        "fetching",
+        "handles",
+        "io",
+        "loss",
+        "nameless",
+        "node",
+        "reader",
+        "replaced",
+        "spoiled",
+        "synced_at",
+        "ticket",
+        "uncommitted_bytes",
+        "unsettled_bytes",
+        "writers",
+    )
+
+    def __init__(self, node: Node, state: State) -> None:
+        self.node = node
+        self.attributes = state.attributes
+        """As they were when it was opened or last changed."""
+        self.content: Content = state.content or Logged(0)
+        """The bytes, where there is no draft."""
+        self.base = state.base
+        self.draft: Draft | None = None
+        self.reader: Reader | None = None
+        self.fetched: tuple[Content, bytes | int] | None = None
+        """The content that was fetched to begin a draft with, and its bytes or the number of a staged file."""
+        self.fetching = threading.Lock()
+        """Held while it is fetched. Taken before the engine's lock, and never together with `io`."""
+        self.handles = 0
+        self.writers = 0
+        self.synced_at = time.monotonic()
+        """When it was opened, or what was written was last made durable."""
+        self.spoiled: BaseException | None = None
+        """Why something that the kernel has taken for written is not here: none of it is acknowledged any more."""
+        self.loss = 0
+        """The number of the loss that this is, in the engine's list; 0 for none."""
+        self.unsettled_bytes = 0
+        """Bytes that were written since it was last settled."""
+        self.uncommitted_bytes = 0
+        """Of those that were settled since, as many as the journal does not have yet; none that count as lost."""
+        self.ticket = 0
+        """Of the last change that was recorded of it."""
+        self.extent = 0
+        """Bytes that its draft has when the writes that are under way have ended."""
+        self.charged = 0
+        """Bytes that the draft counts for beside what was acknowledged; negative where it is smaller."""
+        self.nameless = False
+        """Whether it has no name any more: what is written to it never gets to the bucket."""
+        self.replaced = False
+        """Whether somebody else took the name away, while nothing was written here: nothing can be from now on."""
+        self.io = threading.Lock()
+        """Guards the draft's bytes. Taken before the engine's lock, never the other way round (but for a try that does
+        not wait)."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return how many bytes it has now."""
+        return self.draft.size if self.draft is not None else self.content.size_bytes
 
 
 class Node:
@@ -51,7 +138,7 @@ class Node:
 
     @property
     def key(self) -> str:
-        """Relative to the mount: '' for the root, with a trailing slash for other folders."""
+        """Return the key relative to the mount: '' for the root, with a trailing slash for other folders."""
         names = []
         node = self
         while node.parent is not None:
@@ -59,6 +146,11 @@ class Node:
             node = node.parent
         key = "/".join(reversed(names))
         return f"{key}/" if self.is_folder and key else key
+
+    @property
+    def draft(self) -> Draft | None:
+        """Return the draft of a file that is being written."""
+        return self.open.draft if self.open is not None else None
 
 
 class Tree:
@@ -77,23 +169,41 @@ class Tree:
         self._not_asked: OrderedDict[int, Node] = OrderedDict()
         """Files that the kernel knows and was not asked to forget, in the order in which it was told of them."""
 
+    # --- finding -----------------------------------------------------------------------------------------------------
+
     def get(self, ino: int) -> Node:
-        """The node of an inode number that the kernel was told."""
+        """Return the node of an inode number that the kernel was told."""
         try:
             return self._nodes[ino]
         except KeyError:
             raise OSError(errno.ESTALE, "this inode number is not known any more") from None
 
     def is_gone(self, node: Node) -> bool:
-        """Whether it has no name any more."""
+        """Return whether a node has no name any more."""
         return node.ino in self._gone
 
     def child(self, parent: Node, name: str) -> Node | None:
-        """The node of a name, if there is one."""
+        """Return the node of a name, if there is one."""
         return parent.children.get(name) if parent.children is not None else None
 
+    def find(self, key: str) -> Node | None:
+        """Return the node of a key, if there is one."""
+        node: Node | None = self.root
+        for name in key.rstrip("/").split("/") if key else ():
+            node = self.child(node, name) if node is not None else None
+        return node if node is not None and node.is_folder == (key.endswith("/") or not key) else None
+
+    def below(self, folder: Node) -> list[Node]:
+        """Return all nodes below a folder."""
+        found = list((folder.children or {}).values())
+        for node in found:
+            found.extend((node.children or {}).values())
+        return found
+
+    # --- names -------------------------------------------------------------------------------------------------------
+
     def make(self, parent: Node, name: str, *, is_folder: bool) -> Node:
-        """The node of a name, made if need be. One of the other kind has no name any more."""
+        """Return the node of a name, made if need be. One of the other kind has no name any more."""
         node = self.child(parent, name)
         if node is not None and node.is_folder == is_folder:
             return node
@@ -104,12 +214,39 @@ class Tree:
         self._name(parent, name, node)
         return node
 
-    def passing(self) -> Node:
-        """A file's node without a name."""
+    def make_nameless(self) -> Node:
+        """Make a file's node without a name."""
         node = self._nodes[self._next] = Node(self._next, None, "", False)
         self._gone.add(self._next)
         self._next += 1
         return node
+
+    def rename(self, node: Node, parent: Node, name: str) -> None:
+        """Give a node another name. Whoever had it has none any more."""
+        other = self.child(parent, name)
+        if other is not None and other is not node:
+            self.unname(other)
+        old_parent = node.parent
+        _strike(node)
+        node.parent, node.name = parent, name
+        self._name(parent, name, node)
+        if old_parent is not None:
+            self.rest(old_parent)
+
+    def unname(self, node: Node) -> None:
+        """Take the name of a node whose file is deleted, or replaced by another one."""
+        _strike(node)
+        self._gone.add(node.ino)
+        self.rest(node)
+        if node.parent is not None:
+            self.rest(node.parent)
+
+    def _name(self, parent: Node, name: str, node: Node) -> None:
+        if parent.children is not None:
+            parent.children[name] = node
+            self._resting.pop(parent.ino, None)
+
+    # --- what the kernel knows ---------------------------------------------------------------------------------------
 
     def tell(self, node: Node) -> None:
         """Count that the kernel is told of a node, and will `forget` it."""
@@ -120,7 +257,16 @@ class Tree:
                 self._not_asked[node.ino] = node
         node.lookups += 1
 
-    def old(self, most: int) -> list[Node]:
+    def forget(self, ino: int, count: int) -> None:
+        """Count that the kernel has forgotten a node so many times."""
+        node = self._nodes[ino]
+        node.lookups -= count
+        if not node.lookups:
+            self._n_known -= 1
+            self._not_asked.pop(ino, None)
+        self.rest(node)
+
+    def take_old(self, most: int) -> list[Node]:
         """Return files that the kernel was told of a long time ago, if it knows more than `most` nodes: some at a time,
         and each once until it is forgotten and told again."""
         found: list[Node] = []
@@ -130,43 +276,7 @@ class Tree:
                 found.append(node)
         return found
 
-    def find(self, key: str) -> Node | None:
-        """The node of a key, if there is one."""
-        node: Node | None = self.root
-        for name in key.rstrip("/").split("/") if key else ():
-            node = self.child(node, name) if node is not None else None
-        return node if node is not None and node.is_folder == (key.endswith("/") or not key) else None
-
-    def rename(self, node: Node, parent: Node, name: str) -> None:
-        """Give a node another name. Whoever had it has none any more."""
-        other = self.child(parent, name)
-        if other is not None and other is not node:
-            self.unname(other)
-        old_parent = node.parent
-        _unname(node)
-        node.parent, node.name = parent, name
-        self._name(parent, name, node)
-        if old_parent is not None:
-            self.drop(old_parent)
-
-    def unname(self, node: Node) -> None:
-        """A node's file is deleted, or replaced by another one."""
-        _unname(node)
-        self._gone.add(node.ino)
-        self.drop(node)
-        if node.parent is not None:
-            self.drop(node.parent)
-
-    def forget(self, ino: int, count: int) -> None:
-        """The kernel has forgotten it so many times."""
-        node = self._nodes[ino]
-        node.lookups -= count
-        if not node.lookups:
-            self._n_known -= 1
-            self._not_asked.pop(ino, None)
-        self.drop(node)
-
-    def drop(self, node: Node) -> None:
+    def rest(self, node: Node) -> None:
         """Let a node rest that neither the kernel nor anybody else knows any more; let go of one without a name."""
         self._rest(node)
         for _ in range(_LET_GO_AT_A_TIME):
@@ -187,24 +297,12 @@ class Tree:
         del self._nodes[node.ino]
         self._resting.pop(node.ino, None)
         self._gone.discard(node.ino)
-        _unname(node)
+        _strike(node)
         if node.parent is not None:
             self._rest(node.parent)  # nothing may be left in it
 
-    def _name(self, parent: Node, name: str, node: Node) -> None:
-        if parent.children is not None:
-            parent.children[name] = node
-            self._resting.pop(parent.ino, None)
 
-    def below(self, folder: Node) -> list[Node]:
-        """All nodes below a folder."""
-        found = list((folder.children or {}).values())
-        for node in found:
-            found.extend((node.children or {}).values())
-        return found
-
-
-def _unname(node: Node) -> None:
+def _strike(node: Node) -> None:
     parent = node.parent
     if parent is not None and parent.children is not None and parent.children.get(node.name) is node:
         del parent.children[node.name]

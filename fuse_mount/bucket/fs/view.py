@@ -1,16 +1,17 @@
-"""What a read-write mount shows: the bucket as it is known, and above it what is pending.
+"""What a read-write mount shows under its names: the bucket as it is known, and above it what is pending.
 
-Part of `BucketFs`, under its lock; nothing here waits (see `writeback.remote.Needs`). Where a folder and a file have
-the same name the folder is shown.
+Part of `BucketFs`, under its lock; nothing here waits (see `writeback.remote.bucket.Needs`). Where a folder and a file
+have the same name the folder is shown. A bucket knows no folders: `keep_folder` and `plan_folder_deletion` say when one
+stays or goes.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, Content, Pending, Stored
-from datacache.writeback.overlay import parent_of
 from datacache.writeback.remote.bucket import RemoteView
 from datacache.writeback.remote.known import RemoteFile
 
@@ -19,7 +20,7 @@ FOLDER_BASE = "folder"
 
 
 class State(NamedTuple):
-    """What lies under a name."""
+    """The file or folder under a name."""
 
     key: str
     attributes: Attributes
@@ -32,7 +33,7 @@ class State(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of content."""
+        """Return the bytes of content."""
         return self.content.size_bytes if self.content is not None else 0
 
 
@@ -40,18 +41,18 @@ class View:
     """One mount's files and folders by key."""
 
     def __init__(self, engine: WriteBack, remote: RemoteView) -> None:
-        self._overlay = engine.overlay
+        self._engine, self._overlay = engine, engine.overlay
         self._remote = remote
 
     def look(self, folder: str, name: str, *, plain: bool = False) -> State | None:
-        """What lies under a name of a folder; None for nothing. With `plain` without asking for attributes."""
+        """Return what lies under a name of a folder; None for nothing. With `plain` without asking for attributes."""
         file_key = folder + name
         folder_key = f"{file_key}/"
         marker, pending = self._overlay.get(folder_key), self._overlay.get(file_key)
         if marker is not None and marker.attributes is not None:
             return State(folder_key, marker.attributes, None, marker.base)
         if pending is not None and pending.attributes is not None:
-            return _pending_state(pending)
+            return State(file_key, pending.attributes, pending.content, pending.base)
         if self._overlay.anything_below(folder_key) and self._overlay.exists_below(folder_key):
             return self._folder_state(folder_key, FOLDER_BASE if marker is None else marker.base, plain)
         if marker is not None and pending is not None:
@@ -63,38 +64,28 @@ class View:
             return self._file_state(file_key, file, plain)
         return None
 
-    def look_at(self, key: str, *, plain: bool = False) -> State | None:
-        """The same by key. The kind that the key says is not looked at."""
-        folder = parent_of(key)
-        return self.look(folder, key[len(folder) :].rstrip("/"), plain=plain)
-
-    def names(self, folder: str) -> list[tuple[str, bool]]:
-        """Names in a folder and whether each is a folder, in order."""
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, in order."""
         remote = self._remote.folder(folder)
-        found = dict.fromkeys(remote.files, False)
-        found |= {name[:-1]: True for name in remote.folders}
+        found = set(remote.files)
+        found.update(name[:-1] for name in remote.folders)
         for name in self._overlay.names(folder):
             plain = name.rstrip("/")
             folder_key = f"{folder}{plain}/"
             marker, pending = self._overlay.get(folder_key), self._overlay.get(folder + plain)
-            if (marker is not None and marker.attributes is not None) or self._overlay.exists_below(folder_key):
-                found[plain] = True
-            elif pending is not None and pending.attributes is not None:
-                found[plain] = False
+            if (
+                any(each is not None and each.attributes is not None for each in (marker, pending))
+                or self._overlay.exists_below(folder_key)
+                or (f"{plain}/" in remote.folders and marker is None)
+                or (plain in remote.files and pending is None)
+            ):
+                found.add(plain)
             else:
-                there = (f"{plain}/" in remote.folders and marker is None, plain in remote.files and pending is None)
-                if any(there):
-                    found[plain] = there[0]
-                else:
-                    found.pop(plain, None)
-        return sorted(found.items())
-
-    def has_marker(self, folder: str) -> bool:
-        """Whether a folder is there even when nothing lies in it."""
-        return not folder or self._overlay.get(folder) is not None or self._remote.has_marker(folder)
+                found.discard(plain)
+        return sorted(found)
 
     def folder_attributes(self, folder: str) -> Attributes:
-        """A folder's attributes, as far as they are known."""
+        """Return a folder's attributes, as far as they are known."""
         pending = self._overlay.get(folder)
         if pending is not None and pending.attributes is not None:
             return pending.attributes
@@ -111,8 +102,25 @@ class View:
             return State(key, self._remote.attributes(key, file), content, file.etag)
         return State(key, self._remote.plain_attributes(file), content, file.etag, file.attributes is not None)
 
+    # --- folders that stay or go -------------------------------------------------------------------------------------
 
-def _pending_state(pending: Pending) -> State:
-    if pending.attributes is None:
-        raise ValueError(f"{pending.key} is gone")
-    return State(pending.key, pending.attributes, pending.content, pending.base)
+    def remote_folder_base(self, folder: str, name: str) -> str:
+        """Return the base of a folder that is or was here: whether the bucket has anything under its name."""
+        _, is_folder = self._remote.entry(folder, name)
+        return FOLDER_BASE if is_folder else ""
+
+    def keep_folder(self, key: str) -> list[Pending]:
+        """Return what has to become pending for a folder to stay that would be gone with the last object in it: an
+        object of its own, unless it has one."""
+        if not key or self._overlay.get(key) is not None or self._remote.has_marker(key):
+            return []
+        return [self._engine.plan_change(key, self.folder_attributes(key), None, base=FOLDER_BASE)]
+
+    def plan_folder_deletion(self, key: str, base: str) -> tuple[list[Pending], list[str]]:
+        """Do as `WriteBack.plan_deletion`, for a folder: it is deleted after all that is still to be deleted below it,
+        or an upload that was under way would bring it back to sight."""
+        old = self._overlay.get(key)
+        if old is not None and (self._overlay.anything_below(key) or self._remote.has_filled(key)):
+            version = self._engine.next_version()
+            return [replace(old, attributes=None, content=None, base=FOLDER_BASE, version=version)], []
+        return self._engine.plan_deletion(key, base=base)

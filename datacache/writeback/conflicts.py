@@ -1,14 +1,7 @@
-"""Somebody else changed what we changed as well: when that is so, and what our version is called then.
+"""Conflicts: somebody else changed what we changed as well. When that is so, our version's name then, and their list.
 
 The bucket's newer object keeps its name; ours goes on as `NAME.conflict-<UTC time>-<host>` beside it. The suffix is
-behind the extension on purpose: `*.pt` does not match a loser. Used by the uploader (`standing`) and the engine
-(`conflict_key`). Pure functions, any thread.
-
-The conflicts of a staging area, kept over restarts in its `conflicts.jsonl`.
-
-A line for each: its number, counted from the first one there ever was, and the conflict; or 0 and the name of a copy
-that somebody has seen to since. Used by the engine, whose threads append one at a time. It is told to people only, so
-what cannot be written or read is left out and logged.
+behind the extension on purpose: `*.pt` does not match a loser. Used by engine and uploader, from any thread.
 """
 
 from __future__ import annotations
@@ -28,7 +21,13 @@ from datacache.core.disk import replace_file
 from datacache.store.bucket import LiveObject
 from datacache.writeback.model import Conflict
 
+_log = logging.getLogger("datacache.writeback")
 CONFLICT_MARK = ".conflict-"
+CONFLICTS = "conflicts.jsonl"
+"""The file, in the area's folder."""
+KEPT = 300
+"""Conflicts that are remembered; of more, the oldest go."""
+_TOLD_S = 24 * 3600.0
 _SUFFIX = re.compile(rf"(?<=[^/]){re.escape(CONFLICT_MARK)}\d{{8}}T\d{{6}}Z-[A-Za-z0-9.-]+(?=/?\Z)")
 _NAME_BYTES = 255  # the longest name that a directory shows
 _KEY_BYTES = 1024  # the longest key that S3 has
@@ -37,7 +36,7 @@ _HOST_BYTES = 63
 
 
 class Standing(enum.Enum):
-    """How an object in the bucket stands to what is to be written or deleted under its key."""
+    """The relation of an object in the bucket to what is to be written or deleted under its key."""
 
     FREE = "no object has the key"
     SAME = "it is what is to be written: the answer to an earlier try was lost"
@@ -47,8 +46,8 @@ class Standing(enum.Enum):
 
 
 def standing(found: LiveObject | None, *, base: str, version: int, ours: int | None) -> Standing:
-    """Tell by the object that is there. `base` is the ETag that was expected ('' for none), `version` the one to be
-    written, `ours` the version the object was made of where this staging area wrote it."""
+    """Return how an object stands. `base` is the ETag that was expected ('' for none), `version` the one to be written,
+    `ours` the version the object was made of where this staging area wrote it."""
     if found is None:
         return Standing.FREE
     if ours == version:
@@ -59,15 +58,15 @@ def standing(found: LiveObject | None, *, base: str, version: int, ours: int | N
 
 
 def is_conflict_copy(key: str) -> bool:
-    """Tell by its name whether a key is a conflict's copy."""
+    """Return whether a key's name is that of a conflict's copy."""
     return _SUFFIX.search(key) is not None
 
 
 def conflict_key(key: str, at: float, host: str, taken: Callable[[str], bool], *, prefix: str = "") -> str:
-    """The key that our version of `key` goes on under; in the bucket it stands behind `prefix`. `at` in seconds since
-    the epoch. The name is shortened where it would be longer than a name or a key can be, and numbered where `taken`
-    says that there is one already. A conflict copy's own copy is named as another one of the original. Where the folder
-    leaves no room for a name, it goes into the next one above."""
+    """Return the key that our version of `key` goes on under; in the bucket it stands behind `prefix`. `at` in seconds
+    since the epoch. The name is shortened where it would be longer than a name or a key can be, and numbered where
+    `taken` says that there is one already. A conflict copy's own copy is named as another one of the original. Where
+    the folder leaves no room for a name, it goes into the next one above."""
     folder, _, name = _SUFFIX.sub("", key.rstrip("/")).rpartition("/")
     when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
     where = re.sub(r"[^A-Za-z0-9.-]+", "-", host)[:_HOST_BYTES] or "unknown"
@@ -87,7 +86,7 @@ def conflict_key(key: str, at: float, host: str, taken: Callable[[str], bool], *
 
 
 def _shortened(name: str, size_bytes: int) -> str:
-    """The first characters of a name, as many as have room."""
+    """Return the first characters of a name, as many as have room."""
     data = _bytes(name)
     if len(data) <= size_bytes:
         return name
@@ -100,22 +99,19 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-_log = logging.getLogger("datacache.writeback")
-_TOLD_S = 24 * 3600.0
-CONFLICTS = "conflicts.jsonl"
-"""The file, in the area's folder."""
-KEPT = 300
-"""Conflicts that are remembered; of more, the oldest go."""
-
-
 class ConflictLog:
-    """One file of conflicts. Any thread."""
+    """The conflicts of a staging area, kept over restarts in its `conflicts.jsonl`. Any thread.
+
+    A line for each: its number, counted from the first one there ever was, and the conflict; or 0 and the name of a
+    copy that somebody has seen to since. It is told to people only, so what cannot be written or read is left out and
+    logged.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()  # guards all below, and the file
         self.count = 0
-        """How many there have been, as far as the file tells."""
+        """All that there have been, as far as the file tells."""
         self._last: deque[Conflict] = deque(maxlen=KEPT)
         lines: list[str] = []
         try:
@@ -142,29 +138,29 @@ class ConflictLog:
             self.shorten()
 
     def unsettled(self) -> list[Conflict]:
-        """Those that nobody has seen to, the oldest first. Where ours was given up nobody can: they are told for a
-        day."""
+        """Return those that nobody has seen to, the oldest first. Where ours was given up nobody can: they are told for
+        a day."""
         since = time.time() - _TOLD_S
         with self._lock:
             return [conflict for conflict in self._last if conflict.kept_as or conflict.at > since]
 
     def append(self, conflict: Conflict) -> None:
-        """Write one down."""
+        """Write down a conflict."""
         with self._lock:
             self.count += 1
             self._last.append(conflict)
-            self._write(_line(self.count, conflict))
+            self._write_locked(_line(self.count, conflict))
 
     def settle(self, kept_as: str) -> None:
-        """Write down that somebody has seen to one: its copy is deleted, or has another name."""
+        """Write down that somebody has seen to a conflict: its copy is deleted, or has another name."""
         with self._lock:
             found = [conflict for conflict in self._last if conflict.kept_as == kept_as]
             for conflict in found:
                 self._last.remove(conflict)
             if found or self.count > KEPT:  # of those that are not remembered any more the file may tell
-                self._write(json.dumps([0, kept_as]).encode())
+                self._write_locked(json.dumps([0, kept_as]).encode())
 
-    def _write(self, line: bytes) -> None:
+    def _write_locked(self, line: bytes) -> None:
         try:
             with open(self._path, "ab") as file:
                 # A line that was cut off ends here.
