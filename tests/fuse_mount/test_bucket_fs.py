@@ -405,7 +405,7 @@ def test_an_append_to_what_others_are_replacing_sends_the_kernel_to_look_again(
     (bucket / "log").write_bytes(b"1")
     directory = opened(ttl_s=60.0)
     inode = directory.attr("log").ino
-    monkeypatch.setattr(directory.fs.remote, "checked", lambda _key: None)  # they are quicker than the fetch
+    monkeypatch.setattr(directory.fs.remote, "expect_checked", lambda _key: None)  # they are quicker than the fetch
     (bucket / "log").write_bytes(b"theirs")
     with expect_errno(errno.ESTALE):
         directory.do(directory.fs.handles.open, inode, os.O_WRONLY | os.O_APPEND)
@@ -768,18 +768,19 @@ def test_a_folder_is_renamed_in_one_step_with_all_that_the_bucket_has_in_it(open
 
 def test_a_folder_that_is_renamed_while_its_files_are_uploaded_keeps_them_all(opened: Open, bucket: Path):
     directory = opened()
-    original = directory.fs.remote.below
+    asking = directory.fs.remote._asking
+    original = asking.list_below
 
-    def uploads_meanwhile(folder: str, take: Any) -> None:
+    def uploads_meanwhile(folder: str) -> None:
         directory.flush()  # between the listing and its use
-        original(folder, take)
+        original(folder)
         directory.write("run/later", b"later")
         directory.flush()
 
     directory.mkdir("run")
     directory.flush()
     directory.write("run/a", b"a")
-    directory.fs.remote.below = uploads_meanwhile  # type: ignore[method-assign]
+    asking.list_below = uploads_meanwhile  # type: ignore[method-assign]
     directory.rename("run", "done")
     assert directory.names("done") == ["a", "later"]
     directory.flush()
@@ -1309,7 +1310,7 @@ def test_refused_credentials_leave_what_is_staged_and_what_is_known(
     directory.flush()
     assert directory.names() == ["known"]
     proxied.always(Fault(status=403, code="InvalidAccessKeyId"))
-    until(lambda: directory.names() and directory.fs.remote._requests.away is not None, True)
+    until(lambda: directory.names() and directory.fs.remote._requests._away is not None, True)
     directory.write("new", b"new")
     assert directory.names() == ["known", "new"]
     assert directory.read("new") == b"new"

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -79,13 +80,13 @@ def test_an_inode_that_cannot_be_forgotten_does_not_end_the_server_of_a_bucket()
     pyfuse3_adapter = pytest.importorskip("fuse_mount.bucket.pyfuse3_skin")
     forgotten = []
 
-    class Fs:
+    class Lookups:
         def forget(self, ino: int, count: int) -> None:
             if ino == 2:
                 raise KeyError(ino)
             forgotten.append((ino, count))
 
-    operations = pyfuse3_adapter._Operations(Fs(), FailureLog())
+    operations = pyfuse3_adapter._Operations(SimpleNamespace(lookups=Lookups()), FailureLog())
     trio.run(operations.forget, [(1, 1), (2, 1), (3, 5)])
     assert forgotten == [(1, 1), (3, 5)]
 
@@ -101,6 +102,7 @@ def test_what_runs_beside_the_requests_of_a_bucket_goes_on_after_an_error(monkey
             asked["remember"] += 1
             raise RuntimeError("the test wants it")
 
+    class Handles:
         def long_open(self) -> list[object]:
             asked["long_open"] += 1
             if min(asked.values()) >= 3:
@@ -113,7 +115,7 @@ def test_what_runs_beside_the_requests_of_a_bucket_goes_on_after_an_error(monkey
         with scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pyfuse3_adapter._remember, Fs())
-                nursery.start_soon(pyfuse3_adapter._sync_long_open, Fs())
+                nursery.start_soon(pyfuse3_adapter._sync_long_open, SimpleNamespace(handles=Handles()))
 
     trio.run(both)
     assert min(asked.values()) >= 3

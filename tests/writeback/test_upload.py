@@ -17,6 +17,7 @@ from datacache.core.errors import UploadError
 from datacache.settings import load_settings
 from datacache.store.bucket import PROBE_PREFIX
 from datacache.writeback.conflicts import conflict_key
+from datacache.writeback.fetching import Fetching
 from datacache.writeback.model import WRITER, UploadState
 from datacache.writeback.remote.bucket import Needs, RemoteView
 from datacache.writeback.upload.uploader import Uploader, abort_old_uploads, remove_probes
@@ -239,7 +240,7 @@ def test_a_rename_of_what_somebody_changed_is_sent_from_here_where_its_bytes_are
     rig.uploader.stop(10)
     rig.rename(("old", "new"))
     rig.somebody_writes("old", b"theirs")
-    again = Uploader(rig.engine, delay_s=0.02)
+    again = Uploader(rig.engine, Fetching(rig.engine), delay_s=0.02)
     again.start()
     again.flush(30)
     again.stop(10)
