@@ -128,7 +128,7 @@ def _room(workspace: Workspace, env: dict[str, str]) -> None:
         local = LocalBlocks(settings.home, settings.ram_dir)
         with api.open_snapshot("small") as snapshot, closing(api.open_catalog(settings)) as catalog:
             manifest = Manifest.open(snapshot.record.id, catalog.get_blobs)
-            blocks = [block_id(id, 0) for id in snapshot_objects(manifest)]  # small files have one each
+            blocks = [block_id(id, 0) for _, id in snapshot_objects(manifest)]  # small files have one each
             for epoch in range(1, 5):
                 table.row(str(epoch), str(len(blocks)), str(sum(not local.has(block) for block in blocks)))
                 for path in snapshot.paths():
