@@ -233,7 +233,7 @@ class TestSnapshotsOfPackedFiles:
         record: SnapshotRecord,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        def no_daemon(self: DaemonClient) -> None:
+        def no_daemon(self: DaemonClient, *, fresh: bool = False) -> None:
             raise DaemonUnavailableError("none can be started here")
 
         monkeypatch.setattr(DaemonClient, "ensure", no_daemon)

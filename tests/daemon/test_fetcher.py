@@ -220,12 +220,14 @@ def test_a_read_of_another_data_set_waits_for_one_block_and_not_for_all_readers_
     store.wait = lambda: go_on.acquire(timeout=30)
     fetcher = fetcher_of(store, Tiers(), concurrency=1)  # so that nobody passes a thread that waits for a processor
     greedy = [read(fetcher, ObjectRef("s3://b", f"greedy/{n}", 10, "e", ""), 0, "greedy") for n in range(50)]
-    small = read(fetcher, small_of("other"), 0, "other")
-    small.add_done_callback(lambda _: begun.append(sum(one.done() for one in greedy)))
+    small = fetcher.read(small_of("other"), 0, "other")
+    # Counted before the bytes are let go of: that takes a lock, and the others would go on meanwhile.
+    small.data.add_done_callback(lambda _: begun.append(sum(one.done() for one in greedy)))
     for _ in range(51):
         go_on.release()
-    for one in (*greedy, small):
+    for one in (*greedy, small.data):
         one.result(30)
+    small.close()
     assert begun[0] < 10
     fetcher.close()
 
