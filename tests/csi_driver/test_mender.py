@@ -242,7 +242,13 @@ def test_a_mount_that_does_not_answer_holds_no_call_up(
     context = {"dataset": f"mask@{masks['v1']}", "subpath": "train"}
     target = kubelet.show("v", context)
     (info,) = fuse_mount.list_mounts(settings)
-    stopped = (info.pid, *info.workers)
+    os.kill(info.pid, signal.SIGSTOP)  # first, as it starts the others
+    stopped = [
+        pid
+        for pid in leftovers.processes_with("DATACACHE_HOME", lambda home: home == str(settings.home))
+        if b"fuse_mount" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert {info.pid, *info.workers} <= {*stopped}
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -140,9 +140,18 @@ def test_of_a_thousand_reads_with_flipped_bits_none_gives_a_wrong_byte(
     place.server.always(Fault(flip_one_in=20))
     with ThreadPoolExecutor(4) as threads:
         names = [f"{n % 20:03d}" for n in range(1000)]
-        for name, data in zip(names, threads.map(lambda name: place.read(refs[name]), names), strict=True):
-            assert data == place.data[name]
+        found = [*threads.map(lambda name: read_or_none(place, refs[name]), names)]
+    assert [name for name, data in zip(names, found, strict=True) if data not in (place.data[name], None)] == []
+    assert found.count(None) <= 5  # four answers of one read are flipped once in 160,000 reads
     assert place.server.flipped >= 50
+
+
+def read_or_none(place: Place, ref: ObjectRef) -> bytes | None:
+    """Return an object's bytes; None where all that came were wrong."""
+    try:
+        return place.read(ref)
+    except ChecksumError:
+        return None
 
 
 @promise("Wrong bytes are asked for again three times, then an error names object and checksum")
