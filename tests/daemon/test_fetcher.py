@@ -215,20 +215,22 @@ def test_what_has_not_begun_when_it_closes_fails(store):
 
 @promise("Data sets take turns in bytes, however many readers one has")
 def test_a_read_of_another_data_set_waits_for_one_block_and_not_for_all_readers_of_one(store):
-    go_on = threading.Semaphore(0)
-    begun = []
+    go_on, begun, get = threading.Semaphore(0), [], store.read
+
+    def read_in_turn(ref, start, stop):
+        begun.append(ref.store)
+        return get(ref, start, stop)
+
+    store.read = read_in_turn
     store.wait = lambda: go_on.acquire(timeout=30)
-    fetcher = fetcher_of(store, Tiers(), concurrency=1)  # so that nobody passes a thread that waits for a processor
+    fetcher = fetcher_of(store, Tiers(), concurrency=1)  # so that gets begin one after the other
     greedy = [read(fetcher, ObjectRef("s3://b", f"greedy/{n}", 10, "e", ""), 0, "greedy") for n in range(50)]
-    small = fetcher.read(small_of("other"), 0, "other")
-    # Counted before the bytes are let go of: that takes a lock, and the others would go on meanwhile.
-    small.data.add_done_callback(lambda _: begun.append(sum(one.done() for one in greedy)))
+    small = read(fetcher, small_of("other"), 0, "other")
     for _ in range(51):
         go_on.release()
-    for one in (*greedy, small.data):
+    for one in (*greedy, small):
         one.result(30)
-    small.close()
-    assert begun[0] < 10
+    assert begun.index("s3://other") < 10
     fetcher.close()
 
 
