@@ -124,7 +124,7 @@ def _record(text: str) -> VolumeRecord:
 
 
 NO_END = 2**63 - 1
-"""What is left, in bytes, where nobody has set an end: the largest number that the answer can be."""
+"""The room that is left, in bytes, without a limit: the largest number that an answer can hold."""
 
 
 def room_left(catalog: Catalog, parameters: Mapping[str, str]) -> int:

@@ -61,7 +61,7 @@ class Sample:
 
     @property
     def complete(self) -> bool:
-        """Whether all of them are kept."""
+        """Tell whether all names are kept."""
         return len(self.paths) == self.count
 
 
@@ -149,29 +149,29 @@ def _keep(kept: list[bytes], path: bytes) -> None:
 
 
 def is_notes(path: bytes) -> bool:
-    """Whether a text file is for people, by its name."""
+    """Tell whether a text file is for people, by its name."""
     return _NOTES.search(path.lower().rpartition(b"/")[2]) is not None
 
 
 def is_other_coco(path: bytes) -> bool:
-    """Whether a file of COCO is of another task than detection, by its name."""
+    """Tell whether a file of COCO is for another task than detection, by its name."""
     return _OTHER_COCO.match(path.lower().rpartition(b"/")[2]) is not None
 
 
 def is_coco(data: bytes) -> bool:
-    """Whether one of COCO's lists is in its beginning."""
+    """Tell whether a list of COCO stands in its beginning."""
     return _COCO.search(data[:_HEAD_BYTES].replace(b"\0", b"")) is not None  # UTF-16 is ASCII with zeros between
 
 
 def is_voc(data: bytes) -> bool:
-    """Whether it has the root element of Pascal VOC (CVAT's own XML has `<annotations>`)."""
+    """Tell whether it has the root element of Pascal VOC (CVAT's own XML has `<annotations>`)."""
     head = data[:_HEAD_BYTES].replace(b"\0", b"")
     return re.search(rb"<(?:[\w.-]+:)?annotation[\s>]", head, re.IGNORECASE) is not None
 
 
 def text_kind(data: bytes) -> str:
-    """What a text file is: `keras` (lines with boxes), `yolo` (lines of numbers), `images` (most lines end like an
-    image's name, those apart that begin with `#`), `empty`, or '' for anything else."""
+    """Return a text file's kind: `keras` (lines with boxes), `yolo` (lines of numbers), `images` (most lines end as an
+    image's name does, those apart that begin with `#`), `empty`, or '' for anything else."""
     if _KERAS.search(data):
         return "keras"
     lines = data[:_HEAD_BYTES].removeprefix(b"\xef\xbb\xbf").splitlines()

@@ -1,4 +1,4 @@
-"""What paths say: which files are images, which annotation belongs to which image, and which split is meant.
+"""Read paths: which files are images, which annotation belongs to which image, and which split is meant.
 
 An image and its annotation have one relative path without extension. Both may lie in one folder; or in two of which one
 is named after images and the other after annotations, at any depth (`JPEGImages/a.jpg` and `Annotations/a.xml`,
