@@ -57,7 +57,7 @@ def file_split(path: bytes) -> str:
 
 
 def is_split_list(path: bytes) -> bool:
-    """Whether a text file is named after a split, as lists of images are."""
+    """Tell whether a text file is named after a split, as lists of images are."""
     words = _WORD.findall(path.lower().rpartition(b"/")[2])
     return b"trainval" in words or any(word in _NAMES for word in words)
 

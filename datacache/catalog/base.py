@@ -30,7 +30,7 @@ read."""
 
 
 class Collected(NamedTuple):
-    """What a garbage collection removed, or would remove in a dry run."""
+    """The result of a garbage collection: what it removed, or would remove in a dry run."""
 
     blobs: int
     size_bytes: int

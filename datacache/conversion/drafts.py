@@ -28,7 +28,7 @@ _FOLDERS_KEPT: Final = 100_000
 WHOLE: Final = 2
 """The image has the whole name, in a folder that the file's names may be relative to."""
 END: Final = 1
-"""It has the end of the name, with a folder at least: the name is a path on another machine."""
+"""The image has the end of the name, with a folder at least: the name is a path on another machine."""
 BY_NAME: Final = 0
 """It has the name's last part alone."""
 

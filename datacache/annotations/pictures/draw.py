@@ -223,7 +223,7 @@ _MOST = 400
 
 
 class Typeface:
-    """What draws a text: a font file, or Pillow's own font."""
+    """A font to draw a text with: a font file, or Pillow's own."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
@@ -243,14 +243,14 @@ class Typeface:
         return self._sizes[size]
 
     def draws(self, text: str) -> bool:
-        """Whether it has every character of a text."""
+        """Tell whether the font has every character of a text."""
         font = self.at(16)
         missing = _shape(font, "\U0010fffd")  # a private character, which fonts answer with their empty box
         return all(character.isspace() or _shape(font, character) != missing for character in set(text))
 
 
 def for_text(text: str) -> tuple[Typeface, str]:
-    """What draws a text, and the text as it is to be drawn."""
+    """Return the font for a text, and the text as it is to be drawn."""
     clean = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
     found = _for_characters("".join(sorted(set(clean))))
     if found is not None:

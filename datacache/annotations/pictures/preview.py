@@ -252,7 +252,7 @@ _ORIENTATION = 0x0112
 _LARGEST_SCALE = 4
 """An image is not enlarged beyond this."""
 _PAPER = (255, 255, 255)
-"""What is seen through transparent pixels."""
+"""The colour behind transparent pixels."""
 
 
 def thumbnail(data: bytes, width: int, height: int) -> Image:
