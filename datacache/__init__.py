@@ -12,121 +12,60 @@ Names are imported when they are first used, so that `import datacache` costs no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING as _CHECKING
+from typing import TYPE_CHECKING
 
-if _CHECKING:
-    from datacache.api import (
-        cache_status,
-        cancel_job,
-        collect_garbage,
-        connect,
-        convert,
-        create_snapshot,
-        create_tasks,
-        dataset_access,
-        diff_snapshots,
-        evict,
-        export_snapshot,
-        import_export,
-        import_jsonl,
-        jobs,
-        list_datasets,
-        list_snapshots,
-        open_annotations,
-        open_catalog,
-        open_snapshot,
-        open_tasks,
-        pin,
-        preview,
-        query,
-        remove_snapshot,
-        set_dataset_access,
-        shard,
-        stats,
-        subset,
-        tag_snapshot,
-        unpin,
-        untag_snapshot,
-        verify_shards,
-        verify_snapshot,
-        warm,
-    )
-    from datacache.core.errors import DatacacheError
-    from datacache.reader.snapshot import Snapshot
-    from datacache.settings import Settings, load_settings
-    from fuse_mount import flush, list_bucket_mounts, list_mounts, mount_bucket, unmount
-    from fuse_mount import mount_snapshot as mount
+from datacache.core.front import front
+
+if TYPE_CHECKING:
+    import fuse_mount as _fuse_mount
+    from datacache.api import cache_status as cache_status
+    from datacache.api import cancel_job as cancel_job
+    from datacache.api import collect_garbage as collect_garbage
+    from datacache.api import connect as connect
+    from datacache.api import convert as convert
+    from datacache.api import create_snapshot as create_snapshot
+    from datacache.api import create_tasks as create_tasks
+    from datacache.api import dataset_access as dataset_access
+    from datacache.api import diff_snapshots as diff_snapshots
+    from datacache.api import evict as evict
+    from datacache.api import export_snapshot as export_snapshot
+    from datacache.api import import_export as import_export
+    from datacache.api import import_jsonl as import_jsonl
+    from datacache.api import jobs as jobs
+    from datacache.api import list_datasets as list_datasets
+    from datacache.api import list_snapshots as list_snapshots
+    from datacache.api import open_annotations as open_annotations
+    from datacache.api import open_catalog as open_catalog
+    from datacache.api import open_snapshot as open_snapshot
+    from datacache.api import open_tasks as open_tasks
+    from datacache.api import pin as pin
+    from datacache.api import preview as preview
+    from datacache.api import query as query
+    from datacache.api import remove_snapshot as remove_snapshot
+    from datacache.api import set_dataset_access as set_dataset_access
+    from datacache.api import shard as shard
+    from datacache.api import stats as stats
+    from datacache.api import subset as subset
+    from datacache.api import tag_snapshot as tag_snapshot
+    from datacache.api import unpin as unpin
+    from datacache.api import untag_snapshot as untag_snapshot
+    from datacache.api import verify_shards as verify_shards
+    from datacache.api import verify_snapshot as verify_snapshot
+    from datacache.api import warm as warm
+    from datacache.core.errors import DatacacheError as DatacacheError
+    from datacache.reader.snapshot import Snapshot as Snapshot
+    from datacache.settings import Settings as Settings
+    from datacache.settings import load_settings as load_settings
+    from fuse_mount import flush as flush
+    from fuse_mount import list_bucket_mounts as list_bucket_mounts
+    from fuse_mount import list_mounts as list_mounts
+    from fuse_mount import mount_bucket as mount_bucket
+    from fuse_mount import unmount as unmount
+
+    mount = _fuse_mount.mount_snapshot
 
 __version__ = "0.2.0"
-__all__ = [
-    "DatacacheError",
-    "Settings",
-    "Snapshot",
-    "cache_status",
-    "cancel_job",
-    "collect_garbage",
-    "connect",
-    "convert",
-    "create_snapshot",
-    "create_tasks",
-    "dataset_access",
-    "diff_snapshots",
-    "evict",
-    "export_snapshot",
-    "flush",
-    "import_export",
-    "import_jsonl",
-    "jobs",
-    "list_bucket_mounts",
-    "list_datasets",
-    "list_mounts",
-    "list_snapshots",
-    "load_settings",
-    "mount",
-    "mount_bucket",
-    "open_annotations",
-    "open_catalog",
-    "open_snapshot",
-    "open_tasks",
-    "pin",
-    "preview",
-    "query",
-    "remove_snapshot",
-    "set_dataset_access",
-    "shard",
-    "stats",
-    "subset",
-    "tag_snapshot",
-    "unmount",
-    "unpin",
-    "untag_snapshot",
-    "verify_shards",
-    "verify_snapshot",
-    "warm",
-]
-
-_ELSEWHERE = {
-    "DatacacheError": "datacache.core.errors",
-    "Settings": "datacache.settings",
-    "Snapshot": "datacache.reader.snapshot",
-    "flush": "fuse_mount",
-    "list_bucket_mounts": "fuse_mount",
-    "list_mounts": "fuse_mount",
-    "load_settings": "datacache.settings",
-    "mount": "fuse_mount",
-    "mount_bucket": "fuse_mount",
-    "unmount": "fuse_mount",
-}
-"""Modules of the names that `datacache.api` does not have."""
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'datacache' has no attribute {name!r}")
-    from importlib import import_module
-
-    module = import_module(_ELSEWHERE.get(name, "datacache.api"))
-    return getattr(module, "mount_snapshot" if name == "mount" else name)
+__getattr__, __all__ = front(__name__, __file__)
 
 
 def __dir__() -> list[str]:

@@ -16,63 +16,44 @@ Its users call the functions below; docs/CONCURRENCY.md says what its processes 
 
 from __future__ import annotations
 
-from fuse_mount.bucket.areas import LeftArea, counted, flush_area, left_areas, lost_lines
-from fuse_mount.bucket.check import check_pyfuse3
-from fuse_mount.bucket.config import BucketInfo
-from fuse_mount.bucket.launch import (
-    bucket_mount_at,
-    bucket_status,
-    flush,
-    flush_command,
-    flush_mount,
-    forget_lost,
-    is_mounted,
-    is_supervised,
-    list_bucket_mounts,
-    mount_bucket,
-    mount_command,
-    set_quota,
-    stop_server,
-    take_away_dead,
-)
-from fuse_mount.bucket.metrics import render_metrics
-from fuse_mount.kernel.session import Mount, mounts, resolved, users_of
-from fuse_mount.lifecycle.launch import is_lost, list_mounts, mount_snapshot, status, stop, takeover, unmount
-from fuse_mount.lifecycle.state import MountInfo
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "LeftArea",
-    "Mount",
-    "check_pyfuse3",
-    "counted",
-    "flush_area",
-    "left_areas",
-    "lost_lines",
-    "mounts",
-    "render_metrics",
-    "resolved",
-    "MountInfo",
-    "is_lost",
-    "list_mounts",
-    "mount_snapshot",
-    "status",
-    "stop",
-    "takeover",
-    "unmount",
-    "users_of",
-    "BucketInfo",
-    "bucket_mount_at",
-    "bucket_status",
-    "flush",
-    "flush_command",
-    "flush_mount",
-    "forget_lost",
-    "is_mounted",
-    "is_supervised",
-    "list_bucket_mounts",
-    "mount_bucket",
-    "mount_command",
-    "set_quota",
-    "stop_server",
-    "take_away_dead",
-]
+from datacache.core.front import front
+
+if TYPE_CHECKING:
+    from fuse_mount.bucket.areas import LeftArea as LeftArea
+    from fuse_mount.bucket.areas import counted as counted
+    from fuse_mount.bucket.areas import flush_area as flush_area
+    from fuse_mount.bucket.areas import left_areas as left_areas
+    from fuse_mount.bucket.areas import lost_lines as lost_lines
+    from fuse_mount.bucket.check import check_pyfuse3 as check_pyfuse3
+    from fuse_mount.bucket.config import BucketInfo as BucketInfo
+    from fuse_mount.bucket.launch import bucket_mount_at as bucket_mount_at
+    from fuse_mount.bucket.launch import bucket_status as bucket_status
+    from fuse_mount.bucket.launch import flush as flush
+    from fuse_mount.bucket.launch import flush_command as flush_command
+    from fuse_mount.bucket.launch import flush_mount as flush_mount
+    from fuse_mount.bucket.launch import forget_lost as forget_lost
+    from fuse_mount.bucket.launch import is_mounted as is_mounted
+    from fuse_mount.bucket.launch import is_supervised as is_supervised
+    from fuse_mount.bucket.launch import list_bucket_mounts as list_bucket_mounts
+    from fuse_mount.bucket.launch import mount_bucket as mount_bucket
+    from fuse_mount.bucket.launch import mount_command as mount_command
+    from fuse_mount.bucket.launch import set_quota as set_quota
+    from fuse_mount.bucket.launch import stop_server as stop_server
+    from fuse_mount.bucket.launch import take_away_dead as take_away_dead
+    from fuse_mount.bucket.metrics import render_metrics as render_metrics
+    from fuse_mount.kernel.session import Mount as Mount
+    from fuse_mount.kernel.session import mounts as mounts
+    from fuse_mount.kernel.session import resolved as resolved
+    from fuse_mount.kernel.session import users_of as users_of
+    from fuse_mount.lifecycle.launch import is_lost as is_lost
+    from fuse_mount.lifecycle.launch import list_mounts as list_mounts
+    from fuse_mount.lifecycle.launch import mount_snapshot as mount_snapshot
+    from fuse_mount.lifecycle.launch import status as status
+    from fuse_mount.lifecycle.launch import stop as stop
+    from fuse_mount.lifecycle.launch import takeover as takeover
+    from fuse_mount.lifecycle.launch import unmount as unmount
+    from fuse_mount.lifecycle.state import MountInfo as MountInfo
+
+__getattr__, __all__ = front(__name__, __file__)

@@ -1,71 +1,16 @@
 """The one door to datacache: what users and the edges call, and the only place where layers are put together.
 
 `opening` opens what can be read or written, `snapshots` makes and keeps them, `annotations` is about what is in the
-images, `node` about the cache of this machine, `tasks` about queues of training tasks. Functions take `settings`;
-without them they load them from the environment. Any thread may call them. The parts of lower layers that the edges
-need, mostly the classes of what these functions take and return, are imported when they are first used.
+images, `node` about the cache of this machine, `training` about queues of tasks and how fast samples come. Functions
+take `settings`; without them they load them from the environment. Any thread may call them. The rest are parts of lower
+layers that the edges need, mostly the classes of what these functions take and return.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from datacache.api.annotations import convert as convert
-from datacache.api.annotations import open_annotations as open_annotations
-from datacache.api.annotations import preview as preview
-from datacache.api.annotations import query as query
-from datacache.api.annotations import read_classes as read_classes
-from datacache.api.annotations import shard as shard
-from datacache.api.annotations import stats as stats
-from datacache.api.annotations import subset as subset
-from datacache.api.annotations import verify_shards as verify_shards
-from datacache.api.loading import best_report as best_report
-from datacache.api.loading import measure_loading as measure_loading
-from datacache.api.loading import processor_count as processor_count
-from datacache.api.loading import worker_counts as worker_counts
-from datacache.api.node import cache_status as cache_status
-from datacache.api.node import cancel_job as cancel_job
-from datacache.api.node import connect as connect
-from datacache.api.node import evict as evict
-from datacache.api.node import follow_warm_up as follow_warm_up
-from datacache.api.node import jobs as jobs
-from datacache.api.node import pin as pin
-from datacache.api.node import run_daemon as run_daemon
-from datacache.api.node import running_daemon as running_daemon
-from datacache.api.node import unpin as unpin
-from datacache.api.node import warm as warm
-from datacache.api.opening import open_bucket as open_bucket
-from datacache.api.opening import open_catalog as open_catalog
-from datacache.api.opening import open_mounted as open_mounted
-from datacache.api.opening import open_samples as open_samples
-from datacache.api.opening import open_shards as open_shards
-from datacache.api.opening import open_snapshot as open_snapshot
-from datacache.api.opening import open_url as open_url
-from datacache.api.options import ConvertOptions as ConvertOptions
-from datacache.api.options import NamingOptions as NamingOptions
-from datacache.api.options import QueryOptions as QueryOptions
-from datacache.api.options import ReadingOptions as ReadingOptions
-from datacache.api.options import ShardOptions as ShardOptions
-from datacache.api.options import make_query as make_query
-from datacache.api.snapshots import collect_garbage as collect_garbage
-from datacache.api.snapshots import create_snapshot as create_snapshot
-from datacache.api.snapshots import dataset_access as dataset_access
-from datacache.api.snapshots import diff_snapshots as diff_snapshots
-from datacache.api.snapshots import export_snapshot as export_snapshot
-from datacache.api.snapshots import import_export as import_export
-from datacache.api.snapshots import import_jsonl as import_jsonl
-from datacache.api.snapshots import is_empty as is_empty
-from datacache.api.snapshots import list_datasets as list_datasets
-from datacache.api.snapshots import list_snapshots as list_snapshots
-from datacache.api.snapshots import remove_snapshot as remove_snapshot
-from datacache.api.snapshots import set_dataset_access as set_dataset_access
-from datacache.api.snapshots import tag_snapshot as tag_snapshot
-from datacache.api.snapshots import unchecked_objects as unchecked_objects
-from datacache.api.snapshots import untag_snapshot as untag_snapshot
-from datacache.api.snapshots import verify_snapshot as verify_snapshot
-from datacache.api.tasks import create_tasks as create_tasks
-from datacache.api.tasks import list_tasks as list_tasks
-from datacache.api.tasks import open_tasks as open_tasks
+from datacache.core.front import front
 
 if TYPE_CHECKING:
     from datacache.annotations import model as _model
@@ -84,6 +29,59 @@ if TYPE_CHECKING:
     from datacache.annotations.table.table import ImageSummary as ImageSummary
     from datacache.annotations.table.table import Row as Row
     from datacache.annotations.table.table import Table as Table
+    from datacache.api.annotations import convert as convert
+    from datacache.api.annotations import open_annotations as open_annotations
+    from datacache.api.annotations import preview as preview
+    from datacache.api.annotations import query as query
+    from datacache.api.annotations import read_classes as read_classes
+    from datacache.api.annotations import shard as shard
+    from datacache.api.annotations import stats as stats
+    from datacache.api.annotations import subset as subset
+    from datacache.api.annotations import verify_shards as verify_shards
+    from datacache.api.node import cache_status as cache_status
+    from datacache.api.node import cancel_job as cancel_job
+    from datacache.api.node import connect as connect
+    from datacache.api.node import evict as evict
+    from datacache.api.node import follow_warm_up as follow_warm_up
+    from datacache.api.node import jobs as jobs
+    from datacache.api.node import pin as pin
+    from datacache.api.node import running_daemon as running_daemon
+    from datacache.api.node import unpin as unpin
+    from datacache.api.node import warm as warm
+    from datacache.api.opening import open_bucket as open_bucket
+    from datacache.api.opening import open_catalog as open_catalog
+    from datacache.api.opening import open_mounted as open_mounted
+    from datacache.api.opening import open_samples as open_samples
+    from datacache.api.opening import open_shards as open_shards
+    from datacache.api.opening import open_snapshot as open_snapshot
+    from datacache.api.opening import open_url as open_url
+    from datacache.api.options import ConvertOptions as ConvertOptions
+    from datacache.api.options import NamingOptions as NamingOptions
+    from datacache.api.options import QueryOptions as QueryOptions
+    from datacache.api.options import ReadingOptions as ReadingOptions
+    from datacache.api.options import ShardOptions as ShardOptions
+    from datacache.api.options import make_query as make_query
+    from datacache.api.snapshots import collect_garbage as collect_garbage
+    from datacache.api.snapshots import create_snapshot as create_snapshot
+    from datacache.api.snapshots import dataset_access as dataset_access
+    from datacache.api.snapshots import diff_snapshots as diff_snapshots
+    from datacache.api.snapshots import export_snapshot as export_snapshot
+    from datacache.api.snapshots import import_export as import_export
+    from datacache.api.snapshots import import_jsonl as import_jsonl
+    from datacache.api.snapshots import is_empty as is_empty
+    from datacache.api.snapshots import list_datasets as list_datasets
+    from datacache.api.snapshots import list_snapshots as list_snapshots
+    from datacache.api.snapshots import remove_snapshot as remove_snapshot
+    from datacache.api.snapshots import set_dataset_access as set_dataset_access
+    from datacache.api.snapshots import tag_snapshot as tag_snapshot
+    from datacache.api.snapshots import unchecked_objects as unchecked_objects
+    from datacache.api.snapshots import untag_snapshot as untag_snapshot
+    from datacache.api.snapshots import verify_snapshot as verify_snapshot
+    from datacache.api.training import create_tasks as create_tasks
+    from datacache.api.training import list_tasks as list_tasks
+    from datacache.api.training import measure_loading as measure_loading
+    from datacache.api.training import open_tasks as open_tasks
+    from datacache.api.training import worker_counts as worker_counts
     from datacache.catalog import refs as _refs
     from datacache.catalog import verify as _verify
     from datacache.catalog.access import Access as Access
@@ -99,12 +97,15 @@ if TYPE_CHECKING:
     from datacache.catalog.refs import plan_removal as plan_removal
     from datacache.catalog.refs import resolve as resolve
     from datacache.catalog.tasks.base import TaskState as TaskState
+    from datacache.daemon import server as _server
     from datacache.daemon.client import DaemonClient as DaemonClient
     from datacache.imports.archives.members import UnpackLimits as UnpackLimits
     from datacache.imports.failures import Failure as Failure
     from datacache.imports.jsonl import JsonlProgress as JsonlProgress
+    from datacache.loaders import processes as _processes
     from datacache.loaders.tasks.queue import TaskQueue as TaskQueue
     from datacache.loaders.tasks.queue import TaskStatus as TaskStatus
+    from datacache.loaders.tuning import autotune as _autotune
     from datacache.loaders.tuning.report import Report as Report
     from datacache.manifest import diff as _diff
     from datacache.manifest.diff import Change as Change
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
     from datacache.tiers.memory import memory_dir as memory_dir
 
     AnnotationProblem = _model.Problem
+    best_report = _autotune.best
     carry_out = _refs.remove
     collect_statistics = _stats.collect
     compare_annotations = _query.compare
@@ -135,74 +137,7 @@ if TYPE_CHECKING:
     ObjectProblem = _verify.Problem
     PLOT_FORMATS = _plot.FORMATS
     plot_statistics = _plot.plot
+    processor_count = _processes.processors
+    run_daemon = _server.run
 
-_LATER = {
-    "Access": "catalog.access:Access",
-    "access_of": "catalog.access:access_of",
-    "Annotation": "annotations.model:Annotation",
-    "AnnotationProblem": "annotations.model:Problem",
-    "Box": "annotations.model:Box",
-    "carry_out": "catalog.refs:remove",
-    "Catalog": "catalog.base:Catalog",
-    "Change": "manifest.diff:Change",
-    "check_name": "catalog.refs:check_name",
-    "check_tag": "catalog.refs:check_tag",
-    "collect_statistics": "annotations.stats:collect",
-    "colours_of": "annotations.pictures.draw:colours_of",
-    "compare_annotations": "annotations.query:compare",
-    "compare_snapshots": "catalog.refs:compare",
-    "count_images": "annotations.query:count",
-    "DaemonClient": "daemon.client:DaemonClient",
-    "DatasetRecord": "manifest.model:DatasetRecord",
-    "diff_manifests": "manifest.diff:diff",
-    "draw_pictures": "annotations.pictures.preview:preview",
-    "Entry": "manifest.model:Entry",
-    "Exported": "reader.export.export:Exported",
-    "Failure": "imports.failures:Failure",
-    "find_images": "annotations.query:find",
-    "find_paths": "annotations.query:find_paths",
-    "forget_volume": "catalog.refs:forget_volume",
-    "GarbageReport": "catalog.gc:GarbageReport",
-    "Held": "manifest.model:Held",
-    "held_in_words": "catalog.record:held_in_words",
-    "held_of": "catalog.record:held_of",
-    "ImageSummary": "annotations.table.table:ImageSummary",
-    "JsonlProgress": "imports.jsonl:JsonlProgress",
-    "Links": "store.local.walk:Links",
-    "memory_dir": "tiers.memory:memory_dir",
-    "ObjectProblem": "catalog.verify:Problem",
-    "open_store": "store.open:open_store",
-    "parse_ref": "catalog.refs:parse_ref",
-    "Picture": "annotations.pictures.preview:Picture",
-    "plan_removal": "catalog.refs:plan_removal",
-    "PLOT_FORMATS": "annotations.pictures.plot:FORMATS",
-    "plot_statistics": "annotations.pictures.plot:plot",
-    "Query": "annotations.query:Query",
-    "read_header": "annotations.image_header:read_header",
-    "Removal": "catalog.refs:Removal",
-    "Report": "loaders.tuning.report:Report",
-    "resolve": "catalog.refs:resolve",
-    "Row": "annotations.table.table:Row",
-    "Sharded": "shards.build:Sharded",
-    "ShardProblem": "shards.verify:ShardProblem",
-    "Snapshot": "reader.snapshot:Snapshot",
-    "SnapshotRecord": "manifest.model:SnapshotRecord",
-    "split_object_url": "store.urls:split_object_url",
-    "split_url": "store.urls:split_url",
-    "Statistics": "annotations.stats:Statistics",
-    "Table": "annotations.table.table:Table",
-    "TaskQueue": "loaders.tasks.queue:TaskQueue",
-    "TaskState": "catalog.tasks.base:TaskState",
-    "TaskStatus": "loaders.tasks.queue:TaskStatus",
-    "UnpackLimits": "imports.archives.members:UnpackLimits",
-}
-"""Names of lower layers: their modules below `datacache`, and what they are called there."""
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module 'datacache.api' has no attribute {name!r}")
-    from importlib import import_module
-
-    module, _, attribute = _LATER[name].partition(":")
-    return getattr(import_module(f"datacache.{module}"), attribute)
+__getattr__, __all__ = front(__name__, __file__)

@@ -40,13 +40,6 @@ def running_daemon(settings: Settings | None = None) -> DaemonClient | None:
     return None
 
 
-def run_daemon(settings: Settings | None = None) -> None:
-    """Serve as the node's daemon in this process, until it is stopped."""
-    from datacache.daemon.server import run
-
-    run(settings or load_settings())
-
-
 def cache_status(settings: Settings | None = None) -> dict[str, Any]:
     """Return tiers, data sets, pins, jobs and the hit rate of this node."""
     return connect(settings).cache_status()

@@ -1,7 +1,8 @@
-"""Queues of training tasks in the catalog."""
+"""Training: queues of tasks in the catalog, and how fast samples come with several numbers of worker processes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -11,6 +12,7 @@ from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from datacache.loaders.tasks.queue import Span, TaskQueue, TaskStatus
+    from datacache.loaders.tuning.report import Report
 
 
 class TaskOptions(TypedDict, total=False):
@@ -84,3 +86,36 @@ def _spans(where: str | PathLike[str], settings: Settings) -> tuple[str, list[Sp
     with closing(found), closing(open_catalog(settings)) as catalog:
         selection = select(found, catalog, target="auto", query=Query())
         return found.record.ref, SnapshotSource(found, selection).spans()
+
+
+def worker_counts() -> list[int]:
+    """Return the numbers of workers that are worth trying on this machine."""
+    from datacache.loaders.processes import processors
+    from datacache.loaders.tuning.autotune import candidates
+
+    return candidates(processors())
+
+
+def measure_loading(
+    dataset: Any, *, workers: int, batch_size: int, seconds: float, on_batch: Callable[[], None] = lambda: None
+) -> Report:
+    """Load random batches of a dataset for some seconds and return what that was like. Needs PyTorch."""
+    import numpy as np
+
+    from datacache.loaders.loader import default_collate
+    from datacache.loaders.tuning.autotune import measure
+
+    def batches() -> Iterator[list[int]]:
+        draw = np.random.default_rng(workers)  # other numbers each time: one does not warm the cache for the next
+        while True:
+            yield draw.integers(0, len(dataset), batch_size).tolist()
+
+    return measure(
+        dataset,
+        batches(),
+        default_collate(dataset),
+        batch_size=batch_size,
+        workers=workers,
+        seconds=seconds,
+        on_batch=on_batch,
+    )
