@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from datacache.annotations.check import clean_label
+from datacache.annotations.model import FORMATS
 from datacache.annotations.problems import quote
 from datacache.annotations.table.table import Table
 from datacache.core.errors import AnnotationError, UsageError
@@ -203,10 +204,6 @@ def _yaml_error(file: str, reason: str, line: int = 0) -> AnnotationError:
     )
 
 
-_NUMBERED = ("yolo", "keras-yolo3")
-"""Formats whose labels are ids."""
-
-
 def class_ids(table: Table, given: Sequence[str] | None = None) -> tuple[str, ...]:
     """The names of the class ids 0, 1, …: those of boxes in the order that a conversion gives them, then those that are
     of whole images alone, by name. With `given` exactly these. `UsageError` for ids that no list could hold."""
@@ -214,7 +211,7 @@ def class_ids(table: Table, given: Sequence[str] | None = None) -> tuple[str, ..
         [total.label for total in table.labels.values() if total.boxes],
         given=given,
         previous=table.meta.get("classes"),
-        numbered=table.meta.get("format") in _NUMBERED,
+        numbered=FORMATS[table.meta.get("format", "none")].numbered,
     )
     if given is not None:
         return order

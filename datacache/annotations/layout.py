@@ -14,9 +14,8 @@ from typing import Final, NamedTuple
 
 from datacache.annotations.classes import read_classes, read_data_yaml
 from datacache.annotations.formats.values import parse_number
-from datacache.annotations.model import Problem
+from datacache.annotations.model import FORMATS, Problem
 from datacache.annotations.pairing import (
-    SUFFIXES,
     Pairing,
     folder_split,
     is_data,
@@ -194,7 +193,6 @@ def _is_numbers(parts: list[bytes]) -> bool:
 Read = Callable[[bytes], bytes]
 """All bytes of a file of the snapshot."""
 
-FORMATS: Final = ("voc", "yolo", "coco", "keras-yolo3", "none")
 _FEW: Final = 16
 
 
@@ -236,8 +234,8 @@ class Layout:
 
     def is_annotation(self, path: bytes) -> bool:
         """Whether a file is an annotation of one image, in the formats that have such files."""
-        suffix = SUFFIXES.get(self.format)
-        if suffix is None or path[-4:].lower() != suffix or not is_data(path):
+        suffix = FORMATS[self.format].suffix
+        if not suffix or path[-4:].lower() != suffix or not is_data(path):
             return False
         return suffix == b".xml" or not (
             path in self.class_lists or path in self.image_lists or b"imagesets/" in path.lower() or is_notes(path)
@@ -288,7 +286,7 @@ def read_class_list(read: Read, layout: Layout, given: Sequence[str] | None = No
     `UsageError` where several files say different things, `AnnotationError` where `data.yaml` cannot be read, and a
     problem where there is nothing.
     """
-    if layout.format not in ("yolo", "keras-yolo3"):
+    if not FORMATS[layout.format].numbered:
         return ClassList(())
     try:
         found = _own_classes(read, layout)

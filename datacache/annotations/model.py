@@ -8,8 +8,28 @@ edges. So the box of a whole image is `(0, 0, width, height)`, its size is `x2 -
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+
+class Format(NamedTuple):
+    """How a format keeps annotations."""
+
+    suffix: bytes = b""
+    """Of the annotation file of one image; b"" where files speak of many images."""
+    numbered: bool = False
+    """Labels are ids, whose names a list has."""
+    sized: bool = False
+    """Annotations say the size of their image."""
+
+
+FORMATS: Final = {
+    "voc": Format(b".xml", sized=True),
+    "yolo": Format(b".txt", numbered=True),
+    "coco": Format(sized=True),
+    "keras-yolo3": Format(numbered=True),
+    "none": Format(),
+}
+"""The formats that are read; `none` where there are images alone."""
 Action = Literal["repaired", "skipped", "noted"]
 
 

@@ -92,8 +92,6 @@ _ANNOTATION_FOLDERS: Final = {
     b".json": _spellings("annotations annotation jsons json labels label anns"),
 }
 _AFTER_SLASH: Final = b"0"
-SUFFIXES: Final = {"voc": b".xml", "yolo": b".txt"}
-"""Of the formats with one annotation file an image."""
 
 
 def is_data(path: bytes) -> bool:
@@ -130,7 +128,7 @@ def image_folders(folder: bytes, suffix: bytes) -> Iterator[bytes]:
 
 
 class Pairing:
-    """Finds annotations of images and images of annotations. `suffix` is that of the annotations, as in `SUFFIXES`."""
+    """Finds annotations of images and images of annotations. `suffix` is that of the annotations, as in `FORMATS`."""
 
     def __init__(self, manifest: Manifest, suffix: bytes) -> None:
         self._manifest = manifest

@@ -98,7 +98,7 @@ def process_images(
     worker = _Worker(snapshot, operations, objects)
     for results in ordered_map(worker, tasks(), processes=processes):
         for image, done in zip(under_way.popleft(), results, strict=True):
-            report.add(done.problems)
+            report.problems += done.problems
             if done.annotation is not None and done.stored is not None:
                 annotation = done.annotation._replace(path=stem(image.annotation.path) + done.extension)
                 yield image._replace(annotation=annotation).stored_anew(done.stored, source)

@@ -8,8 +8,9 @@ as there are processors; the result does not depend on their number.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -38,6 +39,8 @@ from datacache.conversion.source import AnnotationSource, Data, Files, Part
 from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
 from datacache.core.ids import object_id
 from datacache.manifest.codec import ends_range
+from datacache.manifest.model import Entry
+from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 
 VERSION = 4
@@ -137,6 +140,25 @@ def open_table(
 ) -> Table:
     """The annotation table of a snapshot; see `Annotations`."""
     return Annotations(snapshot, catalog, reading or Reading()).table(processes=processes, progress=progress)
+
+
+def with_entries(manifest: Manifest, rows: Iterable[Row]) -> Iterator[tuple[Row, int, Entry]]:
+    """Yield each row with the manifest's row and entry of its image; both are in the order of paths."""
+    rows = iter(rows)
+    row = next(rows, None)
+    first = 0
+    for held in manifest.ranges(range(len(manifest.root.ranges))):
+        at = 0
+        while row is not None:
+            path = row.path.encode("utf-8", "surrogateescape")
+            at = bisect_left(held.paths, path, at)
+            if at == len(held.paths):
+                break  # in a later range
+            entry = held.entry(at)
+            assert entry.path == path
+            yield row, first + at, entry
+            row = next(rows, None)
+        first += len(held.paths)
 
 
 class _Item(NamedTuple):

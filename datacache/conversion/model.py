@@ -6,7 +6,6 @@ Used by the pipeline, which makes both, and by image operations. One thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,10 +62,6 @@ class Report:
     splits: Counter[str] = field(default_factory=Counter)
     """Split → images."""
     problems: list[Problem] = field(default_factory=list)
-
-    def add(self, problems: Iterable[Problem]) -> None:
-        """Add problems."""
-        self.problems += problems
 
     def count(self, image: Image) -> None:
         """Count an image of the result."""

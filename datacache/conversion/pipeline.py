@@ -8,7 +8,6 @@ processes as there are processors for reading annotations and for image operatio
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,17 +17,17 @@ from xxhash import xxh3_64_intdigest
 from datacache.annotations.classes import class_order
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import jpeg_end
-from datacache.annotations.model import Annotation, Problem
+from datacache.annotations.model import FORMATS, Annotation, Problem
 from datacache.annotations.problems import quote, truncated_image
-from datacache.annotations.table.table import Row, Table
+from datacache.annotations.table.table import Table
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
-from datacache.conversion.index import Annotations, Reading
+from datacache.conversion.index import Annotations, Reading, with_entries
 from datacache.conversion.model import Image, Report
 from datacache.conversion.operations import Operations
 from datacache.conversion.splits import Splits, stem
-from datacache.conversion.targets import FORMATS, Target, open_target
+from datacache.conversion.targets import TARGETS, Target
 from datacache.core.counters import count
 from datacache.core.errors import BrokenImageError, ConversionError, UsageError
 from datacache.manifest.builder import ManifestBuilder, sorted_entries
@@ -39,6 +38,12 @@ Progress = Callable[[str, int, int], None]
 """What is being done, how many images of how many."""
 _SHOWN = 10
 _IMAGE_FOLDERS = frozenset({"jpegimages", "images", "obj_train_data"})
+_UNANNOTATED_HINT = "--keep-unannotated takes images that have no annotation."
+_BARE_HINT = (
+    "It has images and no annotations of objects. Where each folder is a class, no conversion is needed: "
+    "SnapshotDataset(REF) and dsctl shard --classes-from-folders take the folders as labels. "
+    "--keep-unannotated takes all images as background, without objects."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,25 +87,25 @@ def run(
 ) -> Conversion:
     """Run a plan. `ConversionError` under `strict` with every problem, and nothing committed; `UsageError` for what
     cannot be meant; the store's and the catalog's errors."""
-    if plan.to not in FORMATS:
-        raise UsageError(f"{plan.to!r} is no format to convert to", hint=f"There are: {', '.join(FORMATS)}.")
+    if plan.to not in TARGETS:
+        raise UsageError(f"{plan.to!r} is no format to convert to", hint=f"There are: {', '.join(TARGETS)}.")
     asked = plan.lineage or Lineage("convert", {"to": plan.to}, (snapshot.ref,))
     check_target(catalog, plan.naming, asked)
     annotations = Annotations(snapshot, catalog, plan.reading)
     table = annotations.table(processes=processes, progress=progress)
     report = Report(images=table.images)
-    report.add(table.problems())
+    report.problems += table.problems()
     splits = plan.splits
     if splits is None:
         listed = annotations.splits()
         splits = Splits(names=listed.names, listed=listed)
-        report.add(listed.problems)
+        report.problems += listed.problems
     found = [total.label for total in table.labels.values() if total.boxes]
     order = class_order(
         found,
         given=plan.classes,
         previous=_earlier_classes(catalog, plan.naming.name) or table.meta.get("classes"),
-        numbered=table.meta.get("format") in ("yolo", "keras-yolo3"),
+        numbered=FORMATS[table.meta.get("format", "none")].numbered,
     )
     if found and not set(order) & set(found):
         raise ConversionError(
@@ -108,12 +113,12 @@ def run(
             problems=report.problems,
             hint=f"It has {', '.join(sorted(found)[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}.",
         )
-    target = open_target(plan.to, order, splits.names, origin=plan.reading.origin)
+    target = TARGETS[plan.to](order, splits.names, plan.reading.origin)
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)
     images: Iterable[Image] = _images(
-        snapshot, table, plan, splits, classes=frozenset(order), lists_paths=target.lists_paths, report=report
+        snapshot, table, plan, splits, classes=frozenset(order), target=target, report=report
     )
     if plan.operations:
         number = files.source(files.objects.source)
@@ -128,8 +133,8 @@ def run(
         _expect_none_wrong(snapshot, report)  # before any image is written anew
     for entry in sorted_entries(_write(images, target, files, report, progress)):
         builder.add(entry)
-    report.add(splits.unmatched())
-    report.add(_empty_splits(splits.names, report, plan.to))
+    report.problems += splits.unmatched()
+    report.problems += _empty_splits(splits.names, report, plan.to)
     if plan.strict:
         _expect_none_wrong(snapshot, report)
     report.problems.sort(key=lambda problem: (problem.file, problem.line))
@@ -137,7 +142,7 @@ def run(
         raise ConversionError(
             f"no image of {snapshot.record.ref} is left to write; nothing was made",
             problems=report.problems,
-            hint=_nothing_hint(table),
+            hint=_BARE_HINT if table.meta.get("format") == "none" else _UNANNOTATED_HINT,
         )
     record = commit_manifest(
         catalog,
@@ -149,17 +154,6 @@ def run(
         objects=files.opened_objects,
     )
     return Conversion(record, report)
-
-
-def _nothing_hint(table: Table) -> str:
-    """Say what can be done with images that have no boxes."""
-    if table.meta.get("format") != "none":
-        return "--keep-unannotated takes images that have no annotation."
-    return (
-        "It has images and no annotations of objects. Where each folder is a class, no conversion is needed: "
-        "SnapshotDataset(REF) and dsctl shard --classes-from-folders take the folders as labels. "
-        "--keep-unannotated takes all images as background, without objects."
-    )
 
 
 def _expect_none_wrong(snapshot: Snapshot, report: Report) -> None:
@@ -180,38 +174,41 @@ def _images(
     splits: Splits,
     *,
     classes: frozenset[str],
-    lists_paths: bool,
+    target: Target,
     report: Report,
 ) -> Iterator[Image]:
-    """The images that go into the result, with what is left of their boxes."""
-    for row, number, entry in _with_entries(snapshot, table.rows()):
+    """Yield the images that go into the result, with what is left of their boxes."""
+    manifest = snapshot.manifest
+    prefixes = [source.prefix.encode("utf-8", "surrogateescape") for source in manifest.root.sources]
+    for row, number, entry in with_entries(manifest, table.rows()):
         splits.found(row.path)
         annotation = row.annotation
-        if annotation is None:
-            continue
-        if plan.only is not None and annotation.path not in plan.only:
+        if annotation is None or (plan.only is not None and row.path not in plan.only):
             continue
         annotated = bool(annotation.source) and not is_metadata(annotation.source)
         if not annotated:
-            report.add([_unannotated(annotation, kept=plan.keep_unannotated)])
-            if not plan.keep_unannotated:
+            kept = plan.keep_unannotated
+            message = f"{row.path} has no annotation; it is {'kept as a background image' if kept else 'left out'}"
+            report.problems.append(Problem("image-unannotated", "noted" if kept else "skipped", row.path, 0, message))
+            if not kept:
                 continue
         split = splits.of(annotation)
         if split is None:
-            message = f"{annotation.path} is in none of the lists of splits; it is left out"
-            report.add([Problem("not-in-split", "skipped", annotation.path, 0, message)])
+            message = f"{row.path} is in none of the lists of splits; it is left out"
+            report.problems.append(Problem("not-in-split", "skipped", row.path, 0, message))
             continue
-        if lists_paths and ("\n" in row.path or "\r" in row.path):
+        if target.lists_paths and ("\n" in row.path or "\r" in row.path):
             message = f"{quote(row.path)} has a line break, which no list of images can hold; it is left out"
-            report.add([Problem("path-unwritable", "skipped", row.path, 0, message)])
+            report.problems.append(Problem("path-unwritable", "skipped", row.path, 0, message))
             continue
+        named = entry if entry.key is not None else entry._replace(key=prefixes[entry.source] + entry.path)
         chosen = _with_chosen_boxes(annotation, plan, classes, report)
         goes_on = any(problem.code == "image-goes-on" for problem in row.problems)
-        yield Image(row.path, chosen, entry, number, split, annotated, len(annotation.boxes), goes_on)
+        yield Image(row.path, chosen, named, number, split, annotated, len(annotation.boxes), goes_on)
 
 
 def _ended(snapshot: Snapshot, images: Iterable[Image], files: NewFiles, report: Report) -> Iterator[Image]:
-    """Return the same images; those with bytes behind their end are stored anew without them. No pixel changes."""
+    """Store those with bytes behind their end anew, without these. No pixel changes."""
     for image in images:
         if not image.goes_on:
             yield image
@@ -220,7 +217,7 @@ def _ended(snapshot: Snapshot, images: Iterable[Image], files: NewFiles, report:
         try:
             stored = files.objects.put(data[: jpeg_end(data)])
         except BrokenImageError:  # what looked like its end belongs to something behind it
-            report.add([truncated_image(image.path)])
+            report.problems.append(truncated_image(image.path))
             continue
         yield image.stored_anew(stored, files.source(files.objects.source))
 
@@ -234,7 +231,7 @@ def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[st
         for box in boxes:
             if box.label not in classes:
                 message = f"the class {box.label!r} is not among those asked for; the object is left out"
-                report.add([Problem("class-left-out", "skipped", annotation.source, box.line, message)])
+                report.problems.append(Problem("class-left-out", "skipped", annotation.source, box.line, message))
         boxes = tuple(box for box in boxes if box.label in classes)
     return annotation if boxes is annotation.boxes else annotation._replace(boxes=boxes)
 
@@ -251,15 +248,14 @@ def _write(
         path = target.image_path(relative, image.split)
         placed = annotation._replace(path=path)
         own, more = target.add(placed, image.split, annotated=image.annotated)
-        report.add((*problems, *more))
+        report.problems += (*problems, *more)
         yield files.refer(entry._replace(path=path.encode("utf-8", "surrogateescape")))
         for name, data in own:
             yield from files.add(name, data, entry.mtime_ns)
         newest = max(newest, entry.mtime_ns)
         report.count(image)
         progress("writing", report.written, report.images)
-    for (name, data), of_all in target.finish():
-        report.add(of_all)
+    for name, data in target.finish():
         yield from files.add(name, data, newest)
     yield from files.end_pack()
 
@@ -268,10 +264,8 @@ def _empty_splits(names: Sequence[str], report: Report, to: str) -> Iterator[Pro
     used = next((name for name in names if report.splits[name]), "")
     for name in names:
         if not report.splits[name]:
-            message = f"there is no image in the split {name}"
-            if to == "yolo" and name in ("train", "val"):
-                message += f"; data.yaml has the images of {used} for it"
-            yield Problem("split-empty", "noted", "", 0, message)
+            more = f"; data.yaml has the images of {used} for it" if to == "yolo" and name in ("train", "val") else ""
+            yield Problem("split-empty", "noted", "", 0, f"there is no image in the split {name}{more}")
 
 
 class _Names:
@@ -308,36 +302,6 @@ def _relative(path: str) -> str:
             continue
         kept.append(folder)
     return "/".join([*kept, name])
-
-
-def _with_entries(snapshot: Snapshot, rows: Iterable[Row]) -> Iterator[tuple[Row, int, Entry]]:
-    """Each row with the manifest's row and entry of its image; both are in the order of paths. The entry names its
-    object by key, so that it can stand under any path."""
-    manifest = snapshot.manifest
-    prefixes = [source.prefix.encode("utf-8", "surrogateescape") for source in manifest.root.sources]
-    rows = iter(rows)
-    row = next(rows, None)
-    first = 0
-    for held in manifest.ranges(range(len(manifest.root.ranges))):
-        at = 0
-        while row is not None:
-            path = row.path.encode("utf-8", "surrogateescape")
-            at = bisect_left(held.paths, path, at)
-            if at == len(held.paths):
-                break  # in a later range
-            entry = held.entry(at)
-            assert entry.path == path
-            yield row, first + at, entry if entry.key is not None else entry._replace(key=prefixes[entry.source] + path)
-            row = next(rows, None)
-        first += len(held.paths)
-
-
-def _unannotated(annotation: Annotation, *, kept: bool) -> Problem:
-    if kept:
-        message = f"{annotation.path} has no annotation; it is kept as a background image"
-        return Problem("image-unannotated", "noted", annotation.path, 0, message)
-    message = f"{annotation.path} has no annotation; it is left out"
-    return Problem("image-unannotated", "skipped", annotation.path, 0, message)
 
 
 def _earlier_classes(catalog: Catalog, name: str) -> Sequence[str]:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from datacache.annotations.formats import coco, keras_yolo, metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, text
-from datacache.annotations.model import Draft, DraftFile, Problem
-from datacache.annotations.pairing import SUFFIXES, Pairing, is_image, pair_leftovers
+from datacache.annotations.model import FORMATS, Draft, DraftFile, Problem
+from datacache.annotations.pairing import Pairing, is_image, pair_leftovers
 from datacache.annotations.problems import quote, unusable_file
 from datacache.conversion.drafts import Drafts, NamedImages, Said
 from datacache.core.concurrency import PerProcess
@@ -66,9 +66,9 @@ class AnnotationSource:
 
     def images(self) -> Iterator[Found]:
         """All images in the order of their paths."""
-        suffix = SUFFIXES.get(self.format)
+        suffix = FORMATS[self.format].suffix
         drafts = self._drafts()
-        return self._with_drafts(drafts) if suffix is None else self._with_files(suffix, drafts)
+        return self._with_files(suffix, drafts) if suffix else self._with_drafts(drafts)
 
     # --- an annotation file an image -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Where the files of each format lie and what is in them: one target a format, fed image by image.
+"""Where the files of each format lie and what is in them: one `Target` a format, fed image by image.
 
 Used by the pipeline. A target knows paths and bytes, nothing of snapshots or stores. Layouts:
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Generic, Protocol, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from datacache.annotations.classes import write_classes
 from datacache.annotations.formats import coco, keras_yolo, metadata, voc, yolo
@@ -31,214 +31,151 @@ T = TypeVar("T")
 File = tuple[str, bytes]
 
 
-class Target(Protocol):
-    """One format being written. `annotation.path` is the image's path in the result, as `image_path` gave it."""
+class Target:
+    """One format being written; a subclass says where images lie, what a label file holds, and what comes last."""
 
-    @property
-    def lists_paths(self) -> bool:
-        """Whether a file has a path a line, which no path with a line break can be in."""
-        ...
+    folder = "images"
+    """Of the images."""
+    split_folders = True
+    """Images of each split lie in a folder of their own."""
+    lists_paths = False
+    """A file has a path a line, which no path with a line break can be in."""
+
+    def __init__(self, classes: Sequence[str], splits: Sequence[str], origin: int) -> None:
+        """Raise `UsageError` for a split that would be called like something else."""
+        self._classes, self._splits, self._origin = classes, splits, origin
+        self._ids = {name: number for number, name in enumerate(classes)}
+        self._kept = Spool[tuple[str, Any]]()
+        """The split of each image and what `finish` needs of it."""
+        self._labels = Spool[tuple[str, tuple[str, ...]]]()
 
     def image_path(self, relative: str, split: str) -> str:
-        """Where an image goes. `relative` is unique up to its extension."""
-        ...
+        """Return where an image goes. `relative` is unique up to its extension."""
+        return f"{self.folder}/{split}/{relative}" if split and self.split_folders else f"{self.folder}/{relative}"
 
     def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
-        """The files that belong to this image alone. `annotated` is false for a background image without annotation."""
-        ...
+        """Return the files that belong to this image alone. `annotation.path` is the image's path in the result, as
+        `image_path` gave it; `annotated` is false for a background image without annotation."""
+        if annotation.labels:
+            self._labels.append((annotation.path, annotation.labels))
+        return self._add(annotation, split, annotated)
 
-    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
-        """The files that belong to all of them."""
-        ...
+    def finish(self) -> Iterator[File]:
+        """Yield the files that belong to all images."""
+        yield from self._finish()
+        data = b"".join(metadata.write(self._labels))
+        if data:
+            yield metadata.NAME.decode(), data
+
+    def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
+        raise NotImplementedError
+
+    def _finish(self) -> Iterator[File]:
+        raise NotImplementedError
+
+    def _by_split(self) -> Iterator[tuple[str, Iterator[Any]]]:
+        """Yield each split (without splits: '') and what was kept of its images."""
+        for split in self._splits or ("",):
+            yield split, (kept for of, kept in self._kept if of == split)
 
 
-class Yolo:
-    """Ultralytics: `labels` beside `images`, and `data.yaml`."""
-
-    lists_paths = False
-
-    def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
-        self._classes, self._splits = classes, splits
-        self._ids = {name: number for number, name in enumerate(classes)}
+class _Yolo(Target):
+    def __init__(self, classes: Sequence[str], splits: Sequence[str], origin: int) -> None:
+        super().__init__(classes, splits, origin)
         self._used: set[str] = set()
         yolo.data_yaml(dict.fromkeys(splits, ""), ())  # before any work, it refuses what no split can be called
 
-    def image_path(self, relative: str, split: str) -> str:
-        """See `Target`."""
-        return _join("images", split, relative)
-
-    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
-        """See `Target`."""
+    def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         self._used.add(split)
-        if not annotated:
-            return (), ()
         label = f"labels{stem(annotation.path).removeprefix('images')}.txt"
-        return [(label, yolo.write(annotation, self._ids))], ()
+        return [(label, yolo.write(annotation, self._ids))] if annotated else [], ()
 
-    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
-        """See `Target`."""
+    def _finish(self) -> Iterator[File]:
         # A folder without images is none in a snapshot, and Ultralytics refuses to start without it.
         folders = {split: f"images/{split}" for split in self._splits if split in self._used}
-        data = yolo.data_yaml(folders or {"train": "images", "val": "images"}, self._classes)
-        yield ("data.yaml", data), ()
+        yield "data.yaml", yolo.data_yaml(folders or {"train": "images", "val": "images"}, self._classes)
 
 
-class Darknet:
-    """Plain Darknet: labels beside the images, lists of images, `obj.names` and `obj.data`."""
-
+class _Darknet(Target):
+    folder = "obj_train_data"
     lists_paths = True
 
-    def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
-        yolo.darknet_data(0, dict.fromkeys(splits, ""))  # before any work, it refuses what no split can be called
-        self._classes, self._splits = classes, splits
-        self._ids = {name: number for number, name in enumerate(classes)}
-        self._images = Spool[tuple[str, str]]()
+    def __init__(self, classes: Sequence[str], splits: Sequence[str], origin: int) -> None:
+        super().__init__(classes, splits, origin)
+        yolo.darknet_data(0, dict.fromkeys(splits, ""))  # as in _Yolo
 
-    def image_path(self, relative: str, split: str) -> str:
-        """See `Target`."""
-        return _join("obj_train_data", split, relative)
+    def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
+        self._kept.append((split, annotation.path))
+        return [(f"{stem(annotation.path)}.txt", yolo.write(annotation, self._ids))] if annotated else [], ()
 
-    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
-        """See `Target`."""
-        self._images.append((split, annotation.path))
-        if not annotated:
-            return (), ()
-        return [(f"{stem(annotation.path)}.txt", yolo.write(annotation, self._ids))], ()
-
-    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
-        """See `Target`."""
-        yield ("obj.names", write_classes(self._classes)), ()
+    def _finish(self) -> Iterator[File]:
+        yield "obj.names", write_classes(self._classes)
         lists = {split: f"{split}.txt" for split in self._splits} or {"train": "train.txt"}
-        yield ("obj.data", yolo.darknet_data(len(self._classes), lists)), ()
-        for split in self._splits or ("",):
-            yield (f"{split or 'train'}.txt", _lines(f"./{path}" for of, path in self._images if of == split)), ()
+        yield "obj.data", yolo.darknet_data(len(self._classes), lists)
+        for split, paths in self._by_split():
+            yield f"{split or 'train'}.txt", _lines(f"./{path}" for path in paths)
 
 
-class Coco:
-    """COCO detection: one JSON file a split."""
-
-    lists_paths = False
-
-    def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
-        self._classes, self._splits = classes, splits
-        self._annotations = Spool[tuple[str, Annotation]]()
-
-    def image_path(self, relative: str, split: str) -> str:
-        """See `Target`."""
-        return _join("images", split, relative)
-
-    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
-        """See `Target`."""
+class _Coco(Target):
+    def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         # A file name in COCO is relative to the folder of its split's images.
-        name = annotation.path.removeprefix(_join("images", split, ""))
-        self._annotations.append((split, annotation._replace(path=name)))
+        name = annotation.path.removeprefix(self.image_path("", split))
+        self._kept.append((split, annotation._replace(path=name)))
         return (), ()
 
-    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
-        """See `Target`."""
-        for split in self._splits or ("",):
-            chosen = (annotation for of, annotation in self._annotations if of == split)
-            data = b"".join(coco.write(chosen, self._classes))
-            yield (f"annotations/instances{f'_{split}' if split else ''}.json", data), ()
+    def _finish(self) -> Iterator[File]:
+        for split, kept in self._by_split():
+            data = b"".join(coco.write(kept, self._classes))
+            yield f"annotations/instances{f'_{split}' if split else ''}.json", data
 
 
-class KerasYolo:
-    """keras-yolo3: one line an image, and the classes' names."""
-
+class _KerasYolo(Target):
+    split_folders = False
     lists_paths = True
 
-    def __init__(self, classes: Sequence[str], splits: Sequence[str]) -> None:
+    def __init__(self, classes: Sequence[str], splits: Sequence[str], origin: int) -> None:
+        super().__init__(classes, splits, origin)
         wrong = next((split for split in splits if split.lower() == "classes"), None)
         if wrong is not None:
             raise UsageError(f"a split cannot be called {wrong!r}: classes.txt is the list of classes")
-        self._classes, self._splits = classes, splits
-        self._ids = {name: number for number, name in enumerate(classes)}
-        self._lines = Spool[tuple[str, bytes]]()
 
-    def image_path(self, relative: str, split: str) -> str:
-        """See `Target`."""
-        return _join("images", "", relative)
-
-    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
-        """See `Target`."""
+    def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         line, problems = keras_yolo.write_line(annotation, self._ids)
-        self._lines.append((split, line))
+        self._kept.append((split, line))
         return (), problems
 
-    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
-        """See `Target`."""
-        yield ("classes.txt", write_classes(self._classes)), ()
-        for split in self._splits or ("",):
-            yield (f"{split or 'train'}.txt", b"".join(line for of, line in self._lines if of == split)), ()
+    def _finish(self) -> Iterator[File]:
+        yield "classes.txt", write_classes(self._classes)
+        for split, lines in self._by_split():
+            yield f"{split or 'train'}.txt", b"".join(lines)
 
 
-class Voc:
-    """Pascal VOC: one XML file an image, and the lists of the splits."""
+class _Voc(Target):
+    folder = "JPEGImages"
+    split_folders = False
 
-    def __init__(self, splits: Sequence[str], *, origin: int) -> None:
-        self._splits, self._origin = splits, origin
+    def __init__(self, classes: Sequence[str], splits: Sequence[str], origin: int) -> None:
+        super().__init__(classes, splits, origin)
         self.lists_paths = bool(splits)
-        self._images = Spool[tuple[str, str]]()
 
-    def image_path(self, relative: str, split: str) -> str:
-        """See `Target`."""
-        return _join("JPEGImages", "", relative)
-
-    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
-        """See `Target`."""
+    def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         name = stem(annotation.path).removeprefix("JPEGImages/")
-        self._images.append((split, name))
-        if not annotated:
-            return (), ()
-        return [(f"Annotations/{name}.xml", voc.write(annotation, origin=self._origin))], ()
+        self._kept.append((split, name))
+        return [(f"Annotations/{name}.xml", voc.write(annotation, origin=self._origin))] if annotated else [], ()
 
-    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
-        """See `Target`."""
-        for split in self._splits:
-            names = (name for of, name in self._images if of == split)
-            yield (f"ImageSets/Main/{split}.txt", _lines(names)), ()
+    def _finish(self) -> Iterator[File]:
+        for split, names in self._by_split() if self._splits else ():
+            yield f"ImageSets/Main/{split}.txt", _lines(names)
 
 
-class _WithLabels:
-    """A target, and the labels of whole images beside it."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._labels = Spool[tuple[str, tuple[str, ...]]]()
-
-    @property
-    def lists_paths(self) -> bool:
-        return self._target.lists_paths
-
-    def image_path(self, relative: str, split: str) -> str:
-        return self._target.image_path(relative, split)
-
-    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
-        if annotation.labels:
-            self._labels.append((annotation.path, annotation.labels))
-        return self._target.add(annotation, split, annotated=annotated)
-
-    def finish(self) -> Iterator[tuple[File, Sequence[Problem]]]:
-        yield from self._target.finish()
-        data = b"".join(metadata.write(self._labels))
-        if data:
-            yield (metadata.NAME.decode(), data), ()
-
-
-def open_target(format: str, classes: Sequence[str], splits: Sequence[str], *, origin: int) -> Target:
-    """The target of a format named as in `--to`. `UsageError` for a split that would be called like something else."""
-    if format == "voc":
-        return _WithLabels(Voc(splits, origin=origin))
-    kinds: dict[str, Callable[[Sequence[str], Sequence[str]], Target]] = {
-        "yolo": Yolo,
-        "darknet": Darknet,
-        "coco": Coco,
-        "keras-yolo3": KerasYolo,
-    }
-    return _WithLabels(kinds[format](classes, splits))
-
-
-FORMATS = ("yolo", "darknet", "coco", "keras-yolo3", "voc")
+TARGETS: dict[str, Callable[[Sequence[str], Sequence[str], int], Target]] = {
+    "yolo": _Yolo,
+    "darknet": _Darknet,
+    "coco": _Coco,
+    "keras-yolo3": _KerasYolo,
+    "voc": _Voc,
+}
+"""The formats as `--to` names them."""
 
 
 class Spool(Generic[T]):
@@ -269,10 +206,6 @@ class Spool(Generic[T]):
         self._file.seek(0, 2)
         pickle.dump(self._part, self._file, pickle.HIGHEST_PROTOCOL)
         self._part = []
-
-
-def _join(folder: str, split: str, relative: str) -> str:
-    return f"{folder}/{split}/{relative}" if split else f"{folder}/{relative}"
 
 
 def _lines(names: Iterable[str]) -> bytes:

@@ -20,7 +20,8 @@ from xxhash import xxh3_64_intdigest
 
 from datacache.annotations.formats.metadata import NAME as METADATA
 from datacache.annotations.pairing import is_image
-from datacache.annotations.table.table import Row, Table
+from datacache.annotations.table.table import Table
+from datacache.conversion.index import with_entries
 from datacache.core.errors import UsageError
 from datacache.manifest.reader import Manifest
 from datacache.shards.records import Described, Labels
@@ -103,7 +104,7 @@ def folder_classes(found: Survey) -> tuple[str, ...]:
 def annotated(manifest: Manifest, table: Table, labels: Labels, counts: Counts) -> Iterator[Sample]:
     """Yield the images of a table."""
     names = _image_names(manifest)
-    for row, number, size_bytes in _with_rows(manifest, table):
+    for row, number, entry in with_entries(manifest, table.rows()):
         key, extension = image_key(row.path)
         key = names.give(key, extension)  # also for those left out: nobody else gets their keys
         annotation = row.annotation
@@ -113,7 +114,7 @@ def annotated(manifest: Manifest, table: Table, labels: Labels, counts: Counts) 
         counts.unannotated += not annotation.source
         counts.boxes += len(annotation.boxes)
         image = Described(row.path, annotation, annotation.labels)
-        yield _image(image, key, File(extension, number, size_bytes), labels)
+        yield _image(image, key, File(extension, number, entry.size_bytes), labels)
     counts.renamed = names.renamed
 
 
@@ -144,18 +145,6 @@ def _image(image: Described, key: str, file: File, labels: Labels) -> Sample:
 
 def _image_names(manifest: Manifest) -> Names:
     return Names(image_key(_text(path))[0] for path in manifest.paths() if is_image(path))
-
-
-def _with_rows(manifest: Manifest, table: Table) -> Iterator[tuple[Row, int, int]]:
-    """Yield each row of the table with the manifest's row and the size of its image: both are in the order of paths."""
-    rows = table.rows()
-    row = next(rows, None)
-    for number, entry in enumerate(manifest.entries()):
-        if row is None:
-            return
-        if entry.path == row.path.encode("utf-8", "surrogateescape"):
-            yield row, number, entry.size_bytes
-            row = next(rows, None)
 
 
 def _groups(manifest: Manifest) -> Iterator[tuple[str, list[File]]]:

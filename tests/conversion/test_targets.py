@@ -13,7 +13,7 @@ from PIL import Image
 from datacache import api
 from datacache.annotations.table.table import Table
 from datacache.conversion.pipeline import Conversion
-from datacache.conversion.targets import FORMATS
+from datacache.conversion.targets import TARGETS
 from datacache.core.errors import UsageError
 from datacache.settings import Settings
 
@@ -51,7 +51,7 @@ def labelled(tmp_path: Path, make: Make) -> Callable[..., str]:
 # --- labels of whole images ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("split", ["none", "train=0.5,val=0.5"])
 def test_labels_of_whole_images_are_carried_along_with_the_new_paths(
     to: str, split: str, labelled: Callable[..., str], convert: Convert, settings: Settings
@@ -143,7 +143,7 @@ def test_an_empty_split_is_noted_and_names_no_folder_that_is_not_there(
     labelled: Callable[..., str], convert: Convert, files: Files
 ) -> None:
     ref = labelled("a.jpg", "b.jpg")
-    for to in FORMATS:
+    for to in TARGETS:
         done = convert(ref, to=to, name=to, split="train=0.9999,val=0.00005,test=0.00005", strict=True)
         assert [problem[:3] for problem in done.report.problems] == [("split-empty", "noted", "")] * 2
     done = convert(ref, split="train=0.9999,val=0.00005,test=0.00005")
