@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Write docs/PROMISES.md: each promise of docs/SEMANTICS.md with the tests that hold it. --check only compares."""
+"""Print the promises of docs/SEMANTICS.md that have all the words given, with their tests. One without a test fails."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -13,15 +14,12 @@ sys.path.insert(0, str(ROOT))
 from tests.promises import marked, promised  # noqa: E402
 
 
-def table() -> str:
-    """Return the document: a section for each section of SEMANTICS.md, a line for each promise and test."""
+def table(words: Sequence[str] = ()) -> str:
+    """Return the promises that have all `words`, with sections and tests, a line each."""
     tests = marked()
-    lines = [
-        "# Promises and the tests that hold them",
-        "",
-        "`scripts/promises.py` writes this page from [SEMANTICS.md](SEMANTICS.md) and the marks in `tests/`.",
-    ]
-    for section, promises in groupby(promised().items(), key=lambda item: item[1]):
+    lines = ["# Promises and the tests that hold them"]
+    chosen = [(p, s) for p, s in promised().items() if all(word.lower() in p.lower() for word in words)]
+    for section, promises in groupby(chosen, key=lambda item: item[1]):
         lines += ["", f"## {section}", ""]
         for text, _ in promises:
             lines += [f"- {text}", *(f"    - `{test.removeprefix('tests/')}`" for test in tests.get(text, []))]
@@ -29,11 +27,9 @@ def table() -> str:
 
 
 def main() -> None:
-    page = ROOT / "docs" / "PROMISES.md"
-    if "--check" not in sys.argv[1:]:
-        page.write_text(table(), encoding="utf-8")
-    elif page.read_text(encoding="utf-8") != table():
-        sys.exit("docs/PROMISES.md is out of date: run scripts/promises.py")
+    print(table(sys.argv[1:]), end="")
+    if missing := promised().keys() ^ marked().keys():
+        sys.exit("\n".join(["Promises without a test, and marks without a promise:", *sorted(missing)]))
 
 
 if __name__ == "__main__":

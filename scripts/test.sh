@@ -16,7 +16,6 @@ run ruff format --check .
 run ruff check .
 run mypy
 run lint-imports --no-logo
-run python scripts/promises.py --check
 run python scripts/check_package.py
 NO_MKDOCS_2_WARNING=1 run mkdocs build --strict --quiet
 # Three at a time, as tests wait for servers and processes more than they compute; then those that want to be alone.

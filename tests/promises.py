@@ -27,9 +27,9 @@ def promised() -> dict[str, str]:
     promises: dict[str, str] = {}
     for part in re.split(r"^##+ ", document, flags=re.MULTILINE)[1:]:
         section = part.splitlines()[0]
-        for bold in re.findall(r"^- \*\*(.+?)\*\*", part, re.MULTILINE | re.DOTALL):
+        for first in re.findall(r"^- (.+?)\.(?=\s|$)", part, re.MULTILINE | re.DOTALL):
             if section != "What is not promised?":
-                promises[re.sub(r"\s+", " ", bold).removesuffix(".")] = section
+                promises[re.sub(r"\s+", " ", first)] = section
     return promises
 
 
