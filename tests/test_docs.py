@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import tomllib
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,16 +29,6 @@ def test_every_promise_has_a_test_and_every_mark_a_promise() -> None:
         "without a test": set(),
         "no promise": set(),
     }
-
-
-@cache
-def names_of_tests(file: Path) -> frozenset[str]:
-    """Return the names of the test functions in a file, methods of suites included."""
-    return frozenset(
-        node.name
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-    )
 
 
 @pytest.mark.parametrize("document", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
