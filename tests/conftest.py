@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from datacache.settings import Settings
 
 _numbers = itertools.count()
+
+# The hundreds of processes of a run find modules compiled, whatever the shell wants: a quarter of what a start costs.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A slow machine is no finding. Tests that set their own keep the rest of this.
 hypothesis.settings.register_profile(
