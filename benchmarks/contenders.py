@@ -7,29 +7,39 @@ that fails, or takes longer than `TIMEOUT_S` for an answer, raises `ContenderErr
 from __future__ import annotations
 
 import json
-import os
 import selectors
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.loader_peers.plan import ReadPlan
+from benchmarks.harness import ROOT, Home, Workspace, foreign_environment, rounds_of
+from benchmarks.images import KINDS, write_photographs
+from benchmarks.loader_peers.plan import ReadPlan, digest, image_files, total
 from benchmarks.usage import cpu_of_families
 from tests.servers import program
 
-ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 180.0
-RAISED_THRESHOLDS = {"MALLOC_TRIM_THRESHOLD_": str(2**28), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
-"""With these glibc keeps freed memory instead of giving it back and faulting it in again (mallopt(3); a larger
-threshold than 32 MiB for mmap is refused)."""
+OURS = ("ours", "bare_obstore", "bare_decode")
+"""Modules whose failure ends the benchmark."""
 
 
 class ContenderError(RuntimeError):
     """A contender failed; the end of what it wrote."""
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """The data set all read."""
+
+    folder: Path
+    count: int
+    size_bytes: int
+    digest: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +50,16 @@ class Contender:
     module: str
     """In `benchmarks.loader_peers`."""
     source: str
-    python: Path
     env: Mapping[str, str]
     plan: ReadPlan
+    python: Path = Path(sys.executable)
     beside: Callable[[], Iterable[int]] = tuple
     """Processes that work for it and are not its descendants."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One epoch."""
+    """One epoch, or the opening before it."""
 
     seconds: float
     cpu_s: float
@@ -63,17 +73,14 @@ class Pass:
 
     @property
     def cpu_us(self) -> float:
-        """Microseconds of CPU time a sample."""
+        """Return microseconds of CPU time a sample."""
         return self.cpu_s / self.samples * 1e6
 
 
 def middle(passes: Sequence[Pass]) -> Pass:
-    """Each number's median."""
-    return Pass(
-        seconds=median(done.seconds for done in passes),
-        cpu_s=median(done.cpu_s for done in passes),
-        samples=passes[0].samples,
-        size_bytes=passes[0].size_bytes,
+    """Return each number's median."""
+    return replace(
+        passes[0], seconds=median(done.seconds for done in passes), cpu_s=median(done.cpu_s for done in passes)
     )
 
 
@@ -81,42 +88,55 @@ class RunningContender:
     """A contender's process, with its library imported and nothing opened. Close it."""
 
     def __init__(self, contender: Contender, log: Path) -> None:
-        self.contender = contender
-        self._log = log
-        self._process = _start(
-            contender.python, contender.env, log, "read", contender.module, contender.source,
-            json.dumps(asdict(contender.plan)),
-        )  # fmt: skip
+        self.contender, self._log = contender, log
+        arguments = ("read", contender.module, contender.source, json.dumps(asdict(contender.plan)))
+        self._process = _start(contender.python, contender.env, log, *arguments)
         try:
             self._answer()
         except BaseException:
             self.close()
             raise
 
-    def open(self) -> Pass:
-        """Make its loader: what that cost, with no samples."""
-        return self._do("open")
+    def do(self, command: str) -> Pass:
+        """Have it `open` its loader, or go through `epoch N`."""
+        before = self._cpu()
+        answer = self.ask(command)
+        return Pass(
+            seconds=answer["seconds"], cpu_s=self._cpu() - before,
+            samples=answer.get("samples", 0), size_bytes=answer.get("size_bytes", 0),
+        )  # fmt: skip
 
-    def epoch(self, number: int) -> Pass:
-        """Go through an epoch."""
-        return self._do(f"epoch {number}")
+    def epoch(self, number: int, count: int, size_bytes: int, *, padded: bool = False) -> Pass:
+        """Go through an epoch; other numbers than these end the benchmark. With `padded` more bytes may come."""
+        done = self.do(f"epoch {number}")
+        got = min(done.size_bytes, size_bytes) if padded else done.size_bytes
+        if (done.samples, got) != (count, size_bytes):
+            raise SystemExit(f"{self.contender.name} gave {done.samples:,} samples with {done.size_bytes:,} bytes")
+        return done
 
-    def digest(self, number: int) -> int:
-        """Go through an epoch, and the sum of its samples' digests."""
-        return int(self._ask(f"digest {number}")["digest"])
+    def check(self, wanted: int) -> None:
+        """Go through epoch 0; if the sum of its samples' digests is another one, the benchmark ends."""
+        if int(self.ask("digest 0")["digest"]) != wanted:
+            raise SystemExit(f"{self.contender.name} gave wrong bytes")
+
+    def ask(self, command: str) -> dict[str, Any]:
+        """Send a command and return the answer."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # then there is no answer either
+            self._process.stdin.write(command.encode() + b"\n")
+            self._process.stdin.flush()
+        return self._answer()
 
     def close(self) -> None:
         """End it. Idempotent."""
-        process = self._process
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                pipe.close()
         try:
-            process.wait(timeout=30)
+            self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._process.kill()
+            self._process.wait()
 
     def __enter__(self) -> RunningContender:
         return self
@@ -124,25 +144,8 @@ class RunningContender:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _do(self, command: str) -> Pass:
-        before = self._cpu()
-        answer = self._ask(command)
-        return Pass(
-            seconds=answer["seconds"],
-            cpu_s=self._cpu() - before,
-            samples=answer.get("samples", 0),
-            size_bytes=answer.get("size_bytes", 0),
-        )
-
     def _cpu(self) -> float:
         return cpu_of_families([self._process.pid, *self.contender.beside()])
-
-    def _ask(self, command: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # then there is no answer either
-            self._process.stdin.write(command.encode() + b"\n")
-            self._process.stdin.flush()
-        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -156,36 +159,72 @@ class RunningContender:
         return answer
 
 
+def epochs_of(
+    contenders: Sequence[Contender],
+    start: Callable[[RunningContender], Callable[[int], Pass]],
+    *,
+    rounds: int,
+    logs: Path,
+    missing: dict[str, str],
+) -> dict[str, Pass]:
+    """Run all contenders' epochs in turns, and return medians. `start` checks an open one and returns what goes through
+    an epoch. One that fails there is left out and named in `missing`, unless it is ours."""
+    with ExitStack() as stack:
+        ways: dict[str, Callable[[], Pass]] = {}
+        for number, contender in enumerate(contenders):
+            try:
+                one = stack.enter_context(RunningContender(contender, logs / f"read-{number}.log"))
+                one.do("open")
+                epoch = start(one)
+            except ContenderError as exc:
+                if contender.module in OURS:
+                    raise SystemExit(str(exc)) from exc
+                missing[contender.name] = str(exc)
+                continue
+            numbers = iter(range(1, 10**9))
+            ways[contender.name] = lambda epoch=epoch, numbers=numbers: epoch(next(numbers))
+        return {name: middle(found) for name, found in rounds_of(ways, rounds, warm_up=1).items()}
+
+
+def make_images(folder: Path, kind: str, count: int) -> ImageSet:
+    """Draw them, and add up their digests."""
+    size_bytes = write_photographs(folder, count, KINDS[kind])
+    return ImageSet(folder, count, size_bytes, total(digest(path.read_bytes()) for path in image_files(folder)))
+
+
+def make_ours(work: Workspace, images: ImageSet, folder: Path) -> tuple[Home, Path]:
+    """Make a home whose cache has the snapshot `images`, and a folder with the shards of it."""
+    home = work.home(f"home-{images.folder.name}", ssd_bytes=2 * images.size_bytes + 2**28)
+    home.snapshot("images", f"file://{images.folder}", warm=True)
+    shards = folder / "shards"
+    home.dsctl("shard", "images@latest", "--to", shards, "--format", "webdataset", "--max-size", "64000000")
+    return home, shards
+
+
 def write(module: str, python: Path, env: Mapping[str, str], images: Path, target: Path, log: Path) -> None:
     """Write the images in a library's own format."""
+    target.mkdir(exist_ok=True)
     process = _start(python, env, log, "write", module, str(images), str(target))
     process.communicate()
     if process.returncode:
         raise ContenderError(f"writing for {module}: {_end_of(log)}")
 
 
-def foreign_environment(folder: Path) -> dict[str, str]:
-    """The environment for other people's libraries: nothing of ours, and their temporary files in `folder`, where
-    PyTorch makes sockets: its path has to be short."""
-    ours = {name for name in os.environ if name.startswith(("DATACACHE_", "AWS_", "PYTHON", "MALLOC_"))}
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
-    return kept | {"TMPDIR": str(folder), "LITDATA_CACHE_DIR": str(folder)}
+def peers_environment(folder: Path) -> dict[str, str]:
+    """Return the environment for other people's libraries: nothing of ours, and their temporary files and PyTorch's
+    sockets in `folder`, whose path has to be short."""
+    return foreign_environment() | {"TMPDIR": str(folder), "LITDATA_CACHE_DIR": str(folder)}
 
 
 def _start(python: Path, env: Mapping[str, str], log: Path, *arguments: str) -> subprocess.Popen[bytes]:
     # It dies with us: setpriv becomes the program, so the process id is its own.
     guard = [program("setpriv", package="util-linux"), "--pdeathsig", "KILL", "--"]
+    command = [*guard, str(python), "-m", "benchmarks.loader_peers", *arguments]
     with open(log, "ab") as errors:
         return subprocess.Popen(
-            [*guard, str(python), "-m", "benchmarks.loader_peers", *arguments],
-            env=dict(env),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
+            command, env=dict(env), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
         )
 
 
 def _end_of(log: Path) -> str:
-    text = log.read_text(errors="replace").strip()
-    return text[-1500:] or "it ended without a word"
+    return log.read_text(errors="replace").strip()[-1500:] or "it ended without a word"

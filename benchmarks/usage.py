@@ -1,14 +1,14 @@
-"""What a command costs: seconds, CPU time and memory of its process and all that it starts.
+"""What commands and processes cost: seconds, CPU time and memory, with all that they start.
 
-CPU time is what the kernel accounted to the process and the children it waited for (wait4(2)), so nothing that ran
-for a millisecond is missed. Memory is sampled: every few milliseconds the resident sets of the process and its
-descendants are added up (proc(5), `status`), pages they share counted once for each.
+CPU time is what the kernel accounted to the process and the children it waited for (wait4(2)). Memory is sampled:
+resident sets of the process and its descendants are added up (proc(5)), pages they share counted once for each.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,64 +31,56 @@ class CommandUsage:
     peak_mib: float
     """The largest sum of resident sets."""
     anonymous_mib: float
-    """The largest sum of what is not backed by files: without libraries, and without cached data that is mapped."""
+    """The largest sum of what is not backed by files: without libraries and mapped cache."""
     output: str = ""
-    """What it printed."""
 
 
 def measured(
     command: Sequence[str | Path],
     *,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
     beside: Callable[[], Iterable[int]] = tuple,
 ) -> CommandUsage:
-    """Run a command to its end. The CPU time of the processes `beside` it (a daemon that works for it) is added.
-
-    A failing one ends the benchmark with what it printed to standard error.
-    """
+    """Run a command to its end, with the CPU time of processes `beside` it (a daemon). A failing one is fatal."""
     others = {pid: cpu_of(pid) for pid in beside()}
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        env=env,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    peak = _Peak(process.pid)
-    watcher = threading.Thread(target=peak.watch)
-    watcher.start()
-    errors: list[str] = []
-    assert process.stderr is not None
-    stderr = process.stderr
-    reader = threading.Thread(target=lambda: errors.append(stderr.read()))
-    reader.start()
-    assert process.stdout is not None
-    output = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
-    peak.ended.set()
-    watcher.join()
-    reader.join()
-    process.returncode = os.waitstatus_to_exitcode(status)
-    process.stdout.close()
-    stderr.close()
-    if process.returncode:
-        words = " ".join(map(str, command))
-        raise SystemExit(f"{words} failed with exit code {process.returncode}:\n{''.join(errors)[-2000:]}")
-    cpu_s = usage.ru_utime + usage.ru_stime
-    for pid in beside():
-        cpu_s += cpu_of(pid) - others.get(pid, 0.0)
-    return CommandUsage(
-        seconds=seconds, cpu_s=cpu_s, peak_mib=peak.all_mib, anonymous_mib=peak.anonymous_mib, output=output
-    )
+    ended, peaks = threading.Event(), [0.0, 0.0]
+
+    def watch(pid: int) -> None:
+        while not ended.wait(SAMPLE_EVERY_S):
+            sizes = [(memory_mib(one, "VmRSS"), memory_mib(one, "RssAnon")) for one in _family(pid)]
+            for which, column in enumerate(zip(*sizes, strict=True)):
+                peaks[which] = max(peaks[which], sum(column))
+
+    with tempfile.TemporaryFile("w+") as errors:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        watcher = threading.Thread(target=watch, args=(process.pid,))
+        watcher.start()
+        assert process.stdout is not None
+        with process.stdout:
+            output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        ended.set()
+        watcher.join()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            errors.seek(0)
+            words = " ".join(map(str, command))
+            raise SystemExit(f"{words} failed with exit code {process.returncode}:\n{errors.read()[-2000:]}")
+    cpu_s = usage.ru_utime + usage.ru_stime + sum(cpu_of(pid) - others.get(pid, 0.0) for pid in beside())
+    return CommandUsage(seconds=seconds, cpu_s=cpu_s, peak_mib=peaks[0], anonymous_mib=peaks[1], output=output)
 
 
 def middle(runs: Sequence[CommandUsage]) -> CommandUsage:
-    """Each number's median; the largest memory."""
+    """Return each number's median, and the largest memory."""
     return CommandUsage(
         seconds=median(run.seconds for run in runs),
         cpu_s=median(run.cpu_s for run in runs),
@@ -98,16 +90,14 @@ def middle(runs: Sequence[CommandUsage]) -> CommandUsage:
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a process and the children it has waited for; 0 for one that is gone (proc(5), stat)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / _TICKS_PER_S
+    """Return CPU seconds of a process and the children it has waited for; 0 for one that is gone (proc(5), stat)."""
+    with suppress(OSError):
+        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15])) / _TICKS_PER_S
+    return 0.0
 
 
 def cpu_of_families(pids: Iterable[int]) -> float:
-    """CPU seconds of processes, their descendants, and the children that each of them has waited for; to the nanosecond
+    """Return CPU seconds of processes, their descendants, and the children that each has waited for; to the nanosecond
     for those that are alive (clock_getcpuclockid(3)), to the clock tick for the others."""
     total = 0.0
     for member in {member for pid in pids for member in _family(pid)}:
@@ -117,20 +107,18 @@ def cpu_of_families(pids: Iterable[int]) -> float:
     return total
 
 
-class _Peak:
-    """Samples the memory of a process and its descendants until `ended`."""
+def memory_mib(pid: int, field: str) -> float:
+    """Return `VmRSS`, `VmHWM`, `RssAnon` or `Pss` of a process (proc(5)); 0 for one that is gone."""
+    with suppress(OSError), open(f"/proc/{pid}/{'smaps_rollup' if field == 'Pss' else 'status'}") as file:
+        return next((int(line.split()[1]) / 1024 for line in file if line.startswith(f"{field}:")), 0.0)
+    return 0.0
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self.ended = threading.Event()
-        self.all_mib = self.anonymous_mib = 0.0
 
-    def watch(self) -> None:
-        while not self.ended.wait(SAMPLE_EVERY_S):
-            sums = [sum(column) / 1024 for column in zip(*map(_resident_kib, _family(self._pid)), strict=True)]
-            if sums:
-                self.all_mib = max(self.all_mib, sums[0])
-                self.anonymous_mib = max(self.anonymous_mib, sums[1])
+def command_of(pid: int) -> list[str]:
+    """Return a process's command line; nothing for one that is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return []
 
 
 def _family(pid: int) -> list[int]:
@@ -141,14 +129,3 @@ def _family(pid: int) -> list[int]:
                 with open(f"/proc/{parent}/task/{task}/children") as file:
                     found += map(int, file.read().split())
     return found
-
-
-def _resident_kib(pid: int) -> tuple[int, int]:
-    """All, and anonymous."""
-    values = {"VmRSS": 0, "RssAnon": 0}
-    with suppress(OSError), open(f"/proc/{pid}/status") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name in values:
-                values[name] = int(value.split()[0])
-    return values["VmRSS"], values["RssAnon"]

@@ -8,17 +8,15 @@ installed on first use, in a virtual environment of its own.
 
 Then catalogs with versions of a large data set whose ETags are random, as S3's are: each adds files under a new
 prefix, or each changes files at random. Bytes are those of the stored blobs, and of the database's files. SQLite,
-and MongoDB.
+and MongoDB. `--files 0` and `--entries 0` leave a part out.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,9 +24,8 @@ from statistics import median
 
 import xxhash
 
-from benchmarks.dvc import Dvc
-from benchmarks.environments import DVC, PeerUnavailableError, add_peers_option, environments
-from benchmarks.harness import Home, ResultTable, Workspace, drop_page_cache, parser, ratio, timed
+from benchmarks.harness import DSCTL, Home, ResultTable, Workspace, benchmark, drop_caches, ratio, timed
+from benchmarks.peers import DVC, Dvc, PeerUnavailableError, programs_of
 from benchmarks.usage import CommandUsage, measured
 from datacache.api import open_catalog
 from datacache.catalog.base import Catalog
@@ -44,48 +41,33 @@ ADDED, CHANGED = "each adds files under a new prefix", "each changes files at ra
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--files", type=int, default=100_000, help="files of the folder; 0: leave that part out")
-    arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--entries", type=int, default=1_000_000, help="of the large data set; 0: leave it out")
-    arguments.add_argument("--changes", type=int, default=1_000, help="of each of its versions")
-    arguments.add_argument("--versions", type=int, default=10)
-    add_peers_option(arguments)
-    args = arguments.parse_args()
-    if args.quick:
-        args.files, args.rounds, args.entries, args.changes, args.versions = 500, 1, 5_000, 5, 3
-    with Workspace(args.dir) as work:
+    with benchmark(
+        __doc__, files=(100_000, 500), rounds=(3, 1), entries=(1_000_000, 5_000), changes=(1_000, 5), versions=(10, 3)
+    ) as (args, work):
         if args.files:
-            measure_folder(work, args.files, args.rounds, dvc_of(args))
+            try:
+                programs: Path | None = programs_of(DVC, args)
+            except PeerUnavailableError as exc:
+                programs = None
+                print(f"{DVC} is not measured: {exc}")
+            measure_folder(work, args.files, args.rounds, programs)
         if args.entries:
             measure_space(work, args.entries, args.changes, args.versions)
-
-
-def dvc_of(args: argparse.Namespace) -> Path | None:
-    """DVC's programs, if they can be had."""
-    try:
-        return environments(args).bin(DVC)
-    except PeerUnavailableError as exc:
-        print(f"{DVC} is not measured: {exc}")
-        return None
 
 
 # --- a folder ---
 
 
 def measure_folder(work: Workspace, files: int, rounds: int, programs: Path | None) -> None:
-    """Snapshots of a folder that changes, against hashing and DVC."""
+    """Measure snapshots of a folder that changes, against hashing and DVC."""
     repository = work.folder("repository")
     tree, chance = repository / "data", random.Random(0)
     paths = make_small_files(tree, files, chance)
     home = work.home("folder-home")
     dvc = Dvc(programs, repository, tree.name) if programs is not None else None
 
-    def create() -> None:
-        home.dsctl("snapshot", "create", "files", "--from", f"file://{tree}")
-
     actions: dict[str, Callable[[], object]] = {
-        OURS: create,
+        OURS: lambda: home.snapshot("files", f"file://{tree}"),
         "XXH3 of all, 1 thread": lambda: hash_all(tree, 1),
         "XXH3 of all, 2 threads": lambda: hash_all(tree, 2),
     }
@@ -100,7 +82,7 @@ def measure_folder(work: Workspace, files: int, rounds: int, programs: Path | No
             path.write_bytes(chance.randbytes(path.stat().st_size))
         for name, action in actions.items():
             if dropped:
-                drop_page_cache()
+                drop_caches()
             later[dropped][name].append(timed(action))
         after = latest(home, "files")
 
@@ -142,7 +124,7 @@ def measure_folder(work: Workspace, files: int, rounds: int, programs: Path | No
 
 
 def make_small_files(root: Path, count: int, chance: random.Random) -> list[Path]:
-    """Files of 1 to 3 KB, a thousand in a folder."""
+    """Write files of 1 to 3 KB, a thousand in a folder."""
     paths = []
     for number in range(count):
         if number % FILES_OF_A_FOLDER == 0:
@@ -155,36 +137,23 @@ def make_small_files(root: Path, count: int, chance: random.Random) -> list[Path
 
 
 def hash_all(root: Path, threads: int) -> None:
-    """XXH3-128 of every file of a tree."""
-    paths = list(_walk(str(root)))
+    """Compute XXH3-128 of every file of a tree."""
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
 
-    def digests(part: list[str]) -> list[bytes]:
-        found = []
-        for path in part:
-            with open(path, "rb", buffering=0) as file:
-                found.append(xxhash.xxh3_128_digest(file.read()))
-        return found
+    def digest(path: str) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            return xxhash.xxh3_128_digest(file.read())
 
-    if threads == 1:
-        digests(paths)
-        return
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(digests, (paths[number::threads] for number in range(threads))))
-
-
-def _walk(folder: str) -> Iterator[str]:
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path)
-        else:
-            yield entry.path
+        parts = (paths[number::threads] for number in range(threads))
+        list(pool.map(lambda part: [digest(path) for path in part], parts))
 
 
 # --- a large data set ---
 
 
 def measure_space(work: Workspace, entries: int, changes: int, versions: int) -> None:
-    """Catalogs with many versions, on both databases."""
+    """Measure catalogs with many versions, on both databases."""
     table = ResultTable(
         f"{versions} versions of {entries:,} entries, {changes:,} changes each",
         "", "first, MB", "all, MB", "all / first", "database, first", "all", "diff of two, s", "peak MiB",
@@ -200,7 +169,7 @@ def measure_space(work: Workspace, entries: int, changes: int, versions: int) ->
 
 
 def space_of(home: Home, series: str, entries: int, changes: int, versions: int) -> tuple[float | str | None, ...]:
-    """The cells of one catalog's row."""
+    """Return the cells of one catalog's row."""
     ids: list[str] = []
     blobs: dict[BlobId, int] = {}
     sizes, databases = [], []
@@ -220,7 +189,7 @@ def space_of(home: Home, series: str, entries: int, changes: int, versions: int)
 
 
 def versions_of(series: str, entries: int, changes: int, versions: int) -> Iterator[list[Entry]]:
-    """The entries of each version, in path order; the same list again and again."""
+    """Yield the entries of each version, in path order; the same list again and again."""
     chance = random.Random(0)
     rows = [
         _random_entry(chance, f"images/{number // FILES_OF_A_FOLDER:05}/{number:08}.jpg") for number in range(entries)
@@ -241,7 +210,7 @@ def _random_entry(chance: random.Random, path: str) -> Entry:
 
 
 def commit(catalog: Catalog, rows: list[Entry]) -> str:
-    """Make these entries the latest snapshot of `many`; its id."""
+    """Make these entries the latest snapshot of `many`; return its id."""
     builder = ManifestBuilder([Source("s3://many", "")], catalog.put_blobs)
     for row in rows:
         builder.add(row)
@@ -250,7 +219,7 @@ def commit(catalog: Catalog, rows: list[Entry]) -> str:
 
 
 def database_bytes(home: Home) -> int:
-    """The size of a home's database, everything written down."""
+    """Return the size of a home's database, everything written down."""
     url = home.env.get("DATACACHE_CATALOG", "")
     if url.startswith("mongodb://"):
         import pymongo
@@ -271,13 +240,13 @@ def database_bytes(home: Home) -> int:
 
 
 def latest(home: Home, name: str) -> str:
-    """The whole id of a dataset's latest snapshot."""
+    """Return the whole id of a dataset's latest snapshot."""
     id: str = json.loads(home.dsctl("snapshot", "show", name, "--json"))["id"]
     return id
 
 
 def blobs_of(catalog: Catalog, id: str) -> dict[BlobId, int]:
-    """The blobs of a snapshot's manifest with their stored sizes."""
+    """Return the blobs of a snapshot's manifest with their stored sizes."""
     ids = [info.blob for info in Manifest.open(id, catalog.get_blobs).root.ranges]
     return {blob: len(data) for blob, data in catalog.get_blobs([BlobId(bytes.fromhex(id)), *ids]).items()}
 
@@ -285,9 +254,8 @@ def blobs_of(catalog: Catalog, id: str) -> dict[BlobId, int]:
 def snapshot_diff(
     home: Home, before: str, after: str, *, rounds: int, name: str = "files", **expected: int
 ) -> CommandUsage:
-    """`dsctl snapshot diff` of two snapshots, the run of median length; a wrong answer ends the benchmark."""
-    dsctl = Path(sys.executable).with_name("dsctl")
-    command = [dsctl, "snapshot", "diff", f"{name}@{before}", f"{name}@{after}", "--json"]
+    """Compare two snapshots; return the run of median length. A wrong answer ends the benchmark."""
+    command = [DSCTL, "snapshot", "diff", f"{name}@{before}", f"{name}@{after}", "--json"]
     runs = [measured(command, env=home.env) for _ in range(rounds)]
     found = json.loads(runs[0].output)
     for kind in ("added", "removed", "changed"):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import re
 import threading
-from contextlib import suppress
+from collections import defaultdict
 from pathlib import Path
 
 from benchmarks.gate import Gate
 from benchmarks.harness import Home, ResultTable, Workspace, timed
+from benchmarks.usage import command_of, memory_mib
 from benchmarks.write_systems import ours
-from benchmarks.written import digest_of_blocks, digest_of_file, small, write_large, write_small
+from benchmarks.written import blocks, digest_of, pieces_of, small, write_large, write_small
 from tests.servers import CephRgw, RcloneS3
 
 FILE_BYTES = 4096
@@ -23,14 +23,14 @@ SAMPLE_EVERY_S = 0.2
 
 class MemoryWatch:
     """Memory of a home's processes: the peak of each one's resident set since it started, as the kernel has it, and
-    the largest proportional set (`smaps_rollup`, shared pages divided) since the last `lap()`, which is sampled."""
+    the largest proportional set (shared pages divided) since the last `lap()`, which is sampled."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._end = threading.Event()
         self._lock = threading.Lock()  # guards the two
-        self._largest: dict[int, int] = {}
-        self._together = 0
+        self._largest: dict[int, float] = defaultdict(float)
+        self._together = 0.0
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
@@ -39,10 +39,12 @@ class MemoryWatch:
         self._look()
         with self._lock:
             for pid, pss in sorted(self._largest.items()):
-                table.row(f"{what}: {_name(pid)}", _status(pid, "VmHWM"), _status(pid, "VmRSS"), pss / 1024)
-            table.row(f"{what}: together", None, None, self._together / 1024)
+                words = [Path(word).name for word in command_of(pid) if word and not word.startswith("-")]
+                name = " ".join(words)[:40] or str(pid)
+                table.row(f"{what}: {name}", memory_mib(pid, "VmHWM"), memory_mib(pid, "VmRSS"), pss)
+            table.row(f"{what}: together", None, None, self._together)
             self._largest.clear()
-            self._together = 0
+            self._together = 0.0
 
     def close(self) -> None:
         self._end.set()
@@ -53,10 +55,10 @@ class MemoryWatch:
             self._look()
 
     def _look(self) -> None:
-        now = {pid: pss for pid in self._home.processes() if (pss := _pss(pid))}
+        now = {pid: pss for pid in self._home.processes() if (pss := memory_mib(pid, "Pss"))}
         with self._lock:
             for pid, pss in now.items():
-                self._largest[pid] = max(pss, self._largest.get(pid, 0))
+                self._largest[pid] = max(pss, self._largest[pid])
             self._together = max(self._together, sum(now.values()))
 
 
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace, work: Workspace, server: RcloneS3 | CephRgw) -
                 gate.open()
                 target.home.dsctl("flush", target.folder)
                 watch.lap("flush", table)
-                target.view.check_large("large.bin", digest_of_blocks(large_bytes, BLOCK_BYTES))
+                target.view.check_large("large.bin", large_bytes, BLOCK_BYTES)
                 target.view.check_small(names, FILE_BYTES)
             watch.close()
             table.print()
@@ -98,33 +100,11 @@ def run(args: argparse.Namespace, work: Workspace, server: RcloneS3 | CephRgw) -
 
 
 def _check(mount: Path, names: list[str], large_bytes: int) -> None:
-    """Everything is still there through the mount; of the small files a thousand are read."""
+    """Compare everything that is there through the mount, and of the small files a thousand, with what was written."""
     if missing := set(names) - set(os.listdir(mount)):
         raise SystemExit(f"{len(missing):,} files are missing")
     for number in random.Random(0).sample(range(len(names)), min(1000, len(names))):
         if (mount / names[number]).read_bytes() != small(number, FILE_BYTES):
             raise SystemExit(f"{names[number]} is not what was written")
-    if digest_of_file(mount / "large.bin") != digest_of_blocks(large_bytes, BLOCK_BYTES):
+    if digest_of(pieces_of(mount / "large.bin")) != digest_of(blocks(large_bytes, BLOCK_BYTES)):
         raise SystemExit("the large file is not what was written")
-
-
-def _pss(pid: int) -> int:
-    with suppress(OSError):
-        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
-    return 0
-
-
-def _status(pid: int, field: str) -> float | None:
-    with suppress(OSError):
-        found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-        return int(found[1]) / 1024 if found else None
-    return None
-
-
-def _name(pid: int) -> str:
-    """Its command line, in a few words."""
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        return " ".join(Path(word).name for word in words if word and not word.startswith("-"))[:40]
-    return str(pid)

@@ -7,16 +7,15 @@ import asyncio
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from benchmarks.gate import Gate
-from benchmarks.harness import ResultTable, Workspace, drop_page_cache, ratio, read_epoch, timed
+from benchmarks.harness import ResultTable, Workspace, drop_caches, ratio, read_epoch, timed
 from benchmarks.large_file import read_through
-from benchmarks.write_systems import System, ours
-from benchmarks.written import BucketView, digest_of_blocks, write_large, write_small
+from benchmarks.write_systems import ours
+from benchmarks.written import BucketView, write_large, write_small
 from tests.servers import CephRgw, RcloneS3
 
 BLOCK_BYTES = 2**20
@@ -48,17 +47,16 @@ class Shape:
             write_small([folder / name for name in self.names], self.size_bytes, writers=2, fsync=False)
 
     def read(self, folder: Path, seed: int) -> float:
-        """Seconds to read all of it."""
+        """Return seconds to read all of it."""
         if self.large:
             return timed(lambda: [read_through(folder / name, BLOCK_BYTES, self.size_bytes) for name in self.names])
         paths = [str(folder / name) for name in self.names]
-        return read_epoch(paths, readers=1, seed=seed, expected_bytes=self.count * self.size_bytes).seconds
+        return read_epoch(paths, readers=1, seed=seed, expected_bytes=self.count * self.size_bytes)
 
     def check(self, view: BucketView, prefix: str) -> None:
         if self.large:
-            digest = digest_of_blocks(self.size_bytes, BLOCK_BYTES)
             for name in self.names:
-                view.check_large(prefix + name, digest)
+                view.check_large(prefix + name, self.size_bytes, BLOCK_BYTES)
         else:
             view.check_small([prefix + name for name in self.names], self.size_bytes)
 
@@ -105,14 +103,14 @@ def _measure(shape: Shape, uploads: int, work: Workspace, server: RcloneS3 | Cep
         with ours(work, server, endpoint=gate.endpoint, uploads=uploads) as target:
             assert target.home is not None
             assert target.view is not None
-            flush = _flush(target)
-            nothing = timed(flush)
+            home, folder = target.home, target.folder
+            nothing = timed(lambda: home.dsctl("flush", folder))
             os.listdir(target.folder)  # names are made without the store only where it is known which there are
             shape.write(disk)
             through = BucketView(server, target.view.bucket, endpoint=gate.endpoint)
 
             def put_bare() -> float:
-                drop_page_cache()
+                drop_caches()
                 return timed(lambda: asyncio.run(_put_all(through, disk, shape, uploads)))
 
             bare = put_bare() if bare_first else 0.0
@@ -122,9 +120,9 @@ def _measure(shape: Shape, uploads: int, work: Workspace, server: RcloneS3 | Cep
             reads = _read(shape, folders, "staged")
             if any(found["path"] in shape.names for page in target.view.store.list() for found in page):
                 raise SystemExit("something went up while the server could not be reached")
-            drop_page_cache()
+            drop_caches()
             gate.open()
-            flushed = timed(flush)
+            flushed = timed(lambda: home.dsctl("flush", folder))
             shape.check(target.view, "")
             reads |= _read(shape, folders, "uploaded")
             bare = bare or put_bare()
@@ -133,19 +131,13 @@ def _measure(shape: Shape, uploads: int, work: Workspace, server: RcloneS3 | Cep
     return _Times(flushed, nothing, bare, reads)
 
 
-def _flush(target: System) -> Callable[[], object]:
-    home, folder = target.home, target.folder
-    assert home is not None
-    return lambda: home.dsctl("flush", folder)
-
-
 def _read(shape: Shape, folders: tuple[Path, Path], state: str) -> dict[tuple[str, str], tuple[float, float]]:
     found = {}
     for cache in ("kept", "dropped"):
         seconds = []
         for number, folder in enumerate(folders):
             if cache == "dropped":
-                drop_page_cache()
+                drop_caches()
             else:
                 shape.read(folder, 0)
             seconds.append(shape.read(folder, 1 + number))

@@ -8,26 +8,16 @@ objects together (by default each is one).
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from obstore.store import S3Store
-
 from benchmarks.loader_peers.plan import Counted, Loader, ReadPlan
+from benchmarks.peers import bare_store
 
 
 def open_loader(source: str, plan: ReadPlan) -> Loader:
     """An epoch is one batch that says how much was fetched; its order is that of the names."""
-    store = S3Store(
-        source,
-        endpoint=os.environ["AWS_ENDPOINT_URL"],
-        access_key_id=os.environ["AWS_ACCESS_KEY_ID"],
-        secret_access_key=os.environ["AWS_SECRET_ACCESS_KEY"],
-        region=os.environ["AWS_REGION"],
-        virtual_hosted_style_request=False,
-        client_options={"allow_http": True},
-    )
+    store = bare_store(source)
     options = plan.options
     piece_bytes = options.get("piece_bytes", 0)
     wanted: list[tuple[str, int, int]] = []  # an end of 0: all of it
