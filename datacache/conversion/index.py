@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -20,7 +20,7 @@ from datacache.annotations.check import check
 from datacache.annotations.formats import voc, yolo
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.layout import text
-from datacache.annotations.model import Annotation, Draft, Problem
+from datacache.annotations.model import FORMATS, Annotation, Draft, Problem
 from datacache.annotations.pairing import choose_image
 from datacache.annotations.problems import broken_image, image_that_goes_on, truncated_image, unusable_file
 from datacache.annotations.split_lists import ListedSplits, read_splits
@@ -35,11 +35,10 @@ from datacache.annotations.table.table import (
 )
 from datacache.catalog.base import Catalog
 from datacache.conversion.parallel import ordered_map
-from datacache.conversion.source import AnnotationSource, Data, Files, Part
+from datacache.conversion.source import AnnotationSource, Data, Files, Item, Part
 from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
-from datacache.core.ids import object_id
 from datacache.manifest.codec import ends_range
-from datacache.manifest.model import Entry
+from datacache.manifest.model import BlobId, Entry
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 
@@ -109,25 +108,59 @@ class Annotations:
         return read_splits(self.source.read, self.source.layout)
 
     def table(self, *, processes: int | None = None, progress: Progress = lambda _what, _done, _total: None) -> Table:
-        """All of them: from the catalog, or read now and kept there.
+        """Return all of them: from the catalog, or read now and kept there.
 
         Idempotent; a making that was killed is begun again by the next who asks. The store's errors where files cannot
         be read.
         """
-        reading = self.reading
-        catalog, id, name = self._catalog, self._snapshot.record.id, reading.name
+        catalog, id, name = self._catalog, self._snapshot.record.id, self.reading.name
         root = catalog.derived(id, name)
-        if root is None:
-            with TableBuilder(catalog.put_blobs) as builder:
-                earlier = _earlier(self._snapshot, catalog, reading)
-                meta = _build(
-                    builder, self._snapshot, self.source, reading, earlier, processes=processes, progress=progress
-                )
-                root = builder.finish(meta)
-            table = Table.open(root, catalog.get_blobs)
-            catalog.set_derived(id, name, root, needs=[root, *table.blobs()])
-            return table
-        return Table.open(root, catalog.get_blobs)
+        if root is not None:
+            return Table.open(root, catalog.get_blobs)
+        with TableBuilder(catalog.put_blobs) as builder:
+            root = self._build(builder, processes, progress)
+        table = Table.open(root, catalog.get_blobs)
+        catalog.set_derived(id, name, root, needs=[root, *table.blobs()])
+        return table
+
+    def _build(self, builder: TableBuilder, processes: int | None, progress: Progress) -> BlobId:
+        source, reading, earlier = self.source, self.reading, self._earlier()
+        done = 0
+        # Ranges in their order: taken over, or None for one that is being made.
+        waiting: deque[EncodedRange | None] = deque()
+
+        def tasks() -> Iterator[_Task]:
+            for task in _ranges(source, reading):
+                known = earlier.get(task.key)
+                waiting.append(None if known is None else EncodedRange(known))
+                if known is None:
+                    yield task
+
+        reader = _Reader(self._snapshot, reading, source)
+        made = ordered_map(reader, tasks(), processes=processes)
+        more: EncodedRange | None = next(made, None)  # fills `waiting` ahead of what it makes
+        while waiting or more is not None:
+            known = waiting.popleft()
+            if known is None:
+                known, more = more, next(made, None)
+            assert known is not None
+            builder.add_range(known)
+            done += known.summary.rows
+            progress("reading annotations of", done, source.layout.images)
+        for problem in source.problems:
+            builder.add_problem(problem)
+        return builder.finish(
+            {"format": source.format, "classes": list(source.classes), "version": VERSION, **reading.as_json()}
+        )
+
+    def _earlier(self) -> Mapping[bytes, RangeSummary]:
+        """Return the ranges of the newest other table of the same data set."""
+        catalog = self._catalog
+        for record in reversed(catalog.snapshots(self._snapshot.record.dataset)[-_EARLIER_TABLES - 1 :]):
+            root = catalog.derived(record.id, self.reading.name)
+            if root is not None:
+                return Table.open(root, catalog.get_blobs).reusable()
+        return {}
 
 
 def open_table(
@@ -150,7 +183,7 @@ def with_entries(manifest: Manifest, rows: Iterable[Row]) -> Iterator[tuple[Row,
     for held in manifest.ranges(range(len(manifest.root.ranges))):
         at = 0
         while row is not None:
-            path = row.path.encode("utf-8", "surrogateescape")
+            path = _encode(row.path)
             at = bisect_left(held.paths, path, at)
             if at == len(held.paths):
                 break  # in a later range
@@ -161,98 +194,26 @@ def with_entries(manifest: Manifest, rows: Iterable[Row]) -> Iterator[tuple[Row,
         first += len(held.paths)
 
 
-class _Item(NamedTuple):
-    """One image to read, and where its annotation is: a file of its own, or a draft from a file of many."""
-
-    path: str
-    image: Part
-    annotation: Part | None = None
-    file: str = ""
-    """The path of the annotation's file."""
-    rivals: tuple[bytes, ...] = ()
-    """The images that the annotation fits, where they are several."""
-    draft: tuple[Draft, tuple[Problem, ...]] | None = None
-
-
 class _Task(NamedTuple):
     """A range of images, and the fingerprint of all that is read for it."""
 
-    items: list[_Item]
+    items: list[Item]
     key: bytes
 
 
-def _build(
-    builder: TableBuilder,
-    snapshot: Snapshot,
-    source: AnnotationSource,
-    reading: Reading,
-    earlier: Mapping[bytes, RangeSummary],
-    *,
-    processes: int | None,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Fill a table; how it was made."""
-    total, done = source.layout.images, 0
-    waiting: deque[EncodedRange | None] = (
-        deque()
-    )  # ranges in their order: taken over, or None for one that is being made
-
-    def tasks() -> Iterator[_Task]:
-        for task in _ranges(snapshot, source, reading):
-            known = earlier.get(task.key)
-            waiting.append(None if known is None else EncodedRange(known))
-            if known is None:
-                yield task
-
-    def take(encoded: EncodedRange) -> None:
-        nonlocal done
-        builder.add_range(encoded)
-        done += encoded.summary.rows
-        progress("reading annotations of", done, total)
-
-    reader = _Reader(snapshot, reading, source.format, source.classes, source.pose)
-    for made in ordered_map(reader, tasks(), processes=processes):
-        while (known := waiting.popleft()) is not None:
-            take(known)
-        take(made)
-    for known in waiting:
-        assert known is not None
-        take(known)
-    for problem in source.problems:
-        builder.add_problem(problem)
-    return {"format": source.format, "classes": list(source.classes), "version": VERSION, **reading.as_json()}
-
-
-def _earlier(snapshot: Snapshot, catalog: Catalog, reading: Reading) -> Mapping[bytes, RangeSummary]:
-    """The ranges of the newest other table of the same data set."""
-    records = catalog.snapshots(snapshot.record.dataset)
-    for record in reversed(records[-_EARLIER_TABLES - 1 :]):
-        root = catalog.derived(record.id, reading.name)
-        if root is not None:
-            return Table.open(root, catalog.get_blobs).reusable()
-    return {}
-
-
-def _ranges(snapshot: Snapshot, source: AnnotationSource, reading: Reading) -> Iterator[_Task]:
-    manifest = snapshot.manifest
+def _ranges(source: AnnotationSource, reading: Reading) -> Iterator[_Task]:
     start = reading.name.encode() + source.fingerprint()
-    items: list[_Item] = []
+    items: list[Item] = []
     key = blake2b(start, digest_size=KEY_BYTES)
-    for found in source.images():
-        row, entry = found.row, found.entry
-        id = object_id(manifest.object_ref(entry))
-        image = Part(row, entry.size_bytes, ends_only=not reading.decode, object=id)
-        key.update(b"%d %s" % (len(entry.path), entry.path) + id)
-        annotation, file = None, ""
-        if found.annotation is not None:
-            other = manifest.entry(found.annotation)
-            file = text(other.path)
-            annotation = Part(found.annotation, other.size_bytes, object=(id := object_id(manifest.object_ref(other))))
-            key.update(b"%d %s" % (len(other.path), other.path) + id)
-        if found.rivals or found.draft:
-            key.update(repr((found.rivals, found.draft)).encode("utf-8", "surrogateescape"))
-        items.append(_Item(text(entry.path), image, annotation, file, found.rivals, found.draft))
-        if ends_range(entry.path, len(items)):
+    for item in source.images():
+        path = _encode(item.path)
+        for name, part in ((path, item.image), (_encode(item.file), item.annotation)):
+            if part is not None:
+                key.update(b"%d %s%s" % (len(name), name, part.object))
+        if item.rivals or item.draft:
+            key.update(repr((item.rivals, item.draft)).encode("utf-8", "surrogateescape"))
+        items.append(item)
+        if ends_range(path, len(items)):
             yield _Task(items, key.digest())
             items, key = [], blake2b(start, digest_size=KEY_BYTES)
     if items:
@@ -265,46 +226,44 @@ def _ranges(snapshot: Snapshot, source: AnnotationSource, reading: Reading) -> I
 class _Reader:
     """Reads ranges. Made in the parent, used in each worker."""
 
-    def __init__(self, snapshot: Snapshot, reading: Reading, format: str, classes: Sequence[str], pose: bool) -> None:
+    def __init__(self, snapshot: Snapshot, reading: Reading, source: AnnotationSource) -> None:
         self._files = Files(snapshot)
-        self._origin = reading.origin
-        self._format, self._classes, self._pose = format, classes, pose
-        self._decode = reading.decode
-        self._trust = reading.trust_sizes and format != "yolo"  # whose numbers mean nothing without the image's size
+        self._origin, self._decode = reading.origin, reading.decode
+        self._format, self._classes, self._pose = source.format, source.classes, source.pose
+        self._sized = FORMATS[source.format].sized
+        self._trust = (
+            reading.trust_sizes and self._format != "yolo"
+        )  # its numbers mean nothing without the image's size
 
     def work(self, task: _Task) -> EncodedRange:
-        """The rows of a range."""
-        parts = [part for item in task.items for part in self._parts(item)]
+        """Return the rows of a range."""
+        parts = [part for item in task.items for part in (self._image(item), item.annotation) if part is not None]
         data = self._files.read(parts)
         rows = [self._row(item, data) for item in task.items]
         self._files.done()
         return encode_range(rows, task.key)
 
-    def _parts(self, item: _Item) -> Iterator[Part]:
-        """What is read for an image, in the order in which `_row` takes it."""
-        if not self._trust or (item.annotation is None and item.draft is None):
-            yield item.image
-        if item.annotation is not None:
-            yield item.annotation
+    def _image(self, item: Item) -> Part | None:
+        """Return what is read of an image itself."""
+        if self._trust and (item.annotation is not None or item.draft is not None):
+            return None
+        return item.image._replace(ends_only=not self._decode)
 
-    def _row(self, item: _Item, data: Iterator[Data]) -> Row:
+    def _row(self, item: Item, data: Iterator[Data]) -> Row:
         problems: list[Problem] = []
-        header: ImageHeader | None = None
-        looked = not self._trust or (item.annotation is None and item.draft is None)
-        if looked:
-            header = self._header(next(data), item, problems)
-        raw = next(data) if item.annotation is not None else None
-        if looked and header is None:
+        image = self._image(item)
+        header = None if image is None else self._header(next(data), item, problems)
+        raw = None if item.annotation is None else next(data)
+        if image is not None and header is None:
             return Row(None, item.path, tuple(problems))
-        draft, sized = self._draft(item, raw, header, problems)
+        draft = self._draft(item, raw, header, problems)
         if draft is None:
-            if problems:
-                return Row(None, item.path, tuple(problems))
-            if header is None:  # sizes were to be trusted, and the annotation is of another image
+            if not problems and header is None:  # sizes were to be trusted, and the annotation is of another image
                 header = self._header(next(self._files.read([item.image])), item, problems)
-                if header is None:
-                    return Row(None, item.path, tuple(problems))
+            if problems or header is None:
+                return Row(None, item.path, tuple(problems))
             return Row(Annotation(item.path, header.displayed_width, header.displayed_height), item.path, ())
+        sized = self._sized and (self._format != "voc" or raw is not None)
         annotation, more = check(draft, header, item.path, sized=sized)
         problems += more
         if annotation is not None and not annotation.boxes and any(p.action == "skipped" for p in problems):
@@ -315,8 +274,8 @@ class _Reader:
             annotation = None
         return Row(annotation, item.path, tuple(problems))
 
-    def _header(self, data: Data, item: _Item, problems: list[Problem]) -> ImageHeader | None:
-        size_bytes = item.image.size_bytes
+    def _header(self, data: Data, item: Item, problems: list[Problem]) -> ImageHeader | None:
+        size_bytes = item.image.stop
         try:
             header = read_header(data, size_bytes=size_bytes)
         except BrokenImageError as exc:
@@ -340,23 +299,16 @@ class _Reader:
             problems.append(image_that_goes_on(item.path))
         return header
 
-    def _draft(
-        self, item: _Item, raw: Data | None, header: ImageHeader | None, problems: list[Problem]
-    ) -> tuple[Draft | None, bool]:
-        """What the annotation says, and whether its format knows the sizes of images. None without a problem: there is
-        no annotation of this image."""
-        draft = None
-        if raw is not None:
-            draft = self._parsed(item, raw, header, problems)
-            if draft is None and problems:
-                return None, False
-        if item.draft is not None:
-            listed, found = item.draft
-            problems += found
-            draft = listed if draft is None else draft._replace(labels=draft.labels + listed.labels)
-        return draft, self._format == "coco" or (self._format == "voc" and raw is not None)
+    def _draft(self, item: Item, raw: Data | None, header: ImageHeader | None, problems: list[Problem]) -> Draft | None:
+        """Return what the annotation says. None without a problem: there is no annotation of this image."""
+        draft = None if raw is None else self._parsed(item, raw, header, problems)
+        if item.draft is None or (draft is None and problems):
+            return draft
+        listed, found = item.draft
+        problems += found
+        return listed if draft is None else draft._replace(labels=draft.labels + listed.labels)
 
-    def _parsed(self, item: _Item, raw: Data, header: ImageHeader | None, problems: list[Problem]) -> Draft | None:
+    def _parsed(self, item: Item, raw: Data, header: ImageHeader | None, problems: list[Problem]) -> Draft | None:
         """What the image's own file says."""
         try:
             if self._format == "voc":
@@ -364,7 +316,7 @@ class _Reader:
             else:
                 assert header is not None
                 draft, found = yolo.parse(
-                    bytes(raw),
+                    raw,
                     item.file,
                     width=header.displayed_width,
                     height=header.displayed_height,
@@ -381,3 +333,7 @@ class _Reader:
             problems += ambiguous
         problems += found
         return draft
+
+
+def _encode(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from itertools import islice
 from typing import NamedTuple
 
 from datacache.annotations.formats import coco, keras_yolo, metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, text
-from datacache.annotations.model import FORMATS, Draft, DraftFile, Problem
+from datacache.annotations.model import FORMATS, Draft, Problem
 from datacache.annotations.pairing import Pairing, is_image, pair_leftovers
 from datacache.annotations.problems import quote, unusable_file
 from datacache.conversion.drafts import Drafts, NamedImages, Said
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError
-from datacache.core.ids import BLOCK_BYTES, ObjectId
+from datacache.core.ids import BLOCK_BYTES, ObjectId, object_id
 from datacache.manifest.model import Entry
 from datacache.reader.snapshot import Snapshot
 
@@ -34,12 +32,26 @@ _LEFTOVERS_LIMIT = 200_000
 """So many unpaired images or annotations are looked at again, by name alone; more are no export that lies elsewhere."""
 
 
-class Found(NamedTuple):
-    """An image and its annotation, if it has one: a row of the manifest, or a draft from a file of many."""
+class Part(NamedTuple):
+    """What to read of a row: all of it, a part of it, or of a large one only its beginning and end (an image's header
+    and end)."""
 
     row: int
-    entry: Entry
-    annotation: int | None = None
+    stop: int
+    start: int = 0
+    ends_only: bool = False
+    object: ObjectId | None = None
+    """Its object's id, where whoever asks has computed it."""
+
+
+class Item(NamedTuple):
+    """One image to read, and where its annotation is: in a file of its own, or in a draft from a file of many."""
+
+    path: str
+    image: Part
+    annotation: Part | None = None
+    file: str = ""
+    """The path of the annotation's file."""
     rivals: tuple[bytes, ...] = ()
     """The images that the annotation fits, where they are several."""
     draft: Said | None = None
@@ -55,24 +67,32 @@ class AnnotationSource:
         self._manifest = snapshot.manifest
         self.layout: Layout = detect(self._manifest, self.read, format=format)
         self.format = self.layout.format
-        listed = read_class_list(self.read, self.layout, classes)
-        self.classes, self.pose, self.classes_given = listed.names, listed.pose, listed.given
-        self.problems: list[Problem] = [*listed.problems, *self.layout.problems()]
+        self.classes, self.pose, problems, self.classes_given = read_class_list(self.read, self.layout, classes)
+        self.problems: list[Problem] = [*problems, *self.layout.problems()]
         """Those of no image. Complete when `images` has come to its end."""
 
+    def read(self, path: bytes) -> bytes:
+        """Return all bytes of a file."""
+        return self._snapshot.read(text(path))
+
     def fingerprint(self) -> bytes:
-        """What, besides an image and its own annotation, decides how the annotation is read."""
+        """Return what, besides an image and its own annotation, decides how the annotation is read."""
         return repr((self.format, self.classes, self.pose)).encode()
 
-    def images(self) -> Iterator[Found]:
-        """All images in the order of their paths."""
-        suffix = FORMATS[self.format].suffix
-        drafts = self._drafts()
-        return self._with_files(suffix, drafts) if suffix else self._with_drafts(drafts)
+    def images(self) -> Iterator[Item]:
+        """Yield all images in the order of their paths."""
+        suffix, drafts = FORMATS[self.format].suffix, self._drafts()
+        if suffix:
+            yield from self._with_files(suffix, drafts)
+            return
+        for row, entry in enumerate(self._manifest.entries()):
+            if is_image(entry.path):
+                yield Item(text(entry.path), self._part(row, entry), draft=drafts.pop(entry.path, None))
 
-    # --- an annotation file an image -------------------------------------------------------------------------------
+    def _part(self, row: int, entry: Entry) -> Part:
+        return Part(row, entry.size_bytes, object=object_id(self._manifest.object_ref(entry)))
 
-    def _with_files(self, suffix: bytes, drafts: dict[bytes, Said]) -> Iterator[Found]:
+    def _with_files(self, suffix: bytes, drafts: dict[bytes, Said]) -> Iterator[Item]:
         manifest, pairing = self._manifest, Pairing(self._manifest, suffix)
         annotations = array("q")  # of each image, the row of its annotation
         claims = bytearray(manifest.rows)  # of each row, how many images it is the annotation of (2: or more)
@@ -87,14 +107,12 @@ class AnnotationSource:
         for row, entry in enumerate(manifest.entries()):
             if is_image(entry.path):
                 annotation, at = annotations[at], at + 1
-                draft = drafts.get(entry.path) if drafts else None
-                if annotation == _NONE:
-                    yield Found(row, entry, draft=draft)
-                elif claims[annotation] < 2:
-                    yield Found(row, entry, annotation, draft=draft)
-                else:
-                    rivals = pairing.images_of(manifest.path(annotation))
-                    yield Found(row, entry, annotation, rivals, draft)
+                item = Item(text(entry.path), self._part(row, entry), draft=drafts.get(entry.path))
+                if annotation != _NONE:
+                    other = manifest.entry(annotation)
+                    rivals = pairing.images_of(other.path) if claims[annotation] > 1 else ()
+                    item = item._replace(annotation=self._part(annotation, other), file=text(other.path), rivals=rivals)
+                yield item
             elif not claims[row] and self.layout.is_annotation(entry.path):
                 message = "there is no image for this annotation; it is left out"
                 self.problems.append(Problem("annotation-without-image", "skipped", text(entry.path), 0, message))
@@ -129,15 +147,8 @@ class AnnotationSource:
             message = f"{quote(text(image))} is taken for its image, the only one of this name"
             self.problems.append(Problem("image-by-name", "noted", text(annotation), 0, message))
 
-    # --- a file for many images ------------------------------------------------------------------------------------
-
-    def _with_drafts(self, drafts: dict[bytes, Said]) -> Iterator[Found]:
-        for row, entry in enumerate(self._manifest.entries()):
-            if is_image(entry.path):
-                yield Found(row, entry, draft=drafts.pop(entry.path, None))
-
     def _drafts(self) -> dict[bytes, Said]:
-        """What the files that speak of many images say, by image."""
+        """Return what the files that speak of many images say, by image."""
         drafts = Drafts(NamedImages(self._manifest, self.layout), split_files=not self.layout.image_sets)
         folders = dict.fromkeys((b"", *self.layout.image_folders))
         labels = [folder + metadata.NAME for folder in folders]
@@ -148,13 +159,14 @@ class AnnotationSource:
         return found
 
     def _parsed(self, file: bytes) -> list[tuple[Draft, list[Problem]]]:
-        parse: Callable[[bytes, str], DraftFile] = coco.parse
-        if metadata.is_metadata(text(file)):
-            parse = metadata.parse
-        elif self.format == "keras-yolo3":
-            parse = partial(keras_yolo.parse, classes=self.classes)
+        data, name = self.read(file), text(file)
         try:
-            found = parse(self.read(file), text(file))
+            if metadata.is_metadata(name):
+                found = metadata.parse(data, name)
+            elif self.format == "keras-yolo3":
+                found = keras_yolo.parse(data, name, self.classes)
+            else:
+                found = coco.parse(data, name)
         except AnnotationError as exc:
             self.problems.append(unusable_file(exc))
             return []
@@ -163,24 +175,10 @@ class AnnotationSource:
             self.classes = found.classes
         return found.images
 
-    def read(self, path: bytes) -> bytes:
-        """All bytes of a file."""
-        return self._snapshot.read(text(path))
 
-
-_THREADS = 16
-_AHEAD = 32
+_THREADS, _AHEAD, _AHEAD_BYTES = 16, 64, 64 * 2**20
+_UNMAP_BYTES = 64 * 2**20
 Data = bytes | memoryview
-
-
-class Part(NamedTuple):
-    """What to read of a row: all of it, or of a large one only its beginning and end (an image's header and end)."""
-
-    row: int
-    size_bytes: int
-    ends_only: bool = False
-    object: ObjectId | None = None
-    """Its object's id, where whoever asks has computed it."""
 
 
 class Files:
@@ -191,30 +189,40 @@ class Files:
         self._threads = PerProcess(lambda: ThreadPoolExecutor(_THREADS, "read"))
 
     def read(self, parts: Iterable[Part]) -> Iterator[Data]:
-        """The bytes of each, in order. Raises the store's errors."""
-        coming: deque[Data | Future[Data]] = deque()
+        """Yield the bytes of each part, in order; some are on their way while one is used. Raise the store's errors.
+
+        The caller lets go of the bytes before it asks for the next ones."""
+        coming: deque[tuple[int, Data | Future[Data]]] = deque()
+        held = viewed = 0
         parts = iter(parts)
-        while True:
-            for part in islice(parts, _AHEAD - len(coming)):
-                here = self._here(part)
-                coming.append(self._threads.get().submit(self._fetch, part) if here is None else here)
-            if not coming:
-                return
-            data = coming.popleft()
+        waiting = next(parts, None)
+        while waiting is not None or coming:
+            while waiting is not None and len(coming) < _AHEAD and (not coming or held < _AHEAD_BYTES):
+                here, size = self._here(waiting), waiting.stop - waiting.start
+                held += size
+                coming.append((size, self._threads.get().submit(self._fetch, waiting) if here is None else here))
+                waiting = next(parts, None)
+            size, data = coming.popleft()
+            held -= size
+            viewed += size
             yield data.result() if isinstance(data, Future) else data
+            del data
+            if viewed >= _UNMAP_BYTES:
+                viewed = 0
+                self.done()
 
     def done(self) -> None:
-        """What was read so far is not needed any more."""
+        """Let go of what was read so far."""
         self._snapshot.unmap_pages()
 
     def _here(self, part: Part) -> memoryview | None:
-        if part.object is not None and part.size_bytes:
-            return self._snapshot.view_object(part.object, part.size_bytes)
-        return self._snapshot.read_local(part.row, 0, part.size_bytes)
+        if part.object is not None and part.stop:
+            return self._snapshot.view_object(part.object, part.stop)
+        return self._snapshot.read_local(part.row, part.start, part.stop)
 
     def _fetch(self, part: Part) -> Data:
-        row, size_bytes = part.row, part.size_bytes
-        if part.ends_only and size_bytes > BLOCK_BYTES:
-            tail = self._snapshot.read_row(row, size_bytes - TAIL_BYTES, size_bytes)
+        row, stop = part.row, part.stop
+        if part.ends_only and stop > BLOCK_BYTES:
+            tail = self._snapshot.read_row(row, stop - TAIL_BYTES, stop)
             return b"".join([self._snapshot.read_row(row, 0, HEAD_BYTES), tail])
-        return self._snapshot.read_row(row, 0, size_bytes)
+        return self._snapshot.read_row(row, part.start, stop)

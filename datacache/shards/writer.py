@@ -11,9 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
-from datacache.core.concurrency import PerProcess
+from datacache.conversion.source import Data, Files, Part
 from datacache.core.errors import DatacacheError, ShardError, UsageError
 from datacache.core.ids import BLOCK_BYTES
 from datacache.reader.snapshot import Snapshot
@@ -33,13 +31,8 @@ from datacache.shards.samples import File, Sample
 from datacache.store.errors import from_oserror
 
 SUFFIXES = {"webdataset": ".tar", "tfrecord": ".tfrecord"}
-_THREADS, _AHEAD, _AHEAD_BYTES = 16, 64, 64 * 2**20
-_UNMAP_BYTES = 64 * 2**20
 _BUFFER_BYTES = 2**20
-_Data = bytes | memoryview
-_Piece = tuple[int, int, int]
-"""A row, and the first byte and the end of a part of it that is in one block."""
-_Content = Callable[[File], Iterator[_Data]]
+_Content = Callable[[File], Iterator[Data]]
 """Gives the bytes of a sample's files, which must be taken in their order."""
 
 
@@ -142,7 +135,7 @@ class ShardWriter:
     def __init__(self, snapshot: Snapshot, plan: Plan, place: Place, *, format: str, identity: str) -> None:
         self._snapshot, self._plan, self._place = snapshot, plan, place
         self._format, self._identity = format, identity
-        self._threads = PerProcess(lambda: ThreadPoolExecutor(_THREADS, "read"))
+        self._files = Files(snapshot)
 
     def work(self, number: int) -> ShardInfo:
         """Write a shard and then its sidecar. Raise `ShardError` that names the file that cannot be read; the store's
@@ -163,40 +156,18 @@ class ShardWriter:
         write = _write_tar if self._format == "webdataset" else _write_record
         with path.open("xb", buffering=_BUFFER_BYTES) as file:
             out = _Hashed(file)
-            pieces = self._read(_pieces(self._plan.shard(number)))
+            pieces = self._files.read(_pieces(self._plan.shard(number)))
             for sample in self._plan.shard(number):
                 members = write(out, sample, self._content(sample, name, pieces))
                 index.add(sample.key, members, sample.class_id)
             if self._format == "webdataset":
                 out.write(records.END)
-        self._snapshot.unmap_pages()
+        self._files.done()
         plan = shard_plan(self._identity, number)
         return index.finish(name, size_bytes=out.at, digest=out.hash.hexdigest(), format=self._format, plan=plan)
 
-    def _read(self, pieces: Iterator[_Piece]) -> Iterator[_Data]:
-        """Yield the bytes of each piece in order; some are on their way while one is written."""
-        coming: deque[tuple[int, _Data | Future[_Data]]] = deque()
-        held = viewed = 0
-        waiting = next(pieces, None)
-        while waiting is not None or coming:
-            while waiting is not None and len(coming) < _AHEAD and (not coming or held < _AHEAD_BYTES):
-                here = self._snapshot.read_local(*waiting)
-                size = waiting[2] - waiting[1]
-                held += size
-                read_row = self._snapshot.read_row
-                coming.append((size, self._threads.get().submit(read_row, *waiting) if here is None else here))
-                waiting = next(pieces, None)
-            size, data = coming.popleft()
-            held -= size
-            viewed += size
-            yield data.result() if isinstance(data, Future) else data
-            del data
-            if viewed >= _UNMAP_BYTES:
-                viewed = 0
-                self._snapshot.unmap_pages()
-
-    def _content(self, sample: Sample, shard: str, pieces: Iterator[_Data]) -> _Content:
-        def content(file: File) -> Iterator[_Data]:
+    def _content(self, sample: Sample, shard: str, pieces: Iterator[Data]) -> _Content:
+        def content(file: File) -> Iterator[Data]:
             for _ in range(0, file.size_bytes, BLOCK_BYTES):
                 try:
                     yield next(pieces)
@@ -212,11 +183,12 @@ class ShardWriter:
         return content
 
 
-def _pieces(samples: Iterator[Sample]) -> Iterator[_Piece]:
+def _pieces(samples: Iterator[Sample]) -> Iterator[Part]:
+    """Yield parts that are in one block each."""
     for sample in samples:
         for file in sample.files:
             for start in range(0, file.size_bytes, BLOCK_BYTES):
-                yield file.row, start, min(start + BLOCK_BYTES, file.size_bytes)
+                yield Part(file.row, min(start + BLOCK_BYTES, file.size_bytes), start)
 
 
 class _Hashed:
@@ -227,7 +199,7 @@ class _Hashed:
         self.hash = xxh3_128()
         self.at = 0
 
-    def write(self, data: _Data) -> None:
+    def write(self, data: Data) -> None:
         self._file.write(data)
         self.hash.update(data)
         self.at += len(data)
