@@ -340,7 +340,7 @@ def test_what_no_font_can_draw_is_written_with_escapes():
     assert face.draws(text)
     assert text == "x\\ue123y"
     assert fonts.for_text("a\x1bb")[1] == "a\\x1bb"
-    assert fonts.for_text("no_mask") == (fonts.own(), "no_mask")
+    assert fonts.for_text("no_mask") == (fonts.OWN, "no_mask")
 
 
 # --- what changed ----------------------------------------------------------------------------------------------------

@@ -13,12 +13,13 @@ thread a canvas, the rest any thread.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from datacache.annotations.model import Annotation, Box
 
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont
 
+RGB = tuple[int, int, int]
 Rectangle = tuple[int, int, int, int]
 """Left, top, right, bottom: pixels, the last ones included."""
-
 DARK: RGB = (24, 26, 30)
 BEFORE: RGB = (176, 180, 186)
 """Boxes as they were in an earlier version."""
@@ -65,17 +66,13 @@ def draw_boxes(
         for n, label in enumerate(dict.fromkeys(annotation.labels)):
             tags.add(label, colours[label], [(3, 3 + n * (text_px + 8))])
         for box in reversed(largest_first) if len(new) < _MANY else ():
-            tags.add_beside(_label(box, old), colours[box.label], _place(box, annotation, image))
+            was = next((each.label for each in old if _same_place(each, box)), box.label)
+            label = box.label if was == box.label else f"{was} → {box.label}"
+            tags.add_beside(label, colours[box.label], _place(box, annotation, image))
     if before is not None and len(old) < _MANY:
         for box in old:
             if not any(_same_place(box, each) for each in new):
                 tags.add_beside(box.label, BEFORE, _place(box, before, image))
-
-
-def _label(box: Box, before: Sequence[Box]) -> str:
-    """Return the label of a box, with the one that it had where that was another."""
-    was = next((old.label for old in before if _same_place(old, box)), box.label)
-    return box.label if was == box.label else f"{was} → {box.label}"
 
 
 def _same_place(old: Box, new: Box) -> bool:
@@ -83,32 +80,31 @@ def _same_place(old: Box, new: Box) -> bool:
 
 
 def draw_box(pen: ImageDraw, edges: Rectangle, colour: RGB, width: int, *, dashed: bool = False) -> None:
-    """One box: its outermost coloured pixels are `edges`."""
+    """Draw one box, whose outermost coloured pixels are `edges`."""
     left, top, right, bottom = edges
     width = max(1, min(width, (right - left) // 2, (bottom - top) // 2))
     _frame(pen, edges, width, DARK)
     if not dashed:
         pen.rectangle(edges, outline=colour, width=width)
         return
-    for start in range(left, right + 1, _DASH + _GAP):
-        end = min(start + _DASH - 1, right)
-        pen.rectangle((start, top, end, top + width - 1), fill=colour)
-        pen.rectangle((start, bottom - width + 1, end, bottom), fill=colour)
-    for start in range(top, bottom + 1, _DASH + _GAP):
-        end = min(start + _DASH - 1, bottom)
-        pen.rectangle((left, start, left + width - 1, end), fill=colour)
-        pen.rectangle((right - width + 1, start, right, end), fill=colour)
+    inner = width - 1
+    for x in range(left, right + 1, _DASH + _GAP):
+        for y in (top, bottom - inner):
+            pen.rectangle((x, y, min(x + _DASH - 1, right), y + inner), fill=colour)
+    for y in range(top, bottom + 1, _DASH + _GAP):
+        for x in (left, right - inner):
+            pen.rectangle((x, y, x + inner, min(y + _DASH - 1, bottom)), fill=colour)
 
 
 def _frame(pen: ImageDraw, edges: Rectangle, width: int, colour: RGB) -> None:
-    """What lies under a line of this width: one pixel more on either side."""
+    """Draw what lies under a line of this width: one pixel more on either side."""
     left, top, right, bottom = edges
     grown = left - 1, top - 1, right + 1, bottom + 1
     pen.rectangle(grown, outline=colour, width=max(1, min(width + 2, (right - left) // 2 + 1, (bottom - top) // 2 + 1)))
 
 
 def _place(box: Box, annotation: Annotation, image: Image) -> Rectangle:
-    """Where a box lies in a picture of another size."""
+    """Return where a box lies in a picture of another size."""
     across, down = image.width / (annotation.width or 1), image.height / (annotation.height or 1)
     left, top = round(box.x1 * across), round(box.y1 * down)
     right, bottom = round(box.x2 * across) - 1, round(box.y2 * down) - 1
@@ -123,50 +119,40 @@ class _Tags:
         self._taken: list[Rectangle] = []
 
     def add_beside(self, label: str, colour: RGB, edges: Rectangle) -> None:
-        """At a corner of a box: above it, below it, or within it where that does not hide it."""
+        """Write at a corner of a box: above it, below it, or within it where that does not hide it."""
         left, top, right, bottom = edges
         width, height = self._size(label)
-        lefts = left - 1, right + 2 - width
         tops = [top - height - 1, bottom + 2]
         if 3 * width * height < (right - left) * (bottom - top):
             tops += [top, bottom - height + 1]
-        self.add(label, colour, [(x, y) for y in tops for x in lefts])
+        self.add(label, colour, [(x, y) for y in tops for x in (left - 1, right + 2 - width)])
 
     def add(self, label: str, colour: RGB, corners: list[tuple[int, int]]) -> None:
-        """At the first of these places (left and top) where it is whole and covers no other, or not at all."""
+        """Write at the first of these places (left and top) where it is whole and covers no other, or not at all."""
         width, height = self._size(label)
-        for x, y in corners:
-            left, top = max(0, min(x, self._image.width - width)), y
-            edges = left, top, left + width - 1, top + height - 1
-            if abs(left - x) <= width and top >= 0 and edges[3] < self._image.height and self._free(edges):
-                self._taken.append(edges)
+        for x, top in corners:
+            left = max(0, min(x, self._image.width - width))
+            right, bottom = left + width - 1, top + height - 1
+            inside = abs(left - x) <= width and top >= 0 and bottom < self._image.height
+            if inside and not any(
+                left <= other[2] and other[0] <= right and top <= other[3] and other[1] <= bottom
+                for other in self._taken
+            ):
+                self._taken.append((left, top, right, bottom))
                 face, text = for_text(_shortened(label))
-                self._pen.rectangle(edges, fill=colour)
-                self._pen.text(
-                    (left + 4, top + height - 5 - self._text_px // 6),
-                    text,
-                    fill=ink_on(colour),
-                    font=face.at(self._text_px),
-                    anchor="ls",
-                )
+                self._pen.rectangle((left, top, right, bottom), fill=colour)
+                at = left + 4, top + height - 5 - self._text_px // 6
+                self._pen.text(at, text, fill=ink_on(colour), font=face.at(self._text_px), anchor="ls")
                 return
 
     def _size(self, label: str) -> tuple[int, int]:
         face, text = for_text(_shortened(label))
         return round(face.at(self._text_px).getlength(text)) + 8, self._text_px + 7
 
-    def _free(self, edges: Rectangle) -> bool:
-        left, top, right, bottom = edges
-        return left >= 0 and not any(
-            left <= other[2] and other[0] <= right and top <= other[3] and other[1] <= bottom for other in self._taken
-        )
-
 
 def _shortened(label: str) -> str:
     return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
 
-
-RGB = tuple[int, int, int]
 
 BASE: tuple[RGB, ...] = (
     (230, 159, 0),  # orange
@@ -183,8 +169,8 @@ _RINGS = ((_WHITE, 0.0), (_WHITE, 0.55), (_BLACK, 0.45), (_WHITE, 0.28), (_BLACK
 
 
 def colours_of(labels: Collection[str]) -> dict[str, RGB]:
-    """A colour for each label. It follows from the name where the colour is free, so that a class keeps it when others
-    come and go; all are different up to 35 classes."""
+    """Return a colour for each label. It follows from the name where the colour is free, so that a class keeps it when
+    others come and go; all are different up to 35 classes."""
     found: dict[str, RGB] = {}
     taken: list[set[int]] = []
     for label in sorted(labels):
@@ -199,13 +185,13 @@ def colours_of(labels: Collection[str]) -> dict[str, RGB]:
 
 
 def mix(colour: RGB, other: RGB, part: float) -> RGB:
-    """A colour with a part, from 0 to 1, of another."""
+    """Return a colour with a part, from 0 to 1, of another."""
     red, green, blue = (round(a + (b - a) * part) for a, b in zip(colour, other, strict=True))
     return red, green, blue
 
 
 def ink_on(colour: RGB) -> RGB:
-    """Black or white: what can be read on a colour (relative luminance of WCAG 2)."""
+    """Return black or white: what can be read on a colour (relative luminance of WCAG 2)."""
     red, green, blue = ((c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour)
     return _BLACK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else _WHITE
 
@@ -222,25 +208,14 @@ _MOST = 400
 """Fonts that are tried for one name."""
 
 
-class Typeface:
+class Typeface(NamedTuple):
     """A font to draw a text with: a font file, or Pillow's own."""
 
-    def __init__(self, file: Path | None = None) -> None:
-        self.file = file
-        self._sizes: dict[int, FreeTypeFont] = {}
+    file: Path | None = None
 
     def at(self, size: int) -> FreeTypeFont:
-        """The font in a size, in pixels."""
-        from PIL import ImageFont
-
-        if size not in self._sizes:
-            if self.file is None:
-                font = ImageFont.load_default(size)
-                assert isinstance(font, ImageFont.FreeTypeFont)
-            else:
-                font = ImageFont.truetype(self.file, size)
-            self._sizes[size] = font
-        return self._sizes[size]
+        """Return the font in a size, in pixels."""
+        return _font(self.file, size)
 
     def draws(self, text: str) -> bool:
         """Tell whether the font has every character of a text."""
@@ -249,61 +224,52 @@ class Typeface:
         return all(character.isspace() or _shape(font, character) != missing for character in set(text))
 
 
+OWN = Typeface()
+
+
+@cache
+def _font(file: Path | None, size: int) -> FreeTypeFont:
+    from PIL import ImageFont
+
+    font = ImageFont.load_default(size) if file is None else ImageFont.truetype(file, size)
+    assert isinstance(font, ImageFont.FreeTypeFont)
+    return font
+
+
 def for_text(text: str) -> tuple[Typeface, str]:
     """Return the font for a text, and the text as it is to be drawn."""
     clean = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
     found = _for_characters("".join(sorted(set(clean))))
     if found is not None:
         return found, clean
-    return own(), "".join(c if own().draws(c) else c.encode("unicode_escape").decode() for c in clean)
-
-
-@cache
-def own() -> Typeface:
-    """Pillow's font."""
-    return Typeface()
+    return OWN, "".join(c if OWN.draws(c) else c.encode("unicode_escape").decode() for c in clean)
 
 
 @cache
 def _for_characters(characters: str) -> Typeface | None:
-    if own().draws(characters):
-        return own()
-    for file in _files()[:_MOST]:
-        face = _open(file)
-        if face is not None and face.draws(characters):
-            return face
+    if OWN.draws(characters):
+        return OWN
+    for face in map(Typeface, _files()[:_MOST]):
+        with suppress(OSError):  # no font that FreeType knows
+            if face.draws(characters):
+                return face
     return None
 
 
 @cache
-def _open(file: Path) -> Typeface | None:
-    face = Typeface(file)
-    try:
-        face.at(16)
-    except OSError:
-        return None
-    return face
-
-
-@cache
 def _files() -> list[Path]:
-    """All font files, the preferred first; among the others the order is always the same."""
-
-    def place(file: Path) -> tuple[int, str]:
-        preferred = [n for n, name in enumerate(_PREFERRED) if file.name.startswith(name)]
-        return preferred[0] if preferred else len(_PREFERRED), str(file)
-
-    return sorted(_walk(), key=place)
-
-
-def _walk() -> Iterator[Path]:
+    """Return all font files, the preferred first; among the others the order is always the same."""
     folders = [Path(folder).expanduser() for folder in _FOLDERS.get(sys.platform, _FOLDERS["linux"])]
     plotting = find_spec("matplotlib")
     if plotting is not None and plotting.origin is not None:
         folders.append(Path(plotting.origin).parent / "mpl-data" / "fonts" / "ttf")
-    for folder in folders:
-        for kind in ("*.ttf", "*.ttc", "*.otf"):
-            yield from (file for file in folder.rglob(kind) if not file.name.startswith(_BLANK))
+    found = [file for folder in folders for kind in ("*.ttf", "*.ttc", "*.otf") for file in folder.rglob(kind)]
+
+    def place(file: Path) -> tuple[int, str]:
+        preferred = (n for n, name in enumerate(_PREFERRED) if file.name.startswith(name))
+        return next(preferred, len(_PREFERRED)), str(file)
+
+    return sorted((file for file in found if not file.name.startswith(_BLANK)), key=place)
 
 
 def _shape(font: FreeTypeFont, character: str) -> tuple[tuple[int, int], bytes]:

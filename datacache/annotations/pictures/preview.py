@@ -47,17 +47,6 @@ class Picture(NamedTuple):
     """A word on it: `added`, `boxes changed`; or what is wrong with it."""
 
 
-class _Grid(NamedTuple):
-    columns: int
-    tile: tuple[int, int]
-
-    def at(self, number: int, top: int) -> tuple[int, int]:
-        """Left and top of a tile."""
-        row, column = divmod(number, self.columns)
-        width, height = self.tile
-        return _MARGIN + column * (width + _SPACE), top + row * (height + _CAPTION + _SPACE)
-
-
 def preview(
     pictures: Sequence[Picture],
     *,
@@ -68,7 +57,7 @@ def preview(
     tile: tuple[int, int] | None = None,
     before: str = "before",
 ) -> bytes:
-    """The grid, as the bytes of a PNG.
+    """Draw the grid; return the bytes of a PNG.
 
     `colours` are those of the classes (default: `colours_of` the labels in the pictures; give those of all labels of a
     data set, so that all its previews have the same). `tile` is the size of an image's place in pixels; default: as
@@ -77,38 +66,40 @@ def preview(
     """
     from PIL import Image, ImageDraw
 
-    grid = _grid(pictures, columns, tile)
-    colours = colours_of(_labels(pictures).keys()) | dict(colours or {})
-    legend = _Legend(pictures, colours, before)
-    width = 2 * _MARGIN + grid.columns * (grid.tile[0] + _SPACE) - _SPACE
-    width = max(width, 2 * _MARGIN + 360)
+    columns = columns or max(1, ceil(sqrt(len(pictures))))
+    if tile is None:
+        wide = max(_NARROWEST_TILE, min(_WIDEST_TILE, _PAGE_PX // columns))
+        known = [p.annotation or p.before for p in pictures]
+        shapes = [each.height / each.width for each in known if each is not None and each.width]
+        tile = wide, round(wide * min(1.4, max(0.56, median(shapes) if shapes else 0.75)))
+    labels = _labels(pictures)
+    colours = colours_of(labels.keys()) | dict(colours or {})
+    width = max(2 * _MARGIN + columns * (tile[0] + _SPACE) - _SPACE, 2 * _MARGIN + 360)
     top = _MARGIN + (_HEADING if title else 0)
-    rows = ceil(len(pictures) / grid.columns)
-    bottom = top + rows * (grid.tile[1] + _CAPTION + _SPACE)
-    lines = legend.lines(width - 2 * _MARGIN)
-    page = Image.new("RGB", (width, bottom + len(lines) * _LEGEND_LINE + _MARGIN), PAPER)
+    step = tile[0] + _SPACE, tile[1] + _CAPTION + _SPACE
+    bottom = top + ceil(len(pictures) / columns) * step[1]
+    legend = _legend(pictures, labels, colours, before, width - 2 * _MARGIN)
+    lines = legend[-1].line + 1 if legend else 0
+    page = Image.new("RGB", (width, bottom + lines * _LEGEND_LINE + _MARGIN), PAPER)
     pen = ImageDraw.Draw(page)
     if title:
         _write(pen, (_MARGIN, _MARGIN + 22), title, size=24, colour=INK, width=width - 2 * _MARGIN)
         _write(pen, (_MARGIN, _MARGIN + 46), subtitle, size=15, colour=MUTED, width=width - 2 * _MARGIN)
     for number, picture in enumerate(pictures):
-        left, above = grid.at(number, top)
-        area = left, above, left + grid.tile[0] - 1, above + grid.tile[1] - 1
-        _draw_tile(page, picture, area, colours)
-    legend.draw(pen, lines, bottom)
+        row, column = divmod(number, columns)
+        left, above = _MARGIN + column * step[0], top + row * step[1]
+        _draw_tile(page, picture, (left, above, left + tile[0] - 1, above + tile[1] - 1), colours)
+    for item in legend:
+        left, y = _MARGIN + item.x, bottom + item.line * _LEGEND_LINE + 4
+        edges = left, y, left + 17, y + 14
+        if item.looks == "filled":
+            pen.rectangle(edges, fill=item.colour)
+        else:
+            draw_box(pen, edges, item.colour, 2 if item.looks == "dashed" else 1, dashed=item.looks == "dashed")
+        _write(pen, (left + 26, y + 13), item.text, size=14, colour=INK, width=_PAGE_PX)
     out = io.BytesIO()
     page.save(out, "PNG")
     return out.getvalue()
-
-
-def _grid(pictures: Sequence[Picture], columns: int | None, tile: tuple[int, int] | None) -> _Grid:
-    columns = columns or max(1, ceil(sqrt(len(pictures))))
-    if tile is None:
-        width = max(_NARROWEST_TILE, min(_WIDEST_TILE, _PAGE_PX // columns))
-        known = [p.annotation or p.before for p in pictures]
-        shapes = [each.height / each.width for each in known if each is not None and each.width]
-        tile = width, round(width * min(1.4, max(0.56, median(shapes) if shapes else 0.75)))
-    return _Grid(columns, tile)
 
 
 def _draw_tile(page: Image, picture: Picture, area: Rectangle, colours: Mapping[str, RGB]) -> None:
@@ -129,7 +120,8 @@ def _draw_tile(page: Image, picture: Picture, area: Rectangle, colours: Mapping[
         draw_boxes(image, picture.annotation, picture.before, colours, 14 if width >= 300 else 11)
         page.paste(image, (left + (width - image.width) // 2, top + (height - image.height) // 2))
     known = picture.annotation or picture.before
-    facts = [f"{known.width}x{known.height}", _number(len(known.boxes), "box", "boxes")] if known else []
+    boxes = len(known.boxes) if known else 0
+    facts = [f"{known.width}x{known.height}", f"{boxes:,} {'box' if boxes == 1 else 'boxes'}"] if known else []
     if picture.note and image is not None:
         facts.append(picture.note)
     name = picture.title.rpartition("/")[2]
@@ -138,7 +130,7 @@ def _draw_tile(page: Image, picture: Picture, area: Rectangle, colours: Mapping[
 
 
 def _draw_broken(pen: ImageDraw, area: Rectangle, reason: str) -> None:
-    """A hatched tile with the reason on it."""
+    """Draw a hatched tile with the reason on it."""
     left, top, right, bottom = area
     pen.rectangle(area, fill=BROKEN)
     height = bottom - top
@@ -159,67 +151,50 @@ def _draw_broken(pen: ImageDraw, area: Rectangle, reason: str) -> None:
 
 
 class _Item(NamedTuple):
-    """What the legend explains."""
+    """What the legend explains, and where it stands."""
 
     text: str
     colour: RGB
     looks: Literal["filled", "dashed", "thin"]
+    line: int = 0
+    x: int = 0
 
 
-class _Legend:
-    """What the colours mean, and how many boxes there are in the pictures."""
-
-    def __init__(self, pictures: Sequence[Picture], colours: Mapping[str, RGB], before: str) -> None:
-        self._items: list[_Item] = [
-            _Item(f"{label}  {boxes:,}" if boxes else label, colours[label], "filled")
-            for label, boxes in sorted(_labels(pictures).items(), key=lambda item: (-item[1], item[0]))
-        ]
-        annotations = [p.annotation for p in pictures if p.annotation is not None]
-        if any(box.difficult for annotation in annotations for box in annotation.boxes):
-            self._items.append(_Item("difficult", MUTED, "dashed"))
-        if any(picture.before is not None for picture in pictures):
-            self._items.append(_Item(before, BEFORE, "thin"))
-
-    def lines(self, width: int) -> list[list[tuple[int, _Item]]]:
-        """What stands in each line, and how far from its left, so that it fits into a width."""
-        lines: list[list[tuple[int, _Item]]] = []
-        x = width + 1
-        for item in self._items:
-            face, drawable = fonts.for_text(item.text)
-            needs = 26 + round(face.at(14).getlength(drawable)) + 24
-            if x + needs > width:
-                lines.append([])
-                x = 0
-            lines[-1].append((x, item))
-            x += needs
-        return lines
-
-    def draw(self, pen: ImageDraw, lines: list[list[tuple[int, _Item]]], top: int) -> None:
-        """The lines, from `top` on."""
-        for n, line in enumerate(lines):
-            y = top + n * _LEGEND_LINE + 4
-            for x, item in line:
-                left = _MARGIN + x
-                edges = left, y, left + 17, y + 14
-                if item.looks == "filled":
-                    pen.rectangle(edges, fill=item.colour)
-                else:
-                    draw_box(pen, edges, item.colour, 2 if item.looks == "dashed" else 1, dashed=item.looks == "dashed")
-                _write(pen, (left + 26, y + 13), item.text, size=14, colour=INK, width=_PAGE_PX)
+def _legend(
+    pictures: Sequence[Picture], labels: Counter[str], colours: Mapping[str, RGB], before: str, width: int
+) -> list[_Item]:
+    """Say what the colours mean, and how many boxes there are in the pictures, in lines that fit into a width."""
+    items = [
+        _Item(f"{label}  {boxes:,}" if boxes else label, colours[label], "filled")
+        for label, boxes in sorted(labels.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    if any(box.difficult for picture in pictures if picture.annotation for box in picture.annotation.boxes):
+        items.append(_Item("difficult", MUTED, "dashed"))
+    if any(picture.before is not None for picture in pictures):
+        items.append(_Item(before, BEFORE, "thin"))
+    line = x = 0
+    placed = []
+    for item in items:
+        face, drawable = fonts.for_text(item.text)
+        needs = 26 + round(face.at(14).getlength(drawable)) + 24
+        if x and x + needs > width:
+            line, x = line + 1, 0
+        placed.append(item._replace(line=line, x=x))
+        x += needs
+    return placed
 
 
 def _labels(pictures: Sequence[Picture]) -> Counter[str]:
-    """The labels in the pictures, and how many boxes have them."""
+    """Count the boxes of each label in the pictures."""
     found: Counter[str] = Counter()
-    for picture in pictures:
-        if picture.annotation is not None:
-            found.update(box.label for box in picture.annotation.boxes)
-            found.update(dict.fromkeys(picture.annotation.labels, 0))
+    for annotation in (picture.annotation for picture in pictures if picture.annotation is not None):
+        found.update(box.label for box in annotation.boxes)
+        found.update(dict.fromkeys(annotation.labels, 0))
     return found
 
 
 def _write(pen: ImageDraw, at: tuple[int, int], text: str, *, size: int, colour: RGB, width: int) -> None:
-    """A text whose baseline begins here, shortened in its middle to fit a width."""
+    """Write a text whose baseline begins here, shortened in its middle to fit a width."""
     face, drawable = fonts.for_text(text)
     font = face.at(size)
     if font.getlength(drawable) > width:
@@ -233,7 +208,7 @@ def _write(pen: ImageDraw, at: tuple[int, int], text: str, *, size: int, colour:
 
 
 def _wrapped(text: str, size: int, width: int, most: int) -> list[str]:
-    """A text in at most so many lines."""
+    """Break a text into at most so many lines."""
     lines: list[str] = []
     for word in text.split():
         face, drawable = fonts.for_text(f"{lines[-1]} {word}" if lines else word)
@@ -244,10 +219,6 @@ def _wrapped(text: str, size: int, width: int, most: int) -> list[str]:
     return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1]} …"]
 
 
-def _number(number: int, one: str, more: str) -> str:
-    return f"{number:,} {one if number == 1 else more}"
-
-
 _ORIENTATION = 0x0112
 _LARGEST_SCALE = 4
 """An image is not enlarged beyond this."""
@@ -256,8 +227,10 @@ _PAPER = (255, 255, 255)
 
 
 def thumbnail(data: bytes, width: int, height: int) -> Image:
-    """The image in at most this size, its aspect kept, its EXIF orientation applied. A JPEG is decoded in an eighth, a
-    quarter or half of its size where that is enough. `BrokenImageError` for whatever cannot be decoded."""
+    """Return the image in at most this size, its aspect kept, its EXIF orientation applied.
+
+    A JPEG is decoded in an eighth, a quarter or half of its size where that is enough. `BrokenImageError` for whatever
+    cannot be decoded."""
     from PIL import Image, ImageOps
 
     try:
