@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from datacache.annotations import where
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.table.columns import as_float64
-from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, Summary, box_sizes
-from datacache.annotations.table.table import ImageSummary, Row, Table
+from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, Row, Summary, box_sizes
+from datacache.annotations.table.table import ImageSummary, Table
 from datacache.annotations.where import Column, Program
 from datacache.core.errors import UsageError
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from datacache.annotations.query import Query as Query
     from datacache.annotations.query import find_paths as find_paths
     from datacache.annotations.stats import Statistics as Statistics
+    from datacache.annotations.table.ranges import Row as Row
     from datacache.annotations.table.table import ImageSummary as ImageSummary
-    from datacache.annotations.table.table import Row as Row
     from datacache.annotations.table.table import Table as Table
     from datacache.api.annotations import convert as convert
     from datacache.api.annotations import open_annotations as open_annotations

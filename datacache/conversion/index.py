@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -24,15 +24,8 @@ from datacache.annotations.model import FORMATS, Annotation, Draft, Problem
 from datacache.annotations.pairing import choose_image
 from datacache.annotations.problems import broken_image, image_that_goes_on, truncated_image, unusable_file
 from datacache.annotations.split_lists import ListedSplits, read_splits
-from datacache.annotations.table.table import (
-    KEY_BYTES,
-    EncodedRange,
-    RangeSummary,
-    Row,
-    Table,
-    TableBuilder,
-    encode_range,
-)
+from datacache.annotations.table.ranges import Row
+from datacache.annotations.table.table import KEY_BYTES, EncodedRange, Table, TableBuilder, encode_range
 from datacache.catalog.base import Catalog
 from datacache.conversion.parallel import ordered_map
 from datacache.conversion.source import AnnotationSource, Data, Files, Item, Part
@@ -125,14 +118,15 @@ class Annotations:
 
     def _build(self, builder: TableBuilder, processes: int | None, progress: Progress) -> BlobId:
         source, reading, earlier = self.source, self.reading, self._earlier()
+        numbers = {} if earlier is None else earlier.range_numbers()
         done = 0
         # Ranges in their order: taken over, or None for one that is being made.
         waiting: deque[EncodedRange | None] = deque()
 
         def tasks() -> Iterator[_Task]:
             for task in _ranges(source, reading):
-                known = earlier.get(task.key)
-                waiting.append(None if known is None else EncodedRange(known))
+                known = numbers.get(task.key)
+                waiting.append(None if known is None or earlier is None else EncodedRange(earlier.range(known)))
                 if known is None:
                     yield task
 
@@ -153,14 +147,14 @@ class Annotations:
             {"format": source.format, "classes": list(source.classes), "version": VERSION, **reading.as_json()}
         )
 
-    def _earlier(self) -> Mapping[bytes, RangeSummary]:
-        """Return the ranges of the newest other table of the same data set."""
+    def _earlier(self) -> Table | None:
+        """Return the newest other table of the same data set."""
         catalog = self._catalog
         for record in reversed(catalog.snapshots(self._snapshot.record.dataset)[-_EARLIER_TABLES - 1 :]):
             root = catalog.derived(record.id, self.reading.name)
             if root is not None:
-                return Table.open(root, catalog.get_blobs).reusable()
-        return {}
+                return Table.open(root, catalog.get_blobs)
+        return None
 
 
 def open_table(

@@ -15,7 +15,7 @@ from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.layout import text
 from datacache.annotations.pairing import is_image
 from datacache.annotations.split_lists import ListedSplits, cut_down
-from datacache.annotations.table.table import Row
+from datacache.annotations.table.ranges import Row
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 from datacache.annotations.model import Annotation, Box, Problem
-from datacache.annotations.table.table import EncodedRange, Row, Table, TableBuilder, encode_range
+from datacache.annotations.table.ranges import Row
+from datacache.annotations.table.table import EncodedRange, Table, TableBuilder, encode_range
 from datacache.manifest import codec
 from datacache.manifest.model import BlobId
 

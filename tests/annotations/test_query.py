@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from datacache.annotations import where
 from datacache.annotations.model import Annotation
 from datacache.annotations.query import Query, count, find, find_paths
-from datacache.annotations.table.table import Row, Table
+from datacache.annotations.table.ranges import Row
+from datacache.annotations.table.table import Table
 from datacache.core.errors import UsageError
 from tests.annotations.tables import Blobs, box, broken, build, image
 
@@ -251,7 +252,7 @@ def test_details_are_loaded_for_box_fields_alone():
     for condition, kinds in (("objects > 1", 1), ("min_side == 20 and objects > 1", 2)):
         blobs.loaded.clear()
         assert count(table, Query(where=condition)) == 333
-        assert len(blobs.loaded) == kinds * len(table.reusable())
+        assert len(blobs.loaded) == kinds * len(table.range_numbers())
 
 
 annotations = st.builds(
