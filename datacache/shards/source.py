@@ -186,19 +186,16 @@ class SnapshotFiles:
         if stop > self._sizes[shard]:
             return None
         number, last = start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
-        obj, first, peek = self._objects[shard], number * BLOCK_BYTES, self.snapshot.peek_block
         if number == last:
-            found = peek(BlockId(obj + number.to_bytes(4, "big")), start - first, stop - first)
+            first, id = number * BLOCK_BYTES, BlockId(self._objects[shard] + number.to_bytes(4, "big"))
+            found = self.snapshot.peek_block(id, start - first, stop - first)
             return None if found is None else (found,)
         parts = []
-        while number <= last:
-            first = number * BLOCK_BYTES
-            id = BlockId(obj + number.to_bytes(4, "big"))
-            part = peek(id, max(start - first, 0), min(stop - first, BLOCK_BYTES))
+        for each in range(number, last + 1):
+            part = self._piece(shard, each, start, stop)
             if part is None:
                 return None
             parts.append(part)
-            number += 1
         return tuple(parts)
 
     def read(self, shard: int, start: int, stop: int) -> bytes | memoryview:
@@ -224,31 +221,29 @@ class SnapshotFiles:
         found |= self._fetched(group, list(wanted))
         return [found[place] for place in places]
 
-    def _fetched(
-        self, places: Sequence[Extent], wanted: Sequence[tuple[int, int]]
-    ) -> dict[Extent, bytes | memoryview | DatacacheError]:
-        """Read places for which these blocks (shard, number) have to be fetched."""
-        blocks = dict(zip(wanted, gather(lambda block: self._block(*block), wanted), strict=True))
-        found: dict[Extent, bytes | memoryview | DatacacheError] = {}
-        left = []
-        for place in places:
-            data = self._join(*place, blocks)
-            if data is None:
-                left.append(place)  # evicted this moment, or not to be fetched: `read` says what is wrong
-            else:
-                found[place] = data
-        return found | dict(zip(left, gather(lambda place: self.read(*place), left), strict=True))
-
     def _missing(self, shard: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the blocks of these bytes that are not here; none where only `read` can say what is wrong."""
+        """Return the blocks (shard, number) of these bytes that are not here; none where only `read` can say what is
+        wrong."""
         if stop > self._sizes[shard]:
             return []
         numbers = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
         return [(shard, number) for number in numbers if self._piece(shard, number, start, stop) is None]
 
-    def _block(self, shard: int, number: int) -> bytes | memoryview:
-        first = number * BLOCK_BYTES
-        return self.read(shard, first, min(first + BLOCK_BYTES, self._sizes[shard]))
+    def _fetched(
+        self, places: Sequence[Extent], wanted: Sequence[tuple[int, int]]
+    ) -> dict[Extent, bytes | memoryview | DatacacheError]:
+        """Read places for which these blocks have to be fetched."""
+
+        def fetch(block: tuple[int, int]) -> bytes | memoryview:
+            shard, first = block[0], block[1] * BLOCK_BYTES
+            return self.read(shard, first, min(first + BLOCK_BYTES, self._sizes[shard]))
+
+        blocks = dict(zip(wanted, gather(fetch, wanted), strict=True))
+        found = {place: self._join(*place, blocks) for place in places}
+        # Evicted this moment, or not to be fetched: `read` says what is wrong.
+        left = [place for place, data in found.items() if data is None]
+        read = dict(zip(left, gather(lambda place: self.read(*place), left), strict=True))
+        return {place: read[place] if data is None else data for place, data in found.items()}
 
     def _join(
         self, shard: int, start: int, stop: int, blocks: Mapping[tuple[int, int], bytes | memoryview | DatacacheError]
@@ -258,18 +253,15 @@ class SnapshotFiles:
             return None
         parts: list[memoryview] = []
         for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
-            block = blocks.get((shard, number))
+            block, first = blocks.get((shard, number)), number * BLOCK_BYTES
             if isinstance(block, DatacacheError):
                 return block
-            first = number * BLOCK_BYTES
-            piece = (
-                self._piece(shard, number, start, stop)
-                if block is None
-                else memoryview(block)[max(start - first, 0) : stop - first]
-            )
-            if piece is None:
+            if block is not None:
+                parts.append(memoryview(block)[max(start - first, 0) : stop - first])
+            elif (piece := self._piece(shard, number, start, stop)) is not None:
+                parts.append(piece)
+            else:
                 return None
-            parts.append(piece)
         return b"".join(parts)
 
     def _piece(self, shard: int, number: int, start: int, stop: int) -> memoryview | None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
+from xxhash import xxh3_64, xxh3_128, xxh3_128_hexdigest
 
 from datacache.conversion.source import Data, Files, Part
 from datacache.core.errors import DatacacheError, ShardError, UsageError
@@ -32,8 +32,6 @@ from datacache.store.errors import from_oserror
 
 SUFFIXES = {"webdataset": ".tar", "tfrecord": ".tfrecord"}
 _BUFFER_BYTES = 2**20
-_Content = Callable[[File], Iterator[Data]]
-"""Gives the bytes of a sample's files, which must be taken in their order."""
 
 
 class Plan:
@@ -42,14 +40,13 @@ class Plan:
     def __init__(self, samples: Iterable[Sample], format: str, *, max_size_bytes: int, seed: int | None, scratch: Path):
         path = scratch / "samples"
         offsets, sizes = array("Q", [0]), array("Q")
-        size_of = _tar_bytes if format == "webdataset" else _record_bytes
         with path.open("wb", buffering=_BUFFER_BYTES) as file:
             for sample in samples:
                 key, files, labels, class_id = sample
                 plain = pickle.dumps((key, [tuple(each) for each in files], labels, class_id), pickle.HIGHEST_PROTOCOL)
                 file.write(plain)
                 offsets.append(offsets[-1] + len(plain))
-                sizes.append(size_of(sample))
+                sizes.append(_planned_bytes(sample, format))
         self._file = path.open("rb")
         path.unlink()  # it goes with the last process that has it open
         self._offsets = np.frombuffer(offsets, np.uint64)
@@ -82,22 +79,39 @@ class Plan:
         self._file.close()
 
 
-def _tar_bytes(sample: Sample) -> int:
-    members = [(file.extension, file.size_bytes) for file in sample.files]
-    members += [(extension, len(data)) for extension, data in sample.labels]
-    return sum(records.member_bytes(f"{sample.key}.{extension}", size_bytes) for extension, size_bytes in members)
+class _Framed(NamedTuple):
+    """A member of a shard: what it is made of."""
+
+    extension: str
+    parts: tuple[bytes | File, ...]
+    size_bytes: int
 
 
-def _record_bytes(sample: Sample) -> int:
-    ((_, features),) = sample.labels
-    size_bytes = sample.files[0].size_bytes
-    data_bytes = len(records.example_head(features, size_bytes)) + size_bytes
-    if data_bytes > records.MAX_DATA_BYTES:
+def _members(sample: Sample, format: str) -> Iterator[_Framed]:
+    if format == "tfrecord":
+        ((extension, features),) = sample.labels
+        (file,) = sample.files
+        head = records.example_head(features, file.size_bytes)
+        yield _Framed(extension, (head, file), len(head) + file.size_bytes)
+        return
+    for file in sample.files:
+        yield _Framed(file.extension, (file,), file.size_bytes)
+    for extension, made in sample.labels:
+        yield _Framed(extension, (made,), len(made))
+
+
+def _planned_bytes(sample: Sample, format: str) -> int:
+    members = list(_members(sample, format))
+    if format == "webdataset":
+        return sum(records.member_bytes(f"{sample.key}.{each.extension}", each.size_bytes) for each in members)
+    size_bytes = members[0].size_bytes
+    if size_bytes > records.MAX_DATA_BYTES:
         raise UsageError(
-            f"{sample.key} has {size_bytes:,} bytes, and a record of TensorFlow holds no more than 2 GiB",
+            f"{sample.key} has {sample.files[0].size_bytes:,} bytes, and a record of TensorFlow holds no more than "
+            "2 GiB",
             hint="Make WebDataset shards of it: --format webdataset",
         )
-    return records.HEAD_BYTES + data_bytes + records.FOOT_BYTES
+    return records.HEAD_BYTES + size_bytes + records.FOOT_BYTES
 
 
 def _order(samples: int, seed: int | None) -> NDArray[np.int64]:
@@ -153,34 +167,43 @@ class ShardWriter:
 
     def _write(self, number: int, name: str, path: Path) -> ShardIndex:
         index = IndexWriter()
-        write = _write_tar if self._format == "webdataset" else _write_record
         with path.open("xb", buffering=_BUFFER_BYTES) as file:
             out = _Hashed(file)
             pieces = self._files.read(_pieces(self._plan.shard(number)))
             for sample in self._plan.shard(number):
-                members = write(out, sample, self._content(sample, name, pieces))
-                index.add(sample.key, members, sample.class_id)
+                index.add(sample.key, self._write_sample(out, sample, pieces, name), sample.class_id)
             if self._format == "webdataset":
                 out.write(records.END)
         self._files.done()
         plan = shard_plan(self._identity, number)
         return index.finish(name, size_bytes=out.at, digest=out.hash.hexdigest(), format=self._format, plan=plan)
 
-    def _content(self, sample: Sample, shard: str, pieces: Iterator[Data]) -> _Content:
-        def content(file: File) -> Iterator[Data]:
-            for _ in range(0, file.size_bytes, BLOCK_BYTES):
-                try:
-                    yield next(pieces)
-                except DatacacheError as exc:
-                    path = self._snapshot.manifest.path(file.row).decode("utf-8", "surrogateescape")
-                    raise ShardError(
-                        f"{path} cannot be read, so {shard} cannot be made: {exc.message}",
-                        shard=shard,
-                        sample=sample.key,
-                        hint=exc.hint,
-                    ) from exc
+    def _write_sample(self, out: _Hashed, sample: Sample, pieces: Iterator[Data], shard: str) -> list[Member]:
+        """Write the members of a sample, of whose files `pieces` are the next ones."""
+        tar, members = self._format == "webdataset", []
+        for extension, parts, size_bytes in _members(sample, self._format):
+            out.write(
+                records.header(f"{sample.key}.{extension}", size_bytes) if tar else records.record_head(size_bytes)
+            )
+            start, digest, crc = out.at, xxh3_64(), 0
+            for part in parts:
+                for data in (part,) if isinstance(part, bytes) else self._content(part, pieces, sample.key, shard):
+                    digest.update(data)
+                    if not tar:
+                        crc = records.extend(crc, bytes(data))
+                    out.write(data)
+            out.write(records.padding(size_bytes) if tar else records.record_foot(crc))
+            members.append(Member(extension, start, size_bytes, digest.intdigest()))
+        return members
 
-        return content
+    def _content(self, file: File, pieces: Iterator[Data], key: str, shard: str) -> Iterator[Data]:
+        for _ in range(0, file.size_bytes, BLOCK_BYTES):
+            try:
+                yield next(pieces)
+            except DatacacheError as exc:
+                path = self._snapshot.manifest.path(file.row).decode("utf-8", "surrogateescape")
+                message = f"{path} cannot be read, so {shard} cannot be made: {exc.message}"
+                raise ShardError(message, shard=shard, sample=key, hint=exc.hint) from exc
 
 
 def _pieces(samples: Iterator[Sample]) -> Iterator[Part]:
@@ -203,37 +226,3 @@ class _Hashed:
         self._file.write(data)
         self.hash.update(data)
         self.at += len(data)
-
-
-def _write_tar(out: _Hashed, sample: Sample, content: _Content) -> list[Member]:
-    members = []
-    for file in sample.files:
-        out.write(records.header(f"{sample.key}.{file.extension}", file.size_bytes))
-        start, digest = out.at, xxh3_64()
-        for data in content(file):
-            digest.update(data)
-            out.write(data)
-        out.write(records.padding(file.size_bytes))
-        members.append(Member(file.extension, start, file.size_bytes, digest.intdigest()))
-    for extension, made in sample.labels:
-        out.write(records.header(f"{sample.key}.{extension}", len(made)))
-        members.append(Member(extension, out.at, len(made), xxh3_64_intdigest(made)))
-        out.write(made)
-        out.write(records.padding(len(made)))
-    return members
-
-
-def _write_record(out: _Hashed, sample: Sample, content: _Content) -> list[Member]:
-    ((extension, features),) = sample.labels
-    (file,) = sample.files
-    head = records.example_head(features, file.size_bytes)
-    size_bytes = len(head) + file.size_bytes
-    out.write(records.record_head(size_bytes))
-    start, digest, crc = out.at, xxh3_64(head), records.extend(0, head)
-    out.write(head)
-    for data in content(file):
-        digest.update(data)
-        crc = records.extend(crc, bytes(data))
-        out.write(data)
-    out.write(records.record_foot(crc))
-    return [Member(extension, start, size_bytes, digest.intdigest())]
