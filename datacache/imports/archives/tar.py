@@ -1,8 +1,9 @@
 """Tar archives (ustar, pax and GNU; plain or packed with gzip, bzip2 or xz), read as streams by own code.
 
-`tarfile` takes headers of any length into memory and seeks wherever a header says. Here an archive is read forwards
-only, and all it unpacks to is counted: once for the names, and again for the bytes. Files and folders are taken; links,
-devices and sparse files are refused. The format is pax of POSIX.1-2017. One thread.
+`tarfile` reads the headers, but it may not read the archive: it takes headers of any length into memory, ends quietly
+where an archive is cut between members, and seeks wherever a header says. Here an archive is read forwards only, and
+all it unpacks to is counted: once for the names, and again for the bytes. Files and folders are taken; links, devices
+and sparse files are refused. The format is pax of POSIX.1-2017. One thread.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from datacache.core.errors import UsageError
 from datacache.imports.archives.members import RATIO_FROM_BYTES, Export, Member, UnpackLimits
@@ -28,16 +30,12 @@ _KINDS = {b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": 
 _PACKERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 
 
-class _Header(NamedTuple):
-    name: str
-    is_file: bool
-    size_bytes: int
-    mtime_ns: int
-
-
 def is_tar(head: bytes) -> bool:
     """Tell from a file's first bytes whether it is a tar, or packed and so perhaps one."""
-    return any(map(head.startswith, _PACKERS)) or (len(head) >= _BLOCK and _has_checksum(head[:_BLOCK]))
+    try:
+        return any(map(head.startswith, _PACKERS)) or bool(_header(head[:_BLOCK]))
+    except tarfile.HeaderError:
+        return False
 
 
 class TarExport(Export):
@@ -48,9 +46,9 @@ class TarExport(Export):
         self._path = path
         with self._open() as stream:
             for number, header in enumerate(self._headers(stream)):
-                if header.is_file:
-                    self.add(header.name, header.size_bytes, header.mtime_ns, number)
-                stream.skip(header.size_bytes, header.name)
+                if not header.isdir():
+                    self.add(header.name, header.size, int(header.mtime), number)
+                stream.skip(header.size, header.name)
             stream.drain()
         self.sort()
 
@@ -59,11 +57,10 @@ class TarExport(Export):
         wanted = {member.at: member for member in self.members}
         with self._open() as stream:
             for number, header in enumerate(self._headers(stream)):
-                member = wanted.get(number)
-                if member is None:
-                    stream.skip(header.size_bytes, header.name)
+                if number in wanted:
+                    yield wanted[number], stream.data(header.size, header.name)
                 else:
-                    yield member, stream.data(header.size_bytes, header.name)
+                    stream.skip(header.size, header.name)
 
     @contextmanager
     def _open(self) -> Iterator[_Stream]:
@@ -83,30 +80,37 @@ class TarExport(Export):
                     file = stack.enter_context(opener(file, "rb"))
             yield _Stream(file, self, most_bytes)
 
-    def _headers(self, stream: _Stream) -> Iterator[_Header]:
-        """Yield one header after the other; the caller reads or skips the bytes that follow each."""
+    def _headers(self, stream: _Stream) -> Iterator[tarfile.TarInfo]:
+        """Yield one header after the other, its time in ns; the caller reads or skips the bytes that follow."""
         extra: dict[str, bytes] = {}
         while any(block := stream.data(_BLOCK, "")):
-            if not _has_checksum(block):
-                raise self.damaged("", "the checksum of a header is wrong")
-            kind, size = block[156:157], _number(block[124:136])
-            if size is None:
-                raise self.damaged("", "a header has no size")
+            try:
+                header = _header(block)
+            except tarfile.HeaderError as exc:
+                why = "the checksum of a header is wrong" if "checksum" in str(exc) else "a header has no size"
+                raise self.damaged("", why) from exc
+            kind = header.type
             if kind in (b"x", b"X", b"g", b"L", b"K"):
-                extra |= self._extra(stream, kind, size)
+                extra |= self._extra(stream, kind, header.size)
                 continue
-            name = (extra.get("path") or _name(block)).decode("utf-8", "surrogateescape")
+            if "path" in extra:
+                header.name = extra["path"].decode("utf-8", "surrogateescape")
+            name = header.name
             self.count(name)
             if any(key.startswith("GNU.sparse") for key in extra):
                 raise self.refused(name, "it is a sparse file")
             if kind not in (b"0", b"\0", b"7", b"5"):
                 raise self.refused(name, f"it is {_KINDS.get(kind, f'a member of kind {kind!r}')}")
-            is_file = kind != b"5" and not name.endswith("/")
-            mtime_ns = _time_ns(extra["mtime"]) if "mtime" in extra else (_number(block[136:148]) or 0) * 10**9
-            size = _decimal(extra["size"]) if "size" in extra else size
-            if size is None:
-                raise self.damaged(name, "its size is no number")
-            yield _Header(name, is_file, size, max(0, min(mtime_ns, 2**62)))
+            if name.endswith("/"):
+                header.type = tarfile.DIRTYPE
+            mtime_ns = _time_ns(extra["mtime"]) if "mtime" in extra else int(header.mtime) * 10**9
+            header.mtime = max(0, min(mtime_ns, 2**62))
+            if "size" in extra:
+                size = _decimal(extra["size"])
+                if size is None:
+                    raise self.damaged(name, "its size is no number")
+                header.size = size
+            yield header
             extra = {}
 
     def _extra(self, stream: _Stream, kind: bytes, size: int) -> dict[str, bytes]:
@@ -137,12 +141,13 @@ class _Stream:
     def data(self, size_bytes: int, name: str) -> bytes:
         """Read a member's bytes ('' for a header's), and pass over what fills up their last block."""
         data = b"".join(self._parts(size_bytes, name))
-        self.skip(-size_bytes % _BLOCK, name, fill=False)
+        for _ in self._parts(-size_bytes % _BLOCK, name):
+            pass
         return data
 
-    def skip(self, size_bytes: int, name: str, *, fill: bool = True) -> None:
+    def skip(self, size_bytes: int, name: str) -> None:
         """Pass over a member's bytes, and what fills up their last block."""
-        for _ in self._parts(size_bytes + (-size_bytes % _BLOCK if fill else 0), name):
+        for _ in self._parts(size_bytes + -size_bytes % _BLOCK, name):
             pass
 
     def drain(self) -> None:
@@ -177,26 +182,12 @@ class _Stream:
         return data
 
 
-def _name(block: bytes) -> bytes:
-    name, prefix = block[:100].partition(b"\0")[0], block[345:500].partition(b"\0")[0]
-    return prefix + b"/" + name if prefix and block[257:263] == b"ustar\0" else name
-
-
-def _has_checksum(block: bytes) -> bool:
-    noted = _number(block[148:156])
-    total = sum(block[:148]) + 8 * 32 + sum(block[156:])
-    signed = total - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
-    return noted in (total, signed) and any(block)
-
-
-def _number(field: bytes) -> int | None:
-    """Read octal digits, or bytes after a first byte with its highest bit set (GNU)."""
-    if field[0] & 0x80:
-        return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big") if field[0] == 0x80 else None
-    try:
-        return int(field.replace(b"\0", b" ").strip() or b"0", 8)
-    except ValueError:
-        return None
+def _header(block: bytes) -> tarfile.TarInfo:
+    """Read a header. `tarfile.HeaderError` where it is none, or its size is negative."""
+    header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    if header.size < 0:
+        raise tarfile.HeaderError("a negative size")
+    return header
 
 
 def _decimal(digits: bytes) -> int | None:
