@@ -20,11 +20,7 @@ from datacache.core.errors import AnnotationError, UsageError
 
 _MAX_CLASSES = 100_000
 _UNLISTED = re.compile(r"class_(0|[1-9][0-9]*)")
-_ENCODINGS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+_ENCODINGS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
 class DataYaml(NamedTuple):
@@ -39,7 +35,7 @@ class DataYaml(NamedTuple):
 
 
 def decode(data: bytes) -> str | None:
-    """The text of a file with names in it: with or without a byte order mark, UTF-8, UTF-16 or else GB18030 (which
+    """Decode a file with names in it: with or without a byte order mark, UTF-8, UTF-16 or else GB18030 (which
     holds GBK). None if it is none of these."""
     encoding = next((encoding for mark, encoding in _ENCODINGS if data.startswith(mark)), "")
     for attempt in (encoding,) if encoding else ("utf-8", "gb18030"):
@@ -51,7 +47,7 @@ def decode(data: bytes) -> str | None:
 
 
 def read_classes(data: bytes, file: str) -> tuple[str, ...]:
-    """The names in `classes.txt`, `obj.names` or the file of `--classes`, one a line, cleaned like labels.
+    """Read the names in `classes.txt`, `obj.names` or the file of `--classes`, one a line, cleaned like labels.
 
     `UsageError` names the line: a name that is there twice has two ids, and a blank line before the last name is an id
     to some tools and none to others. Blank lines at the end are nothing.
@@ -80,13 +76,14 @@ def read_classes(data: bytes, file: str) -> tuple[str, ...]:
 
 
 def read_data_yaml(data: bytes, file: str) -> DataYaml:
-    """Names as a list or as a mapping from ids; with `nc` alone, `class_0` and so on. `AnnotationError` without."""
+    """Read names as a list or as a mapping from ids; with `nc` alone, `class_0` and so on. `AnnotationError`
+    without."""
     import yaml
 
     text = decode(data)
+    if text is None:
+        raise _yaml_error(file, "it is not in UTF-8")
     try:
-        if text is None:
-            raise _yaml_error(file, "it is not in UTF-8")
         # BaseLoader gives every scalar as it is written: a class is called `yes` or `010`, and not True or 8. It makes
         # nothing but str, list and dict.
         content = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506
@@ -95,8 +92,6 @@ def read_data_yaml(data: bytes, file: str) -> DataYaml:
         reason = getattr(exc, "problem", None) or str(exc).splitlines()[0]
         raise _yaml_error(file, f"it is no YAML: {reason}", mark.line + 1 if mark else 0) from exc
     except (RecursionError, ValueError) as exc:
-        if isinstance(exc, AnnotationError):
-            raise
         raise _yaml_error(file, f"it is no YAML: {type(exc).__name__}") from exc
     if not isinstance(content, dict):
         raise _yaml_error(file, "there are no keys")
@@ -111,17 +106,13 @@ def read_data_yaml(data: bytes, file: str) -> DataYaml:
 
 
 def write_classes(names: Iterable[str]) -> bytes:
-    """One name a line. `UsageError` for a name that `read_classes` would read as something else."""
+    """Write one name a line. `UsageError` for a name that `read_classes` would read as something else."""
     names = tuple(names)
-    data = _lines(names)
-    if read_classes(data, "classes") != names:
-        odd = next(name for name in names if read_classes(_lines([name]), "classes") != (name,))
+    lines = [f"{name}\n".encode("utf-8", "backslashreplace") for name in names]
+    if read_classes(b"".join(lines), "classes") != names:
+        odd = next(name for name, line in zip(names, lines, strict=True) if read_classes(line, "classes") != (name,))
         raise UsageError(f"the class {odd!r} cannot be written as a line", hint="Give it another name")
-    return data
-
-
-def _lines(names: Iterable[str]) -> bytes:
-    return "".join(f"{name}\n" for name in names).encode("utf-8", "backslashreplace")
+    return b"".join(lines)
 
 
 def class_order(
@@ -131,7 +122,7 @@ def class_order(
     *,
     numbered: bool = False,
 ) -> tuple[str, ...]:
-    """The classes of a conversion in the order of their ids.
+    """Return the classes of a conversion in the order of their ids.
 
     `given`: exactly these, whatever was found. `previous` (the list of an earlier version, or of the data set itself):
     these, then what is new by name, so that no id changes from version to version. Neither: what was found, by name.
@@ -157,7 +148,7 @@ def class_order(
 
 
 def unlisted(id: int | str) -> str:
-    """The label of a class that has no name."""
+    """Return the label of a class that has no name."""
     return f"class_{id}"
 
 
@@ -205,8 +196,9 @@ def _yaml_error(file: str, reason: str, line: int = 0) -> AnnotationError:
 
 
 def class_ids(table: Table, given: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The names of the class ids 0, 1, …: those of boxes in the order that a conversion gives them, then those that are
-    of whole images alone, by name. With `given` exactly these. `UsageError` for ids that no list could hold."""
+    """Return the names of the class ids 0, 1, …: those of boxes in the order that a conversion gives them, then those
+    that are of whole images alone, by name. With `given` exactly these. `UsageError` for ids that no list could
+    hold."""
     order = class_order(
         [total.label for total in table.labels.values() if total.boxes],
         given=given,

@@ -37,11 +37,12 @@ _IMAGE_SETS: Final = re.compile(rb"(?:^|/)imagesets/")
 _COCO_NAME: Final = re.compile(rb"coco|instances|annotations|(?:^|[^a-z])(?:train|valid|val|test|default|labels)")
 _COCO: Final = re.compile(rb'"(?:images|annotations|categories)"\s*:\s*\[\s*[\]{]')
 _OTHER_COCO: Final = re.compile(rb"(?:captions|panoptic|stuff|person_keypoints|image_info)_")
+_VOC: Final = re.compile(rb"<(?:[\w.-]+:)?annotation[\s>]", re.IGNORECASE)
 _KERAS: Final = re.compile(rb"[^\s,][ \t](?:[-+.\dnaife]+,){4}\d+(?:[ \t]|$)", re.MULTILINE)
 
 
 @dataclass
-class Sample:
+class _Sample:
     """Paths of one kind: how many there are, and some of them, spread evenly."""
 
     count: int = 0
@@ -58,117 +59,23 @@ class Sample:
                 self.paths.append(path)
         self.count += 1
 
-    @property
-    def complete(self) -> bool:
-        """Tell whether all names are kept."""
-        return len(self.paths) == self.count
-
-
-@dataclass
-class Seen:
-    """The names of a snapshot's files."""
-
-    images: int = 0
-    image_folders: dict[bytes, None] = field(default_factory=dict)
-    split_folders: set[str] = field(default_factory=set)
-    xml: Sample = field(default_factory=Sample)
-    texts: Sample = field(default_factory=Sample)
-    """`.txt` files that may be labels."""
-    split_texts: list[bytes] = field(default_factory=list)
-    """`.txt` files that are named after a split: lists, or labels of images named so."""
-    json: Sample = field(default_factory=Sample)
-    coco_names: list[bytes] = field(default_factory=list)
-    image_sets: list[bytes] = field(default_factory=list)
-    class_lists: list[bytes] = field(default_factory=list)
-    yamls: list[bytes] = field(default_factory=list)
-    no_data: Sample = field(default_factory=Sample)
-    """Files that are passed over: those that systems and tools leave behind, and masks."""
-
-    def __str__(self) -> str:
-        counts = (
-            (self.images, "image"),
-            (self.xml.count, ".xml file"),
-            (self.texts.count + len(self.split_texts), ".txt file"),
-            (self.json.count, ".json file"),
-        )
-        shown = [f"{count:,} {what}{'s' * (count != 1)}" for count, what in counts if count]
-        return ", ".join(shown) or "no images and no annotations"
-
-
-def look(manifest: Manifest) -> Seen:
-    """Go through all names."""
-    seen = Seen()
-    folder = None
-    for path in manifest.paths():
-        if is_image(path):
-            seen.images += 1
-            here = path[: path.rfind(b"/") + 1]
-            if here != folder:
-                folder = here
-                if len(seen.image_folders) < _FOLDERS_KEPT:
-                    seen.image_folders[here] = None
-                split = folder_split(path)
-                if split:
-                    seen.split_folders.add(split)
-        elif path.endswith(b"/"):
-            continue
-        elif is_data(path):
-            _note(seen, path)
-        else:
-            seen.no_data.add(path)
-    return seen
-
-
-def _note(seen: Seen, path: bytes) -> None:
-    lower = path.lower()
-    name = lower[lower.rfind(b"/") + 1 :]
-    extension = name[name.rfind(b".") :]
-    if _CLASS_LIST.search(name):
-        _keep(seen.class_lists, path)
-    elif extension == b".xml":
-        seen.xml.add(path)
-    elif extension == b".txt":
-        if _IMAGE_SETS.search(lower):
-            _keep(seen.image_sets, path)
-        elif is_split_list(name) and len(seen.split_texts) < _KEPT:
-            seen.split_texts.append(path)
-        elif not is_notes(path):
-            seen.texts.add(path)
-    elif extension == b".json":
-        seen.json.add(path)
-        if _COCO_NAME.search(name):
-            _keep(seen.coco_names, path)
-    elif extension in (b".yaml", b".yml"):
-        _keep(seen.yamls, path)
-
-
-def _keep(kept: list[bytes], path: bytes) -> None:
-    if len(kept) < _KEPT:
-        kept.append(path)
-
 
 def is_notes(path: bytes) -> bool:
     """Tell whether a text file is for people, by its name."""
     return _NOTES.search(path.lower().rpartition(b"/")[2]) is not None
 
 
-def is_other_coco(path: bytes) -> bool:
-    """Tell whether a file of COCO is for another task than detection, by its name."""
-    return _OTHER_COCO.match(path.lower().rpartition(b"/")[2]) is not None
-
-
-def is_coco(data: bytes) -> bool:
+def _is_coco(data: bytes) -> bool:
     """Tell whether a list of COCO stands in its beginning."""
     return _COCO.search(data[:_HEAD_BYTES].replace(b"\0", b"")) is not None  # UTF-16 is ASCII with zeros between
 
 
-def is_voc(data: bytes) -> bool:
+def _is_voc(data: bytes) -> bool:
     """Tell whether it has the root element of Pascal VOC (CVAT's own XML has `<annotations>`)."""
-    head = data[:_HEAD_BYTES].replace(b"\0", b"")
-    return re.search(rb"<(?:[\w.-]+:)?annotation[\s>]", head, re.IGNORECASE) is not None
+    return _VOC.search(data[:_HEAD_BYTES].replace(b"\0", b"")) is not None
 
 
-def text_kind(data: bytes) -> str:
+def _text_kind(data: bytes) -> str:
     """Return a text file's kind: `keras` (lines with boxes), `yolo` (lines of numbers), `images` (most lines end as an
     image's name does, those apart that begin with `#`), `empty`, or '' for anything else."""
     if _KERAS.search(data):
@@ -183,11 +90,9 @@ def text_kind(data: bytes) -> str:
     # One odd line must not undo a list: its images would be in no split.
     if 2 * sum(map(is_image, entries)) > len(entries):
         return "images"
-    return "yolo" if any(_is_numbers(line.split()) for line in lines[:20]) else ""
-
-
-def _is_numbers(parts: list[bytes]) -> bool:
-    return len(parts) >= 5 and all(parse_number(part) is not None for part in parts)
+    numbers = (line.split() for line in lines[:20])
+    found = any(len(parts) >= 5 and all(parse_number(part) is not None for part in parts) for parts in numbers)
+    return "yolo" if found else ""
 
 
 Read = Callable[[bytes], bytes]
@@ -233,7 +138,7 @@ class Layout:
         return [Problem("not-data", "noted", text(self.first_no_data), 0, message)]
 
     def is_annotation(self, path: bytes) -> bool:
-        """Whether a file is an annotation of one image, in the formats that have such files."""
+        """Tell whether a file is an annotation of one image, in the formats that have such files."""
         suffix = FORMATS[self.format].suffix
         if not suffix or path[-4:].lower() != suffix or not is_data(path):
             return False
@@ -254,19 +159,18 @@ class ClassList(NamedTuple):
 
 
 def detect(manifest: Manifest, read: Read, *, format: str | None = None) -> Layout:
-    """The layout of a snapshot. `format` (one of `FORMATS`) decides where more than one would fit.
+    """Find the layout of a snapshot. `format` (one of `FORMATS`) decides where more than one would fit.
 
     `UsageError` says what was seen where the snapshot has neither images nor annotations, where annotations are there
     in several formats, and where none are in the one that was asked for.
     """
     if format is not None and format not in FORMATS:
         raise UsageError(f"--format {format}: no such format", hint=f"Formats are {', '.join(FORMATS)}")
-    seen = look(manifest)
-    if not seen.images and not seen.xml.count and not seen.texts.count and not seen.json.count and not seen.split_texts:
+    seen = _Seen(manifest, read)
+    if not (seen.images or seen.xml.count or seen.texts.count or seen.json.count or seen.split_texts):
         raise UsageError(f"the snapshot has {seen}")
-    files = _Files(manifest, read, seen)
     if format is None:
-        found = {name: count for name, count in files.counts(sure=True).items() if count}
+        found = {name: count for name, count in seen.counts(sure=True).items() if count}
         if len(found) > 1:
             shown = " and ".join(f"{name} ({count:,} file{'s' * (count > 1)})" for name, count in found.items())
             raise UsageError(
@@ -274,13 +178,13 @@ def detect(manifest: Manifest, read: Read, *, format: str | None = None) -> Layo
                 hint=f"Choose one with --format {'|'.join(found)}",
             )
         format = next(iter(found), "none")
-    elif format != "none" and not files.counts(sure=False)[format]:
+    elif format != "none" and not seen.counts(sure=False)[format]:
         raise UsageError(f"the snapshot has no annotations in the format {format}; it has {seen}")
-    return files.layout(format)
+    return seen.layout(format)
 
 
 def read_class_list(read: Read, layout: Layout, given: Sequence[str] | None = None) -> ClassList:
-    """The names of the class ids of a YOLO or keras-yolo3 data set; nothing for formats whose annotations name classes.
+    """Read the names of the class ids of a YOLO or keras-yolo3 data set; none where annotations name classes.
 
     `data.yaml` goes before lists. Where there is none, or none that can be used, `given` are the names; without them
     `UsageError` where several files say different things, `AnnotationError` where `data.yaml` cannot be read, and a
@@ -317,94 +221,141 @@ def _own_classes(read: Read, layout: Layout) -> ClassList | None:
 
 
 def text(path: bytes) -> str:
-    """A path as text, for messages and for `Draft.file`."""
+    """Return a path as text, for messages and for `Draft.file`."""
     return path.decode("utf-8", "surrogateescape")
 
 
-class _Files:
-    """What the files of a snapshot are, found out as far as it is asked for."""
+class _Seen:
+    """The names of a snapshot's files, and what is in them as far as it is asked for."""
 
-    def __init__(self, manifest: Manifest, read: Read, seen: Seen) -> None:
-        self._manifest, self._read, self._seen = manifest, read, seen
+    def __init__(self, manifest: Manifest, read: Read) -> None:
+        self._manifest, self._read = manifest, read
         self._pairs = {suffix: Pairing(manifest, suffix) for suffix in (b".xml", b".txt", b".json")}
         self._kinds: dict[bytes, str] = {}
-        few = seen.texts.paths if seen.texts.count <= _FEW else []
-        lists = [path for path in sorted((*seen.split_texts, *few)) if not self._images_of(path)]
+        self.images = 0
+        self.image_folders: dict[bytes, None] = {}
+        self.split_folders: set[str] = set()
+        self.xml, self.texts, self.json = _Sample(), _Sample(), _Sample()
+        """`texts`: `.txt` files that may be labels."""
+        self.split_texts: list[bytes] = []
+        """`.txt` files that are named after a split: lists, or labels of images named so."""
+        self.coco_names: list[bytes] = []
+        self.image_sets: list[bytes] = []
+        self.class_lists: list[bytes] = []
+        self.yamls: list[bytes] = []
+        self.no_data = _Sample()
+        """Files that are passed over: those that systems and tools leave behind, and masks."""
+        folder = None
+        for path in manifest.paths():
+            if is_image(path):
+                self.images += 1
+                here = path[: path.rfind(b"/") + 1]
+                if here != folder:
+                    folder = here
+                    if len(self.image_folders) < _FOLDERS_KEPT:
+                        self.image_folders[here] = None
+                    self.split_folders.add(folder_split(path))
+            elif not path.endswith(b"/"):
+                self._note(path) if is_data(path) else self.no_data.add(path)
+        self.split_folders.discard("")
+        few = self.texts.paths if self.texts.count <= _FEW else []
+        lists = [path for path in sorted((*self.split_texts, *few)) if not self._images_of(path)]
         self._keras = [path for path in lists if self._kind(path) == "keras"]
         self._image_lists = [path for path in lists if self._kind(path) == "images"]
-        self._labels = seen.texts.count + len(seen.split_texts) - len(self._keras) - len(self._image_lists)
+        self._labels = self.texts.count + len(self.split_texts) - len(self._keras) - len(self._image_lists)
+
+    def __str__(self) -> str:
+        counts = (
+            (self.images, "image"),
+            (self.xml.count, ".xml file"),
+            (self.texts.count + len(self.split_texts), ".txt file"),
+            (self.json.count, ".json file"),
+        )
+        shown = [f"{count:,} {what}{'s' * (count != 1)}" for count, what in counts if count]
+        return ", ".join(shown) or "no images and no annotations"
 
     def counts(self, *, sure: bool) -> dict[str, int]:
-        """How many files there are of each format; `sure` where their content was looked at, too."""
+        """Return how many files there are of each format; `sure` where their content was looked at, too."""
         return {
-            "voc": self._voc() if sure else self._seen.xml.count,
-            "yolo": self._yolo() if sure else self._labels,
+            "voc": self.xml.count if not sure or self._has_voc() else 0,
+            "yolo": self._labels if not sure or self._has_yolo() else 0,
             "coco": len(self._coco()),
             "keras-yolo3": len(self._keras),
         }
 
     def layout(self, format: str) -> Layout:
-        """All that is known, as far as it concerns a format."""
-        seen = self._seen
+        """Return all that is known, as far as it concerns a format."""
         lists = self._coco() if format == "coco" else self._keras if format == "keras-yolo3" else []
-        count = {"voc": seen.xml.count, "yolo": self._labels}.get(format, len(lists))
         return Layout(
             format=format,
-            images=seen.images,
-            annotation_files=count,
+            images=self.images,
+            annotation_files={"voc": self.xml.count, "yolo": self._labels}.get(format, len(lists)),
             lists=tuple(lists),
             data_yamls=self._data_yamls() if format == "yolo" else (),
-            class_lists=_nearest(seen.class_lists),
-            image_sets=_image_sets(seen.image_sets),
+            class_lists=_nearest(self.class_lists),
+            image_sets=_image_sets(self.image_sets),
             image_lists=tuple(self._image_lists),
-            split_folders=frozenset(seen.split_folders) if "train" in seen.split_folders else frozenset(),
-            image_folders=tuple(seen.image_folders),
-            no_data=seen.no_data.count,
-            first_no_data=seen.no_data.paths[0] if seen.no_data.paths else b"",
+            split_folders=frozenset(self.split_folders if "train" in self.split_folders else ()),
+            image_folders=tuple(self.image_folders),
+            no_data=self.no_data.count,
+            first_no_data=self.no_data.paths[0] if self.no_data.paths else b"",
         )
 
-    def _voc(self) -> int:
-        sample = self._seen.xml.paths
-        paired = any(self._images_of(path) for path in sample)
-        return self._seen.xml.count if paired or any(is_voc(self._read(path)) for path in sample[:_FEW]) else 0
+    def _note(self, path: bytes) -> None:
+        lower = path.lower()
+        name = lower[lower.rfind(b"/") + 1 :]
+        extension = name[name.rfind(b".") :]
+        if _CLASS_LIST.search(name):
+            _keep(self.class_lists, path)
+        elif extension == b".xml":
+            self.xml.add(path)
+        elif extension == b".txt":
+            if _IMAGE_SETS.search(lower):
+                _keep(self.image_sets, path)
+            elif is_split_list(name) and len(self.split_texts) < _KEPT:
+                self.split_texts.append(path)
+            elif not is_notes(path):
+                self.texts.add(path)
+        elif extension == b".json":
+            self.json.add(path)
+            if _COCO_NAME.search(name):
+                _keep(self.coco_names, path)
+        elif extension in (b".yaml", b".yml"):
+            _keep(self.yamls, path)
 
-    def _yolo(self) -> int:
+    def _has_voc(self) -> bool:
+        sample = self.xml.paths
+        return any(self._images_of(path) for path in sample) or any(_is_voc(self._read(p)) for p in sample[:_FEW])
+
+    def _has_yolo(self) -> bool:
         lists = {*self._keras, *self._image_lists}
-        sample = [path for path in (*self._seen.texts.paths, *self._seen.split_texts) if path not in lists]
+        sample = [path for path in (*self.texts.paths, *self.split_texts) if path not in lists]
         paired = [path for path in sample if self._images_of(path)]
         kinds = {self._kind(path) for path in (paired or sample)[:_FEW]}
-        return self._labels if "yolo" in kinds or (paired and kinds == {"empty"}) else 0
+        return "yolo" in kinds or (bool(paired) and kinds == {"empty"})
 
     def _coco(self) -> list[bytes]:
-        seen = self._seen
-        candidates = sorted({*(seen.json.paths if seen.json.complete else ()), *seen.coco_names})
-        found = [path for path in candidates if not self._images_of(path) and is_coco(self._read(path))]
+        complete = len(self.json.paths) == self.json.count
+        candidates = sorted({*(self.json.paths if complete else ()), *self.coco_names})
+        found = [path for path in candidates if not self._images_of(path) and _is_coco(self._read(path))]
         # The original's captions and panoptic masks say nothing that its instances do not.
-        return [path for path in found if not is_other_coco(path)] or found
+        return [path for path in found if not _OTHER_COCO.match(path.lower().rpartition(b"/")[2])] or found
 
     def _data_yamls(self) -> tuple[bytes, ...]:
-        def has_names(path: bytes) -> bool:
-            return re.search(rb"^(?:names|nc)\s*:", self._read(path), re.MULTILINE) is not None
-
-        found = _nearest(path for path in self._seen.yamls if has_names(path))
+        """Return those nearest to the root, and others in whose folders, or below them, labels lie."""
+        has_names = re.compile(rb"^(?:names|nc)\s*:", re.MULTILINE).search
+        found = _nearest(path for path in self.yamls if has_names(self._read(path)))
         above = [path for path in found if path.count(b"/") == found[0].count(b"/")]
-        return (*above, *self._with_labels(found[len(above) :]))
-
-    def _with_labels(self, paths: Sequence[bytes]) -> list[bytes]:
-        """The files in whose folders, or below them, labels lie."""
-        if not paths:
-            return []
-        others = {*self._seen.class_lists, *self._image_lists}
-        waiting = {path[: path.rfind(b"/") + 1] for path in paths}
-        found: set[bytes] = set()
-        for path in self._manifest.paths():
+        others = {*self.class_lists, *self._image_lists}
+        waiting = {path[: path.rfind(b"/") + 1] for path in found[len(above) :]}
+        reached: set[bytes] = set()
+        for path in self._manifest.paths() if waiting else ():
             if path[-4:].lower() == b".txt" and path not in others and is_data(path) and not is_notes(path):
-                reached = {folder for folder in waiting if path.startswith(folder)}
+                reached |= {folder for folder in waiting if path.startswith(folder)}
                 waiting -= reached
-                found |= reached
                 if not waiting:
                     break
-        return [path for path in paths if path[: path.rfind(b"/") + 1] in found]
+        return (*above, *(path for path in found[len(above) :] if path[: path.rfind(b"/") + 1] in reached))
 
     def _images_of(self, path: bytes) -> tuple[bytes, ...]:
         return self._pairs[path[path.rfind(b".") :].lower()].images_of(path)
@@ -412,8 +363,13 @@ class _Files:
     def _kind(self, path: bytes) -> str:
         kind = self._kinds.get(path)
         if kind is None:
-            kind = self._kinds[path] = text_kind(self._read(path))
+            kind = self._kinds[path] = _text_kind(self._read(path))
         return kind
+
+
+def _keep(kept: list[bytes], path: bytes) -> None:
+    if len(kept) < _KEPT:
+        kept.append(path)
 
 
 def _nearest(paths: Iterable[bytes]) -> tuple[bytes, ...]:

@@ -20,13 +20,9 @@ from datacache.annotations.problems import quote
 from datacache.manifest.reader import Manifest
 
 _NAMES: Final = {
-    b"train": "train",
-    b"training": "train",
-    b"val": "val",
-    b"valid": "val",
-    b"validation": "val",
-    b"test": "test",
-    b"testing": "test",
+    **dict.fromkeys((b"train", b"training"), "train"),
+    **dict.fromkeys((b"val", b"valid", b"validation"), "val"),
+    **dict.fromkeys((b"test", b"testing"), "test"),
 }
 _FOLDER: Final = re.compile(rb"(training|train|validation|valid|val|testing|test)[-_]?[0-9]*")
 _WORD: Final = re.compile(rb"[a-z]+")
@@ -34,7 +30,7 @@ _IMAGES: Final = frozenset(b"jpegimages images image imgs img pngimages photos p
 
 
 def folder_split(path: bytes) -> str:
-    """The split that a folder of this path is named after; '' for none.
+    """Return the split that a folder of this path is named after; '' for none.
 
     Only folders next to one of images or labels count, the first one and the last one: any other is called `test` for
     reasons of its own."""
@@ -48,7 +44,7 @@ def folder_split(path: bytes) -> str:
 
 
 def file_split(path: bytes) -> str:
-    """The split that a list of images or a COCO file is of: by its name, or else by its folder; '' for none."""
+    """Return the split that a list of images or a COCO file is of: by its name, or else by its folder; '' for none."""
     words = _WORD.findall(path.lower().rpartition(b"/")[2])
     found = {_NAMES[word] for word in words if word in _NAMES}
     if not found and b"trainval" not in words:
@@ -63,7 +59,8 @@ def is_split_list(path: bytes) -> bool:
 
 
 def split_of_name(name: bytes) -> str:
-    """The split that a file of exactly this name, without its extension, is the list of; `trainval` is one too."""
+    """Return the split that a file of exactly this name, without its extension, is the list of; `trainval` is one
+    too."""
     name = name.lower()
     return "trainval" if name == b"trainval" else _NAMES.get(name, "")
 
@@ -95,23 +92,23 @@ _AFTER_SLASH: Final = b"0"
 
 
 def is_data(path: bytes) -> bool:
-    """Whether it is a file of the data set, and nothing an operating system left there."""
+    """Tell whether it is a file of the data set, and nothing an operating system left there."""
     return _NO_DATA.search(path) is None
 
 
 def is_image(path: bytes) -> bool:
-    """Whether it is an image of the data set, by its extension."""
+    """Tell whether it is an image of the data set, by its extension."""
     return path[path.rfind(b".") :].lower() in _IMAGE and is_data(path)
 
 
 def without_extension(path: bytes) -> bytes:
-    """The path that an image and its annotation share."""
+    """Return the path that an image and its annotation share."""
     folder, slash, name = path.rpartition(b"/")
     return folder + slash + (name.rpartition(b".")[0] or name)
 
 
 def annotation_folders(folder: bytes, suffix: bytes) -> Iterator[bytes]:
-    """Where annotations of images in a folder may be, the likeliest first. A folder is b"" or ends with '/'."""
+    """Yield where annotations of images in a folder may be, the likeliest first. A folder is b"" or ends with '/'."""
     yield folder
     yield from _renamed(folder, _IMAGE_FOLDERS, _ANNOTATION_FOLDERS[suffix])
     for name in _ANNOTATION_FOLDERS[suffix]:
@@ -119,7 +116,7 @@ def annotation_folders(folder: bytes, suffix: bytes) -> Iterator[bytes]:
 
 
 def image_folders(folder: bytes, suffix: bytes) -> Iterator[bytes]:
-    """Where images of annotations in a folder may be: the reverse of `annotation_folders`."""
+    """Yield where images of annotations in a folder may be: the reverse of `annotation_folders`."""
     yield folder
     yield from _renamed(folder, _ANNOTATION_FOLDERS[suffix], _IMAGE_FOLDERS)
     above, _, name = folder[:-1].rpartition(b"/")
@@ -138,13 +135,8 @@ class Pairing:
         self._of_images: dict[bytes, tuple[bytes, ...]] = {}
         self._of_annotations: dict[bytes, tuple[bytes, ...]] = {}
 
-    def annotation_row(self, image: bytes) -> int | None:
-        """The manifest's row of an image's annotation file."""
-        path = self.annotation_of(image)
-        return None if path is None else self._manifest.find(path)
-
     def annotation_of(self, image: bytes) -> bytes | None:
-        """The annotation file of an image. `a.jpg.xml` goes before `a.xml`."""
+        """Return the annotation file of an image. `a.jpg.xml` goes before `a.xml`."""
         folder, stem, extension = _split(image)
         places = self._of_images.get(folder)
         if places is None:
@@ -161,8 +153,8 @@ class Pairing:
         return None
 
     def images_of(self, annotation: bytes) -> tuple[bytes, ...]:
-        """The images whose annotation file this is, in byte order. They are several where images differ only in their
-        extension or where two folders of images fit one of annotations: see `choose_image`."""
+        """Return the images whose annotation file this is, in byte order. They are several where images differ only in
+        their extension or where two folders of images fit one of annotations: see `choose_image`."""
         folder, stem, _ = _split(annotation)
         places = self._of_annotations.get(folder)
         if places is None:
@@ -179,29 +171,27 @@ class Pairing:
         return tuple(sorted(path for path in found if is_data(path) and self.annotation_of(path) == annotation))
 
     def may_lie_apart(self, annotation: bytes, image: bytes) -> bool:
-        """Whether an annotation may be of an image that only has the same name: not where there are images in a folder
-        that fits its own (but for the root, which has all sorts of things), nor where their splits differ."""
-        folder, _, _ = _split(annotation)
+        """Tell whether an annotation may be of an image that only has the same name: not where there are images in a
+        folder that fits its own (but for the root, which has all sorts of things), nor where their splits differ."""
         splits = {folder_split(annotation), folder_split(image)} - {""}
-        return len(splits) < 2 and not any(
-            place and self._has_images(place) for place in image_folders(folder, self._suffix)
-        )
-
-    def _has_images(self, folder: bytes) -> bool:
-        """Whether images lie in a folder itself."""
-        known = self._with_images.get(folder)
-        if known is None:
-            known = any(is_image(path) for path in self._files(folder))
-            _remember(self._with_images, folder, known)
-        return known
+        if len(splits) > 1:
+            return False
+        for place in image_folders(_split(annotation)[0], self._suffix):
+            known = self._with_images.get(place)
+            if known is None:
+                known = bool(place) and any(is_image(path) for path in self._files(place))
+                _remember(self._with_images, place, known)
+            if known:
+                return False
+        return True
 
     def _beside(self, stem: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The files that go on with an extension (or two) after this stem: extension in lower case, and path."""
+        """Yield the files that go on with an extension (or two) after this stem: extension in lower case, and path."""
         for path in self._files(stem + b"."):
             yield path[len(stem) :].lower(), path
 
     def _files(self, prefix: bytes) -> Iterator[bytes]:
-        """The files that begin so, without those in folders."""
+        """Yield the files that begin so, without those in folders."""
         manifest = self._manifest
         row = manifest.seek(prefix)
         while row < manifest.rows:
@@ -219,7 +209,7 @@ class Pairing:
         return tuple(folder for folder in dict.fromkeys(folders) if self._exists(folder))
 
     def _exists(self, folder: bytes) -> bool:
-        """Whether a folder has files; asked of its parents first, which many folders have in common."""
+        """Tell whether a folder has files; asked of its parents first, which many folders have in common."""
         at = folder.find(b"/") + 1
         while at:
             part = folder[:at]
@@ -235,7 +225,7 @@ class Pairing:
 
 
 def choose_image(name: str, images: Sequence[bytes], file: str) -> tuple[bytes, list[Problem]]:
-    """The image that an annotation is of, among those `Pairing.images_of` gives (at least one).
+    """Return the image that an annotation is of, among those `Pairing.images_of` gives (at least one).
 
     `name` is what the annotation itself says (VOC `<filename>`): it decides where it is one of them, upper and lower
     case aside. Otherwise the first in byte order is taken, and reported.
@@ -255,8 +245,8 @@ def choose_image(name: str, images: Sequence[bytes], file: str) -> tuple[bytes, 
 
 
 def pair_leftovers(images: Iterable[bytes], annotations: Iterable[bytes]) -> dict[bytes, bytes]:
-    """Annotation → image, for what no folder brings together: those of one name (without extension) that only one image
-    and only one annotation have. For exports whose annotations lie somewhere else."""
+    """Return annotation → image, for what no folder brings together: those of one name (without extension) that only
+    one image and only one annotation have. For exports whose annotations lie somewhere else."""
     by_name = _unique(images)
     pairs: dict[bytes, bytes] = {}
     for name, annotation in _unique(annotations).items():
@@ -275,7 +265,7 @@ def _unique(paths: Iterable[bytes]) -> dict[bytes, bytes]:
 
 
 def _renamed(folder: bytes, names: Sequence[bytes], others: Sequence[bytes]) -> Iterator[bytes]:
-    """The folder with one of its components, the deepest first, named otherwise."""
+    """Yield the folder with one of its components, the deepest first, named otherwise."""
     parts = folder.split(b"/")
     for at in range(len(parts) - 1, -1, -1):
         if parts[at] in names:
@@ -284,7 +274,7 @@ def _renamed(folder: bytes, names: Sequence[bytes], others: Sequence[bytes]) -> 
 
 
 def _split(path: bytes) -> tuple[bytes, bytes, bytes]:
-    """Folder, name without extension, extension with its dot."""
+    """Return folder, name without extension, extension with its dot."""
     at = path.rfind(b"/") + 1
     stem, dot, extension = path[at:].rpartition(b".")
     return (path[:at], stem, dot + extension) if dot else (path[:at], extension, b"")

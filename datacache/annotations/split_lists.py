@@ -38,13 +38,13 @@ class ListedSplits:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The splits there are, in their usual order."""
+        """Return the splits there are, in their usual order."""
         found = {split for listed in self._listed.values() for _, split in listed} | self._folders
         found |= set(self._lists.values()) | {split for _, split in self._yaml_folders}
         return tuple(split for split in _ORDER if split in found)
 
     def of(self, image: bytes, source: bytes = b"") -> str:
-        """The split of an image, whose annotation was read from `source`; '' for none.
+        """Return the split of an image, whose annotation was read from `source`; '' for none.
 
         Lists go before `data.yaml`, and this before names of folders; what no list names is in no split."""
         if self._listed:
@@ -58,14 +58,14 @@ class ListedSplits:
         return folder_split(image) if self._folders else ""
 
     def found(self, image: bytes) -> None:
-        """The snapshot has this image: whatever lists it is no entry without an image."""
+        """Note that the snapshot has this image: whatever lists it is no entry without an image."""
         path = without_extension(image)
         for listed, _ in self._listed.get(path.rpartition(b"/")[2], ()) if self._unmatched else ():
             if _fit(listed, path):
                 self._unmatched.pop(listed, None)
 
     def unmatched(self) -> Iterator[Problem]:
-        """One problem for each list with entries that fit none of the images that were `found`."""
+        """Yield one problem for each list with entries that fit none of the images that were `found`."""
         files: dict[str, list[tuple[int, bytes]]] = {}
         for path, (file, line) in self._unmatched.items():
             files.setdefault(file, []).append((line, path))
@@ -75,18 +75,14 @@ class ListedSplits:
             message = f"{quote(text(path))} names no image of the snapshot{more}; passed over"
             yield Problem("split-line", "noted", file, line, message)
 
-    def has(self, path: bytes) -> bool:
-        """Whether a list names exactly this."""
-        return any(same == path for same, _ in self._listed.get(path.rpartition(b"/")[2], ()))
-
-    def add(self, path: bytes, split: str, file: str, line: int) -> None:
-        """An image, without its extension, is listed. What came first stays."""
+    def add(self, path: bytes, split: str, file: str, line: int, *, rest: bool) -> None:
+        """List an image, without its extension. What came first stays; for a list of the `rest` that is no problem."""
         listed = self._listed.setdefault(path.rpartition(b"/")[2], [])
         earlier = next((other for same, other in listed if same == path), None)
         if earlier is None:
             listed.append((path, split))
             self._unmatched[path] = file, line
-        elif earlier != split:
+        elif earlier != split and not rest:
             message = f"{quote(text(path))} is listed for {split}, but it is in {earlier} already, and stays there"
             self.problems.append(Problem("split-repeated", "repaired", file, line, message))
 
@@ -112,22 +108,22 @@ class ListedSplits:
         best, split = 0, ""
         for other, its in listed:
             common = _common_end(path, other)
-            # A list's paths begin elsewhere than the snapshot's; two folders alike at the end are enough.
-            if common > best and (common >= 3 or common == 1 + min(path.count(b"/"), other.count(b"/"))):
+            if common > best and _fit(other, path):
                 best, split = common, its
         return split
 
 
 def read_splits(read: Read, layout: Layout) -> ListedSplits:
-    """All splits of a snapshot; without any, every image is in the split ''.
+    """Read all splits of a snapshot; without any, every image is in the split ''.
 
     An image in two lists is in the first of train, val and test, and reported. `trainval` counts where train or val has
     no list of its own, for what is in no other list: it is then in the missing one of the two (train, if both are).
     """
     splits = ListedSplits(layout)
-    files = [(_split_of(file), file) for file in layout.image_sets]
+    files = [(split_of_name(without_extension(file).rpartition(b"/")[2]), file) for file in layout.image_sets]
     if layout.format == "yolo":
-        files += [(_split_of(file) or file_split(file), file) for file in layout.image_lists]
+        named = ((split_of_name(without_extension(file).rpartition(b"/")[2]), file) for file in layout.image_lists)
+        files += [(split or file_split(file), file) for split, file in named]
     found = {split for split, _ in files if split}
     for split in _ORDER:
         for of, file in files:
@@ -140,40 +136,44 @@ def read_splits(read: Read, layout: Layout) -> ListedSplits:
                     message = f"{quote(text(name))} is {what}; the line is passed over"
                     splits.problems.append(Problem("split-line", "noted", text(file), number, message))
                     continue
-                path = _UP.sub(b"", name)
-                stem = without_extension(path) if is_image(path) else path
-                if split != "trainval":
-                    splits.add(stem, split, text(file), number)
-                elif not splits.has(stem):
-                    splits.add(stem, "val" if "train" in found else "train", text(file), number)
+                missing = "val" if "train" in found else "train"
+                splits.add(
+                    _listed_path(name),
+                    missing if split == "trainval" else split,
+                    text(file),
+                    number,
+                    rest=split == "trainval",
+                )
     if not found:
         splits.read_yaml(layout, read)
     return splits
 
 
-def _split_of(file: bytes) -> str:
-    return split_of_name(without_extension(file).rpartition(b"/")[2])
-
-
 def cut_down(data: bytes, images: Collection[bytes]) -> bytes:
-    """A list with those of its lines alone that name one of these images (their paths), as UTF-8."""
+    """Return a list with those of its lines alone that name one of these images (their paths), as UTF-8."""
     by_name: dict[bytes, list[bytes]] = {}
     for image in images:
         stem = without_extension(image)
         by_name.setdefault(stem.rpartition(b"/")[2], []).append(stem)
 
-    def names_one(name: bytes) -> bool:
-        path = _UP.sub(b"", name)
-        stem = without_extension(path) if is_image(path) else path
-        return any(_fit(stem, image) for image in by_name.get(stem.rpartition(b"/")[2], ()))
-
     lines = _lines(data)
-    return b"".join(lines[number - 1] + b"\n" for number, name in _names(data) if names_one(name))
+    kept = []
+    for number, name in _names(data):
+        stem = _listed_path(name)
+        if any(_fit(stem, image) for image in by_name.get(stem.rpartition(b"/")[2], ())):
+            kept.append(lines[number - 1] + b"\n")
+    return b"".join(kept)
+
+
+def _listed_path(name: bytes) -> bytes:
+    """Return a listed path without its extension and what leads up to the list's folder."""
+    path = _UP.sub(b"", name)
+    return without_extension(path) if is_image(path) else path
 
 
 def _names(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The names in a list, comments too, and their lines. A column of -1, 0 and 1 in all lines is no name: lists of
-    single classes have it."""
+    """Yield the names in a list, comments too, and their lines. A column of -1, 0 and 1 in all lines is no name: lists
+    of single classes have it."""
     lines = _lines(data)
     columns = [_COLUMN.fullmatch(line) for line in lines if line and not _is_comment(line)]
     # Where names would be the same without it, the number is a part of them.
@@ -196,14 +196,14 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _fit(listed: bytes, image: bytes) -> bool:
-    """Whether a path in a list is meant for an image (both without extension): a list's paths begin elsewhere than the
-    snapshot's, and two folders alike at the end are enough."""
+    """Tell whether a path in a list is meant for an image (both without extension): a list's paths begin elsewhere than
+    the snapshot's, and two folders alike at the end are enough."""
     common = _common_end(listed, image)
     return common >= 3 or common == 1 + min(listed.count(b"/"), image.count(b"/"))
 
 
 def _common_end(one: bytes, other: bytes) -> int:
-    """How many components two paths have in common at their end."""
+    """Count the components that two paths have in common at their end."""
     common = 0
     for first, second in zip(reversed(one.split(b"/")), reversed(other.split(b"/")), strict=False):
         if first != second:

@@ -98,7 +98,8 @@ class AnnotationSource:
         claims = bytearray(manifest.rows)  # of each row, how many images it is the annotation of (2: or more)
         for image in manifest.paths():
             if is_image(image):
-                row = pairing.annotation_row(image)
+                path = pairing.annotation_of(image)
+                row = None if path is None else manifest.find(path)
                 annotations.append(_NONE if row is None else row)
                 if row is not None:
                     claims[row] = min(2, claims[row] + 1)
