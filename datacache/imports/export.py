@@ -6,14 +6,13 @@ content-addressed storage. The same export gives the same snapshot; nothing is c
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from xxhash import xxh3_128
 
 from datacache.annotations.pairing import is_image
 from datacache.catalog.base import Catalog
@@ -24,7 +23,8 @@ from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import ImportFailedError
 from datacache.imports.archives.members import Export, Member, UnpackLimits
 from datacache.imports.archives.open import leading_folders, open_export
-from datacache.imports.target import check_import
+from datacache.imports.lines import content_hash
+from datacache.imports.places import check_import
 from datacache.manifest.builder import ManifestBuilder, Sorter
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
@@ -136,7 +136,7 @@ class _Storing:
         self.images = 0
 
     def entries(self, export: Export, leading: str) -> Iterator[Entry]:
-        """Every file is stored when its entry is given. Small ones are given when their pack ends."""
+        """Yield the entry of every file, once it is stored. Small ones come when their pack ends."""
         ready: list[Entry] = []
 
         def large() -> Iterator[tuple[Member, bytes]]:
@@ -188,54 +188,39 @@ class _Merged:
     def __init__(
         self, entries: Iterator[Entry], catalog: Catalog, others: SnapshotRecord | None, files: NewFiles
     ) -> None:
-        self._entries = entries
-        self._files = files
+        self._entries, self._files = entries, files
         self._manifest = Manifest.open(others.id, catalog.get_blobs) if others is not None else None
         sources = self._manifest.root.sources if self._manifest is not None else ()
         self._numbers = [files.source(source) for source in sources]
         self.referenced = self.replaced = 0
 
     def __iter__(self) -> Iterator[Entry]:
-        others = self._images()
-        other = next(others, None)
-        for entry in self._entries:
-            while other is not None and other.path < entry.path:
-                yield self._taken(other)
-                other = next(others, None)
-            if other is not None and other.path == entry.path:
-                self.replaced += 1
-                other = next(others, None)
-            yield entry
-        while other is not None:
-            yield self._taken(other)
-            other = next(others, None)
-
-    def _images(self) -> Iterator[Entry]:
-        if self._manifest is None:
-            return
-        for entry in self._manifest.entries():
-            if is_image(entry.path):
+        own = ((entry, True) for entry in self._entries)
+        images = self._manifest.entries() if self._manifest is not None else ()
+        others = ((entry, False) for entry in images if is_image(entry.path))
+        last = b""
+        for entry, is_own in heapq.merge(own, others, key=lambda item: item[0].path):  # of one path its own is first
+            if is_own:
+                last = entry.path
                 yield entry
-
-    def _taken(self, entry: Entry) -> Entry:
-        self.referenced += 1
-        return self._files.refer(entry._replace(source=self._numbers[entry.source]))
+            elif entry.path == last:
+                self.replaced += 1
+            else:
+                self.referenced += 1
+                yield self._files.refer(entry._replace(source=self._numbers[entry.source]))
 
 
 def _packed_bytes(path: bytes) -> int:
-    """Up to which size a file is packed."""
+    """Return up to which size a file is packed."""
     if is_image(path):
         return TINY_IMAGE_BYTES
     return SMALL_BYTES if path.lower().endswith(_ANNOTATIONS) else _OTHER_BYTES
 
 
 def _content(place: Path) -> str:
-    """xxh3-128 of a file's bytes; '' for a folder, or where it cannot be read (which opening it will say)."""
-    hash = xxh3_128()
+    """Hash a file's bytes; '' for a folder, or where it cannot be read (which opening it will say)."""
     try:
         with open(place, "rb") as file:
-            while part := file.read(1 << 20):
-                hash.update(part)
+            return content_hash(file)
     except OSError:
         return ""
-    return hash.hexdigest()

@@ -6,7 +6,6 @@ One thread adds. Memory is bounded: above some ten thousand the rest waits in an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ class Failure(NamedTuple):
     """The same in a sentence."""
 
     def as_json(self) -> dict[str, Any]:
-        """A line of a report."""
+        """Return a line of a report."""
         return self._asdict()
 
 
@@ -65,13 +64,13 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def code_of(error: BaseException) -> str:
-    """The code of a store's error."""
+    """Return the code of a store's error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), "store")
 
 
 def shown_url(url: str) -> str:
-    """A URL that may be shown and kept: without user and password, and without the query of a web address, which may be
-    a signature."""
+    """Return a URL that may be shown and kept: without user and password, and without the query of a web address, which
+    may be a signature."""
     match = _SCHEME.match(url)
     if match is None:
         return url[:_MAX_URL]
@@ -90,22 +89,14 @@ def shown_url(url: str) -> str:
     return f"{scheme}{rest}"[:_MAX_URL]
 
 
-class Failures:
-    """The failures of one import. Close it."""
+class Failures(Sorter[Failure]):
+    """The failures of one import, which come in the order of their lines. Close it."""
 
     def __init__(self) -> None:
-        self._sorter: Sorter[Failure] = Sorter(attrgetter("line"), rows_in_memory=_IN_MEMORY)
+        super().__init__(attrgetter("line"), rows_in_memory=_IN_MEMORY)
         self.count = 0
 
-    def add(self, failure: Failure) -> None:
-        """One more."""
+    def add(self, row: Failure) -> None:
+        """Add one more."""
         self.count += 1
-        self._sorter.add(failure)
-
-    def __iter__(self) -> Iterator[Failure]:
-        """All of them, in the order of their lines. Nothing may be added any more."""
-        return self._sorter.sorted()
-
-    def close(self) -> None:
-        """Give the temporary file back."""
-        self._sorter.close()
+        super().add(row)

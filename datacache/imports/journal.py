@@ -18,7 +18,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,8 +70,8 @@ class Journal:
             )
 
     def done(self) -> Sorter[Done]:
-        """What earlier runs did, by path; of records of one path the newest is the last. Close it. Call it before
-        anything is added."""
+        """Return what earlier runs did, by path; of records of one path the newest is the last. Close it. Call it
+        before anything is added."""
         sorter: Sorter[Done] = Sorter(attrgetter("path"))
         with open(self._path, "rb") as file:
             good = file.seek(self._records_at)
@@ -103,7 +102,7 @@ class Journal:
                 raise CacheError(f"the journal {self._path} cannot be written: {exc.strerror}") from exc
 
     def remove(self) -> None:
-        """The import is committed."""
+        """Remove the journal of a committed import."""
         with contextlib.suppress(OSError):
             self._path.unlink()
 
@@ -115,7 +114,8 @@ class Journal:
                 os.close(fd)
 
     def _prepare(self, head: bytes) -> int:
-        """Write the first line into a new file, or into one whose first line is not whole; where records begin."""
+        """Write the first line into a new file, or into one whose first line is not whole. Return where records
+        begin."""
         os.lseek(self._fd, 0, os.SEEK_SET)
         if os.read(self._fd, len(head)) != head:
             os.ftruncate(self._fd, 0)
@@ -124,19 +124,8 @@ class Journal:
 
 
 def origin_of(url: str) -> str:
-    """A URL as the journal keeps it: nobody can read a signature out of it."""
+    """Return a URL as the journal keeps it: nobody can read a signature out of it."""
     return xxh3_128_hexdigest(url.encode("utf-8", "surrogateescape"))
-
-
-def newest(records: Iterator[Done]) -> Iterator[Done]:
-    """Of records sorted by path the last one of each path."""
-    last: Done | None = None
-    for record in records:
-        if last is not None and last.path != record.path:
-            yield last
-        last = record
-    if last is not None:
-        yield last
 
 
 def _sealed(text: str) -> bytes:

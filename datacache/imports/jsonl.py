@@ -32,10 +32,9 @@ from datacache.core.addresses import parse_network_rules
 from datacache.core.errors import ImportFailedError, StoreError, UsageError
 from datacache.imports.failures import Failure, Failures, code_of
 from datacache.imports.fetch import DestinationError, Fetcher, Limits, ordered
-from datacache.imports.journal import Done, Journal, newest, origin_of
+from datacache.imports.journal import Done, Journal, origin_of
 from datacache.imports.lines import METADATA, Line, LinesFile, Plan
-from datacache.imports.places import WEB, Places
-from datacache.imports.target import check_import
+from datacache.imports.places import WEB, Places, check_import
 from datacache.imports.web import Web
 from datacache.manifest.builder import ManifestBuilder, Sorter
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
@@ -123,48 +122,40 @@ def import_jsonl(
         journal = stack.enter_context(closing(Journal(settings.home / "imports", run.identity(naming.name, file))))
         run.fetch_all(journal, failures, progress)
         if on_failure is not None:
-            for failure in failures:
+            for failure in failures.sorted():
                 on_failure(failure)
-        _expect_enough(plan.lines, failures.count, options)
-        parameters |= {"objects": run.objects_url, "lines": plan.lines, "left_out": failures.count}
+        failed, of = failures.count, f"{failures.count:,} of {plan.lines:,} lines"
+        if failed and (not options.skip_failed or failed == plan.lines):
+            hint = (
+                "What could be had is kept: run it again once the lines are mended, or leave them out: --skip-failed."
+            )
+            raise ImportFailedError(
+                f"{of} cannot be imported, so nothing was", failures=failed, hint=hint if failed < plan.lines else ""
+            )
+        parameters |= {"objects": run.objects_url, "lines": plan.lines, "left_out": failed}
         record = run.commit(
             naming,
             origin="-" if file.name == "-" else f"file://{file.name}",
             lineage=Lineage(COMMAND, parameters),
-            warnings=[f"{failures.count:,} of {plan.lines:,} lines were left out"] if failures.count else [],
+            warnings=[f"{of} were left out"] if failed else [],
         )
         journal.remove()
-        return ImportedLines(record, plan.lines, failures.count, run.resumed)
+        return ImportedLines(record, plan.lines, failed, run.resumed)
 
 
 def parse_allowed(hosts: Sequence[str]) -> tuple[str, ...]:
-    """Hosts and networks, checked. `UsageError`."""
+    """Return hosts and networks, checked. `UsageError`."""
     try:
         return parse_network_rules(hosts)
     except ValueError as exc:
         raise UsageError(f"what the list may read from: {exc}") from exc
 
 
-def _expect_enough(lines: int, failed: int, options: JsonlOptions) -> None:
-    if failed and (not options.skip_failed or failed == lines):
-        hint = "What could be had is kept: run it again once the lines are mended, or leave them out: --skip-failed."
-        raise ImportFailedError(
-            f"{failed:,} of {lines:,} lines cannot be imported, so nothing was",
-            failures=failed,
-            hint=hint if failed < lines else "",
-        )
-
-
 class _Run:
     """The fetching and the commit of one import; what it opens is closed by `stack`."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        settings: Settings,
-        plan: Plan,
-        options: JsonlOptions,
-        stack: ExitStack,
+        self, catalog: Catalog, settings: Settings, plan: Plan, options: JsonlOptions, stack: ExitStack
     ) -> None:
         self._catalog, self._settings, self._plan, self._options = catalog, settings, plan, options
         self._stack = stack
@@ -199,11 +190,11 @@ class _Run:
 
     @property
     def objects_url(self) -> str:
-        """Where copies go, or ''."""
+        """Return where copies go, or ''."""
         return "" if self._objects is None else f"{self._objects.source.store}/{self._objects.source.prefix}"
 
     def identity(self, dataset: str, file: LinesFile) -> dict[str, Any]:
-        """What must be the same for a later run to go on where this one was."""
+        """Return what must be the same for a later run to go on where this one was."""
         return {
             "dataset": dataset,
             "content": file.content,
@@ -225,7 +216,7 @@ class _Run:
             return self._work(item, journal)
 
         with journal.done() as before:
-            lines = _joined(self._plan.by_path(), newest(before.sorted()))
+            lines = _joined(self._plan.by_path(), before.sorted())
             try:
                 for line, outcome, resumed in ordered(work, lines, threads=self._threads, meanwhile=report):
                     done += 1
@@ -284,10 +275,11 @@ class _Run:
 
 
 def _joined(lines: Iterator[Line], before: Iterator[Done]) -> Iterator[tuple[Line, Done | None]]:
-    """Each line with what an earlier run noted of it; both are in the order of the paths."""
+    """Yield each line with what an earlier run noted of it; both are in the order of the paths."""
     noted = next(before, None)
     for line in lines:
-        while noted is not None and noted.path < line.path:
-            noted = next(before, None)
-        same = noted is not None and noted.path == line.path and noted.origin == origin_of(line.origin)
-        yield line, noted if same else None
+        newest = None
+        while noted is not None and noted.path <= line.path:
+            newest, noted = noted, next(before, None)
+        same = newest is not None and newest.path == line.path and newest.origin == origin_of(line.origin)
+        yield line, newest if same else None

@@ -47,18 +47,18 @@ class Line(NamedTuple):
     """`WEB`, or the store's URL."""
     key: str
     fields: bytes
-    """What else the line says, as JSON without the braces; b'' where that is nothing, or was put aside."""
+    """What else the line says, as JSON without the braces; b'' where it was put aside."""
     aside: tuple[int, int] = (0, 0)
-    """Where `fields` lie that were put aside: offset and length."""
+    """Where they lie that were put aside: offset and length."""
 
     @property
     def origin(self) -> str:
-        """The whole address."""
+        """Return the whole address."""
         return self.url or f"{self.store}/{self.key}"
 
     @property
     def shown(self) -> str:
-        """Its address for reports."""
+        """Return its address for reports."""
         return shown_url(self.origin)
 
 
@@ -70,12 +70,14 @@ class LinesFile:
         self._file = _open(self.name)
         self.base = os.getcwd() if self.name == "-" else os.path.dirname(self.name)
         """What relative paths in it are relative to."""
-        self.content = _content_hash(self._file)
-        """xxh3-128 of the file's bytes."""
+        try:
+            self.content = content_hash(self._file)
+        except OSError as exc:
+            raise UsageError(f"{self.name} cannot be read: {exc.strerror}") from exc
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """Number and bytes of each line that is not blank; None for one that is too long. `UsageError` for what is no
-        text file."""
+        """Yield number and bytes of each line that is not blank; None for one that is too long. `UsageError` for what
+        is no text file."""
         self._file.seek(0)
         start = self._file.read(4)
         self._file.seek(0)
@@ -105,7 +107,7 @@ class LinesFile:
 
 
 def parse_line(number: int, line: bytes | None, places: Places) -> Line | Failure:
-    """The line, checked, or what is wrong with it. `places` says where it may lead."""
+    """Return the line, checked, or what is wrong with it. `places` says where it may lead."""
     try:
         return _parse(number, line, places)
     except _LineError as exc:
@@ -162,7 +164,7 @@ def _decode(line: bytes | None) -> dict[str, Any]:
 
 
 def _place(url: str, places: Places) -> tuple[str, str, str]:
-    """The store (`WEB` for a web address), the key in it, and its last part."""
+    """Return the store (`WEB` for a web address), the key in it, and its last part."""
     if len(url) > _MAX_URL_BYTES:
         raise _LineError("url", f"the URL is longer than {_MAX_URL_BYTES:,} characters", url=url)
     if "\0" in url:
@@ -187,7 +189,7 @@ def _place(url: str, places: Places) -> tuple[str, str, str]:
 
 
 def _path(fields: dict[str, Any], url: str, store: str, name: str) -> str:
-    """Where the object goes: `path`, or `file_name` as Hugging Face calls it, or the URL's last component."""
+    """Return where the object goes: `path`, or `file_name` as Hugging Face calls it, or the URL's last component."""
     path, alias = fields.pop("path", None), fields.pop("file_name", None)
     for field, value in (("path", path), ("file_name", alias)):
         if value is not None and not isinstance(value, str):
@@ -220,32 +222,25 @@ def _no_number(text: str) -> NoReturn:
 
 
 def _open(name: str) -> IO[bytes]:
-    if name == "-":
-        return _spooled(sys.stdin.buffer)
     try:
-        file = open(name, "rb")  # noqa: SIM115 - closed by LinesFile.close()
-        if file.seekable():
+        file = sys.stdin.buffer if name == "-" else open(name, "rb")  # noqa: SIM115 - closed by LinesFile.close()
+        if name != "-" and file.seekable():
             return file
-        with file:  # a pipe
-            return _spooled(file)
+        spool = tempfile.TemporaryFile()  # noqa: SIM115 - likewise
+        shutil.copyfileobj(file, spool, _CHUNK)
+        if name != "-":
+            file.close()  # a pipe
+        return spool
     except OSError as exc:
         raise UsageError(f"{name} cannot be opened: {exc.strerror}") from exc
 
 
-def _spooled(stream: IO[bytes]) -> IO[bytes]:
-    spool = tempfile.TemporaryFile()  # noqa: SIM115 - closed by LinesFile.close()
-    shutil.copyfileobj(stream, spool, _CHUNK)
-    return spool
-
-
-def _content_hash(file: IO[bytes]) -> str:
+def content_hash(file: IO[bytes]) -> str:
+    """Return xxh3-128 of a file's bytes."""
     hash = xxh3_128()
     file.seek(0)
-    try:
-        while chunk := file.read(_CHUNK):
-            hash.update(chunk)
-    except OSError as exc:
-        raise UsageError(f"{file.name} cannot be read: {exc.strerror}") from exc
+    while chunk := file.read(_CHUNK):
+        hash.update(chunk)
     return hash.hexdigest()
 
 
@@ -279,7 +274,13 @@ class Plan:
                 continue
             if line.path == METADATA.encode() or line.path.startswith(METADATA.encode() + b"/"):
                 taken = number
-            self._add(line)
+            self.tried += 1
+            self.stores.add(line.store)
+            size = len(line.fields)
+            self.metadata_bytes += len(_METADATA_LINE) + len(line.path) + size
+            self._fields.write(line.fields)
+            self._sorter.add(line._replace(fields=b"", aside=(self.fields_bytes, size)))
+            self.fields_bytes += size
         if not self.lines:
             raise UsageError(f"{file.name} holds no lines", hint='Write one JSON object a line: {"url": …, "path": …}')
         if taken and self.fields_bytes:
@@ -290,18 +291,8 @@ class Plan:
         if self.fields_bytes > MAX_OBJECT_BYTES or len(self.stores) > _MAX_STORES:
             raise UsageError("the file names too many stores, or has more than 1 GiB of fields", hint="Cut it in two.")
 
-    def _add(self, line: Line) -> None:
-        self.tried += 1
-        self.stores.add(line.store)
-        self.metadata_bytes += len(_METADATA_LINE) + len(line.path) + len(line.fields)
-        if line.fields:
-            self._fields.write(line.fields)
-            line = line._replace(fields=b"", aside=(self.fields_bytes, len(line.fields)))
-            self.fields_bytes += line.aside[1]
-        self._sorter.add(line)
-
     def by_path(self) -> Iterator[Line]:
-        """The lines, each path once: what comes later in the file is a failure."""
+        """Yield the lines, each path once: what comes later in the file is a failure."""
         self._fields.flush()
         last: Line | None = None
         for line in self._sorter.sorted():
@@ -314,7 +305,7 @@ class Plan:
             last = line
 
     def metadata(self, line: Line) -> bytes:
-        """The line's line in the metadata."""
+        """Return the line's line in the metadata."""
         at, length = line.aside
         fields = os.pread(self._fields.fileno(), length, at)
         name = json.dumps(line.path.decode(), ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""The guards of an import: places that a list may lead to, names that may become paths, and bounds of one object.
+"""The guards of an import: its name, places that a list may lead to, names that may become paths, bounds of an object.
 
 Whoever runs an import has often not written its list, and the list is read with their rights. So local files come from
 the list's own folder, or from folders that are named; no link leads out of them. Buckets, which are reached with
@@ -14,13 +14,16 @@ import os
 import re
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from functools import lru_cache
-from types import TracebackType
 
+from datacache.catalog.base import Catalog, tag_exists
+from datacache.catalog.commit import check_target
 from datacache.core.addresses import AddressRule
 from datacache.core.concurrency import ByteBudget
 from datacache.core.errors import UsageError
 from datacache.imports.failures import TooSlowError
+from datacache.manifest.model import Lineage, Naming
 from datacache.store.urls import split_object_url
 
 WEB = ""
@@ -30,6 +33,24 @@ _HOSTS = {"sftp": 22, "ssh": 22, "ftp": 21, "smb": 445, "hdfs": 8020, "webhdfs":
 """Schemes whose URLs name the host, with their usual ports. Others are not taken: some of fsspec's are local files
 under another name."""
 _FOLDERS = 65_536
+
+
+def check_import(catalog: Catalog, naming: Naming, lineage: Lineage) -> None:
+    """Raise unless an import may have this name: `UsageError` for a bad name or tag, `OtherKindError` unless it
+    replaces the data set.
+
+    `TagExistsError` for a tag that is taken, now and not after hours of fetching, unless what it names was made by the
+    same import: then this one may well come to the same snapshot.
+    """
+    dataset = check_target(catalog, naming, lineage)
+    for tag in naming.tags if dataset is not None and not naming.move_tags else ():
+        id = dataset.tags.get(tag) if dataset is not None else None
+        record = catalog.snapshot(naming.name, id) if id is not None else None
+        if record is None or id is None:
+            continue
+        made, content = record.lineage, lineage.parameters["content"]
+        if made is None or made.command != lineage.command or made.parameters.get("content") != content:
+            raise tag_exists(naming.name, tag, id)
 
 
 class ClosedPlaceError(Exception):
@@ -50,8 +71,9 @@ class Places:
         """For web addresses."""
 
     def find(self, url: str) -> tuple[str, str, str]:
-        """The store (`WEB` for a web address) and the key of a URL, without links in it where it is a file of this
-        machine, and the last part of the key as it is written. `UsageError` for what is no URL, `ClosedPlaceError`."""
+        """Return the store (`WEB` for a web address) and the key of a URL, without links in it where it is a file of
+        this machine, and the last part of the key as it is written. `UsageError` for what is no URL,
+        `ClosedPlaceError`."""
         store, key = split_object_url(url)
         scheme = store.partition("://")[0]
         if scheme == "file":
@@ -61,7 +83,11 @@ class Places:
         if scheme in ("http", "https"):
             return WEB, "", ""
         if scheme not in _BUCKETS:
-            self._expect_host(scheme, store)
+            if scheme not in _HOSTS:
+                raise UsageError(f"a list cannot name {scheme}:// URLs")
+            host, _, port = store.partition("://")[2].rpartition("@")[2].partition(":")
+            if not self.rule.allows_host(host, int(port) if port.isdecimal() else _HOSTS[scheme]):
+                raise ClosedPlaceError(f"a list may read from {host} only if it is named: --allow-network {host}")
         return store, key, key.rpartition("/")[2]
 
     def _local(self, key: str) -> str:
@@ -78,14 +104,6 @@ class Places:
             )
         return path[1:]
 
-    def _expect_host(self, scheme: str, store: str) -> None:
-        if scheme not in _HOSTS:
-            raise UsageError(f"a list cannot name {scheme}:// URLs")
-        host, _, port = store.partition("://")[2].rpartition("@")[2].partition(":")
-        number = int(port) if port.isdecimal() else _HOSTS[scheme]
-        if not self.rule.allows_host(host, number):
-            raise ClosedPlaceError(f"a list may read from {host} only if it is named: --allow-network {host}")
-
 
 _DRIVE = re.compile(r"[A-Za-z]:")
 _MAX_PATH_BYTES, _MAX_PART_BYTES = 4096, 255
@@ -93,7 +111,7 @@ _JUNK_NAMES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini", "ehthumbs.db",
 
 
 def unusable(path: str) -> str:
-    """Why this cannot be a path of a snapshot, or '' if it can."""
+    """Return why this cannot be a path of a snapshot, or '' if it can."""
     if not path:
         return "the path is empty"
     if "\0" in path:
@@ -109,10 +127,6 @@ def unusable(path: str) -> str:
         return "the path has an empty part or a '.'" if path[-1] != "/" else "the path names a folder"
     if _DRIVE.match(path) and (len(path) == 2 or path[2] == "/" or len(parts) > 1):
         return "the path begins with a drive letter"
-    return _too_long(path, parts)
-
-
-def _too_long(path: str, parts: list[str]) -> str:
     try:
         if len(path.encode("utf-8", "surrogateescape")) > _MAX_PATH_BYTES:
             return f"the path is longer than {_MAX_PATH_BYTES:,} bytes"
@@ -124,16 +138,16 @@ def _too_long(path: str, parts: list[str]) -> str:
 
 
 def from_archive(name: str) -> str:
-    """A member's name as a path: '\\\\' of Windows tools becomes '/', and `./` and doubled slashes go. What is not safe
-    stays so, for `unusable` to refuse."""
+    """Return a member's name as a path: '\\\\' of Windows tools becomes '/', and `./` and doubled slashes go. What is
+    not safe stays so, for `unusable` to refuse."""
     path = name.replace("\\", "/")
     absolute = path.startswith("/")
     return "/" * absolute + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def is_junk(path: str) -> bool:
-    """Whether it is what a desktop leaves behind (`__MACOSX/`, `.DS_Store`, `Thumbs.db`, `._x` and the like), or the
-    note in a folder that a snapshot was exported into."""
+    """Tell whether it is what a desktop leaves behind (`__MACOSX/`, `.DS_Store`, `Thumbs.db`, `._x` and the like), or
+    the note in a folder that a snapshot was exported into."""
     parts = path.split("/")
     return "__MACOSX" in parts or parts[-1] in _JUNK_NAMES or parts[-1].startswith("._")
 
@@ -146,20 +160,20 @@ class Clock:
         self._end = time.monotonic() + timeout_s
 
     def left_s(self) -> float:
-        """What is left; at the end 0 or less."""
+        """Return what is left; at the end 0 or less."""
         return self._end - time.monotonic()
 
     def check(self) -> None:
-        """`TooSlowError` once the time is over."""
+        """Raise `TooSlowError` once the time is over."""
         if self.left_s() <= 0:
             raise TooSlowError(f"{self._url}: it was not here after {self._timeout_s:g} s", url=self._url)
 
     def extend(self, seconds: float) -> None:
-        """Do not count these."""
+        """Leave these out of the count."""
         self._end += seconds
 
 
-class Room:
+class Room(AbstractContextManager["Room"]):
     """A share of the bytes that may be in flight, given back at the end of a `with` block."""
 
     def __init__(self, budget: ByteBudget) -> None:
@@ -181,10 +195,5 @@ class Room:
             self._budget.give(self._held)
             self._held = 0
 
-    def __enter__(self) -> Room:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.give()

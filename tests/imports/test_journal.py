@@ -11,7 +11,7 @@ import pytest
 
 from datacache.core.errors import CacheError, ImportFailedError
 from datacache.imports.fetch import ordered
-from datacache.imports.journal import Done, Journal, newest
+from datacache.imports.journal import Done, Journal
 from datacache.manifest.model import Entry
 
 IDENTITY = {"dataset": "faces", "content": "x"}
@@ -34,7 +34,7 @@ def write(folder: Path) -> Path:
 def read(folder: Path, identity: dict[str, str] = IDENTITY) -> list[Done]:
     journal = Journal(folder, identity)
     with journal.done() as done:
-        records = list(newest(done.sorted()))
+        records = list({record.path: record for record in done.sorted()}.values())
     journal.close()
     return records
 
