@@ -72,8 +72,7 @@ class _Done(NamedTuple):
 
     annotation: Annotation | None
     problems: tuple[Problem, ...]
-    stored: Stored | None
-    extension: str
+    stored: Stored | None = None
 
 
 def process_images(
@@ -100,8 +99,7 @@ def process_images(
         for image, done in zip(under_way.popleft(), results, strict=True):
             report.problems += done.problems
             if done.annotation is not None and done.stored is not None:
-                annotation = done.annotation._replace(path=stem(image.annotation.path) + done.extension)
-                yield image._replace(annotation=annotation).stored_anew(done.stored, source)
+                yield image._replace(annotation=done.annotation).stored_anew(done.stored, source)
 
 
 class _Worker:
@@ -125,13 +123,12 @@ class _Worker:
 
     def _begin(self, data: bytes, annotation: Annotation) -> tuple[_Done, Future[Stored] | None]:
         try:
-            result = apply(data, annotation, self._operations)
+            encoded, moved, problems = apply(data, annotation, self._operations)
         except AnnotationError as exc:
             message = f"{exc.message}; the image is left out"
             problem = Problem(exc.code or "image-broken", "skipped", annotation.path, 0, message)
-            return _Done(None, (problem,), None, ""), None
-        storing = self._threads.get().submit(self._objects.put, result.data)
-        return _Done(result.annotation, tuple(result.problems), None, result.extension), storing
+            return _Done(None, (problem,)), None
+        return _Done(moved, tuple(problems)), self._threads.get().submit(self._objects.put, encoded)
 
 
 # --- one image -------------------------------------------------------------------------------------------------------
@@ -141,10 +138,8 @@ class Processed(NamedTuple):
     """The result of `apply`."""
 
     data: bytes
-    extension: str
-    """`.jpg` or `.png`, or the path's own where it says the same."""
     annotation: Annotation
-    """For the new image, still under the old path."""
+    """For the new image, under a path with its extension: `.jpg` or `.png`, or the old one where it says the same."""
     problems: list[Problem]
 
 
@@ -169,7 +164,8 @@ def apply(data: bytes, annotation: Annotation, ops: Operations) -> Processed:
     for step in steps:
         pixels = _do(step, pixels)
     encoded = encode(pixels, picture, quality=ops.quality, path=path)
-    return Processed(encoded, extension(picture, path), moved, [*picture.problems, *planned, *dropped])
+    moved = moved._replace(path=stem(path) + extension(picture, path))
+    return Processed(encoded, moved, [*picture.problems, *planned, *dropped])
 
 
 def _do(step: Step, pixels: Pixels) -> Pixels:

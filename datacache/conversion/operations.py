@@ -152,23 +152,17 @@ def _parse_size(text: str) -> tuple[int, int]:
 
 
 def _parse_crop(text: str) -> Crop:
-    at, center = _CROP_AT.fullmatch(text.strip()), _CROP_CENTER.fullmatch(text.strip())
-    if at:
-        crop = Crop(*(_parse_length(part) for part in at.groups()))
-    elif center:
-        crop = Crop(None, None, *(_parse_length(part) for part in center.groups()))
-    else:
-        crop = None
-    if crop is None or not crop.width.value or not crop.height.value:
+    match = _CROP_AT.fullmatch(text.strip()) or _CROP_CENTER.fullmatch(text.strip())
+    lengths = [Length(float(part.removesuffix("%")), part.endswith("%")) for part in match.groups()] if match else []
+    if not lengths or not all(length.value for length in lengths[-2:]):
         raise UsageError(
             f"--crop: {text!r} is no part of an image",
             hint="Write X,Y,WIDTH,HEIGHT or center:WIDTHxHEIGHT, in pixels or percent: center:80%x80%.",
         )
-    return crop
-
-
-def _parse_length(text: str) -> Length:
-    return Length(float(text.removesuffix("%")), text.endswith("%"))
+    x, y, width, height = [None] * (4 - len(lengths)) + lengths
+    assert width is not None
+    assert height is not None
+    return Crop(x, y, width, height)
 
 
 def _parse_angle(value: str | float) -> float:
@@ -238,10 +232,7 @@ class Rotation(NamedTuple):
 
     def move(self, x: float, y: float) -> tuple[float, float]:
         x, y = x - self.from_width / 2, y - self.from_height / 2
-        return (
-            self.cosine * x + self.sine * y + self.width / 2,
-            self.cosine * y - self.sine * x + self.height / 2,
-        )
+        return self.cosine * x + self.sine * y + self.width / 2, self.cosine * y - self.sine * x + self.height / 2
 
     def inverse(self) -> tuple[float, float, float, float, float, float]:
         """Return `a … f` with x = a x' + b y' + c and y = d x' + e y' + f: where a point of the result comes from."""
@@ -276,10 +267,7 @@ class Scale(NamedTuple):
     height: int
 
     def move(self, x: float, y: float) -> tuple[float, float]:
-        return (
-            x * self.inner_width / self.from_width + self.left,
-            y * self.inner_height / self.from_height + self.top,
-        )
+        return x * self.inner_width / self.from_width + self.left, y * self.inner_height / self.from_height + self.top
 
 
 Step = Cut | Turn | Rotation | Mirror | Scale
@@ -289,23 +277,22 @@ def plan(ops: Operations, width: int, height: int, path: str) -> tuple[list[Step
     """Return the steps of an image of this size. `AnnotationError` if the crop misses it or the result is too large."""
     steps: list[Step] = []
     problems: list[Problem] = []
+    size = width, height
     if ops.crop:
-        cut, problem = _cut(ops.crop, width, height, path)
+        cut, problems = _cut(ops.crop, width, height, path)
         steps.append(cut)
-        problems += problem
+        size = cut.width, cut.height
     if ops.rotate:
-        steps.append(_turn(ops.rotate, *_size(steps, width, height)))
+        steps.append(_turn(ops.rotate, *size))
+        size = steps[-1].width, steps[-1].height
     if ops.flip:
-        steps.append(Mirror(ops.flip, *_size(steps, width, height)))
+        steps.append(Mirror(ops.flip, *size))
     if ops.resize:
-        steps.append(_scale(ops.resize, ops.letterbox, *_size(steps, width, height)))
+        steps.append(_scale(ops.resize, ops.letterbox, *size))
     for step in steps:
         if step.width * step.height > MAX_PIXELS:
-            raise AnnotationError(
-                f"{path}: the result would have {step.width} x {step.height} pixels, more than {MAX_PIXELS:,}",
-                code="image-too-large",
-                file=path,
-            )
+            message = f"{path}: the result would have {step.width} x {step.height} pixels, more than {MAX_PIXELS:,}"
+            raise AnnotationError(message, code="image-too-large", file=path)
     return steps, problems
 
 
@@ -321,16 +308,10 @@ def carry(annotation: Annotation, steps: Sequence[Step], min_visible: float) -> 
             continue
         left = "has nothing in the crop" if moved is None else f"has {kept:.1%} of its area in the crop"
         limit = f", less than {min_visible:.1%}" if moved is not None else ""
-        problems.append(
-            Problem(
-                "box-cropped-away",
-                "skipped",
-                annotation.source or annotation.path,
-                box.line,
-                f"the box {box.label!r} {left}{limit}: it was left out",
-            )
-        )
-    width, height = _size(steps, annotation.width, annotation.height)
+        message = f"the box {box.label!r} {left}{limit}: it was left out"
+        file = annotation.source or annotation.path
+        problems.append(Problem("box-cropped-away", "skipped", file, box.line, message))
+    width, height = (steps[-1].width, steps[-1].height) if steps else (annotation.width, annotation.height)
     return annotation._replace(width=width, height=height, boxes=tuple(boxes)), problems
 
 
@@ -353,10 +334,6 @@ def _carry_box(box: Box, steps: Sequence[Step]) -> tuple[Box | None, float]:
             return None, 0.0
     truncated = box.truncated or kept < 1 - 1e-9
     return box._replace(x1=x1, y1=y1, x2=x2, y2=y2, truncated=truncated), min(kept, 1.0)
-
-
-def _size(steps: Sequence[Step], width: int, height: int) -> tuple[int, int]:
-    return (steps[-1].width, steps[-1].height) if steps else (width, height)
 
 
 def _cut(crop: Crop, width: int, height: int, path: str) -> tuple[Cut, list[Problem]]:

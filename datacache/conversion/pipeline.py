@@ -133,7 +133,7 @@ def run(
         _expect_none_wrong(snapshot, report)  # before any image is written anew
     for entry in sorted_entries(_write(images, target, files, report, progress)):
         builder.add(entry)
-    report.problems += splits.unmatched()
+    report.problems += splits.listed.unmatched() if splits.listed is not None else ()
     report.problems += _empty_splits(splits.names, report, plan.to)
     if plan.strict:
         _expect_none_wrong(snapshot, report)
@@ -181,7 +181,8 @@ def _images(
     manifest = snapshot.manifest
     prefixes = [source.prefix.encode("utf-8", "surrogateescape") for source in manifest.root.sources]
     for row, number, entry in with_entries(manifest, table.rows()):
-        splits.found(row.path)
+        if splits.listed is not None:
+            splits.listed.found(row.path.encode("utf-8", "surrogateescape"))
         annotation = row.annotation
         if annotation is None or (plan.only is not None and row.path not in plan.only):
             continue

@@ -7,13 +7,12 @@ of a data set has the same image in the same split. Pure functions, any thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from xxhash import xxh3_64_intdigest
 
-from datacache.annotations.model import Annotation, Problem
+from datacache.annotations.model import Annotation
 from datacache.annotations.split_lists import ListedSplits
 from datacache.catalog.refs import check_tag
 from datacache.core.errors import UsageError
@@ -33,7 +32,7 @@ class Splits:
     """For splits that the data set brings."""
 
     def of(self, annotation: Annotation) -> str | None:
-        """The split of an image; '' where there are no splits, None where the lists leave it out."""
+        """Return the split of an image; '' where there are no splits, None where the lists leave it out."""
         if not self.names:
             return ""
         path = annotation.path
@@ -46,24 +45,15 @@ class Splits:
             (name for name, bound in zip(self.names[:-1], bounds, strict=False) if place < bound), self.names[-1]
         )
 
-    def found(self, path: str) -> None:
-        """The snapshot has this image; lists are told, so that they know what they name in vain."""
-        if self.listed is not None:
-            self.listed.found(_encode(path))
-
-    def unmatched(self) -> Iterable[Problem]:
-        """What lists name in vain, once all images were `found`."""
-        return () if self.listed is None else self.listed.unmatched()
-
 
 def stem(path: str) -> str:
-    """A path without its extension."""
+    """Return a path without its extension."""
     folder, slash, name = path.rpartition("/")
     return folder + slash + (name.rpartition(".")[0] or name)
 
 
 def parse_splits(text: str, seed: int) -> Splits:
-    """`train=0.8,val=0.2` → splits by hash. The shares add up to 1. `UsageError` says which part is wrong."""
+    """Parse `train=0.8,val=0.2` into splits by hash. The shares add up to 1. `UsageError` says which part is wrong."""
     names: list[str] = []
     shares: list[float] = []
     for part in text.split(","):
