@@ -7,9 +7,10 @@ so its cost follows the change. Used by `dsctl query`, previews and subsets. A q
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from datacache.annotations import where
@@ -45,7 +46,7 @@ class Query:
                 raise UsageError(f"{name} cannot be {number}", hint="Give a number from 0 on.")
 
     def as_json(self) -> dict[str, Any]:
-        """What is asked for, for lineage."""
+        """Return what is asked for, for lineage."""
         asked = {name: value for name, value in asdict(self).items() if value is not None and value not in ((), "")}
         if self.labels:
             asked["labels"] = list(self.labels)
@@ -55,37 +56,33 @@ class Query:
 
 
 def find(table: Table, query: Query) -> Iterator[ImageSummary]:
-    """The images a query means, in the byte order of their paths. `UsageError` at once for a label that the table does
-    not have, and for a condition that cannot be understood."""
-    return _images(_select(table, query))
+    """Return the images a query means, in the byte order of their paths. `UsageError` at once for a label that the
+    table does not have, and for a condition that cannot be understood."""
+    return (
+        ImageSummary(path, width, height, objects, labels)
+        for summary, rows in _select(table, query)
+        for path, width, height, objects, labels in _picked(
+            rows, summary.paths(), summary.widths(), summary.heights(), summary.objects(), summary.counts()
+        )
+    )
 
 
 def find_paths(table: Table, query: Query) -> Iterator[str]:
-    """The paths alone, which is faster."""
-    return _paths(_select(table, query))
+    """Return the paths alone, which is faster."""
+    return (path for summary, rows in _select(table, query) for (path,) in _picked(rows, summary.paths()))
 
 
 def count(table: Table, query: Query) -> int:
-    """How many images there are."""
+    """Count the images."""
     return sum(len(rows) for _, rows in _select(table, query))
 
 
-def _images(found: _Found) -> Iterator[ImageSummary]:
-    for summary, rows in found:
-        paths, widths, heights = summary.paths(), summary.widths(), summary.heights()
-        objects, labels = summary.objects(), summary.counts()
-        for row in rows:
-            yield ImageSummary(paths[row], widths[row], heights[row], objects[row], labels[row])
-
-
-def _paths(found: _Found) -> Iterator[str]:
-    for summary, rows in found:
-        paths = summary.paths()
-        yield from (paths[row] for row in rows)
+def _picked(rows: Sequence[int], *columns: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    return ((*(column[row] for column in columns),) for row in rows)
 
 
 def _select(table: Table, query: Query) -> _Found:
-    """Of each range that has some, the rows that are meant. Mistakes are found before the first range is read."""
+    """Find the rows that are meant, of each range that has some. Mistakes are found before the first range is read."""
     program = Program()
     program.add(f"{program.column('field', 'state')} != {UNUSABLE}")
     for label in query.labels:
@@ -129,17 +126,13 @@ def _evaluate(table: Table, query: Query, columns: Sequence[Column], select: _Se
 
 
 def _column(summary: Summary, column: Column, of_boxes: dict[str, list[float]]) -> Sequence[Any]:
-    """The values of a column for all rows of a range."""
-    if column.function == "count":
-        counts = [0] * summary.rows
-        for row, boxes in summary.of_label(column.name):
-            counts[row] = boxes
-        return counts
-    if column.function == "has":
+    """Return the values of a column for all rows of a range."""
+    if column.function != "field":
+        numbers = [0] * summary.rows
         there = [False] * summary.rows
-        for row, _ in summary.of_label(column.name):
-            there[row] = True
-        return there
+        for row, boxes in summary.of_label(column.name):
+            numbers[row], there[row] = boxes, True
+        return numbers if column.function == "count" else there
     if column.name in of_boxes:
         return of_boxes[column.name]
     return _FIELDS[column.name](summary)
@@ -164,7 +157,7 @@ _FIELDS: dict[str, Callable[[Summary], Sequence[Any]]] = {
 
 
 def _box_fields(parts: Sequence[bytes], summary: Summary) -> dict[str, list[float]]:
-    """The fields that boxes are decoded for; nan where an image has none."""
+    """Return the fields that boxes are decoded for; nan where an image has none."""
     import numpy as np
 
     widths, heights = box_sizes(parts, summary)
@@ -200,22 +193,17 @@ class Changed(NamedTuple):
 
 
 def compare(before: Table, after: Table) -> Iterator[Changed]:
-    """What is different in `after`, in the byte order of paths. Where in its file a box stands, and which file that is,
-    makes no difference, nor does the order of boxes."""
+    """Yield what is different in `after`, in the byte order of paths. Where in its file a box stands, and which file
+    that is, makes no difference, nor does the order of boxes."""
     old, new = before.rows_without(after), after.rows_without(before)
-    a, b = next(old, None), next(new, None)
-    while a is not None or b is not None:
-        if b is None or (a is not None and _key(a) < _key(b)):
-            assert a is not None
-            yield Changed(a.path, a, None)
-            a = next(old, None)
-        elif a is None or _key(b) < _key(a):
-            yield Changed(b.path, None, b)
-            b = next(new, None)
-        else:
-            if not _same(a.annotation, b.annotation):
-                yield Changed(a.path, a, b)
-            a, b = next(old, None), next(new, None)
+    both = heapq.merge(((row, 0) for row in old), ((row, 1) for row in new), key=lambda item: _key(item[0]))
+    for path, versions in groupby(both, key=lambda item: item[0].path):
+        found: list[Row | None] = [None, None]
+        for row, which in versions:
+            found[which] = row
+        a, b = found
+        if a is None or b is None or not _same(a.annotation, b.annotation):
+            yield Changed(path, a, b)
 
 
 def _same(a: Annotation | None, b: Annotation | None) -> bool:
