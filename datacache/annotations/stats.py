@@ -75,22 +75,11 @@ class Statistics:
     problems: Sequence[ProblemCount]
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {
-            "images": self.images,
-            "with_objects": self.with_objects,
-            "empty": self.empty,
-            "unannotated": self.unannotated,
-            "unusable": self.unusable,
-            "boxes": self.boxes,
-            "difficult": self.difficult,
-            "truncated": self.truncated,
-            "occluded": self.occluded,
+        """Return the statistics as `dsctl stats --json` prints them."""
+        return vars(self) | {
             "classes": [each._asdict() for each in self.classes],
             "boxes_per_image": [{"boxes": boxes, "images": n} for boxes, n in self.boxes_per_image.items()],
             "image_sizes": [{"width": w, "height": h, "images": n} for (w, h), n in self.image_sizes.items()],
-            "box_sizes": dict(self.box_sizes),
-            "coco_sizes": dict(self.coco_sizes),
             "box_areas": {"edges": list(AREA_EDGES), "boxes": list(self.box_areas)},
             "box_aspects": {"edges": list(ASPECT_EDGES), "boxes": list(self.box_aspects)},
             "problems": [each._asdict() for each in self.problems],

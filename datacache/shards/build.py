@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from datacache.annotations.classes import class_ids, class_order
-from datacache.annotations.table.table import ProblemCount, Table
+from datacache.annotations.table.table import ProblemCount
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import commit_manifest
 from datacache.conversion.index import VERSION as READER_VERSION
@@ -121,7 +121,13 @@ def build(
     """Make a set, finish one, or find that it exists. With `overwrite`, write all of it anew. Raise `UsageError` where
     another set is at the URL, where there is nothing to put into shards, and for impossible options; `ShardError` that
     names the file that cannot be read; the stores' errors."""
-    identity = _identity(snapshot, options)
+    said = {
+        "version": [VERSION, READER_VERSION],
+        "source": snapshot.ref,
+        "format": options.format,
+        "parameters": options.as_json(),
+    }
+    identity = xxh3_128_hexdigest(json.dumps(said, sort_keys=True).encode())
     place.begin()
     there = place.files()
     found = _found_set(place, there, identity, overwrite=overwrite)
@@ -146,16 +152,22 @@ def build(
         done = _done_shards(place, there, plan, options.format, identity)
         _begin(place, identity, snapshot.ref)
         writer = ShardWriter(snapshot, plan, place, format=options.format, identity=identity)
-        if not place.forks:
-            processes = 1
-        shards = list(_made(writer, plan, done, processes, progress))
+        missing = (number for number in range(plan.shards) if number not in done)
+        making = ordered_map(writer, missing, processes=processes if place.forks else 1)
+        shards: list[ShardInfo] = []
+        count = size_bytes = 0
+        for number in range(plan.shards):
+            info = done[number] if number in done else next(making)
+            shards.append(info)
+            count += info.samples
+            size_bytes += info.size_bytes
+            progress("writing", count, plan.samples, size_bytes)
     finally:
         plan.close()
     made = ShardSet(options.format, content.classes, snapshot.ref, options.as_json(), tuple(shards), plan=identity)
     place.put(SHARDS_JSON, made.encode())
     _clear(place, made, there)
-    labels = content.labels
-    left_out = dict(labels.left_out) if labels is not None else {}
+    left_out = dict(content.labels.left_out) if content.labels is not None else {}
     return Built(made, plan.shards - len(done), content.counts, content.problems, left_out)
 
 
@@ -164,50 +176,33 @@ def set_files(found: ShardSet) -> list[str]:
     return [SHARDS_JSON, *(name for shard in found.shards for name in (shard.name, index_name(shard.name)))]
 
 
-def _identity(snapshot: Snapshot, options: Options) -> str:
-    said = {
-        "version": [VERSION, READER_VERSION],
-        "source": snapshot.ref,
-        "format": options.format,
-        "parameters": options.as_json(),
-    }
-    return xxh3_128_hexdigest(json.dumps(said, sort_keys=True).encode())
-
-
 # --- the set at the URL ----------------------------------------------------------------------------------------------
 
 
 def _found_set(place: Place, there: dict[str, ObjectInfo], identity: str, *, overwrite: bool) -> ShardSet | None:
     """Return the finished set of this plan. Raise `UsageError` where another set is at the URL, which must stay."""
+    wrong = ""
     if SHARDS_JSON in there:
         try:
             found = ShardSet.decode(place.read(there[SHARDS_JSON]), place.url)
         except ShardError as exc:
-            if overwrite:
-                return None
-            raise UsageError(f"{place.url} holds a shard set already, and {exc.message}", hint=_ELSEWHERE) from exc
-        if found.plan == identity:
-            return found
-        if not overwrite:
-            raise UsageError(
-                f"{place.url} holds another shard set already: {len(found.shards):,} {found.format} shards of "
-                f"{found.source}, made with {json.dumps(dict(found.parameters))}",
-                hint=_ELSEWHERE,
+            wrong = f"holds a shard set already, and {exc.message}"
+        else:
+            if found.plan == identity:
+                return found
+            wrong = (
+                f"holds another shard set already: {len(found.shards):,} {found.format} shards of {found.source}, "
+                f"made with {json.dumps(dict(found.parameters))}"
             )
-        return None
-    if overwrite or not any(map(OURS.fullmatch, there)):
-        return None
-    if UNFINISHED not in there:
-        raise UsageError(f"{place.url} holds shards already, and nothing says of what", hint=_ELSEWHERE)
-    plan, source = _unfinished(place, there)
-    if plan != identity:
-        raise UsageError(
-            f"{place.url} holds an unfinished shard set of {source}, made with other options", hint=_ELSEWHERE
-        )
+    elif any(map(OURS.fullmatch, there)):
+        plan, source = _unfinished(place, there)
+        if UNFINISHED not in there:
+            wrong = "holds shards already, and nothing says of what"
+        elif plan != identity:
+            wrong = f"holds an unfinished shard set of {source}, made with other options"
+    if wrong and not overwrite:
+        raise UsageError(f"{place.url} {wrong}", hint="Choose another URL, or --overwrite what is there.")
     return None
-
-
-_ELSEWHERE = "Choose another URL, or --overwrite what is there."
 
 
 def _unfinished(place: Place, there: dict[str, ObjectInfo]) -> tuple[str, str]:
@@ -272,20 +267,6 @@ def _done_shards(
     return {number: info for number, info in zip(numbers, looked, strict=True) if info is not None}
 
 
-def _made(
-    writer: ShardWriter, plan: Plan, done: dict[int, ShardInfo], processes: int | None, progress: Progress
-) -> Iterator[ShardInfo]:
-    """Yield all shards in their order, and make the missing ones."""
-    count = size_bytes = 0
-    making = ordered_map(writer, (n for n in range(plan.shards) if n not in done), processes=processes)
-    for number in range(plan.shards):
-        info = done[number] if number in done else next(making)
-        count += info.samples
-        size_bytes += info.size_bytes
-        progress("writing", count, plan.samples, size_bytes)
-        yield info
-
-
 # --- the samples of the set ------------------------------------------------------------------------------------------
 
 
@@ -323,7 +304,12 @@ def _content(
     if options.classes_from_folders:
         raise UsageError(f"--classes-from-folders: {snapshot.record.ref} has annotations, which say the classes")
     table = annotations.table(processes=processes, progress=lambda what, done, total: progress(what, done, total, 0))
-    classes = _classes(snapshot, table, options)
+    classes = class_ids(table, options.classes)
+    if options.classes is not None and table.labels and not set(classes) & set(table.labels):
+        raise UsageError(
+            f"{snapshot.record.ref} has none of the classes asked for",
+            hint=f"It has {', '.join(sorted(table.labels)[:10])}{' and more' if len(table.labels) > 10 else ''}.",
+        )
     labels = _labels(options.format, classes, detection=bool(table.boxes))
     return _Content(
         samples.annotated(manifest, table, labels, counts),
@@ -339,26 +325,7 @@ def _labels(format: str, classes: Sequence[str], *, detection: bool) -> Labels:
     return TfRecordLabels(classes) if format == "tfrecord" else WebDatasetLabels(classes, detection=detection)
 
 
-def _classes(snapshot: Snapshot, table: Table, options: Options) -> tuple[str, ...]:
-    """Return the classes in the order of their ids. Raise `UsageError` where the snapshot has none of those asked
-    for."""
-    order = class_ids(table, options.classes)
-    if options.classes is None:
-        return order
-    if table.labels and not set(order) & set(table.labels):
-        raise UsageError(
-            f"{snapshot.record.ref} has none of the classes asked for",
-            hint=f"It has {', '.join(sorted(table.labels)[:10])}{' and more' if len(table.labels) > 10 else ''}.",
-        )
-    return order
-
-
-def commit_set(
-    catalog: Catalog,
-    place: Place,
-    made: ShardSet,
-    naming: Naming,
-) -> SnapshotRecord:
+def commit_set(catalog: Catalog, place: Place, made: ShardSet, naming: Naming) -> SnapshotRecord:
     """Commit the files of a set, and no other files at the URL, as the snapshot that `naming` names. Idempotent. Raise
     `ShardError` if one of them is missing, `TagExistsError`, the catalog's errors."""
     there = place.files()
@@ -369,10 +336,5 @@ def commit_set(
             raise ShardError(f"{place.url} has lost {file}", shard=file, hint="Build the shards again.")
         builder.add(Entry(file.encode(), info.size_bytes, info.mtime_ns, info.etag, info.version))
     parameters = {"to": place.url, "format": made.format, **made.parameters}
-    return commit_manifest(
-        catalog,
-        builder,
-        naming,
-        origin=place.url,
-        lineage=Lineage("shard", parameters, (made.source,)),
-    )
+    lineage = Lineage("shard", parameters, (made.source,))
+    return commit_manifest(catalog, builder, naming, origin=place.url, lineage=lineage)

@@ -67,7 +67,15 @@ def verify(
 def _verify_shard(
     place: Place, shard: ShardInfo, there: dict[str, ObjectInfo], by_digest: dict[str, str]
 ) -> Iterator[ShardProblem]:
-    index, wrong = _index(place, shard, there)
+    index, wrong = None, "is missing"
+    if (info := there.get(index_name(shard.name))) is not None:
+        raw = place.read(info)
+        try:
+            index, wrong = ShardIndex.decode(raw, shard.name), ""
+        except ShardError as exc:
+            wrong = f"cannot be used: {exc.message}"
+        if index is not None and (xxh3_128_hexdigest(raw) != shard.index_digest or index.digest != shard.digest):
+            index, wrong = None, f"is of another {shard.name}"
     if wrong:
         yield ShardProblem(index_name(shard.name), wrong)
     info = there.get(shard.name)
@@ -96,63 +104,35 @@ def _verify_shard(
         yield ShardProblem(shard.name, "is damaged, between its samples" if index is not None else "is damaged")
 
 
-def _index(place: Place, shard: ShardInfo, there: dict[str, ObjectInfo]) -> tuple[ShardIndex | None, str]:
-    info = there.get(index_name(shard.name))
-    if info is None:
-        return None, "is missing"
-    raw = place.read(info)
-    try:
-        index = ShardIndex.decode(raw, shard.name)
-    except ShardError as exc:
-        return None, f"cannot be used: {exc.message}"
-    if xxh3_128_hexdigest(raw) != shard.index_digest or index.digest != shard.digest:
-        return None, f"is of another {shard.name}"
-    return index, ""
-
-
 def _read(place: Place, info: ObjectInfo, index: ShardIndex | None) -> tuple[str, list[str]]:
     """Return the hash of a shard, and the members whose bytes differ from the index."""
-    whole = xxh3_128()
-    members = _Members(index)
+    whole, damaged = xxh3_128(), []
+    coming = _in_order(index)
+    now = next(coming, None)
+    hash = xxh3_64()
     ref = info.ref(place.store.url)
     for start in range(0, info.size_bytes, _READ_BYTES):
-        data = memoryview(place.store.read(ref, start, min(start + _READ_BYTES, info.size_bytes)))
+        stop = min(start + _READ_BYTES, info.size_bytes)
+        data = memoryview(place.store.read(ref, start, stop))
         whole.update(data)
-        members.update(data)
-    return whole.hexdigest(), members.damaged
-
-
-class _Members:
-    """Hashes members while the shard they are in goes by."""
-
-    def __init__(self, index: ShardIndex | None) -> None:
-        self.damaged: list[str] = []
-        self._coming = _in_order(index)
-        self._now = next(self._coming, None)
-        self._hash = xxh3_64()
-        self._at = 0
-
-    def update(self, data: memoryview) -> None:
-        begins, ends = self._at, self._at + len(data)
-        self._at = ends
-        while self._now is not None:
-            name, member = self._now
-            stop = member.offset + member.size_bytes
-            if member.offset >= ends and member.size_bytes:
-                return
-            self._hash.update(data[max(0, member.offset - begins) : max(0, stop - begins)])
-            if stop > ends:
-                return
-            if self._hash.intdigest() != member.digest:
-                self.damaged.append(name)
-            self._hash = xxh3_64()
-            self._now = next(self._coming, None)
+        while now is not None:  # members while they go by
+            name, member = now
+            end = member.offset + member.size_bytes
+            if member.offset >= stop and member.size_bytes:
+                break
+            hash.update(data[max(0, member.offset - start) : max(0, end - start)])
+            if end > stop:
+                break
+            if hash.intdigest() != member.digest:
+                damaged.append(name)
+            hash = xxh3_64()
+            now = next(coming, None)
+    return whole.hexdigest(), damaged
 
 
 def _in_order(index: ShardIndex | None) -> Iterator[tuple[str, Member]]:
-    if index is None:
-        return
-    for sample in range(len(index)):
+    for sample in range(len(index) if index is not None else 0):
+        assert index is not None
         key = index.key(sample)
         for member in index.members(sample):
             yield f"{key}.{member.extension}", member
