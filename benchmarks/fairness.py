@@ -14,20 +14,17 @@ processes; all of them read what the node does not have.
 from __future__ import annotations
 
 import json
-import random
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import obstore
 
-from benchmarks.harness import ROOT, Home, ResultTable, Workspace, benchmark, make_files, timed
+from benchmarks.harness import Home, ResultTable, Workspace, benchmark, make_files, timed
 from benchmarks.peers import bare_store
+from benchmarks.readers import Readers
 from benchmarks.usage import memory_mib
 from datacache import api
 from datacache.core.ids import block_id
@@ -42,9 +39,6 @@ PROCESSES = 4
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--read"]:
-        read_until_told(*sys.argv[2:])
-        return
     with benchmark(__doc__, readers=(200, 8), greedy_files=(250, 40), settle=(60.0, 1.0), no_room=False) as (
         args,
         work,
@@ -65,7 +59,7 @@ def _home(work: Workspace, name: str, env: Mapping[str, str], **settings: object
     return home
 
 
-def _time_and_memory(work: Workspace, env: Mapping[str, str], readers: int, settle_s: float) -> None:
+def _time_and_memory(work: Workspace, env: Mapping[str, str], count: int, settle_s: float) -> None:
     # So small that nearly all is a miss, for both.
     home = _home(work, "time", env, ssd_bytes="40MB", ram_bytes="20MB")
     pid = json.loads(home.dsctl("daemon", "status", "--json"))["pid"]
@@ -81,25 +75,26 @@ def _time_and_memory(work: Workspace, env: Mapping[str, str], readers: int, sett
 
         idle = memory_mib(pid, "VmRSS")
         alone = both(paths[20:half])
-        greedy = [_start(home, "greedy", readers // PROCESSES, seed) for seed in range(PROCESSES)]
-        time.sleep(min(5.0, settle_s))
         peak, stop = [idle], threading.Event()
 
         def watch() -> None:
             while not stop.wait(0.05):
                 peak.append(memory_mib(pid, "VmRSS"))
 
-        watching = threading.Thread(target=watch)
-        watching.start()
-        beside = both(paths[half:])
-        read = sum(map(_end, greedy))
+        with Readers(home, "greedy", ["api"] * PROCESSES, threads=count // PROCESSES, pause_s=0) as greedy:
+            greedy.begin()
+            time.sleep(min(5.0, settle_s))
+            watching = threading.Thread(target=watch)
+            watching.start()
+            beside = both(paths[half:])
+            read = sum(map(len, greedy.end()))
         stop.set()
         watching.join()
         time.sleep(settle_s)
         after = memory_mib(pid, "VmRSS")
     table = ResultTable("Time of a read", "a file of 100 KB", "median ms", "p99 ms", "bare median ms", "bare p99 ms")
     cells = [[1000 * of(took) for took in both for of in (statistics.median, _p99)] for both in (alone, beside)]
-    for name, row in zip(("alone", f"beside {readers} of 4 MiB"), cells, strict=True):
+    for name, row in zip(("alone", f"beside {count} of 4 MiB"), cells, strict=True):
         table.row(name, *(f"{ms:.1f}" for ms in row))
     table.row("ratio", *(f"{two / one:.1f}" for one, two in zip(*cells, strict=True)))
     table.print()
@@ -117,7 +112,8 @@ def _room(work: Workspace, env: Mapping[str, str]) -> None:
     title = "Room: a small data set beside a greedy one, shares 50:50"
     table = ResultTable(title, "epoch", "blocks", "not here before it")
     with home.environment():
-        greedy = _start(home, "greedy", 2, 0)
+        greedy = work.stack.enter_context(Readers(home, "greedy", ["api"], threads=2, pause_s=0))
+        greedy.begin()
         while _ssd_mb()["greedy"] < 0.8 * cache_bytes / 1e6:
             time.sleep(0.1)
         before = _ssd_mb()
@@ -131,43 +127,14 @@ def _room(work: Workspace, env: Mapping[str, str]) -> None:
                 for path in snapshot.paths():
                     snapshot.read(path)
                 time.sleep(1)  # until what was read is stored
-        _end(greedy)
+        greedy.end()
         after = _ssd_mb()
     table.print()
     print(f"MB of {cache_bytes / 1e6:.0f}: before {before}, after {after}")
 
 
-def read_until_told(dataset: str, threads: str, seed: str) -> None:
-    """Read files in random order in some threads until stdin ends; print how many."""
-    done = threading.Event()
-    with api.open_snapshot(dataset) as snapshot:
-        paths = list(snapshot.paths())
-
-        def read(number: int) -> int:
-            rng, count = random.Random(int(seed) * 1000 + number), 0
-            while not done.is_set():
-                snapshot.read(rng.choice(paths))
-                count += 1
-            return count
-
-        with ThreadPoolExecutor(int(threads)) as pool:
-            counts = [pool.submit(read, number) for number in range(int(threads))]
-            sys.stdin.read()
-            done.set()
-            print(sum(count.result() for count in counts))
-
-
 def _times(read: Callable[[str], object], paths: Iterable[str]) -> list[float]:
     return [timed(lambda path=path: read(path)) for path in paths]
-
-
-def _start(home: Home, dataset: str, threads: int, seed: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.fairness", "--read", dataset, str(threads), str(seed)]
-    return subprocess.Popen(command, cwd=ROOT, env=home.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def _end(process: subprocess.Popen[str]) -> int:
-    return int(process.communicate()[0])
 
 
 def _ssd_mb() -> dict[str, int]:

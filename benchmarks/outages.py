@@ -11,26 +11,17 @@ The store is `rclone serve s3` on the same machine with the files in the page ca
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import random
 import signal
 import statistics
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
-import obstore
 import pytest
 
-from benchmarks.harness import ROOT, Home, ResultTable, Workspace, benchmark, make_files, ratio, timed
-from benchmarks.peers import bare_store
-from datacache import api
+from benchmarks.harness import Home, ResultTable, Workspace, benchmark, make_files, ratio
+from benchmarks.readers import Readers
 from datacache.tiers.layout import cache_dir
 from tests.failing_disk import failing_disk
 
@@ -40,10 +31,6 @@ PAUSE_S = 0.02
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--read"]:
-        way, first, step, pause_s = sys.argv[2:]
-        read_part(way, int(first), int(step), float(pause_s))
-        return
     with benchmark(__doc__, files=(4000, 400), seconds=(58.0, 3.0)) as (args, work):
         server = work.s3()
         make_files(server.make_bucket("images"), args.files, FILE_BYTES)
@@ -86,11 +73,11 @@ def _disk(workspace: Workspace, env: dict[str, str], files: int) -> None:
 
 
 def _rate(home: Home, ways: Sequence[str]) -> float:
-    """Files a second; each way reads its part of all files once."""
-    with _readers(home, ways) as readers:
+    """Return files a second; each way reads its part of all files once."""
+    with Readers(home, "images", ways) as running:
         begun = time.perf_counter()
-        _tell(readers)
-        return sum(len(took) for took in map(_end, readers)) / (time.perf_counter() - begun)
+        running.begin()
+        return sum(map(len, running.end())) / (time.perf_counter() - begun)
 
 
 # --- the daemon ---
@@ -103,13 +90,13 @@ def _silence(workspace: Workspace, env: dict[str, str], seconds: float) -> None:
     pid = _daemon(home)
     took: dict[str, list[list[float]]] = {"bare": [], "api": []}
     for way in ("bare", "api", "bare"):
-        with _readers(home, [way] * SILENT_READERS, pause_s=PAUSE_S) as readers:
+        with Readers(home, "images", [way] * SILENT_READERS, pause_s=PAUSE_S) as running:
             if way == "api":
                 os.kill(pid, signal.SIGSTOP)
             try:
-                _tell(readers)
+                running.begin()
                 time.sleep(seconds if way == "api" else seconds / 2)
-                took[way] += [_end(reader) for reader in readers]
+                took[way] += running.end()
             finally:
                 os.kill(pid, signal.SIGCONT)
     home.close()
@@ -126,71 +113,6 @@ def _silence(workspace: Workspace, env: dict[str, str], seconds: float) -> None:
         table.row(text, f"{1000 * of(one):.1f}", f"{1000 * of(two):.1f}")
     table.row("reads", len(bare_others), len(ours_others))
     table.print()
-
-
-# --- readers ---
-
-
-@contextmanager
-def _readers(home: Home, ways: Sequence[str], *, pause_s: float = 0.0) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are ready to read: all of their part once, or with pauses until their standard input ends."""
-    readers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.outages", "--read", way, str(n), str(len(ways)), str(pause_s)],
-            cwd=ROOT,
-            env=home.env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for n, way in enumerate(ways)
-    ]
-    try:
-        for reader in readers:
-            assert reader.stdout is not None
-            reader.stdout.readline()
-        yield readers
-    finally:
-        for reader in readers:
-            reader.kill()
-            reader.wait()
-
-
-def _tell(readers: Sequence[subprocess.Popen[str]]) -> None:
-    for reader in readers:
-        assert reader.stdin is not None
-        reader.stdin.write("\n")
-        reader.stdin.flush()
-
-
-def _end(reader: subprocess.Popen[str]) -> list[float]:
-    """The seconds of each of its reads."""
-    found: list[float] = json.loads(reader.communicate()[0])
-    return found
-
-
-def read_part(way: str, first: int, step: int, pause_s: float) -> None:
-    """Read each `step`th file from the `first` on, in random order: `way` is "api", "bare" or a mount's folder."""
-    with api.open_snapshot("images") as snapshot:
-        names = sorted(snapshot.paths())[first::step]
-        random.Random(first).shuffle(names)
-        read: Callable[[str], object] = snapshot.read
-        if way == "bare":
-            store = bare_store("images")
-            read = lambda name: obstore.get(store, name).bytes()  # noqa: E731
-        elif way != "api":
-            read = lambda name: Path(way, name).read_bytes()  # noqa: E731
-        print("ready", flush=True)
-        sys.stdin.readline()
-        ended = threading.Event()
-        if pause_s:
-            threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-        took = []
-        for name in itertools.cycle(names) if pause_s else names:
-            took.append(timed(lambda name=name: read(name)))
-            if pause_s and ended.wait(pause_s):
-                break
-        print(json.dumps(took))
 
 
 def _daemon(home: Home) -> int:

@@ -6,7 +6,6 @@ It knows no signatures and holds nothing but keys: GET and HEAD answer 404.
 
 from __future__ import annotations
 
-import base64
 import bisect
 import subprocess
 import sys
@@ -32,44 +31,20 @@ def keys(folders: int, files: int) -> list[str]:
     return [f"{folder:04d}/{number:07d}.jpg" for folder in range(folders) for number in range(files)]
 
 
-class SyntheticListing:
-    """The answers to ListObjectsV2 (Amazon S3 API reference) over sorted keys."""
-
-    def __init__(self, sorted_keys: list[str]) -> None:
-        self._keys = sorted_keys
-
-    def page(self, query: dict[str, str]) -> str:
-        """One page as XML."""
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        limit = int(query.get("max-keys", "1000"))
-        if token := query.get("continuation-token"):
-            at = int(base64.b64decode(token))
-        else:
-            at = max(bisect.bisect_right(self._keys, query.get("start-after", "")), self._seek(prefix))
-        end = bisect.bisect_left(self._keys, prefix + "\U0010ffff")
-        items: list[str] = []
-        while at < end and len(items) < limit:
-            key = self._keys[at]
-            cut = key.find(delimiter, len(prefix)) if delimiter else -1
-            if cut < 0:
-                items.append(OBJECT.format(key))
-                at += 1
-            else:
-                folder = key[: cut + 1]
-                items.append(f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>")
-                at = bisect.bisect_left(self._keys, folder + "\U0010ffff")
-        more = at < end
-        token = base64.b64encode(str(at).encode()).decode()
-        return (
-            '<?xml version="1.0" encoding="UTF-8"?>'
-            '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-            f"<Name>{BUCKET}</Name><Prefix>{prefix}</Prefix><MaxKeys>{limit}</MaxKeys>"
-            f"<KeyCount>{len(items)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>{''.join(items)}"
-            f"{f'<NextContinuationToken>{token}</NextContinuationToken>' if more else ''}</ListBucketResult>"
-        )
-
-    def _seek(self, prefix: str) -> int:
-        return bisect.bisect_left(self._keys, prefix)
+def page_of(sorted_keys: list[str], query: dict[str, str]) -> str:
+    """Answer ListObjectsV2 without a delimiter (Amazon S3 API reference): one page as XML."""
+    prefix, limit = query.get("prefix", ""), int(query.get("max-keys", "1000"))
+    start = bisect.bisect_right(sorted_keys, query.get("start-after", ""))
+    at = int(query.get("continuation-token", max(start, bisect.bisect_left(sorted_keys, prefix))))
+    end = bisect.bisect_left(sorted_keys, prefix + "\U0010ffff")
+    found = sorted_keys[at : min(end, at + limit)]
+    more = at + len(found) < end
+    token = f"<NextContinuationToken>{at + len(found)}</NextContinuationToken>" if more else ""
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Name>{BUCKET}</Name><Prefix>{prefix}</Prefix><MaxKeys>{limit}</MaxKeys><KeyCount>{len(found)}</KeyCount>"
+        f"<IsTruncated>{str(more).lower()}</IsTruncated>{''.join(map(OBJECT.format, found))}{token}</ListBucketResult>"
+    )
 
 
 @contextmanager
@@ -102,7 +77,7 @@ def synthetic_s3(folders: int, files: int) -> Iterator[dict[str, str]]:
 
 def main() -> None:
     port, folders, files = map(int, sys.argv[1:])
-    listing = SyntheticListing(keys(folders, files))
+    names = keys(folders, files)
 
     async def answer(request: web.Request) -> web.Response:
         bucket, _, key = urllib.parse.unquote(request.path).strip("/").partition("/")
@@ -110,7 +85,7 @@ def main() -> None:
             return web.Response(status=404)
         if "versioning" in request.query:
             return web.Response(text="<VersioningConfiguration/>", content_type="application/xml")
-        return web.Response(text=listing.page(dict(request.query)), content_type="application/xml")
+        return web.Response(text=page_of(names, dict(request.query)), content_type="application/xml")
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)

@@ -8,6 +8,7 @@ import multiprocessing
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from benchmarks.loader_peers.plan import Counted, Loader, ReadPlan, digest, image_files, total
 from datacache.loaders.decode import decode_rgb
@@ -32,6 +33,13 @@ def open_loader(source: str, plan: ReadPlan) -> Loader:
         yield Counted(sum(end.recv() for end in ends), len(images) * plan.size * plan.size * 3)
 
     return epoch
+
+
+def decoded(data: bytes, size: int) -> Any:
+    """Decode an image for other people's data sets: RGB pixels in a tensor, (size, size, 3) uint8."""
+    import torch
+
+    return torch.from_numpy(decode_rgb(data, "", (size, size))[0])
 
 
 def pixels_digest(images: Path, size: int) -> int:

@@ -28,7 +28,7 @@ class DecodedFiles(Dataset):
     """The same decoded."""
 
     def __init__(self, files: PlainFiles, size: int) -> None:
-        from benchmarks.loader_peers.pixels import decoded
+        from benchmarks.loader_peers.bare_decode import decoded
 
         self._files, self._size, self._decoded = files, size, decoded
 

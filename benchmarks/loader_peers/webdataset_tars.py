@@ -36,7 +36,7 @@ def open_loader(source: str, plan: ReadPlan) -> Loader:
         .map(itemgetter("jpg"))
     )
     if plan.size:
-        from benchmarks.loader_peers.pixels import decoded
+        from benchmarks.loader_peers.bare_decode import decoded
 
         samples = samples.map(partial(decoded, size=plan.size))
     samples = samples.batched(plan.batch_size, collation_fn=default_collate if plan.size else as_list)

@@ -1,0 +1,101 @@
+"""Readers in processes of their own, for what happens to them beside others (`fairness`, `outages`).
+
+A child is `python -m benchmarks.readers WAY DATASET FIRST STEP THREADS PAUSE_S`: it says that it is ready, begins when
+it is told, and prints the seconds of each of its reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import obstore
+
+from benchmarks.harness import ROOT, Home, timed
+from benchmarks.peers import bare_store
+from datacache import api
+
+
+class Readers:
+    """Processes that read a part of a snapshot each: all of it once, or with pauses (of 0 s: none) until `end`.
+
+    A way is "api", "bare" for obstore and the bucket of the data set's name, or the folder of a mount.
+    """
+
+    def __init__(
+        self, home: Home, dataset: str, ways: Sequence[str], *, threads: int = 1, pause_s: float | None = None
+    ) -> None:
+        numbers = [len(ways), threads, -1.0 if pause_s is None else pause_s]
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.readers", way, dataset, *map(str, [first, *numbers])],
+                cwd=ROOT,
+                env=home.env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for first, way in enumerate(ways)
+        ]
+
+    def __enter__(self) -> Readers:
+        for process in self._processes:  # until all have opened the snapshot
+            assert process.stdout is not None
+            process.stdout.readline()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def begin(self) -> None:
+        """Have all begin."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    def end(self) -> list[list[float]]:
+        """Return the seconds of each one's reads, when it has come to an end."""
+        return [json.loads(process.communicate()[0]) for process in self._processes]
+
+
+def main() -> None:
+    way, dataset, *numbers = sys.argv[1:]
+    first, step, threads = map(int, numbers[:3])
+    pause_s, ended = float(numbers[3]), threading.Event()
+    with api.open_snapshot(dataset) as snapshot:
+        names = sorted(snapshot.paths())[first::step]
+        read: Callable[[str], object] = snapshot.read
+        if way == "bare":
+            store = bare_store(dataset)
+            read = lambda name: obstore.get(store, name).bytes()  # noqa: E731
+        elif way != "api":
+            read = lambda name: Path(way, name).read_bytes()  # noqa: E731
+        print("ready", flush=True)
+        sys.stdin.readline()
+        if pause_s >= 0:
+            threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+
+        def read_all(number: int) -> list[float]:
+            order, took = random.Random(1000 * first + number).sample(names, len(names)), []
+            for name in itertools.cycle(order) if pause_s >= 0 else order:
+                took.append(timed(lambda name=name: read(name)))
+                if pause_s >= 0 and ended.wait(pause_s):
+                    break
+            return took
+
+        with ThreadPoolExecutor(threads) as pool:
+            print(json.dumps([seconds for took in pool.map(read_all, range(threads)) for seconds in took]))
+
+
+if __name__ == "__main__":
+    main()
