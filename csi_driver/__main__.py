@@ -210,12 +210,12 @@ def _node(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -
 def _serve_metrics(
     arguments: argparse.Namespace, node: NodeService | None, settings: Settings, stack: ExitStack
 ) -> None:
-    from csi_driver.metrics import NodeMetrics, serve_metrics
+    from csi_driver.metrics import MetricsServer, NodeMetrics
     from csi_driver.server import probe
 
     try:
         shown = None if node is None else NodeMetrics(settings, node.records)
-        metrics = serve_metrics(
+        metrics = MetricsServer(
             arguments.metrics_port,
             shown,
             address=arguments.metrics_address,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from google.protobuf.wrappers_pb2 import BoolValue
 
@@ -25,12 +24,10 @@ from csi_driver.wire import registration_pb2 as wire
 class IdentityService:
     """The Identity service: the same in all modes, as it speaks for the driver as a whole."""
 
-    def GetPluginInfo(self, _request: csi.GetPluginInfoRequest, _context: Any) -> csi.GetPluginInfoResponse:  # noqa: N802
+    def GetPluginInfo(self, _request: csi.GetPluginInfoRequest) -> csi.GetPluginInfoResponse:
         return csi.GetPluginInfoResponse(name=DRIVER_NAME, vendor_version=datacache.__version__)
 
-    def GetPluginCapabilities(  # noqa: N802
-        self, _request: csi.GetPluginCapabilitiesRequest, _context: Any
-    ) -> csi.GetPluginCapabilitiesResponse:
+    def GetPluginCapabilities(self, _request: csi.GetPluginCapabilitiesRequest) -> csi.GetPluginCapabilitiesResponse:
         service, expansion = csi.PluginCapability.Service, csi.PluginCapability.VolumeExpansion
         return csi.GetPluginCapabilitiesResponse(
             capabilities=[
@@ -39,7 +36,7 @@ class IdentityService:
             ]
         )
 
-    def Probe(self, _request: csi.ProbeRequest, _context: Any) -> csi.ProbeResponse:  # noqa: N802
+    def Probe(self, _request: csi.ProbeRequest) -> csi.ProbeResponse:
         # Ready as soon as it answers. A catalog or a store that is away is no reason to be restarted for.
         return csi.ProbeResponse(ready=BoolValue(value=True))
 
@@ -56,15 +53,13 @@ class RegistrationService:
         """Take `endpoint`, the path of the driver's socket as the kubelet sees it."""
         self._endpoint = endpoint
 
-    def GetInfo(self, _request: wire.InfoRequest, _context: Any) -> wire.PluginInfo:  # noqa: N802
+    def GetInfo(self, _request: wire.InfoRequest) -> wire.PluginInfo:
         # The versions are those of the kubelet's interface, not of the driver or of CSI's latest.
         return wire.PluginInfo(
             type="CSIPlugin", name=DRIVER_NAME, endpoint=self._endpoint, supported_versions=["1.0.0"]
         )
 
-    def NotifyRegistrationStatus(  # noqa: N802
-        self, request: wire.RegistrationStatus, _context: Any
-    ) -> wire.RegistrationStatusResponse:
+    def NotifyRegistrationStatus(self, request: wire.RegistrationStatus) -> wire.RegistrationStatusResponse:
         if request.plugin_registered:
             _log.info("the kubelet has registered the driver")
         else:

@@ -18,10 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from csi_driver import DRIVER_NAME
-from csi_driver.status import RequestError
+from csi_driver.status import precondition, unavailable
 from datacache.core.errors import SettingsError
 
 READ_TIMEOUT_S = (3.0, 5.0)
@@ -217,14 +215,13 @@ class KubeApi:
             if exc.status == 404:
                 return None
             if exc.status in (401, 403):
-                raise RequestError(
-                    grpc.StatusCode.FAILED_PRECONDITION,
+                raise precondition(
                     f"the Kubernetes API does not let the driver {what} ({exc.status} {exc.reason}): the service "
-                    "account needs the ClusterRole that the chart has for it",
+                    "account needs the ClusterRole that the chart has for it"
                 ) from exc
-            raise RequestError(grpc.StatusCode.UNAVAILABLE, f"cannot {what}: {_words(exc)}") from exc
+            raise unavailable(f"cannot {what}: {_words(exc)}") from exc
         except (HTTPError, OSError) as exc:
-            raise RequestError(grpc.StatusCode.UNAVAILABLE, f"cannot {what}: {_words(exc)}") from exc
+            raise unavailable(f"cannot {what}: {_words(exc)}") from exc
 
 
 def open_api(kubeconfig: Path | None) -> KubeApi | None:

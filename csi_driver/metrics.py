@@ -28,10 +28,9 @@ from csi_driver.status import RequestError
 from datacache import api
 from datacache.core.errors import DatacacheError
 from datacache.settings import Settings
-from fuse_mount import bucket_status, list_bucket_mounts, list_mounts
-from fuse_mount.bucket.metrics import render_metrics
+from fuse_mount import bucket_status, list_bucket_mounts, list_mounts, render_metrics
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _REQUEST_TIMEOUT_S = 30.0
 _ANSWER_S = 3.0
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -85,12 +84,9 @@ class NodeMetrics:
         with ThreadPoolExecutor(len(buckets) + 2) as pool:
             daemon_asked = pool.submit(self._ask, "the daemon", self._daemon)
             mounts_asked = pool.submit(self._ask, "mounts of snapshots", lambda: len(list_mounts(self._settings)))
-            buckets_asked = [
-                pool.submit(self._ask, str(info.mountpoint), partial(bucket_status, info)) for info in buckets
-            ]
+            statuses = pool.map(lambda info: self._ask(str(info.mountpoint), partial(bucket_status, info)), buckets)
+            live = [(info, status) for info, status in zip(buckets, statuses, strict=True) if status is not None]
             daemon, mounts = daemon_asked.result(), mounts_asked.result()
-            statuses = [asked.result() for asked in buckets_asked]
-        live = [(info, status) for info, status in zip(buckets, statuses, strict=True) if status is not None]
         text = (daemon or "") + (render_metrics(live, self._settings.home, named=False) if live else "")
         used = sum(record.used for record in self._records.all())
         lines = COUNTS.render()
@@ -111,15 +107,33 @@ class NodeMetrics:
         try:
             return self._patience.ask(whose, question, _ANSWER_S)
         except (DatacacheError, RequestError) as exc:
-            log.warning("the metrics of %s are missing: %s", whose, exc)
+            _log.warning("the metrics of %s are missing: %s", whose, exc)
             return None
 
 
 class MetricsServer:
-    """The port, answered until `close`."""
+    """The port, answered until `close` in threads of its own."""
 
-    def __init__(self, address: str, port: int, render: Callable[[], str], problem: Callable[[], str]) -> None:
-        pages = {"/metrics": lambda: (HTTPStatus.OK, render()), "/healthz": lambda: _health(problem())}
+    def __init__(
+        self,
+        port: int,
+        node: NodeMetrics | None,
+        *,
+        address: str = "127.0.0.1",
+        problem: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Answer on a TCP port (0: any; see `port`) of an address ("*": all). `OSError` if the port is taken or the
+        address is not this machine's.
+
+        `node` is None for a process that is no node's, such as a controller, which shows only its own counters.
+        `problem` returns what keeps the driver from working, '' for nothing: `/healthz` then answers 503 with these
+        words.
+        """
+        render = node.render if node else lambda: "\n".join(COUNTS.render()) + "\n"
+        pages: dict[str, _Page] = {
+            "/metrics": lambda: (HTTPStatus.OK, render()),
+            "/healthz": lambda: _health(problem()),
+        }
         self._server = _listen(address, port, partial(_Handler, pages))
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
@@ -130,22 +144,6 @@ class MetricsServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-
-
-def serve_metrics(
-    port: int,
-    node: NodeMetrics | None,
-    *,
-    address: str = "127.0.0.1",
-    problem: Callable[[], str] = lambda: "",
-) -> MetricsServer:
-    """Answer on a TCP port (0: any; see `port` of the result) of an address ("*": all), in threads of its own.
-
-    `node` is None for a process that is no node's, such as a controller, which shows only its own counters.
-    `problem` returns what keeps the driver from working, '' for nothing: `/healthz` then answers 503 with these
-    words. Raises OSError if the port is taken or the address is not this machine's.
-    """
-    return MetricsServer(address, port, node.render if node else lambda: "\n".join(COUNTS.render()) + "\n", problem)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -170,11 +168,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log at debug level: every probe would be a line."""
-        log.debug(format, *args)
+        _log.debug(format, *args)
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def __init__(self, family: int, address: tuple[str, int], handler: Callable[..., BaseHTTPRequestHandler]) -> None:
+        self.address_family = family
+        super().__init__(address, handler)
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
@@ -183,17 +185,12 @@ class _Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
 
 
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-def _listen(address: str, port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+def _listen(address: str, port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> _Server:
     if address == "*" and socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # IPv6 is switched off
-            return _Server6(("::", port), handler)
-    if ":" in address:
-        return _Server6((address, port), handler)
-    return _Server(("" if address == "*" else address, port), handler)
+            return _Server(socket.AF_INET6, ("::", port), handler)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return _Server(family, ("" if address == "*" else address, port), handler)
 
 
 def _health(problem: str) -> tuple[HTTPStatus, str]:

@@ -11,9 +11,7 @@ import difflib
 import os
 from collections.abc import Iterable
 
-import grpc
-
-from csi_driver.status import RequestError, invalid
+from csi_driver.status import RequestError, denied, invalid
 from csi_driver.volumes import VolumeSpec
 from datacache.catalog.access import access_of, check_access, open_to
 from datacache.catalog.base import Catalog
@@ -65,7 +63,7 @@ def check_sources(catalog: Catalog, id: str, ref: Ref, settings: Settings) -> No
                 rules.refuse(source.store)
             except SourceNotAllowedError as exc:
                 words = f"{ref}: {exc.message}. {exc.hint}"
-                raise RequestError(grpc.StatusCode.PERMISSION_DENIED, words) from exc
+                raise denied(words) from exc
 
 
 def check_subpath(catalog: Catalog, record: SnapshotRecord, spec: VolumeSpec) -> None:

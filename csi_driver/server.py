@@ -1,8 +1,8 @@
 """The gRPC server: from a `.proto`'s services and objects with methods of the RPCs' names to calls on a Unix socket.
 
-Used by `__main__` (the driver's services) and `registration`. A method takes `(request, context)`, returns the answer,
-and raises `RequestError` or an error of `datacache`, which becomes the code that `status` says. An RPC without a method
-is UNIMPLEMENTED. Each call ends in one line of log, in which, as in the answer, no value of a secret is.
+Used by `__main__` and `identity`. A method takes the request, returns the answer, and raises `RequestError` or an error
+of `datacache`, which becomes the code that `status` says. An RPC without a method is UNIMPLEMENTED. Each call ends in
+one line of log, in which, as in the answer, no value of a secret is.
 
 The socket is bound beside its place and then renamed into it, so a driver that lives there is replaced without a moment
 in which nobody answers, and a dead one's socket is no obstacle. At the end it is removed only if it is still this
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import stat
@@ -22,6 +23,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ import grpc
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from csi_driver.status import RequestError, status_of
+from csi_driver.status import RequestError, aborted, status_of
 from csi_driver.volumes import volume_id
 from csi_driver.wire import csi_pb2
 from datacache.core import lockfile
@@ -53,6 +55,9 @@ _QUIET = (
     *("NodeGetCapabilities", "NodeGetVolumeStats"),
 )
 """Asked again and again: logged only where they fail."""
+
+DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
+"""Until when (monotonic seconds) the caller of the RPC in this thread waits."""
 
 _log = logging.getLogger("csi_driver")
 
@@ -153,12 +158,14 @@ class Server:
                 )
         return grpc.method_handlers_generic_handler(service.full_name, methods)
 
-    def _called(self, name: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
+    def _called(self, name: str, function: Callable[[Any], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             started = time.monotonic()
             try:
                 with self._busy.hold(name, _work_of(name, request)):
-                    answer = function(request, context)
+                    left_s = context.time_remaining()
+                    DEADLINE.set(math.inf if left_s is None else started + left_s)
+                    answer = function(request)
             except Exception as exc:  # noqa: BLE001  the caller gets it
                 code, words = status_of(exc)
                 words = _cut(_without_secrets(words, request))
@@ -211,7 +218,7 @@ class _Busy:
         with self._lock:
             if work in self._works:
                 assert work is not None
-                raise RequestError(grpc.StatusCode.ABORTED, f"another call on the volume {work[0]!r} is under way")
+                raise aborted(f"another call on the volume {work[0]!r} is under way")
             self._calls[rpc] += 1
             if work is not None:
                 self._works.add(work)

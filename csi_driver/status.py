@@ -7,25 +7,11 @@ The codes are those the CSI specification asks for. `RequestError` is for what i
 from __future__ import annotations
 
 import errno
+from functools import partial
 
 import grpc
 
 from datacache.core import errors
-
-_CODES: tuple[tuple[type[errors.DatacacheError], grpc.StatusCode], ...] = (
-    # The first that fits counts: classes before those they are made from.
-    (errors.AccessDeniedError, grpc.StatusCode.PERMISSION_DENIED),
-    (errors.AddressRefusedError, grpc.StatusCode.PERMISSION_DENIED),
-    (errors.StoreAccessError, grpc.StatusCode.UNAUTHENTICATED),
-    (errors.StagingBusyError, grpc.StatusCode.FAILED_PRECONDITION),
-    (errors.StagingFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (errors.SnapshotNotFoundError, grpc.StatusCode.INVALID_ARGUMENT),
-    (errors.UsageError, grpc.StatusCode.INVALID_ARGUMENT),
-    (errors.SettingsError, grpc.StatusCode.FAILED_PRECONDITION),
-    (errors.CatalogUnavailableError, grpc.StatusCode.UNAVAILABLE),
-    (errors.StoreUnavailableError, grpc.StatusCode.UNAVAILABLE),
-    (errors.DaemonUnavailableError, grpc.StatusCode.UNAVAILABLE),
-)
 
 
 class RequestError(Exception):
@@ -36,9 +22,32 @@ class RequestError(Exception):
         self.code, self.message = code, message
 
 
-def invalid(message: str) -> RequestError:
-    """Return the error of a request that is wrong in itself."""
-    return RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
+_CODE = grpc.StatusCode
+# Each of these takes the words of an answer and returns its error.
+invalid = partial(RequestError, _CODE.INVALID_ARGUMENT)
+denied = partial(RequestError, _CODE.PERMISSION_DENIED)
+precondition = partial(RequestError, _CODE.FAILED_PRECONDITION)
+unavailable = partial(RequestError, _CODE.UNAVAILABLE)
+unauthenticated = partial(RequestError, _CODE.UNAUTHENTICATED)
+not_found = partial(RequestError, _CODE.NOT_FOUND)
+exists = partial(RequestError, _CODE.ALREADY_EXISTS)
+out_of_range = partial(RequestError, _CODE.OUT_OF_RANGE)
+aborted = partial(RequestError, _CODE.ABORTED)
+
+_CODES: tuple[tuple[type[errors.DatacacheError], grpc.StatusCode], ...] = (
+    # The first that fits counts: classes before those they are made from.
+    (errors.AccessDeniedError, _CODE.PERMISSION_DENIED),
+    (errors.AddressRefusedError, _CODE.PERMISSION_DENIED),
+    (errors.StoreAccessError, _CODE.UNAUTHENTICATED),
+    (errors.StagingBusyError, _CODE.FAILED_PRECONDITION),
+    (errors.StagingFullError, _CODE.RESOURCE_EXHAUSTED),
+    (errors.SnapshotNotFoundError, _CODE.INVALID_ARGUMENT),
+    (errors.UsageError, _CODE.INVALID_ARGUMENT),
+    (errors.SettingsError, _CODE.FAILED_PRECONDITION),
+    (errors.CatalogUnavailableError, _CODE.UNAVAILABLE),
+    (errors.StoreUnavailableError, _CODE.UNAVAILABLE),
+    (errors.DaemonUnavailableError, _CODE.UNAVAILABLE),
+)
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:

@@ -108,6 +108,13 @@ def parse_context(attributes: Mapping[str, str]) -> VolumeSpec:
     return _parse(attributes, (*PARAMETERS, *_NOTED), "volume attribute")
 
 
+def id_of(request: Any) -> str:
+    """Return the id of the volume that a request is about; INVALID_ARGUMENT without one."""
+    if not request.volume_id:
+        raise invalid("volume_id is missing")
+    return str(request.volume_id)
+
+
 def volume_id(name: str) -> str:
     """Return the id of the volume to make under this name: always the same for one name."""
     if len(name) <= _MAX_ID_BYTES and _PLAIN_ID.fullmatch(name):

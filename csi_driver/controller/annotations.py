@@ -17,10 +17,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-import grpc
-
 from csi_driver import DRIVER_NAME
-from csi_driver.status import RequestError, invalid
+from csi_driver.status import denied, invalid
 from csi_driver.volumes import CAPACITY, KUBERNETES, PARAMETERS, VolumeSpec, parse_parameters
 from datacache.core.errors import DatacacheError, SettingsError
 from datacache.settings import Settings
@@ -71,10 +69,9 @@ def check_pin(settings: Settings, namespace: str) -> None:
     """Raise PERMISSION_DENIED unless claims and pods of a namespace ('': not known) may pin. A pinned volume takes its
     room from the cache of all others on the node, for as long as a pod has it."""
     if "*" not in settings.pins and namespace not in settings.pins:
-        raise RequestError(
-            grpc.StatusCode.PERMISSION_DENIED,
+        raise denied(
             f"pin: {f'namespace {namespace}' if namespace else 'who is not known'} may not pin data on nodes. Leave it "
-            "out, use a StorageClass with pin: true, or have it allowed (DATACACHE_PINS)",
+            "out, use a StorageClass with pin: true, or have it allowed (DATACACHE_PINS)"
         )
 
 

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
 
 import grpc
 
@@ -22,7 +21,17 @@ from csi_driver import volume_records
 from csi_driver.controller.annotations import PREFIX, Asked, BucketRules, check_pin, read_request
 from csi_driver.kube import KubeApi, VolumeClaim
 from csi_driver.resolve import check_open, check_sources, check_subpath, find_snapshot
-from csi_driver.status import RequestError, invalid, status_of
+from csi_driver.status import (
+    RequestError,
+    aborted,
+    denied,
+    exists,
+    invalid,
+    not_found,
+    out_of_range,
+    precondition,
+    status_of,
+)
 from csi_driver.volume_records import NO_END, VolumeRecord, check_room, room_left
 from csi_driver.volumes import (
     CAPACITY,
@@ -31,6 +40,7 @@ from csi_driver.volumes import (
     PVC_NAMESPACE,
     VolumeSpec,
     check_capability,
+    id_of,
     parse_context,
     volume_id,
 )
@@ -67,7 +77,7 @@ class ControllerService:
         """Close the catalog."""
         self._catalog.close()
 
-    def CreateVolume(self, request: csi.CreateVolumeRequest, _context: Any) -> csi.CreateVolumeResponse:  # noqa: N802
+    def CreateVolume(self, request: csi.CreateVolumeRequest) -> csi.CreateVolumeResponse:
         if not request.name:
             raise invalid("a volume needs a name")
         if any(not c.isprintable() for c in request.name):
@@ -84,15 +94,15 @@ class ControllerService:
         _check_same(record, request)
         return csi.CreateVolumeResponse(volume=_volume(record))
 
-    def DeleteVolume(self, request: csi.DeleteVolumeRequest, _context: Any) -> csi.DeleteVolumeResponse:  # noqa: N802
-        volume_records.remove(self._catalog, _id_of(request))
+    def DeleteVolume(self, request: csi.DeleteVolumeRequest) -> csi.DeleteVolumeResponse:
+        volume_records.remove(self._catalog, id_of(request))
         refs.forget_volume(self._catalog, request.volume_id)
         return csi.DeleteVolumeResponse()
 
-    def ValidateVolumeCapabilities(  # noqa: N802
-        self, request: csi.ValidateVolumeCapabilitiesRequest, _context: Any
+    def ValidateVolumeCapabilities(
+        self, request: csi.ValidateVolumeCapabilitiesRequest
     ) -> csi.ValidateVolumeCapabilitiesResponse:
-        id = _id_of(request)
+        id = id_of(request)
         if not request.volume_capabilities:
             raise invalid(f"volume {id!r}: volume_capabilities are missing")
         record = volume_records.read(self._catalog, id)
@@ -113,7 +123,7 @@ class ControllerService:
         )
         return csi.ValidateVolumeCapabilitiesResponse(confirmed=confirmed)
 
-    def ListVolumes(self, request: csi.ListVolumesRequest, _context: Any) -> csi.ListVolumesResponse:  # noqa: N802
+    def ListVolumes(self, request: csi.ListVolumesRequest) -> csi.ListVolumesResponse:
         if request.max_entries < 0:
             raise invalid(f"max_entries is {request.max_entries}")
         after = _after(request.starting_token) if request.starting_token else ""
@@ -132,16 +142,14 @@ class ControllerService:
             entries=entries, next_token=_token(shown[-1].id) if len(found) > len(shown) else ""
         )
 
-    def ControllerGetVolume(  # noqa: N802
-        self, request: csi.ControllerGetVolumeRequest, _context: Any
-    ) -> csi.ControllerGetVolumeResponse:
-        record = volume_records.read(self._catalog, _id_of(request))
+    def ControllerGetVolume(self, request: csi.ControllerGetVolumeRequest) -> csi.ControllerGetVolumeResponse:
+        record = volume_records.read(self._catalog, id_of(request))
         if record is None:
             raise _unknown(request.volume_id)
         status = csi.ControllerGetVolumeResponse.VolumeStatus(volume_condition=self._condition(record, {}))
         return csi.ControllerGetVolumeResponse(volume=_volume(record), status=status)
 
-    def GetCapacity(self, request: csi.GetCapacityRequest, _context: Any) -> csi.GetCapacityResponse:  # noqa: N802
+    def GetCapacity(self, request: csi.GetCapacityRequest) -> csi.GetCapacityResponse:
         with suppress(RequestError):  # a class that leaves it to annotations, or is wrong: a PVC is told
             spec = read_request(request.parameters, {}, namespace="any", name="any").spec
             try:
@@ -152,8 +160,8 @@ class ControllerService:
                 return csi.GetCapacityResponse(available_capacity=NO_END)
         return csi.GetCapacityResponse(available_capacity=room_left(self._catalog, request.parameters))
 
-    def ControllerGetCapabilities(  # noqa: N802
-        self, _request: csi.ControllerGetCapabilitiesRequest, _context: Any
+    def ControllerGetCapabilities(
+        self, _request: csi.ControllerGetCapabilitiesRequest
     ) -> csi.ControllerGetCapabilitiesResponse:
         rpc = csi.ControllerServiceCapability.RPC
         types = (
@@ -169,10 +177,8 @@ class ControllerService:
             capabilities=[csi.ControllerServiceCapability(rpc=rpc(type=type)) for type in types]
         )
 
-    def ControllerExpandVolume(  # noqa: N802
-        self, request: csi.ControllerExpandVolumeRequest, _context: Any
-    ) -> csi.ControllerExpandVolumeResponse:
-        id, wanted = _id_of(request), request.capacity_range
+    def ControllerExpandVolume(self, request: csi.ControllerExpandVolumeRequest) -> csi.ControllerExpandVolumeResponse:
+        id, wanted = id_of(request), request.capacity_range
         if not (wanted.required_bytes or wanted.limit_bytes):
             raise invalid(f"volume {id!r}: capacity_range is missing")
         _check_range(wanted)
@@ -182,10 +188,9 @@ class ControllerService:
         if request.HasField("volume_capability"):
             check_capability(request.volume_capability, record.spec)
         if wanted.limit_bytes and record.capacity_bytes > wanted.limit_bytes:
-            raise RequestError(
-                grpc.StatusCode.OUT_OF_RANGE,
+            raise out_of_range(
                 f"volume {id!r} may hold {record.capacity_bytes:,} bytes already, more than the limit of "
-                f"{wanted.limit_bytes:,}",
+                f"{wanted.limit_bytes:,}"
             )
         size_bytes = wanted.required_bytes or wanted.limit_bytes
         if not record.capacity_bytes:  # it has no quota, and gets none by being made larger
@@ -265,7 +270,7 @@ class ControllerService:
         claim = self._api.claim(namespace, name)
         if claim is None or (_is_default_name(request.name) and request.name != f"pvc-{claim.uid}"):
             # A final code, so that the provisioner does not go on. One made anew under the name is another PVC.
-            raise RequestError(grpc.StatusCode.NOT_FOUND, f"the PVC {namespace}/{name} is not there any more")
+            raise not_found(f"the PVC {namespace}/{name} is not there any more")
         return claim
 
     @contextmanager
@@ -280,7 +285,7 @@ class ControllerService:
                 if code is grpc.StatusCode.INVALID_ARGUMENT:
                     # After INVALID_ARGUMENT csi-provisioner lets a PVC lie for minutes, annotated anew or not (its
                     # "infeasible" errors; sig-storage-lib-external-provisioner 13).
-                    raise RequestError(grpc.StatusCode.FAILED_PRECONDITION, words) from exc
+                    raise precondition(words) from exc
             raise
 
     def _dataset(self, spec: VolumeSpec, namespace: str, wanted: csi.CapacityRange) -> tuple[VolumeSpec, int]:
@@ -290,9 +295,8 @@ class ControllerService:
         check_sources(self._catalog, record.id, spec.ref, self._settings)
         check_subpath(self._catalog, record, spec)
         if wanted.limit_bytes and record.total_bytes > wanted.limit_bytes:
-            raise RequestError(
-                grpc.StatusCode.OUT_OF_RANGE,
-                f"{spec.dataset} has {record.total_bytes:,} bytes, more than the limit of {wanted.limit_bytes:,}",
+            raise out_of_range(
+                f"{spec.dataset} has {record.total_bytes:,} bytes, more than the limit of {wanted.limit_bytes:,}"
             )
         resolved = spec.resolved(f"{record.dataset}@{record.id}", namespace=namespace)
         # A claim that asks for more than there is would never be bound to a volume of the true size.
@@ -306,11 +310,10 @@ class ControllerService:
         if asked.own_bucket and not self._rules.allow(spec.bucket, namespace):
             assert claim is not None, "an annotation is a claim's"
             if not (takes_credentials(split_url(spec.bucket)[0]) and self._has_secret(claim)):
-                raise RequestError(
-                    grpc.StatusCode.PERMISSION_DENIED,
+                raise denied(
                     f"{PREFIX}bucket: {spec.bucket} cannot be mounted with the driver's own credentials "
                     f"({self._rules.describe(namespace)}): use a StorageClass that names a secret with credentials "
-                    f"for it ({_NODE_SECRET}), or have the bucket allowed (--allow-bucket)",
+                    f"for it ({_NODE_SECRET}), or have the bucket allowed (--allow-bucket)"
                 )
             spec = replace(spec, credentials="secret")
         return spec, quota_bytes
@@ -334,10 +337,7 @@ def _check_range(wanted: csi.CapacityRange) -> None:
     if wanted.required_bytes < 0 or wanted.limit_bytes < 0:
         raise invalid("capacity_range has a negative size")
     if 0 < wanted.limit_bytes < wanted.required_bytes:
-        raise RequestError(
-            grpc.StatusCode.OUT_OF_RANGE,
-            f"{wanted.required_bytes:,} bytes are required, and the limit is {wanted.limit_bytes:,}",
-        )
+        raise out_of_range(f"{wanted.required_bytes:,} bytes are required, and the limit is {wanted.limit_bytes:,}")
 
 
 def _check_all(capabilities: Iterable[csi.VolumeCapability], spec: VolumeSpec) -> None:
@@ -349,7 +349,7 @@ def _check_same(record: VolumeRecord, request: csi.CreateVolumeRequest) -> None:
     """Raise ALREADY_EXISTS unless this request asks for the volume that exists under the name."""
 
     def other(what: str) -> RequestError:
-        return RequestError(grpc.StatusCode.ALREADY_EXISTS, f"there is a volume {request.name!r} already, {what}")
+        return exists(f"there is a volume {request.name!r} already, {what}")
 
     if record.name != request.name or dict(record.parameters) != dict(request.parameters):
         raise other("made with other parameters")
@@ -366,14 +366,8 @@ def _volume(record: VolumeRecord) -> csi.Volume:
     return csi.Volume(volume_id=record.id, capacity_bytes=record.capacity_bytes, volume_context=record.context)
 
 
-def _id_of(request: Any) -> str:
-    if not request.volume_id:
-        raise invalid("volume_id is missing")
-    return str(request.volume_id)
-
-
 def _unknown(id: str) -> RequestError:
-    return RequestError(grpc.StatusCode.NOT_FOUND, f"there is no volume {id!r} that this driver has provisioned")
+    return not_found(f"there is no volume {id!r} that this driver has provisioned")
 
 
 def _is_default_name(name: str) -> bool:
@@ -389,7 +383,5 @@ def _token(id: str) -> str:
 def _after(token: str) -> str:
     id = token.partition(".")[2]
     if not id or _token(id) != token:
-        raise RequestError(
-            grpc.StatusCode.ABORTED, f"starting_token {token!r} is none of ours: begin again without one"
-        )
+        raise aborted(f"starting_token {token!r} is none of ours: begin again without one")
     return id

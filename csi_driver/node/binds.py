@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from csi_driver.status import invalid
 from datacache.core.errors import MountError
 from datacache.core.paths import RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, open_beneath
-from fuse_mount.kernel.session import Mount, mounts, resolved
+from fuse_mount import Mount, mounts, resolved
 
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
 """include/uapi/asm-generic/unistd.h; the same on all architectures."""

@@ -22,11 +22,11 @@ from csi_driver.metrics import COUNTS
 from csi_driver.node import binds
 from csi_driver.node.mounts import Health, SharedMounts
 from csi_driver.node.preparation import Preparation
-from csi_driver.node.records import NodeVolume, PublishedTarget, Records, SharedMount
+from csi_driver.node.records import NodeVolume, Records, SharedMount
 from csi_driver.status import RequestError
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError
-from fuse_mount.kernel.session import Mount
+from fuse_mount import Mount
 
 EVERY_S = 2.0
 _FLUSH_S = 1.0
@@ -52,15 +52,8 @@ class Mender:
         """The teller's: how often in a row an Event could not be written, and until when none is tried."""
         self._later: dict[str, tuple[float, float]] = {}
         """The tidying thread's: for how long a volume is left alone that could not be released, and until when."""
-        works: dict[str, Callable[[bool], None]] = {
-            "mender": lambda _first: self.mend(),
-            "tidier": lambda first: self.tidy(first=first),
-        }
-        if api is not None:
-            works["teller"] = lambda _first: self.tell()
-        self._threads = [
-            threading.Thread(target=self._run, args=(work,), name=name, daemon=True) for name, work in works.items()
-        ]
+        works = (lambda _first: self.mend(), lambda first: self.tidy(first=first), lambda _first: self.tell())
+        self._threads = [threading.Thread(target=self._run, args=(work,), daemon=True) for work in works]
 
     def start(self) -> None:
         """Look at once, and then every `EVERY_S`."""
@@ -83,12 +76,8 @@ class Mender:
                     shared.setdefault(record.mount.key, []).append(record)
             # One that hangs or whose store is away is not to keep the others' pods waiting.
             mounts, tops = list(shared.values()), binds.tops()
-            works = [
-                threading.Thread(
-                    target=self._mend_all, args=(mounts[at::_AT_A_TIME], tops), name=f"mends {at}", daemon=True
-                )
-                for at in range(min(_AT_A_TIME, len(mounts)))
-            ]
+            parts = [mounts[at::_AT_A_TIME] for at in range(min(_AT_A_TIME, len(mounts)))]
+            works = [threading.Thread(target=self._mend_all, args=(part, tops), daemon=True) for part in parts]
             for work in works:
                 work.start()
             for work in works:
@@ -162,7 +151,10 @@ class Mender:
             if now.used:
                 self._later.pop(now.volume_id, None)
                 targets = tuple(target for target in now.targets if binds.top_at(target.path) is not None)
-                if targets or self._is_staged(now):
+                # A kubelet removes the staging path in the end, and a restarted node has no mounts. A resting volume
+                # has none either, and may be published at any time.
+                mounted = now.resting or self._mounts.device(now.mount) is not None
+                if targets or (now.staging and os.path.isdir(now.staging) and mounted):
                     if targets != now.targets:
                         self._records.put(replace(now, targets=targets))
                     return
@@ -172,12 +164,6 @@ class Mender:
             finally:
                 wait_s = min(max(2 * wait_s, EVERY_S), _MAX_WAIT_S)
                 self._later[now.volume_id] = wait_s, time.monotonic() + wait_s
-
-    def _is_staged(self, record: NodeVolume) -> bool:
-        """Tell whether a kubelet can still know of a volume: it removes the staging path in the end, and a restarted
-        node has no mounts. A resting volume has no mount either, and may be published at any time."""
-        there = record.resting or self._mounts.device(record.mount) is not None
-        return bool(record.staging) and os.path.isdir(record.staging) and there
 
     def _mend_all(self, mounts: list[list[NodeVolume]], tops: Mapping[str, Mount]) -> None:
         for volumes in mounts:
@@ -218,14 +204,9 @@ class Mender:
         )  # said by the volume's condition, and by an Event on each pod (`tell`)
         for target in record.targets:
             if _is_other(binds.top_at(target.path), device):
-                record = self._show_target_again(record, replace(target, mended=words, told=False))
-
-    def _show_target_again(self, record: NodeVolume, target: PublishedTarget) -> NodeVolume:
-        self._mounts.bind(record, target.path, record.spec.subpath, read_only=target.read_only, noexec=target.noexec)
-        _log.warning("volume %s is shown anew at %s", record.volume_id, target.path)
-        record = record.with_target(target)
-        self._records.put(record)
-        return record
+                self._mounts.bind(record, target)
+                _log.warning("volume %s is shown anew at %s", volume_id, target.path)
+                record = self._records.put(record.with_target(replace(target, mended=words, told=False)))
 
 
 def _is_other(there: Mount | None, device: int | None) -> bool:

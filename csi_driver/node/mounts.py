@@ -18,19 +18,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 import fuse_mount
 from csi_driver.node import binds
 from csi_driver.node.patience import Patience
-from csi_driver.node.records import NodeVolume, Records, SharedMount
+from csi_driver.node.records import NodeVolume, PublishedTarget, Records, SharedMount
 from csi_driver.node.store_secrets import StoreSecrets
-from csi_driver.status import RequestError
+from csi_driver.status import RequestError, unauthenticated, unavailable
 from datacache.core.errors import MountError, UploadError
 from datacache.settings import Settings
 from datacache.writeback.staging.area import areas, discard_clean
-from fuse_mount.bucket.areas import left_areas
-from fuse_mount.kernel.session import Mount, mounts
+from fuse_mount import Mount, mounts
 
 _ANSWER_S = 5.0
 _LOCK_S = 60.0
@@ -112,7 +109,7 @@ class SharedMounts:
 
     def ensure(self, mount: SharedMount, *, quota_bytes: int = 0) -> bool:
         """Mount it unless it is mounted and served. Return whether it had to be mounted. The errors of `fuse_mount`."""
-        with self._records.lock_mount(mount, timeout_s=_LOCK_S):
+        with self._records.lock_mount(mount.key, timeout_s=_LOCK_S, source=mount.source):
             point = self.point(mount)
             if self.health(point) not in (Health.DEAD, Health.ABSENT):
                 return False
@@ -126,30 +123,26 @@ class SharedMounts:
                     raise
             return True
 
-    def folder(self, mount: SharedMount, subpath: str) -> int:
-        """Return a descriptor of a folder of a mount. Missing folders of a bucket are made."""
-        point = self.point(mount)
-        if not subpath:
-            return binds.open_root(point)
+    def bind(self, record: NodeVolume, target: PublishedTarget) -> None:
+        """Show a volume, or its folder, at a target, on top of anything there. Missing folders of a bucket are made."""
+        mount, subpath, point = record.mount, record.spec.subpath, self.point(record.mount)
 
         def find() -> int:
             root = binds.open_root(point)
             try:
                 if not mount.bucket:
                     return binds.open_folder(root, subpath)
-                return binds.make_folder(
-                    root, subpath, **{name: mount.options[name] for name in ("uid", "gid", "umask")}
-                )
+                owner = {name: mount.options[name] for name in ("uid", "gid", "umask")}
+                return binds.make_folder(root, subpath, **owner)
             finally:
                 os.close(root)
 
-        return self._patience.ask(("folder", point, subpath), find, _ANSWER_S, discard=os.close)
-
-    def bind(self, record: NodeVolume, path: str, subpath: str, *, read_only: bool, noexec: bool) -> None:
-        """Show a folder of a volume at a path, on top of anything there."""
-        folder = self.folder(record.mount, subpath)
+        if subpath:
+            folder = self._patience.ask(("folder", point, subpath), find, _ANSWER_S, discard=os.close)
+        else:
+            folder = binds.open_root(point)
         try:
-            binds.bind(folder, path, read_only=read_only, noexec=noexec)
+            binds.bind(folder, target.path, read_only=target.read_only, noexec=target.noexec)
         finally:
             os.close(folder)
 
@@ -164,7 +157,8 @@ class SharedMounts:
             if not unmounted_too:
                 return
             health = self._when_free(mount, timeout_s)
-            if health is Health.ABSENT and not self._has_left(mount):
+            left = fuse_mount.left_areas(self._staged(mount))
+            if health is Health.ABSENT and not any(area.url == mount.source for area in left):
                 return
         if health in (Health.DEAD, Health.ABSENT):
             self.ensure(mount)  # what was acknowledged is in its staging area
@@ -174,13 +168,11 @@ class SharedMounts:
         try:
             fuse_mount.flush_mount(info, timeout_s=timeout_s, progress=lambda _status: None)
         except UploadError as exc:
-            raise RequestError(
-                grpc.StatusCode.UNAVAILABLE, f"{mount.source}: {exc.message}. {exc.hint}".removesuffix(". ")
-            ) from exc
+            raise unavailable(f"{mount.source}: {exc.message}. {exc.hint}".removesuffix(". ")) from exc
 
     def end(self, mount: SharedMount) -> bool:
         """Unmount a mount that no volume uses any more. Return whether it is gone."""
-        with self._records.lock_mount(mount, timeout_s=_LOCK_S):
+        with self._records.lock_mount(mount.key, timeout_s=_LOCK_S, source=mount.source):
             if any(record.used and not record.resting and record.mount == mount for record in self._records.all()):
                 return False
             if not self._records.complete():  # one that cannot be read may be of a volume that uses it
@@ -205,7 +197,7 @@ class SharedMounts:
         """Unmount what a killed driver left and no volume has."""
         for key in sorted(os.listdir(self._folder)):
             # A volume is written down before its mount is looked for, so with the lock its record is seen, or it waits.
-            with contextlib.suppress(RequestError), self._records.lock_key(key, timeout_s=0.0):
+            with contextlib.suppress(RequestError), self._records.lock_mount(key, timeout_s=0.0):
                 if any(record.mount.key == key for record in self._records.all()):
                     continue
                 point = binds.place(str(self._folder / key))
@@ -225,19 +217,12 @@ class SharedMounts:
         deadline = time.monotonic() + timeout_s
         while True:
             health = self.health(self.point(mount))
-            taken = any(
-                area.locked for area in areas(self._staged(mount).staging_root) if area.bucket_url == mount.source
-            )
-            if not taken or health is not Health.ABSENT:
+            found = areas(self._staged(mount).staging_root)
+            if not any(area.locked for area in found if area.bucket_url == mount.source) or health is not Health.ABSENT:
                 return health
             if time.monotonic() > deadline:
-                raise RequestError(
-                    grpc.StatusCode.UNAVAILABLE, f"{mount.source}: another process uploads what was written to it"
-                )
+                raise unavailable(f"{mount.source}: another process uploads what was written to it")
             time.sleep(0.1)
-
-    def _has_left(self, mount: SharedMount) -> bool:
-        return any(area.url == mount.source for area in left_areas(self._staged(mount)))
 
     def _staged(self, mount: SharedMount) -> Settings:
         staging = mount.options["staging"]
@@ -251,20 +236,16 @@ class SharedMounts:
             if quota_bytes:
                 options["quota_bytes"] = quota_bytes
             options["direct"] = self._secrets.has_any(mount)
-            if not options["direct"] and self._needs_credentials(mount):
-                raise RequestError(
-                    grpc.StatusCode.UNAUTHENTICATED, f"the credentials that opened {mount.source} are not on this node"
-                )
+            # Where a volume brought credentials along, its bucket is not mounted with the driver's own.
+            needed = any(record.credentials and record.mount == mount for record in self._records.all())
+            if needed and not options["direct"]:
+                raise unauthenticated(f"the credentials that opened {mount.source} are not on this node")
             options["credentials"] = self._secrets.folder(mount)
             fuse_mount.mount_bucket(mount.source, point, settings=self._settings, allow_other=True, **options)
             return
         binds.clear(point)  # what is dead
         # Who uses it has a record, which was written after the catalog had said that this is a snapshot of this name.
         fuse_mount.mount_snapshot(mount.source, point, settings=self._settings, allow_other=True, given=True)
-
-    def _needs_credentials(self, mount: SharedMount) -> bool:
-        """Tell whether a volume brought credentials along: then its bucket is not mounted with the driver's own."""
-        return any(record.credentials and record.mount == mount for record in self._records.all())
 
     def _end_bucket(self, info: fuse_mount.BucketInfo) -> None:
         left: dict[str, Any] = {}

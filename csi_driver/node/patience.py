@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from typing import TypeVar
 
-import grpc
-
-from csi_driver.status import RequestError
+from csi_driver.status import RequestError, unavailable
 
 T = TypeVar("T")
 
@@ -23,7 +22,7 @@ class Patience:
     def __init__(self, whose: str) -> None:
         self._whose = whose
         self._lock = threading.Lock()
-        self._asked: dict[Hashable, _Question[object]] = {}  # guarded by _lock
+        self._asking: dict[Hashable, threading.Thread] = {}  # guarded by _lock
 
     def ask(
         self,
@@ -35,57 +34,37 @@ class Patience:
     ) -> T:
         """Return or raise what `function` does; UNAVAILABLE after the time. `discard` gets an answer that comes too
         late. An earlier question of this key that is unanswered is waited for first."""
-        question = _Question(function, discard)
+        answer: Future[T] = Future()  # cancelled by whoever waits no longer
+
+        def run() -> None:
+            try:
+                found = function()
+            except BaseException as exc:  # noqa: BLE001 - raised where it was asked
+                if answer.set_running_or_notify_cancel():
+                    answer.set_exception(exc)
+                return
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(found)
+            else:
+                discard(found)
+
+        thread = threading.Thread(target=run, name=f"asks {key}", daemon=True)
         while True:
             with self._lock:
-                before = self._asked.get(key)
-                if before is None or before.done.is_set():
-                    self._asked[key] = question  # type: ignore[assignment]
+                self._asking = {each: asks for each, asks in self._asking.items() if asks.is_alive()}
+                before = self._asking.setdefault(key, thread)
+                if before is thread:
+                    thread.start()
                     break
-            if not before.done.wait(timeout_s):
+            before.join(timeout_s)
+            if before.is_alive():
                 raise self._slow(timeout_s)
-        threading.Thread(target=question.run, name=f"asks {key}", daemon=True).start()
         try:
-            if not question.done.wait(timeout_s) and question.give_up():
-                raise self._slow(timeout_s)
-            return question.answer()
-        finally:
-            if question.done.is_set():
-                with self._lock:
-                    if self._asked.get(key) is question:
-                        del self._asked[key]
+            return answer.result(timeout_s)
+        except TimeoutError:
+            if answer.cancel():
+                raise self._slow(timeout_s) from None
+            return answer.result()  # it has just come, or is a timeout of the function's own
 
     def _slow(self, timeout_s: float) -> RequestError:
-        return RequestError(grpc.StatusCode.UNAVAILABLE, f"{self._whose} did not answer within {timeout_s:.0f} s")
-
-
-class _Question(Generic[T]):
-    def __init__(self, function: Callable[[], T], discard: Callable[[T], None]) -> None:
-        self._function, self._discard = function, discard
-        self._lock = threading.Lock()
-        self._given_up = False
-        self._answers: list[T] = []
-        self._error: BaseException | None = None
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        try:
-            self._answers.append(self._function())
-        except BaseException as exc:  # noqa: BLE001 - raised where it was asked
-            self._error = exc
-        with self._lock:
-            self.done.set()
-            late = self._given_up
-        if late and self._answers:
-            self._discard(self._answers[0])
-
-    def give_up(self) -> bool:
-        """Give up waiting; return False if the answer has just come."""
-        with self._lock:
-            self._given_up = not self.done.is_set()
-            return self._given_up
-
-    def answer(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._answers[0]
+        return unavailable(f"{self._whose} did not answer within {timeout_s:.0f} s")

@@ -23,7 +23,8 @@ from csi_driver.node.mounts import SharedMounts
 from csi_driver.node.records import NodeVolume, Records, SharedMount
 from csi_driver.node.store_secrets import EndpointTurns, StoreSecrets
 from csi_driver.resolve import check_open, check_sources, find_snapshot
-from csi_driver.status import RequestError
+from csi_driver.server import DEADLINE
+from csi_driver.status import RequestError, denied, precondition, unauthenticated, unavailable
 from csi_driver.volumes import MountOptions, VolumeSpec
 from datacache.api import open_catalog
 from datacache.catalog.refs import volume_snapshot
@@ -99,10 +100,15 @@ class Preparation:
         away, a namespace keeps what the controller provisioned for it, by what this node has read of the record."""
         owner = "" if inline else spec.namespace  # whoever writes a pod could claim anything
         if owner and namespace and owner != namespace:
-            raise _denied(f"the volume was provisioned for namespace {owner}, not for {namespace}")
+            raise denied(f"the volume was provisioned for namespace {owner}, not for {namespace}")
         namespace = namespace or owner
         if spec.bucket:
-            self._check_bucket(spec, namespace, inline=inline, secrets=secrets)
+            own = bool(secrets) and takes_credentials(split_url(spec.bucket)[0])
+            if inline and not own and not self._rules.allow(spec.bucket, namespace):
+                raise denied(
+                    f"bucket {spec.bucket} is not open to inline volumes without a Secret (nodePublishSecretRef); "
+                    f"{self._rules.describe(namespace)}"
+                )
             return
         try:
             with closing(open_catalog(self._settings)) as catalog:
@@ -115,20 +121,12 @@ class Preparation:
                 if not volume_records.is_provisioned(catalog, volume_id, spec):
                     raise
 
-    def _check_bucket(self, spec: VolumeSpec, namespace: str, *, inline: bool, secrets: Mapping[str, str]) -> None:
-        own = bool(secrets) and takes_credentials(split_url(spec.bucket)[0])
-        if inline and not own and not self._rules.allow(spec.bucket, namespace):
-            raise _denied(
-                f"bucket {spec.bucket} is not open to inline volumes without a Secret (nodePublishSecretRef); "
-                f"{self._rules.describe(namespace)}"
-            )
-
     # --- credentials, mount, pin, warm-up -----------------------------------------------------------------------
 
-    def prepare(self, record: NodeVolume, secrets: Mapping[str, str], *, left_s: float | None) -> NodeVolume:
-        """Do everything but show the volume, and return its new record. `left_s` is how long the caller waits;
-        `NotYetError` where it has to ask again."""
-        end = time.monotonic() + (_WARM_S if left_s is None else min(left_s - _MARGIN_S, _WARM_S))
+    def prepare(self, record: NodeVolume, secrets: Mapping[str, str]) -> NodeVolume:
+        """Do everything but show the volume, and return its new record. `NotYetError` where the caller has to ask
+        again."""
+        end = min(time.monotonic() + _WARM_S, DEADLINE.get() - _MARGIN_S)
         if not record.mount.bucket and self._mounts.device(record.mount) is None:
             with closing(open_catalog(self._settings)) as catalog:
                 check_sources(catalog, record.spec.ref.version, record.spec.ref, self._settings)
@@ -144,7 +142,7 @@ class Preparation:
         """Make the shared mount, with the quota of its users. Return the new record, and whether the mount is new."""
         self._check_others(record, {})
         if record.resting:
-            record = self._put(replace(record, resting=False))
+            record = self._records.put(replace(record, resting=False))
         with self._turn(record, asks=self._mounts.device(record.mount) is None):
             return record, self._mounts.ensure(record.mount, quota_bytes=self._quota_of(record.mount))
 
@@ -179,19 +177,20 @@ class Preparation:
     def move(self, record: NodeVolume, mount: SharedMount) -> NodeVolume:
         """Give a staged bucket volume that no pod sees another mount: the same bucket with other options. What was
         written is uploaded first; UNAVAILABLE until it is."""
-        if self._is_only_user(record) and not record.resting:
+        if not record.resting and not any(other.used for other in self._others_of(record)):
             with self._turn(record):
                 self._mounts.flush(record.mount, timeout_s=self.flush_s, unmounted_too=True)
         left = record.mount
         self._secrets.move(record, mount)  # before the record: after a kill in between it is made again
-        record = self._put(replace(record, mount=mount, resting=True))
+        record = self._records.put(replace(record, mount=mount, resting=True))
         self._mounts.end(left)
         self._secrets.drop_of_mount(record, left)
         return record
 
-    def _is_only_user(self, record: NodeVolume) -> bool:
-        others = (other for other in self._records.all() if other.volume_id != record.volume_id)
-        return not any(other.used and other.mount == record.mount for other in others)
+    def _others_of(self, record: NodeVolume) -> list[NodeVolume]:
+        """Return the other volumes of a volume's mount."""
+        records = self._records.all()
+        return [other for other in records if other.volume_id != record.volume_id and other.mount == record.mount]
 
     def _check_others(self, record: NodeVolume, secrets: Mapping[str, str]) -> None:
         """Check that a bucket's other volumes agree with this one: one staging area has one mount, and pods that have
@@ -205,10 +204,9 @@ class Preparation:
                     in_the_way[other.mount.key] = other.mount
             # One that is no longer used, too, has what it wrote in the staging area until it is uploaded.
             elif other.mount == record.mount and not self._secrets.check_shared(record, other, secrets):
-                raise RequestError(
-                    grpc.StatusCode.FAILED_PRECONDITION,
+                raise precondition(
                     f"{record.mount.source} is mounted on this node for another volume with other credentials; volumes "
-                    "of different namespaces can only share a bucket prefix on a node with the same ones",
+                    "of different namespaces can only share a bucket prefix on a node with the same ones"
                 )
         for mount in in_the_way.values():
             self._set_aside(mount, record)
@@ -226,28 +224,26 @@ class Preparation:
             if shown is not None:
                 ours, theirs = record.mount.options, mount.options
                 different = ", ".join(f"{name}={theirs[name]}" for name in ours if ours[name] != theirs[name])
-                raise RequestError(
-                    grpc.StatusCode.FAILED_PRECONDITION,
+                raise precondition(
                     f"{record.mount.source} is mounted on this node for pods of {shown.volume_id!r} with {different}; "
-                    "volumes of the same bucket prefix need the same mount options and fsGroup on a node",
+                    "volumes of the same bucket prefix need the same mount options and fsGroup on a node"
                 )
             there = self._mounts.device(mount) is not None
             if there or self._mounts.device(record.mount) is None:
                 self._mounts.flush(mount, timeout_s=self.flush_s, unmounted_too=True)
             for each in now:
-                self._put(replace(each, resting=True))
+                self._records.put(replace(each, resting=True))
             self._mounts.end(mount)
 
     def _take_secrets(self, record: NodeVolume, secrets: Mapping[str, str]) -> NodeVolume:
         spec = record.spec
         if spec.credentials == "secret":
             if not takes_credentials(split_url(spec.bucket)[0]):
-                raise _denied(f"bucket {spec.bucket} takes no credentials, so a Secret does not open it")
+                raise denied(f"bucket {spec.bucket} takes no credentials, so a Secret does not open it")
             if not secrets:
-                raise RequestError(
-                    grpc.StatusCode.UNAUTHENTICATED,
+                raise unauthenticated(
                     f"bucket {spec.bucket} may only be mounted with store credentials from a Secret, and none came "
-                    "along: see csi.storage.k8s.io/node-stage-secret-name of the StorageClass",
+                    "along: see csi.storage.k8s.io/node-stage-secret-name of the StorageClass"
                 )
         if not secrets:
             return record
@@ -255,12 +251,11 @@ class Preparation:
             if not takes_credentials(split_url(spec.bucket)[0]):
                 return record
             if self._mounts.device(record.mount) is not None and not self._secrets.has_any(record.mount):
-                raise RequestError(
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    f"{spec.bucket} is mounted on this node with the driver's own credentials; this volume has others",
+                raise precondition(
+                    f"{spec.bucket} is mounted on this node with the driver's own credentials; this volume has others"
                 )
             # First the record, then the look at the others': of two at a time at least one sees the other.
-            record = self._put(replace(record, credentials=True))
+            record = self._records.put(replace(record, credentials=True))
             self._check_others(record, secrets)
             with self._turn(record):
                 self._secrets.take_for_bucket(record, secrets)
@@ -268,7 +263,7 @@ class Preparation:
         with closing(open_catalog(self._settings)) as catalog:
             manifest = Manifest.open(spec.ref.version, catalog.get_blobs)
             taken = self._secrets.take_for_snapshot(record, manifest, secrets)
-        return self._put(replace(record, credentials=taken))
+        return self._records.put(replace(record, credentials=taken))
 
     def _pin(self, record: NodeVolume) -> NodeVolume:
         spec = record.spec
@@ -280,7 +275,9 @@ class Preparation:
             pins = client.cache_status()["pins"]
             ours = any(other.pinned and other.mount == record.mount for other in self._records.all())
             if ours or not any(str(spec.ref).startswith(pin) for pin in pins):
-                record = self._put(replace(record, pinned=True))  # somebody's own pin would not be ours to take away
+                record = self._records.put(
+                    replace(record, pinned=True)
+                )  # somebody's own pin would not be ours to take away
         try:
             client.pin(spec.dataset)  # again, too: a driver that was killed may have noted it and not done it
         except SnapshotNotFoundError as exc:  # removed since the volume was given it
@@ -306,30 +303,10 @@ class Preparation:
         if spec.warm == "wait":
             waits = self._waiting.acquire(blocking=False)
             try:
-                self._wait_until_warm(client, spec, id, end if waits else 0.0)
+                _wait_until_warm(client, spec, id, end if waits else 0.0)
             finally:
                 if waits:
                     self._waiting.release()
-
-    @staticmethod
-    def _wait_until_warm(client: DaemonClient, spec: VolumeSpec, id: str, end: float) -> None:
-        while True:
-            job = client.job(id)
-            if job["state"] == "failed":
-                raise RequestError(
-                    grpc.StatusCode.UNAVAILABLE, f"{spec.dataset} cannot be warmed: {job['error']}. {job['hint']}"
-                )
-            if job["state"] != "running":
-                if job["state"] == "incomplete":
-                    _log.warning("%s does not fit into the cache; it is read from the store", spec.dataset)
-                return
-            if time.monotonic() > end:
-                raise NotYetError(
-                    grpc.StatusCode.UNAVAILABLE,
-                    f"{spec.dataset} is being warmed, and pods wait for it (warm: wait): {job['bytes_done']:,} of "
-                    f"{job['bytes_total']:,} bytes are here",
-                )
-            time.sleep(_ASK_AGAIN_S)
 
     # --- the way back -------------------------------------------------------------------------------------------
 
@@ -337,15 +314,15 @@ class Preparation:
         """Undo everything that no other volume needs, once nothing shows the volume. UNAVAILABLE while a bucket lacks
         something: the rest stays for the next call. With `unmounted_too`, a bucket that is not mounted (the node was
         restarted) is mounted if something is to be uploaded."""
-        record = self._put(replace(record, staging="", targets=()))
-        others = [other for other in self._records.all() if other.volume_id != record.volume_id]
-        if not any(other.used and other.mount == record.mount for other in others):
+        record = self._records.put(replace(record, staging="", targets=()))
+        others = self._others_of(record)
+        if not any(other.used for other in others):
             if not record.resting:
                 timeout_s = self.flush_s if flush_s is None else flush_s
                 with self._turn(record, asks=timeout_s > 0):
                     self._mounts.flush(record.mount, timeout_s=timeout_s, unmounted_too=unmounted_too)
             self._mounts.end(record.mount)
-        if record.pinned and not any(other.pinned and other.mount == record.mount for other in others):
+        if record.pinned and not any(other.pinned for other in others):
             try:
                 DaemonClient(self._settings).unpin(record.spec.dataset)
             except DaemonError as exc:  # the record stays: it is tried again
@@ -372,10 +349,6 @@ class Preparation:
             with contextlib.suppress(DatacacheError, RequestError, OSError):
                 self.release(record, flush_s=0.0, unmounted_too=False)
 
-    def _put(self, record: NodeVolume) -> NodeVolume:
-        self._records.put(record)
-        return record
-
 
 def shared_mount(spec: VolumeSpec, options: MountOptions) -> SharedMount:
     """Return the mount that a resolved volume is a part of."""
@@ -384,5 +357,19 @@ def shared_mount(spec: VolumeSpec, options: MountOptions) -> SharedMount:
     return SharedMount(source=spec.dataset, bucket=False)
 
 
-def _denied(words: str) -> RequestError:
-    return RequestError(grpc.StatusCode.PERMISSION_DENIED, words)
+def _wait_until_warm(client: DaemonClient, spec: VolumeSpec, id: str, end: float) -> None:
+    while True:
+        job = client.job(id)
+        if job["state"] == "failed":
+            raise unavailable(f"{spec.dataset} cannot be warmed: {job['error']}. {job['hint']}")
+        if job["state"] != "running":
+            if job["state"] == "incomplete":
+                _log.warning("%s does not fit into the cache; it is read from the store", spec.dataset)
+            return
+        if time.monotonic() > end:
+            raise NotYetError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"{spec.dataset} is being warmed, and pods wait for it (warm: wait): {job['bytes_done']:,} of "
+                f"{job['bytes_total']:,} bytes are here",
+            )
+        time.sleep(_ASK_AGAIN_S)

@@ -10,21 +10,19 @@ Secrets are in none of them. Any thread may call; who changes a volume's record 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from csi_driver.node import binds
-from csi_driver.status import RequestError
+from csi_driver.status import RequestError, aborted, unavailable
 from csi_driver.volumes import VolumeSpec, parse_context
 from datacache.core import lockfile
 from datacache.core.disk import replace_file
@@ -141,41 +139,30 @@ class Records:
         """Tell whether every file can be read. A newer driver's may not be."""
         return all(_read(path) is not None or not path.exists() for path in self._volumes.glob("*.json"))
 
-    def put(self, record: NodeVolume) -> None:
-        """Replace a volume's record durably."""
+    def put(self, record: NodeVolume) -> NodeVolume:
+        """Replace a volume's record durably, and return it."""
         replace_file(self._path(record.volume_id), json.dumps(asdict(record)).encode())
+        return record
 
     def remove(self, volume_id: str) -> None:
         """Forget a volume."""
         self._path(volume_id).unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def lock(self, volume_id: str, *, timeout_s: float) -> Iterator[None]:
+    def lock(self, volume_id: str, *, timeout_s: float) -> AbstractContextManager[None]:
         """Hold the lock of a volume. ABORTED where somebody else holds it for longer than the time."""
-        busy = RequestError(grpc.StatusCode.ABORTED, f"another call on the volume {volume_id!r} is under way")
-        with self._held(f"volume-{_hash(volume_id)}", busy, timeout_s):
-            yield
+        busy = aborted(f"another call on the volume {volume_id!r} is under way")
+        return self._held(f"volume-{_hash(volume_id)}", busy, timeout_s)
 
-    @contextlib.contextmanager
-    def lock_mount(self, mount: SharedMount, *, timeout_s: float) -> Iterator[None]:
-        """Hold the lock of a shared mount, to make it or take it away. UNAVAILABLE after the time."""
-        with self.lock_key(mount.key, timeout_s=timeout_s, source=mount.source):
-            yield
-
-    @contextlib.contextmanager
-    def lock_key(self, key: str, *, timeout_s: float, source: str = "") -> Iterator[None]:
-        """Hold the lock of a shared mount by its key."""
+    def lock_mount(self, key: str, *, timeout_s: float, source: str = "") -> AbstractContextManager[None]:
+        """Hold the lock of a shared mount by its key, to make it or take it away. UNAVAILABLE after the time."""
         words = f"{source or f'the mount {key}'} is being mounted or unmounted on this node"
-        with self._held(f"mount-{key}", RequestError(grpc.StatusCode.UNAVAILABLE, words), timeout_s):
-            yield
+        return self._held(f"mount-{key}", unavailable(words), timeout_s)
 
-    @contextlib.contextmanager
-    def lock_work(self, name: str) -> Iterator[None]:
+    def lock_work(self, name: str) -> AbstractContextManager[None]:
         """Hold a lock for work on all volumes. ABORTED where another driver of the home holds it."""
-        with self._held(name, RequestError(grpc.StatusCode.ABORTED, "another driver does it"), 0.0):
-            yield
+        return self._held(name, aborted("another driver does it"), 0.0)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _held(self, name: str, busy: RequestError, timeout_s: float) -> Iterator[None]:
         path, deadline = self._locks / f"{name}.lock", time.monotonic() + timeout_s
         while (descriptor := lockfile.open_locked(path)) is None:

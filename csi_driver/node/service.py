@@ -13,10 +13,10 @@ many threads call them. Mounts outlive this process.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-
-import grpc
 
 from csi_driver.controller.annotations import BucketRules, check_pin
 from csi_driver.kube import KubeApi
@@ -26,13 +26,14 @@ from csi_driver.node.mounts import SharedMounts, SilentMountError
 from csi_driver.node.preparation import NotYetError, Preparation, shared_mount
 from csi_driver.node.records import NodeVolume, PublishedTarget, Records, SharedMount
 from csi_driver.node.store_secrets import StoreSecrets
-from csi_driver.status import RequestError, invalid
+from csi_driver.status import exists, invalid, not_found, out_of_range, precondition
 from csi_driver.volumes import (
     EPHEMERAL,
     POD_NAMES,
     POD_NAMESPACE,
     MountOptions,
     VolumeSpec,
+    id_of,
     is_single_writer,
     mount_options,
     parse_context,
@@ -83,19 +84,17 @@ class NodeService:
 
     # --- who we are ---------------------------------------------------------------------------------------------
 
-    def NodeGetInfo(self, _request: csi.NodeGetInfoRequest, _context: Any) -> csi.NodeGetInfoResponse:  # noqa: N802
+    def NodeGetInfo(self, _request: csi.NodeGetInfoRequest) -> csi.NodeGetInfoResponse:
         return csi.NodeGetInfoResponse(node_id=self.node_id)
 
-    def NodeGetCapabilities(  # noqa: N802
-        self, _request: csi.NodeGetCapabilitiesRequest, _context: Any
-    ) -> csi.NodeGetCapabilitiesResponse:
+    def NodeGetCapabilities(self, _request: csi.NodeGetCapabilitiesRequest) -> csi.NodeGetCapabilitiesResponse:
         capabilities = [csi.NodeServiceCapability(rpc=_RPC(type=kind)) for kind in _CAPABILITIES]
         return csi.NodeGetCapabilitiesResponse(capabilities=capabilities)
 
     # --- staging ------------------------------------------------------------------------------------------------
 
-    def NodeStageVolume(self, request: csi.NodeStageVolumeRequest, context: Any) -> csi.NodeStageVolumeResponse:  # noqa: N802
-        volume_id, path = _volume_id(request), _path(request.staging_target_path, "staging_target_path")
+    def NodeStageVolume(self, request: csi.NodeStageVolumeRequest) -> csi.NodeStageVolumeResponse:
+        volume_id, path = id_of(request), _path(request.staging_target_path, "staging_target_path")
         _check_capability_is_there(request)
         spec = parse_context(request.volume_context)
         options = mount_options(request.volume_capability, spec)
@@ -125,24 +124,18 @@ class NodeService:
             elif before is not None and before.mount == record.mount:  # what an unstaging that did not end has left
                 record = replace(record, pinned=before.pinned, credentials=before.credentials)
             self.records.put(record)
-            try:
-                self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
-            except NotYetError:
-                raise
-            except BaseException:
-                if before is None or not before.used:  # of an unstaging that could not end yet, it is as it was
-                    self.preparation.undo(volume_id)
-                raise
+            with self._undone_where_it_fails(volume_id, before):
+                self.preparation.prepare(record, request.secrets)
         return csi.NodeStageVolumeResponse()
 
-    def NodeUnstageVolume(self, request: csi.NodeUnstageVolumeRequest, _context: Any) -> csi.NodeUnstageVolumeResponse:  # noqa: N802
-        volume_id, path = _volume_id(request), _path(request.staging_target_path, "staging_target_path")
+    def NodeUnstageVolume(self, request: csi.NodeUnstageVolumeRequest) -> csi.NodeUnstageVolumeResponse:
+        volume_id, path = id_of(request), _path(request.staging_target_path, "staging_target_path")
         with self.records.lock(volume_id, timeout_s=_LOCK_S):
             record = self.records.get(volume_id)
             if record is not None and record.staging in (path, ""):
                 mounted = [target.path for target in record.targets if binds.top_at(target.path) is not None]
                 if mounted:
-                    raise _precondition(f"volume {volume_id!r} is still published at {mounted[0]}")
+                    raise precondition(f"volume {volume_id!r} is still published at {mounted[0]}")
             binds.clear(path)
             if record is not None and record.staging in (path, ""):
                 self.preparation.release(record)
@@ -150,8 +143,8 @@ class NodeService:
 
     # --- publishing ---------------------------------------------------------------------------------------------
 
-    def NodePublishVolume(self, request: csi.NodePublishVolumeRequest, context: Any) -> csi.NodePublishVolumeResponse:  # noqa: N802
-        volume_id, path = _volume_id(request), _path(request.target_path, "target_path")
+    def NodePublishVolume(self, request: csi.NodePublishVolumeRequest) -> csi.NodePublishVolumeResponse:
+        volume_id, path = id_of(request), _path(request.target_path, "target_path")
         _check_capability_is_there(request)
         inline = request.volume_context.get(EPHEMERAL, "").lower() == "true"
         spec = parse_context(request.volume_context)
@@ -170,11 +163,11 @@ class NodeService:
             self.preparation.check_namespace(volume_id, spec, namespace, inline=inline, secrets=request.secrets)
             record = self.records.get(volume_id)
             if inline:
-                self._publish_inline(request, target, options, record, context)
+                self._publish_inline(request, target, options, record)
                 return csi.NodePublishVolumeResponse()
-            staging = _path(request.staging_target_path, "staging_target_path", missing=_precondition)
+            staging = _path(request.staging_target_path, "staging_target_path", missing=precondition)
             if record is None or record.staging != staging:
-                raise _precondition(f"volume {volume_id!r} is not staged at {staging}")
+                raise precondition(f"volume {volume_id!r} is not staged at {staging}")
             _check_published(record, spec)
             self._check_target(record, target, single=is_single_writer(request.volume_capability))
             wanted = shared_mount(record.spec, options)
@@ -191,16 +184,13 @@ class NodeService:
         target: PublishedTarget,
         options: MountOptions,
         before: NodeVolume | None,
-        context: Any,
     ) -> None:
         volume_id = request.volume_id
         if before is not None and before.used:
             record = before
             asked = parse_context(request.volume_context)
             if (asked.dataset or asked.bucket) not in (before.spec.asked, before.spec.dataset, before.spec.bucket):
-                raise RequestError(
-                    grpc.StatusCode.ALREADY_EXISTS, f"volume {volume_id!r} is published already, and is another one"
-                )
+                raise exists(f"volume {volume_id!r} is published already, and is another one")
             self._check_target(record, target, single=True)
         else:
             spec = replace(parse_context(request.volume_context), namespace="", asked="", credentials="", quota_bytes=0)
@@ -214,30 +204,32 @@ class NodeService:
                 inline=True,
             )
         known = record.target(target.path)
-        record = record.with_target(known or target)
-        self.records.put(record)
-        try:
-            record = self.preparation.prepare(record, request.secrets, left_s=_left_s(context))
+        record = self.records.put(record.with_target(known or target))
+        with self._undone_where_it_fails(volume_id, before):
+            record = self.preparation.prepare(record, request.secrets)
             self._show(record, target, known=known)
+
+    @contextmanager
+    def _undone_where_it_fails(self, volume_id: str, before: NodeVolume | None) -> Iterator[None]:
+        """Undo what was done for a volume that cannot be had, unless it was here `before` the call."""
+        try:
+            yield
         except NotYetError:
             raise
         except BaseException:
-            if before is None or not before.used:
+            if before is None or not before.used:  # of an unstaging that could not end yet, it is as it was
                 self.preparation.undo(volume_id)
             raise
 
-    def NodeUnpublishVolume(  # noqa: N802
-        self, request: csi.NodeUnpublishVolumeRequest, _context: Any
-    ) -> csi.NodeUnpublishVolumeResponse:
-        volume_id, path = _volume_id(request), _path(request.target_path, "target_path")
+    def NodeUnpublishVolume(self, request: csi.NodeUnpublishVolumeRequest) -> csi.NodeUnpublishVolumeResponse:
+        volume_id, path = id_of(request), _path(request.target_path, "target_path")
         with self.records.lock(volume_id, timeout_s=_LOCK_S):
             binds.clear(path)
             binds.remove_place(path)
             record = self.records.get(volume_id)
             if record is not None:
                 if record.target(path) is not None:
-                    record = record.without_target(path)
-                    self.records.put(record)
+                    record = self.records.put(record.without_target(path))
                 if record.inline and not record.used:
                     self.preparation.release(record)
         return csi.NodeUnpublishVolumeResponse()
@@ -245,15 +237,14 @@ class NodeService:
     def _check_target(self, record: NodeVolume, target: PublishedTarget, *, single: bool) -> None:
         known = record.target(target.path)
         if known is not None and (known.read_only, known.noexec) != (target.read_only, target.noexec):
-            raise RequestError(
-                grpc.StatusCode.ALREADY_EXISTS,
+            raise exists(
                 f"volume {record.volume_id!r} is published at {target.path} already, "
-                f"{'read-only' if known.read_only else 'writable'}",
+                f"{'read-only' if known.read_only else 'writable'}"
             )
         others = [other.path for other in record.targets if other.path != target.path]
         used = next((path for path in others if binds.top_at(path) is not None), None)
         if single and used is not None:
-            raise _precondition(f"volume {record.volume_id!r} is for a single pod, and published at {used} already")
+            raise precondition(f"volume {record.volume_id!r} is for a single pod, and published at {used} already")
 
     def _show(self, record: NodeVolume, target: PublishedTarget, *, known: PublishedTarget | None) -> None:
         """Bind at a target, also over this volume's own bind, whose pod may be running. `known` is the target as
@@ -267,14 +258,12 @@ class NodeService:
         if known is None:
             binds.clear(target.path)
         binds.make_place(target.path)
-        self._mounts.bind(record, target.path, record.spec.subpath, read_only=target.read_only, noexec=target.noexec)
+        self._mounts.bind(record, target)
 
     # --- how it is ----------------------------------------------------------------------------------------------
 
-    def NodeGetVolumeStats(  # noqa: N802
-        self, request: csi.NodeGetVolumeStatsRequest, _context: Any
-    ) -> csi.NodeGetVolumeStatsResponse:
-        volume_id, path = _volume_id(request), _path(request.volume_path, "volume_path")
+    def NodeGetVolumeStats(self, request: csi.NodeGetVolumeStatsRequest) -> csi.NodeGetVolumeStatsResponse:
+        volume_id, path = id_of(request), _path(request.volume_path, "volume_path")
         record = self._at(volume_id, path)
         target = record.target(path)
         try:
@@ -301,17 +290,16 @@ class NodeService:
             volume_condition=condition,
         )
 
-    def NodeExpandVolume(self, request: csi.NodeExpandVolumeRequest, _context: Any) -> csi.NodeExpandVolumeResponse:  # noqa: N802
-        volume_id, path = _volume_id(request), _path(request.volume_path, "volume_path")
+    def NodeExpandVolume(self, request: csi.NodeExpandVolumeRequest) -> csi.NodeExpandVolumeResponse:
+        volume_id, path = id_of(request), _path(request.volume_path, "volume_path")
         with self.records.lock(volume_id, timeout_s=_LOCK_S):
             record = self._at(volume_id, path)
             if request.HasField("volume_capability"):
                 mount_options(request.volume_capability, record.spec)
             wanted, limit = request.capacity_range.required_bytes, request.capacity_range.limit_bytes
             if limit and limit < max(wanted, record.quota_bytes):
-                raise RequestError(
-                    grpc.StatusCode.OUT_OF_RANGE,
-                    f"volume {volume_id!r} may hold {record.quota_bytes:,} bytes and is not made smaller",
+                raise out_of_range(
+                    f"volume {volume_id!r} may hold {record.quota_bytes:,} bytes and is not made smaller"
                 )
             if wanted and not record.spec.read_only:
                 self.preparation.expand(record, wanted)
@@ -320,17 +308,11 @@ class NodeService:
     def _at(self, volume_id: str, path: str) -> NodeVolume:
         record = self.records.get(volume_id)
         if record is None:
-            raise RequestError(grpc.StatusCode.NOT_FOUND, f"there is no volume {volume_id!r} on this node")
+            raise not_found(f"there is no volume {volume_id!r} on this node")
         known = record.target(path) is not None and binds.top_at(path) is not None
         if not known and not (path == record.staging and self._mounts.device(record.mount) is not None):
-            raise RequestError(grpc.StatusCode.NOT_FOUND, f"volume {volume_id!r} is not at {path}")
+            raise not_found(f"volume {volume_id!r} is not at {path}")
         return record
-
-
-def _volume_id(request: Any) -> str:
-    if not request.volume_id:
-        raise invalid("volume_id is missing")
-    return str(request.volume_id)
 
 
 def _path(path: str, name: str, *, missing: Any = invalid) -> str:
@@ -351,12 +333,11 @@ def _check_same(before: NodeVolume, now: NodeVolume, *, shown: bool) -> None:
     change: a restarted kubelet stages it for the next pod, whose fsGroup may differ."""
     if before.inline or before.staging not in ("", now.staging):
         where = "inline" if before.inline else f"staged at {before.staging}"
-        raise RequestError(grpc.StatusCode.ALREADY_EXISTS, f"volume {now.volume_id!r} is {where} already")
+        raise exists(f"volume {now.volume_id!r} is {where} already")
     different = [name for name in ("mount", *_MAY_CHANGE) if getattr(before, name) != getattr(now, name)]
     if before.context != now.context or before.mount.source != now.mount.source or (shown and different):
-        raise RequestError(
-            grpc.StatusCode.ALREADY_EXISTS,
-            f"volume {now.volume_id!r} is staged already, and not with this volume_capability and volume_context",
+        raise exists(
+            f"volume {now.volume_id!r} is staged already, and not with this volume_capability and volume_context"
         )
 
 
@@ -367,7 +348,7 @@ def _check_published(record: NodeVolume, spec: VolumeSpec) -> None:
     if spec.dataset and spec.dataset == staged.asked:
         spec = spec.resolved(staged.dataset)
     if spec != staged:
-        raise _precondition(
+        raise precondition(
             f"volume {record.volume_id!r} is staged with other attributes: another PV has its volumeHandle"
         )
 
@@ -380,16 +361,7 @@ def _check_free(record: NodeVolume, wanted: SharedMount) -> None:
     different = [name for name in ours if ours[name] != theirs[name]]
     now = ", ".join(f"{name}={theirs[name]}" for name in different)
     asked = ", ".join(f"{name}={ours[name]}" for name in different)
-    raise _precondition(
+    raise precondition(
         f"pods of this node use volume {record.volume_id!r} with {now}, and this pod asks for {asked}: pods that share "
         "a bucket volume on a node need the same fsGroup. It is mounted for this pod when the others have ended"
     )
-
-
-def _left_s(context: Any) -> float | None:
-    left: float | None = None if context is None else context.time_remaining()
-    return left
-
-
-def _precondition(words: str) -> RequestError:
-    return RequestError(grpc.StatusCode.FAILED_PRECONDITION, words)

@@ -21,10 +21,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import grpc
-
 from csi_driver.node.records import NodeVolume, SharedMount
-from csi_driver.status import RequestError, invalid
+from csi_driver.status import invalid, precondition, unavailable
 from datacache.core.errors import ObjectNotFoundError, StoreAccessError
 from datacache.core.ids import ObjectRef
 from datacache.manifest.reader import Manifest
@@ -87,10 +85,9 @@ class StoreSecrets:
         credentials = self._parse(files, record, store_url, secrets)
         options = self._here(store_url)
         if options.access_key_id or options.profile or options.anonymous:
-            raise RequestError(
-                grpc.StatusCode.FAILED_PRECONDITION,
+            raise precondition(
                 f"the node's configuration has credentials for {store_url} (stores.{options.name}), and a Secret does "
-                "not take their place",
+                "not take their place"
             )
         with closing(open_backend(store_url, self._with(store_url, credentials))) as store:
             next(iter(store.list(prefix)), None)
@@ -111,10 +108,9 @@ class StoreSecrets:
             given, here = credentials.endpoint_url, endpoint_of(store_url, self._settings, brought=False)
             if given and given.rstrip("/").lower() != here:
                 # All pods of the node read what the daemon fetches: a server of somebody's own would serve them all.
-                raise RequestError(
-                    grpc.StatusCode.FAILED_PRECONDITION,
+                raise precondition(
                     f"the Secret names the endpoint {given} for {store_url}, and the node's is {here or 'Amazon'}: "
-                    "data sets are read from the node's. Leave it out, and set AWS_ENDPOINT_URL of the node",
+                    "data sets are read from the node's. Leave it out, and set AWS_ENDPOINT_URL of the node"
                 )
             sample = samples.get(store_url)
             if sample is None:
@@ -193,10 +189,7 @@ class StoreSecrets:
         others = [each for each in files.for_store(store_url) if each.owner != credentials.owner]
         if (given and here and given != here) or any(other.endpoint_url != given for other in others):
             whose = "the node's configuration" if given and here and given != here else "another volume on this node"
-            raise RequestError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"the Secret names another endpoint for {store_url} than {whose}",
-            )
+            raise precondition(f"the Secret names another endpoint for {store_url} than {whose}")
         return credentials
 
     def _with(self, store_url: str, credentials: StoreCredentials) -> Settings:
@@ -264,10 +257,9 @@ class EndpointTurns:
             of_one, of_all = self._taken[namespace], self._taken.total()
             if of_one >= OF_ONE or of_all >= (OF_ALL if of_one else OF_ALL + OF_FIRST):
                 whose = "of several namespaces" if of_one < OF_ONE else _whose(namespace)
-                raise RequestError(
-                    grpc.StatusCode.UNAVAILABLE,
+                raise unavailable(
                     f"{of_one if of_one >= OF_ONE else of_all} volumes {whose} wait for the endpoints of their "
-                    "Secrets, which are slow or do not answer; this one is tried again when some of these have ended",
+                    "Secrets, which are slow or do not answer; this one is tried again when some of these have ended"
                 )
             self._taken[namespace] += 1
         try:

@@ -29,8 +29,7 @@ class Kubelet:
         self.service, self.folder = service, folder
 
     def call(self, rpc: str, request: Any) -> Any:
-        method = getattr(self.service, rpc)
-        return method(request, None) if type(self.service).__name__ == "NodeService" else method(request)
+        return getattr(self.service, rpc)(request)
 
     def code(self, rpc: str, request: Any) -> tuple[str, str]:
         """The code's name and the words of an answer."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from csi_driver import server as driver_server
-from csi_driver.metrics import COUNTS, CallCounts, MetricsServer, NodeMetrics, serve_metrics
+from csi_driver.metrics import COUNTS, CallCounts, MetricsServer, NodeMetrics
 from csi_driver.node.records import NodeVolume, Records, SharedMount
 from csi_driver.wire import csi_pb2 as csi
 from datacache import connect, create_snapshot, open_snapshot
@@ -37,7 +37,7 @@ def ask(server: MetricsServer, path: str, *, method: str = "GET", address: str =
 
 @pytest.fixture
 def server(settings: Settings) -> Iterator[MetricsServer]:
-    served = serve_metrics(0, NodeMetrics(settings, Records(settings.home / "csi")))
+    served = MetricsServer(0, NodeMetrics(settings, Records(settings.home / "csi")))
     yield served
     served.close()
 
@@ -120,7 +120,7 @@ def test_volumes_that_only_wait_for_their_uploads_are_not_used(settings: Setting
 
 def test_health_is_503_with_the_reason_while_something_is_wrong() -> None:
     problems = ["", "the socket is gone"]
-    server = serve_metrics(0, None, problem=problems.pop)
+    server = MetricsServer(0, None, problem=problems.pop)
     try:
         assert ask(server, "/healthz") == (503, "the socket is gone\n")
         assert ask(server, "/healthz") == (200, "ok\n")
@@ -129,7 +129,7 @@ def test_health_is_503_with_the_reason_while_something_is_wrong() -> None:
 
 
 def test_a_controller_shows_no_node() -> None:
-    server = serve_metrics(0, None)
+    server = MetricsServer(0, None)
     try:
         assert "daemon_up" not in ask(server, "/metrics")[1]
     finally:
@@ -138,20 +138,20 @@ def test_a_controller_shows_no_node() -> None:
 
 @promise("Metrics are served on the address that is named, by default to this machine alone")
 def test_it_listens_on_the_address_that_it_is_told_and_on_no_other() -> None:
-    server = serve_metrics(0, None)
+    server = MetricsServer(0, None)
     try:
         assert ask(server, "/healthz")[0] == 200
         with pytest.raises(ConnectionRefusedError):
             ask(server, "/healthz", address="127.0.0.2")
     finally:
         server.close()
-    server = serve_metrics(0, None, address="*")
+    server = MetricsServer(0, None, address="*")
     try:
         assert [ask(server, "/healthz", address=each)[0] for each in ("127.0.0.1", "127.0.0.2")] == [200, 200]
     finally:
         server.close()
     with pytest.raises(OSError, match="address"):
-        serve_metrics(0, None, address="192.0.2.1")
+        MetricsServer(0, None, address="192.0.2.1")
 
 
 @promise("Liveness probes notice a driver, a mount host and a daemon that hang")
@@ -160,7 +160,7 @@ def test_health_notices_a_driver_whose_threads_all_hang(tmp_path: Path, monkeypa
     going_on = threading.Event()
 
     class Hanging:
-        def Probe(self, _request: Any, _context: Any) -> csi.ProbeResponse:  # noqa: N802
+        def Probe(self, _request: Any) -> csi.ProbeResponse:  # noqa: N802
             going_on.wait(60)
             return csi.ProbeResponse()
 
@@ -168,7 +168,7 @@ def test_health_notices_a_driver_whose_threads_all_hang(tmp_path: Path, monkeypa
     assert "UNAVAILABLE" in driver_server.probe(place)
     served = driver_server.Server(place, csi.DESCRIPTOR, {"Identity": Hanging()})
     served.start()
-    health = serve_metrics(0, None, problem=lambda: driver_server.probe(place))
+    health = MetricsServer(0, None, problem=lambda: driver_server.probe(place))
     try:
         code, words = ask(health, "/healthz")
         assert (code, "DEADLINE_EXCEEDED" in words) == (503, True)
@@ -186,11 +186,11 @@ def test_nothing_else_is_answered(server: MetricsServer) -> None:
 
 
 def test_the_port_is_free_again_afterwards() -> None:
-    first = serve_metrics(0, None)
+    first = MetricsServer(0, None)
     with pytest.raises(OSError, match="in use"):
-        serve_metrics(first.port, None)
+        MetricsServer(first.port, None)
     first.close()
-    serve_metrics(first.port, None).close()
+    MetricsServer(first.port, None).close()
 
 
 def test_calls_are_counted_by_method_and_code() -> None:

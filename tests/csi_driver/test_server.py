@@ -9,7 +9,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -136,7 +135,7 @@ class Identity:
     def __init__(self) -> None:
         self.error: Exception | None = None
 
-    def Probe(self, _request: csi.ProbeRequest, _context: Any) -> csi.ProbeResponse:  # noqa: N802
+    def Probe(self, _request: csi.ProbeRequest) -> csi.ProbeResponse:  # noqa: N802
         if self.error is not None:
             raise self.error
         return csi.ProbeResponse()
@@ -178,7 +177,7 @@ def test_a_call_that_does_not_end_is_left_when_patience_is_over(tmp_path: Path) 
     begun, go_on = threading.Event(), threading.Event()
 
     class Waiting:
-        def Probe(self, _request: csi.ProbeRequest, _context: Any) -> csi.ProbeResponse:  # noqa: N802
+        def Probe(self, _request: csi.ProbeRequest) -> csi.ProbeResponse:  # noqa: N802
             begun.set()
             go_on.wait(60)
             return csi.ProbeResponse()
