@@ -57,6 +57,8 @@ _LOOK_TIMEOUT_S = 10.0
 """For questions that the daemon answers from memory."""
 _ORDER_TIMEOUT_S = 600.0
 """For orders to the daemon itself, such as pins: while its pulse beats it is at work on them."""
+_START_FAILURE = "start.failure"
+"""A file with the reason why a daemon could not be started a moment ago, for processes that would try again at once."""
 _START_FAILURE_S = 5.0
 """Time in which no process of the home starts a daemon for a read after a start failed; three times as long as that
 start took, if that is more."""
@@ -134,21 +136,17 @@ class DaemonClient:
         body = {"ref": wire.encode_ref(ref), "number": number, "dataset": dataset, "snapshot": snapshot}
         if broken:
             body["broken"] = True
-        ask = functools.partial(
-            self._retried,
-            functools.partial(_request, "POST", "/v1/block", body),
-            timeout_s=self._block_timeout_s,
-            introduce=True,
-        )
+        ask = functools.partial(self._ask, "POST", "/v1/block", body, timeout_s=self._block_timeout_s, introduce=True)
         try:
             return ask()
         except StoreError as exc:
             with contextlib.suppress(DatacacheError):
                 told = self._introduction()
                 # Another shell has told the daemon its own variables meanwhile: tell it these again.
-                if told and self._look_up("POST", "/v1/environment", told, start=False)["changed"]:
+                look = functools.partial(self._json, start=False, timeout_s=_LOOK_TIMEOUT_S)
+                if told and look("POST", "/v1/environment", told)["changed"]:
                     return ask()
-                if self._look_up("GET", "/healthz", start=False).get("stores") != wire.store_fingerprint():
+                if look("GET", "/healthz").get("stores") != wire.store_fingerprint():
                     exc.hint = (
                         "The daemon runs with other GOOGLE_* or AZURE_* variables (or AWS_* ones of roles) than this "
                         "process: dsctl daemon stop, then try again. " + exc.hint
@@ -157,11 +155,11 @@ class DaemonClient:
 
     def health(self) -> dict[str, Any]:
         """Return the daemon's process, settings and problems."""
-        return self._look_up("GET", "/healthz")
+        return self._json("GET", "/healthz")
 
     def cache_status(self) -> dict[str, Any]:
         """Return tiers, data sets, pins, hit rate and jobs."""
-        return self._look_up("GET", "/v1/cache")
+        return self._json("GET", "/v1/cache")
 
     def warm(self, ref: str) -> str:
         """Start fetching all of a snapshot; return the job's id."""
@@ -169,17 +167,15 @@ class DaemonClient:
 
     def job(self, id: str) -> dict[str, Any]:
         """Return the progress of a warm-up (`WarmJob`)."""
-        return self._look_up("GET", f"/v1/jobs/{id}")
+        return self._json("GET", f"/v1/jobs/{id}")
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return the warm-ups of the daemon's life, newest last (`WarmJob`)."""
-        found: list[dict[str, Any]] = self._look_up("GET", "/v1/jobs")["jobs"]
-        return found
+        return list(self._json("GET", "/v1/jobs")["jobs"])
 
     def silent_stores(self) -> list[dict[str, Any]]:
         """Return the stores that do not answer the daemon: url, silent_s, problem."""
-        found: list[dict[str, Any]] = self._look_up("GET", "/v1/jobs").get("silent_stores", [])
-        return found
+        return list(self._json("GET", "/v1/jobs").get("silent_stores", []))
 
     def cancel(self, id: str) -> dict[str, Any]:
         """Have a warm-up end soon; return the job. `SnapshotNotFoundError` if there is no such job."""
@@ -193,30 +189,28 @@ class DaemonClient:
         """Let the policy evict a snapshot's blocks again."""
         return self._json("POST", "/v1/unpin", {"ref": ref})
 
-    def evict(self, ref: str | None) -> dict[str, Any]:
+    def evict(self, ref: str | None = None) -> dict[str, Any]:
         """Drop a data set's blocks, or all blocks that are not pinned."""
         return self._json("POST", "/v1/evict", {"ref": ref})
 
     def hold_mounts(self) -> int:
         """Have garbage collection leave alone what this home has mounted now; return the number of mounts. Raises the
         catalog's errors."""
-        return int(self._look_up("POST", "/v1/mounts", {})["mounts"])
+        return int(self._json("POST", "/v1/mounts", {}, timeout_s=_LOOK_TIMEOUT_S)["mounts"])
 
     def lookahead(self, header: PlanHeader, items: Callable[[], Iterable[bytes]]) -> dict[str, Any]:
         """Publish an order (`loaders.lookahead`). `items()` gives its items from the beginning."""
+        head = header.encode()
+        more = {"Content-Type": "application/octet-stream", "Content-Length": str(len(head) + header.body_bytes)}
 
         def send(connection: _Connection) -> None:
-            head = header.encode()
-            more = {"Content-Type": "application/octet-stream", "Content-Length": str(len(head) + header.body_bytes)}
             connection.request("POST", "/v1/lookahead", itertools.chain([head], items()), more)
 
-        answer: dict[str, Any] = json.loads(self._retried(send, introduce=True))
-        return answer
+        return self._json("POST", "/v1/lookahead", send, introduce=True)
 
     def metrics(self) -> str:
         """Return the metrics as Prometheus text."""
-        send = functools.partial(_request, "GET", "/metrics", None)
-        return self._retried(send, timeout_s=_LOOK_TIMEOUT_S).decode()
+        return self._ask("GET", "/metrics").decode()
 
     def stop(self) -> None:
         """Stop the daemon and wait until it is gone. `DaemonSilentError` names the process of one that does not
@@ -320,14 +314,14 @@ class DaemonClient:
     def _note_failure(self, exc: DaemonUnavailableError, for_s: float) -> None:
         """Tell all processes of the home, for some seconds, why no daemon could be started."""
         with contextlib.suppress(OSError):
-            path = paths.start_failure_path(self._settings.home)
+            path = self._settings.home / "run" / _START_FAILURE
             beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
             said = json.dumps([time.time() + for_s, exc.message, exc.hint])
             replace_file(path, said.encode(), beside=beside, durable=False)
 
     def _expect_no_failure(self) -> None:
         try:
-            until_s, message, hint = json.loads(paths.start_failure_path(self._settings.home).read_text())
+            until_s, message, hint = json.loads((self._settings.home / "run" / _START_FAILURE).read_text())
             fresh = 0 < float(until_s) - time.time() < _START_FAILURE_S + 3 * _START_TIMEOUT_S  # no clock set back
         except (OSError, ValueError, TypeError):
             return
@@ -338,18 +332,14 @@ class DaemonClient:
     def _turn_to_start(self) -> Iterator[bool]:
         """Yield True in the one thread of all threads and processes of the home that starts a daemon: sixteen readers
         that find none would start sixteen, of which fifteen come up for nothing."""
-        path = paths.start_lock_path(self._settings.home)
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = lockfile.open_locked(path)
-        except OSError:  # the home cannot be written: starting says what is wrong
-            yield True
-            return
-        try:
-            yield fd is not None
-        finally:
-            if fd is not None:
-                os.close(fd)
+        path = self._settings.home / "run" / "start.lock"
+        with contextlib.ExitStack() as stack:
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                mine = stack.enter_context(lockfile.held(path, wait=False))
+            except OSError:  # the home cannot be written: starting says what is wrong
+                mine = True
+            yield mine
 
     def _start(self, end: float) -> None:
         process: subprocess.Popen[bytes] | None = None
@@ -372,10 +362,9 @@ class DaemonClient:
             time.sleep(0.02)
 
     def _no_answer(self) -> DaemonUnavailableError:
-        return DaemonUnavailableError(
-            f"the cache daemon of {self._settings.home} does not answer",
-            hint=f"Its log: {paths.log_path(self._settings.home)}",
-        )
+        home = self._settings.home
+        words = f"the cache daemon of {home} does not answer"
+        return DaemonUnavailableError(words, hint=f"Its log: {paths.log_path(home)}")
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         home = self._settings.home
@@ -411,32 +400,28 @@ class DaemonClient:
                 return lines[-1]
         return "it said nothing"
 
-    def _json(
+    def _json(self, method: str, path: str, body: object = None, **more: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._ask(method, path, body, **more))
+        return answer
+
+    def _ask(
         self,
         method: str,
         path: str,
         body: object = None,
         *,
         start: bool = True,
-        timeout_s: float = _ORDER_TIMEOUT_S,
-        introduce: bool = False,
-    ) -> dict[str, Any]:
-        send = functools.partial(_request, method, path, body)
-        answer: dict[str, Any] = json.loads(self._retried(send, start=start, timeout_s=timeout_s, introduce=introduce))
-        return answer
-
-    def _retried(
-        self,
-        send: Callable[[_Connection], None],
-        *,
-        start: bool = True,
-        timeout_s: float = _ORDER_TIMEOUT_S,
+        timeout_s: float | None = None,
         introduce: bool = False,
     ) -> bytes:
         """Ask again, and start the daemon again, while the daemon is away. `DaemonSilentError` as soon as it is silent.
-        With `introduce` the daemon is told first how this process reaches stores: for requests that make it ask them. A
-        question that only looks changes nothing for others."""
+        `body` is for JSON, or a function that sends the request. With `introduce` the daemon is told first how this
+        process reaches stores: for requests that make it ask them. A question that only looks changes nothing for
+        others."""
+        if timeout_s is None:
+            timeout_s = _LOOK_TIMEOUT_S if method == "GET" else _ORDER_TIMEOUT_S
         end = time.monotonic() + timeout_s
+        send = functools.partial(_request, method, path, body)
         delay = 0.01
         while True:
             self._expect_no_silence()
@@ -501,10 +486,6 @@ class DaemonClient:
             error = DaemonError(f"the daemon answered {response.status}: {answer[:200]!r}")
         raise error
 
-    def _look_up(self, method: str, path: str, body: object = None, *, start: bool = True) -> dict[str, Any]:
-        """Ask for what the daemon has only to say."""
-        return self._json(method, path, body, start=start, timeout_s=_LOOK_TIMEOUT_S)
-
 
 def _state_of(pid: int | str) -> str:
     """Return the letter of a process's state (proc_pid_stat(5)); '' if it has ended or is in another container."""
@@ -521,5 +502,8 @@ def import_store_clients() -> None:
 
 
 def _request(method: str, path: str, body: object, connection: _Connection) -> None:
+    if callable(body):
+        body(connection)
+        return
     data = None if body is None else json.dumps(body)
     connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})

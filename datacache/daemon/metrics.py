@@ -12,83 +12,63 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
     """Return `/metrics` for the state that `/v1/cache` shows. It names no credential and no object."""
     lines: list[str] = []
 
-    def metric(name: str, kind: str, text: str, samples: list[tuple[str, float]]) -> None:
+    def metric(name: str, kind: str, text: str, samples: float | list[tuple[str, float]]) -> None:
         lines.extend((f"# HELP datacache_{name} {text}", f"# TYPE datacache_{name} {kind}"))
-        lines.extend(f"datacache_{name}{labels} {value}" for labels, value in samples)
+        each = samples if isinstance(samples, list) else [("", samples)]
+        lines.extend(f"datacache_{name}{labels} {value}" for labels, value in each)
 
     def histogram(name: str, text: str, counts: list[int], sum_s: float) -> None:
         up_to = list(accumulate(counts))
-        bounds = [*map(str, LATENCY_BOUNDS_S), "+Inf"]
-        lines.extend((f"# HELP datacache_{name} {text}", f"# TYPE datacache_{name} histogram"))
-        lines.extend(f'datacache_{name}_bucket{{le="{le}"}} {n}' for le, n in zip(bounds, up_to, strict=True))
-        lines.extend((f"datacache_{name}_sum {sum_s}", f"datacache_{name}_count {up_to[-1]}"))
-
-    tiers = state["tiers"]
+        buckets = [(f'_bucket{{le="{le}"}}', n) for le, n in zip([*LATENCY_BOUNDS_S, "+Inf"], up_to, strict=True)]
+        metric(name, "histogram", text, [*buckets, ("_sum", sum_s), ("_count", up_to[-1])])
 
     def by_tier(field: str) -> list[tuple[str, float]]:
-        return [(f'{{tier="{tier["name"]}"}}', tier[field]) for tier in tiers]
+        return [(f'{{tier="{tier["name"]}"}}', tier[field]) for tier in state["tiers"]]
 
-    reads, fetched = state["reads"], state["fetched"]
+    def hits(field: str) -> list[tuple[str, float]]:
+        return [(f'{{tier="{name}"}}', reads[f"{name}_{field}"]) for name in ("ram", "ssd")]
+
+    def checked(which: str) -> list[tuple[str, float]]:
+        return [(f'{{by="{algorithm}"}}', count) for algorithm, count in sorted(state["checks"][which].items())]
+
+    reads, fetched, loader = state["reads"], state["fetched"], state["loader"]
     metric("tier_used_bytes", "gauge", "Bytes a tier takes, metadata counted.", by_tier("used_bytes"))
     metric("tier_budget_bytes", "gauge", "Bytes a tier may take.", by_tier("budget_bytes"))
     metric("tier_blocks", "gauge", "Blocks in a tier.", by_tier("blocks"))
     metric("tier_evicted_bytes_total", "counter", "Bytes evicted from a tier.", by_tier("evicted_bytes"))
-    problems = [(f'{{tier="{tier["name"]}"}}', float(bool(tier["problem"]))) for tier in tiers]
+    problems = [(labels, float(bool(problem))) for labels, problem in by_tier("problem")]
     metric("tier_broken", "gauge", "1 while a tier takes nothing because its disk failed or is full.", problems)
-    hits = [(f'{{tier="{name}"}}', reads[f"{name}_hits"]) for name in ("ram", "ssd")]
-    metric("hits_total", "counter", "Block reads answered from a tier.", hits)
-    hit_bytes = [(f'{{tier="{name}"}}', reads[f"{name}_hit_bytes"]) for name in ("ram", "ssd")]
-    metric("hit_bytes_total", "counter", "Bytes answered from a tier.", hit_bytes)
-    metric("misses_total", "counter", "Block reads that went to the daemon.", [("", reads["misses"])])
-    metric(
-        "miss_bytes_total",
-        "counter",
-        "Bytes of block reads that went to the daemon.",
-        [("", reads["miss_bytes"])],
-    )
-    metric("direct_reads_total", "counter", "Block reads past an absent daemon.", [("", reads["direct_reads"])])
-    metric(
-        "broken_blocks_total",
-        "counter",
-        "Blocks whose checksum did not hold.",
-        [("", reads["broken_blocks"])],
-    )
-    loader = state["loader"]
-    metric("loader_steps_total", "counter", "Steps of trainings.", [("", loader["loader_steps"])])
-    metric("loader_samples_total", "counter", "Samples given to trainings.", [("", loader["loader_samples"])])
-    metric("loader_bytes_total", "counter", "Bytes read for trainings.", [("", loader["loader_bytes"])])
+    metric("hits_total", "counter", "Block reads answered from a tier.", hits("hits"))
+    metric("hit_bytes_total", "counter", "Bytes answered from a tier.", hits("hit_bytes"))
+    metric("misses_total", "counter", "Block reads that went to the daemon.", reads["misses"])
+    metric("miss_bytes_total", "counter", "Bytes of block reads that went to the daemon.", reads["miss_bytes"])
+    metric("direct_reads_total", "counter", "Block reads past an absent daemon.", reads["direct_reads"])
+    metric("broken_blocks_total", "counter", "Blocks whose checksum did not hold.", reads["broken_blocks"])
+    metric("loader_steps_total", "counter", "Steps of trainings.", loader["loader_steps"])
+    metric("loader_samples_total", "counter", "Samples given to trainings.", loader["loader_samples"])
+    metric("loader_bytes_total", "counter", "Bytes read for trainings.", loader["loader_bytes"])
     waited, took = loader["loader_data_ns"] / 1e9, loader["loader_step_ns"] / 1e9
-    metric("loader_data_seconds_total", "counter", "Time trainings waited for data.", [("", waited)])
-    metric("loader_step_seconds_total", "counter", "Time of whole steps, waiting counted.", [("", took)])
-    metric("fetched_total", "counter", "Blocks fetched from stores.", [("", fetched["fetched"])])
-    metric("fetched_bytes_total", "counter", "Bytes fetched from stores.", [("", fetched["fetched_bytes"])])
-    checks = state["checks"]
-    right = [(f'{{by="{algorithm}"}}', count) for algorithm, count in sorted(checks["right"].items())]
-    metric("objects_checked_total", "counter", "Objects fetched whole, by the checksum that was compared.", right)
-    wrong = [(f'{{by="{algorithm}"}}', count) for algorithm, count in sorted(checks["wrong"].items())]
-    metric("checksum_failures_total", "counter", "Objects that came with wrong bytes.", wrong)
-    metric("fetch_failures_total", "counter", "Fetches that failed.", [("", fetched["failed"])])
-    metric("fetch_shared_total", "counter", "Requests that joined a fetch under way.", [("", fetched["shared"])])
+    metric("loader_data_seconds_total", "counter", "Time trainings waited for data.", waited)
+    metric("loader_step_seconds_total", "counter", "Time of whole steps, waiting counted.", took)
+    metric("fetched_total", "counter", "Blocks fetched from stores.", fetched["fetched"])
+    metric("fetched_bytes_total", "counter", "Bytes fetched from stores.", fetched["fetched_bytes"])
+    whole = "Objects fetched whole, by the checksum that was compared."
+    metric("objects_checked_total", "counter", whole, checked("right"))
+    metric("checksum_failures_total", "counter", "Objects that came with wrong bytes.", checked("wrong"))
+    metric("fetch_failures_total", "counter", "Fetches that failed.", fetched["failed"])
+    metric("fetch_shared_total", "counter", "Requests that joined a fetch under way.", fetched["shared"])
     histogram("fetch_seconds", "How long gets of stores took.", fetched["get_counts"], fetched["get_s"])
     waits = "How long readers waited for blocks that were not on the node."
     histogram("reader_wait_seconds", waits, fetched["wait_counts"], fetched["wait_s"])
-    metric("fetches_under_way", "gauge", "Blocks in flight.", [("", fetched["under_way"])])
+    metric("fetches_under_way", "gauge", "Blocks in flight.", fetched["under_way"])
     ahead, plans = state["lookahead"], state["plans"]
-    metric("lookahead_plans", "gauge", "Published orders that are followed now.", [("", len(plans))])
-    metric("lookahead_fetched_total", "counter", "Blocks fetched for published orders.", [("", ahead["fetched"])])
-    metric(
-        "lookahead_fetched_bytes_total",
-        "counter",
-        "Bytes fetched for published orders.",
-        [("", ahead["fetched_bytes"])],
-    )
+    metric("lookahead_plans", "gauge", "Published orders that are followed now.", len(plans))
+    metric("lookahead_fetched_total", "counter", "Blocks fetched for published orders.", ahead["fetched"])
+    ordered = "Bytes fetched for published orders."
+    metric("lookahead_fetched_bytes_total", "counter", ordered, ahead["fetched_bytes"])
     window = sum(plan["ahead_bytes"] for plan in plans)
-    metric("lookahead_ahead_bytes", "gauge", "Bytes fetched, or to be, ahead of the positions.", [("", window)])
-    metric(
-        "lookahead_moved_bytes_total",
-        "counter",
-        "Bytes moved between regions so that the rest could be evicted.",
-        [("", ahead["moved_bytes"])],
-    )
-    metric("daemon_max_memory_bytes", "gauge", "Peak resident memory of the daemon.", [("", memory_bytes)])
+    metric("lookahead_ahead_bytes", "gauge", "Bytes fetched, or to be, ahead of the positions.", window)
+    moved = "Bytes moved between regions so that the rest could be evicted."
+    metric("lookahead_moved_bytes_total", "counter", moved, ahead["moved_bytes"])
+    metric("daemon_max_memory_bytes", "gauge", "Peak resident memory of the daemon.", memory_bytes)
     return "\n".join(lines) + "\n"

@@ -25,9 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from datacache.core.concurrency import PerProcess
-from datacache.daemon import paths
 
 log = logging.getLogger(__name__)
+_NAME = "daemon.pulse"
 SILENT_S = 3.0
 """A daemon is silent after so long without a beat. A busy machine may keep a process from running for a second."""
 _LATE_S = 1.0
@@ -45,7 +45,7 @@ class Pulse:
         self, home: Path, turn_loop: Callable[[Callable[[], object]], object], hangs: Callable[[], str]
     ) -> None:
         """`turn_loop(callback)` has the event loop call back as soon as it gets to it, from any thread."""
-        self._path = paths.pulse_path(home)
+        self._path = home / "run" / _NAME
         self._turn_loop, self._hangs = turn_loop, hangs
         self._turned = threading.Event()
         self._stopping = threading.Event()
@@ -77,18 +77,16 @@ class Pulse:
                         self._turn_loop(self._turned.set)
                     asked = True
                 self._turned.wait(BEAT_EVERY_S)
-                self._note(self._hangs())
+                problem = self._hangs()
+                if bool(problem) != bool(self.problem):
+                    log.warning("%s: readers go past this daemon" if problem else "no thread hangs any more%s", problem)
+                self.problem = problem
                 if self._turned.is_set() and not self.problem:
                     with contextlib.suppress(OSError):  # of a broken disk: readers go past it
                         os.pwrite(fd, _BEAT.pack(time.monotonic_ns()), 0)
                 self._stopping.wait(BEAT_EVERY_S)
         finally:
             os.close(fd)
-
-    def _note(self, problem: str) -> None:
-        if bool(problem) != bool(self.problem):
-            log.warning("%s: readers go past this daemon" if problem else "no thread hangs any more%s", problem)
-        self.problem = problem
 
     def _open(self) -> int:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -106,8 +104,7 @@ class PulseWatch:
     """A reader's side. Any thread; usable after `fork()`."""
 
     def __init__(self, home: Path) -> None:
-        self._path = paths.pulse_path(home)
-        self._file: PerProcess[_File] = PerProcess(lambda: _File(self._path))
+        self._file: PerProcess[_File] = PerProcess(lambda: _File(home / "run" / _NAME))
 
     def silent_s(self) -> float | None:
         """Return how long a living daemon has been silent; None if it is not, or if no daemon shows a pulse."""
@@ -146,29 +143,23 @@ class _File:
             return age_s
 
     def _age_s(self) -> float | None:
-        if self._fd < 0:
-            return None
-        with contextlib.suppress(OSError, struct.error):
+        with contextlib.suppress(OSError, struct.error):  # where it is not open, too
             beat_ns: int = _BEAT.unpack(os.pread(self._fd, _BEAT.size, 0))[0]
             # A beat of the future is from before a restart of the machine: what it says is not known.
             return max(0.0, (time.monotonic_ns() - beat_ns) / 1e9)
         return None
 
     def _held(self) -> bool:
-        if self._fd < 0:
-            return False
         try:
             answer = fcntl.fcntl(self._fd, _OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        except OSError:
+        except (OSError, ValueError):
             return False
         return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def _reopen(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             if self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
                 return
-        except OSError:
-            pass
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -16,14 +16,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any, TypeVar, cast
 
-import aiohttp
-import numpy as np
 from aiohttp import web
-from numpy.typing import NDArray
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
@@ -32,7 +29,6 @@ from datacache.catalog.refs import resolve
 from datacache.core import counters, ipc, lockfile
 from datacache.core.errors import (
     CacheError,
-    DaemonError,
     DaemonRunningError,
     DatacacheError,
     SnapshotNotFoundError,
@@ -43,16 +39,15 @@ from datacache.daemon import paths, wire
 from datacache.daemon.client import import_store_clients
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.keeper import Keeper
-from datacache.daemon.memory import Trimmer
+from datacache.daemon.memory import trim_when_idle
 from datacache.daemon.metrics import render_metrics
 from datacache.daemon.mount_leases import MountLeases
 from datacache.daemon.orders.lookahead import Lookaheads
-from datacache.daemon.orders.plan_file import HEAD_BYTES, PlanHeader, decode_header, header_length
 from datacache.daemon.pulse import Pulse
+from datacache.daemon.requests import PIECE_BYTES, answer_as_json, fields_of, read_plan, send_pieces
 from datacache.daemon.turns import Sends
 from datacache.daemon.warmer import Warmer, snapshot_objects
 from datacache.daemon.whole_objects import WholeObjects
-from datacache.daemon.wire import fields_of
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
@@ -67,26 +62,17 @@ from datacache.tiers.writer import TierWriter
 log = logging.getLogger(__name__)
 _FOLD_EVERY_S = 30.0
 _LOOK_FOR_SOCKET_S = 1.0
-_MAX_HEADER_BYTES = 64 * 2**20  # the objects of a plan without a snapshot are in it
-_MAX_PLAN_BYTES = 2**31
-_PLAN_CHUNK_BYTES = 2**20
-_PIECE_BYTES = 2**18
-_TAKEN_IN_S = 20.0
 _WRITER_STUCK_S, _GET_STUCK_S = 120.0, 60.0
 """From then on a thread counts as hanging: a busy disk takes seconds, a pin of a million blocks tens of them."""
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Answer = dict[str, Any]
 
 
 class Daemon:
     """The parts of a running daemon, and the requests it answers."""
 
     def __init__(
-        self,
-        settings: Settings,
-        writer: TierWriter,
-        catalog: Catalog,
-        environments: Environments | None,
+        self, settings: Settings, writer: TierWriter, catalog: Catalog, environments: Environments | None
     ) -> None:
         """`environments` takes what clients tell of reaching stores; None if they may not."""
         self._settings, self._writer, self._catalog = settings, writer, catalog
@@ -111,7 +97,6 @@ class Daemon:
         self._considered: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = time.time()
-        self._trimmer = Trimmer(lambda: (self._fetcher.stats.fetched, self._answered))
         self._answered = 0
         self._sends = Sends()
         self._pulse = Pulse(settings.home, asyncio.get_running_loop().call_soon_threadsafe, self._hangs)
@@ -119,27 +104,25 @@ class Daemon:
 
     def app(self) -> web.Application:
         """Return the application: one handler a request."""
-        app = web.Application(middlewares=[_errors_as_json], client_max_size=2**20)
-        app.add_routes(
-            web.route(method, path, handler)
-            for method, path, handler in (
-                ("POST", "/v1/block", self._block),
-                ("POST", "/v1/warm", self._warm),
-                ("POST", "/v1/lookahead", self._lookahead),
-                ("GET", "/v1/jobs", self._jobs),
-                ("GET", "/v1/jobs/{id}", self._job),
-                ("POST", "/v1/jobs/{id}/cancel", self._cancel),
-                ("GET", "/v1/cache", self._cache),
-                ("POST", "/v1/pin", self._pin),
-                ("POST", "/v1/unpin", self._unpin),
-                ("POST", "/v1/evict", self._evict),
-                ("POST", "/v1/mounts", self._mounts),
-                ("POST", "/v1/environment", self._environment),
-                ("POST", "/v1/stop", self._stop),
-                ("GET", "/healthz", self._health),
-                ("GET", "/metrics", self._metrics),
-            )
-        )
+        app = web.Application(middlewares=[answer_as_json], client_max_size=2**20)
+        for method, path, handler in (
+            ("POST", "/v1/block", self._block),
+            ("POST", "/v1/warm", self._warm),
+            ("POST", "/v1/lookahead", self._lookahead),
+            ("GET", "/v1/jobs", self._jobs),
+            ("GET", "/v1/jobs/{id}", self._job),
+            ("POST", "/v1/jobs/{id}/cancel", self._job),
+            ("GET", "/v1/cache", self._cache),
+            ("POST", "/v1/pin", self._pin),
+            ("POST", "/v1/unpin", self._unpin),
+            ("POST", "/v1/evict", self._evict),
+            ("POST", "/v1/mounts", self._mounts),
+            ("POST", "/v1/environment", self._environment),
+            ("POST", "/v1/stop", self._stop),
+            ("GET", "/healthz", self._health),
+            ("GET", "/metrics", self._metrics),
+        ):
+            app.router.add_route(method, path, cast("Any", handler))  # whose answer may be a dictionary
         return app
 
     def _hangs(self) -> str:
@@ -155,23 +138,17 @@ class Daemon:
     def begin(self) -> None:
         """Show readers that this daemon answers, and start what it does on its own. To be called once it listens."""
         self._pulse.start()
-        self._trimmer.start()
         self._leases.start()
+        self._in_background(trim_when_idle(lambda: (self._fetcher.stats.fetched, self._answered)))
         self._in_background(self._fold_counters())
-        self._in_background(_stop_without_socket(paths.socket_path(self._settings.home), self.stopping))
+        self._in_background(self._stop_without_socket())
 
     async def close(self) -> None:
         """End all work under way; what outlasts a few seconds of patience ends with the process."""
         for task in self._tasks:
             task.cancel()
         self._leases.stop()
-        for stop in (
-            self._lookaheads.stop,
-            self._warmer.stop,
-            self._fetcher.close,
-            self._pulse.stop,
-            self._trimmer.stop,
-        ):
+        for stop in (self._lookaheads.stop, self._warmer.stop, self._fetcher.close, self._pulse.stop):
             await asyncio.to_thread(stop)
         self._stores.close()
 
@@ -192,21 +169,18 @@ class Daemon:
             data = await asyncio.wrap_future(reading.data)
             self._answered += 1
             self._consider(dataset, snapshot)
-            if len(data) <= _PIECE_BYTES:
+            if len(data) <= PIECE_BYTES:
                 return web.Response(body=data, content_type="application/octet-stream")
             async with self._sends.turn(flow):
-                return await _answer(request, data)
+                return await send_pieces(request, data)
         finally:
             reading.close()
 
     def _consider(self, dataset: str, snapshot: str) -> None:
         """Start warming a snapshot at its first read."""
-        if (
-            snapshot
-            and self._settings.prefetch
-            and snapshot not in self._considered
-            and not self._lookaheads.planned(f"{dataset}@{snapshot}")
-        ):
+        if not snapshot or not self._settings.prefetch or snapshot in self._considered:
+            return
+        if not self._lookaheads.planned(f"{dataset}@{snapshot}"):
             self._considered.add(snapshot)
             self._in_background(self._fill_if_it_fits(dataset, snapshot))
 
@@ -235,37 +209,36 @@ class Daemon:
 
         return await asyncio.to_thread(work)
 
-    async def _warm(self, request: web.Request) -> web.StreamResponse:
+    async def _warm(self, request: web.Request) -> Answer:
         record, manifest = await self._open(request)
-        job = self._warmer.start(record.ref, record.dataset, manifest)
-        return web.json_response(job.as_dict())
+        return asdict(self._warmer.start(record.ref, record.dataset, manifest))
 
-    async def _lookahead(self, request: web.Request) -> web.StreamResponse:
-        header, items = await _read_plan(request.content)
+    async def _lookahead(self, request: web.Request) -> Answer:
+        header, items = await read_plan(request.content)
         await asyncio.to_thread(self._lookaheads.add, header, items)
-        return web.json_response({"id": header.id})
+        return {"id": header.id}
 
-    async def _job(self, request: web.Request) -> web.StreamResponse:
-        job = self._warmer.job(request.match_info["id"])
+    async def _job(self, request: web.Request) -> Answer:
+        id, hint = request.match_info["id"], "The daemon was restarted; ask for it again."
+        if request.method == "POST":
+            self._warmer.cancel(id)
+            hint = "See: dsctl jobs"
+        job = self._warmer.job(id)
         if job is None:
-            raise SnapshotNotFoundError("there is no such job", hint="The daemon was restarted; ask for it again.")
-        return web.json_response(job.as_dict())
+            raise SnapshotNotFoundError("there is no such job", hint=hint)
+        return asdict(job)
 
-    async def _jobs(self, _: web.Request) -> web.StreamResponse:
-        jobs = [job.as_dict() for job in self._warmer.jobs()]
+    async def _jobs(self, _: web.Request) -> Answer:
+        return self._job_state()
+
+    def _job_state(self) -> Answer:
         silences = [silence._asdict() for silence in self._stores.silences()]
-        return web.json_response({"jobs": jobs, "silent_stores": silences})
+        return {"jobs": [asdict(job) for job in self._warmer.jobs()], "silent_stores": silences}
 
-    async def _cancel(self, request: web.Request) -> web.StreamResponse:
-        job = self._warmer.cancel(request.match_info["id"])
-        if job is None:
-            raise SnapshotNotFoundError("there is no such job", hint="See: dsctl jobs")
-        return web.json_response(job.as_dict())
+    async def _cache(self, _: web.Request) -> Answer:
+        return await self._written(self._cache_state)
 
-    async def _cache(self, _: web.Request) -> web.StreamResponse:
-        return web.json_response(await self._written(self._cache_state))
-
-    def _cache_state(self) -> dict[str, Any]:
+    def _cache_state(self) -> Answer:
         counted = counters.totals(counters_dir(self._settings.home, self._settings.ram_dir))
         loader = {name: counted.pop(name) for name in counters.LOADER}
         hits = counted["ram_hits"] + counted["ssd_hits"]
@@ -296,25 +269,24 @@ class Daemon:
             "fetched": vars(self._fetcher.stats) | {"under_way": self._fetcher.under_way},
             "plans": self._lookaheads.plans(),
             "lookahead": vars(self._lookaheads.stats) | {"moved_bytes": self._lookaheads.moved_bytes},
-            "jobs": [job.as_dict() for job in self._warmer.jobs()],
-            "silent_stores": [silence._asdict() for silence in self._stores.silences()],
+            **self._job_state(),
         }
 
-    async def _pin(self, request: web.Request) -> web.StreamResponse:
+    async def _pin(self, request: web.Request) -> Answer:
         record, manifest = await self._open(request)
         # The writer goes on meanwhile.
         objects = await asyncio.to_thread(lambda: [id for _, id in snapshot_objects(manifest)])
         await self._written(lambda: self._writer.pin(record.ref, record.dataset, objects))
-        return web.json_response({"ref": record.ref, "pinned": True})
+        return {"ref": record.ref, "pinned": True}
 
-    async def _unpin(self, request: web.Request) -> web.StreamResponse:
+    async def _unpin(self, request: web.Request) -> Answer:
         ref = (await fields_of(request)).text("ref")
         if ref not in self._writer.pins():
             ref = (await asyncio.to_thread(resolve, self._catalog, ref)).ref
         known = await self._written(lambda: self._writer.unpin(ref))
-        return web.json_response({"ref": ref, "pinned": False, "was_pinned": known})
+        return {"ref": ref, "pinned": False, "was_pinned": known}
 
-    async def _evict(self, request: web.Request) -> web.StreamResponse:
+    async def _evict(self, request: web.Request) -> Answer:
         ref = (await fields_of(request)).optional_text("ref")
         dataset = ref.partition("@")[0] or None
         pinned = [r for r, name in self._writer.pins().items() if name == dataset]
@@ -330,33 +302,32 @@ class Daemon:
                 raise SnapshotNotFoundError(f"there is no dataset {dataset!r}", ref=dataset, hint=hint)
         freed = await self._written(lambda: self._writer.evict(dataset))
         self._considered.clear()
-        return web.json_response({"freed_bytes": freed})
+        return {"freed_bytes": freed}
 
-    async def _health(self, _: web.Request) -> web.StreamResponse:
-        return web.json_response(
-            {
-                "pid": os.getpid(),
-                "home": str(self._settings.home),
-                "uptime_s": time.time() - self._started,
-                "catalog": self._catalog.url,
-                "stores": wire.store_fingerprint(),
-                "settings": self._settings.of_the_daemon(),
-                "shrunk": {tier.name: tier.shrunk_bytes for tier in self._writer.tiers if tier.shrunk_bytes},
-                "hangs": self._pulse.problem,
-                "problems": [f"{tier.name}: {tier.problem}" for tier in self._writer.tiers if tier.problem],
-            }
-        )
+    async def _health(self, _: web.Request) -> Answer:
+        return {
+            "pid": os.getpid(),
+            "home": str(self._settings.home),
+            "uptime_s": time.time() - self._started,
+            "catalog": self._catalog.url,
+            "stores": wire.store_fingerprint(),
+            "settings": self._settings.of_the_daemon(),
+            "shrunk": {tier.name: tier.shrunk_bytes for tier in self._writer.tiers if tier.shrunk_bytes},
+            "hangs": self._pulse.problem,
+            "problems": [f"{tier.name}: {tier.problem}" for tier in self._writer.tiers if tier.problem],
+        }
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
         state = await self._written(self._cache_state)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        text = render_metrics(state, memory)
-        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(
+            text=render_metrics(state, memory), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        )
 
-    async def _mounts(self, _: web.Request) -> web.StreamResponse:
-        return web.json_response({"mounts": await asyncio.to_thread(self._leases.renew)})
+    async def _mounts(self, _: web.Request) -> Answer:
+        return {"mounts": await asyncio.to_thread(self._leases.renew)}
 
-    async def _environment(self, request: web.Request) -> web.StreamResponse:
+    async def _environment(self, request: web.Request) -> Answer:
         """Take a client's variables for reaching stores. Answers and logs name them and show no values."""
         if self._environments is None:
             raise UsageError(
@@ -367,11 +338,28 @@ class Daemon:
         if changed:
             log.info("stores are reached with another shell's %s from now on", ", ".join(changed))
             self._considered.clear()
-        return web.json_response({"changed": changed})
+        return {"changed": changed}
 
-    async def _stop(self, _: web.Request) -> web.StreamResponse:
+    async def _stop(self, _: web.Request) -> Answer:
         self.stopping.set()
-        return web.json_response({"pid": os.getpid(), "stopping": True})
+        return {"pid": os.getpid(), "stopping": True}
+
+    async def _stop_without_socket(self) -> None:
+        """Stop when the socket was deleted or replaced: nobody can reach this daemon any more, and it keeps others from
+        starting."""
+        path = paths.socket_path(self._settings.home)
+        inode = os.stat(path).st_ino
+        while True:
+            await asyncio.sleep(_LOOK_FOR_SOCKET_S)
+            try:
+                gone = os.stat(path).st_ino != inode
+            except FileNotFoundError:
+                gone = True
+            except OSError:  # the disk fails, perhaps
+                gone = False
+            if gone and not self.stopping.is_set():
+                log.warning("%s was deleted: stopping, so that another daemon can start", path)
+                self.stopping.set()
 
     async def _fold_counters(self) -> None:
         """Add up the counters of ended processes, now and then."""
@@ -387,71 +375,6 @@ class Daemon:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _answer(request: web.Request, data: bytes | memoryview) -> web.StreamResponse:
-    """Send a large block in pieces, each when the reader has taken the one before: the transport would copy all of it
-    and keep it for slow readers. A reader that takes nothing for long is cut off; it asks again."""
-    response = web.StreamResponse()
-    response.content_type = "application/octet-stream"
-    response.content_length = len(data)
-    await response.prepare(request)
-    now = asyncio.get_running_loop().time
-    try:
-        async with asyncio.timeout(_TAKEN_IN_S) as patience:
-            for start in range(0, len(data), _PIECE_BYTES):
-                await response.write(data[start : start + _PIECE_BYTES])
-                patience.reschedule(now() + _TAKEN_IN_S)
-    except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionResetError(f"a reader took nothing of its answer for {_TAKEN_IN_S:g} s") from None
-    await response.write_eof()
-    return response
-
-
-async def _read_plan(content: aiohttp.StreamReader) -> tuple[PlanHeader, NDArray[np.uint32]]:
-    """Read a plan (`PlanHeader`) straight into the array that is used. `UsageError` if it is too large or ends
-    early."""
-    try:
-        length = header_length(await content.readexactly(HEAD_BYTES))
-        if length > _MAX_HEADER_BYTES:
-            raise UsageError("a plan names too many objects")
-        header = decode_header(await content.readexactly(length))
-        if header.body_bytes > _MAX_PLAN_BYTES:
-            raise UsageError(f"the order is too long: {header.body_bytes:,} bytes")
-        raw, at = bytearray(header.body_bytes), 0
-        while at < len(raw):
-            part = await content.readexactly(min(_PLAN_CHUNK_BYTES, len(raw) - at))
-            raw[at : at + len(part)] = part
-            at += len(part)
-    except asyncio.IncompleteReadError as exc:
-        raise UsageError("a plan ended early") from exc
-    except (KeyError, TypeError, ValueError) as exc:
-        if isinstance(exc, DatacacheError):
-            raise
-        raise UsageError(f"bad request: {exc}") from exc
-    return header, np.frombuffer(raw, "<u4").reshape(-1, header.columns)
-
-
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except DatacacheError as exc:
-        status, body = wire.encode_error(exc)
-        return web.json_response(body, status=status)
-    except web.HTTPException:
-        raise
-    except Exception as exc:  # a defect of ours, whatever was asked
-        if isinstance(exc, ConnectionError) and (request.transport is None or request.transport.is_closing()):
-            return web.Response()  # the reader went away. This goes nowhere; aiohttp would log what is raised.
-        log.exception("%s %s", request.method, request.path)
-        error = DaemonError(
-            f"the daemon failed: {type(exc).__name__}: {exc}", hint="This is a defect; the daemon's log says where."
-        )
-        status, body = wire.encode_error(error)
-        return web.json_response(body, status=status)
 
 
 @contextlib.contextmanager
@@ -529,20 +452,3 @@ async def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, envir
     paths.socket_path(settings.home).unlink(missing_ok=True)
     await daemon.close()
     await runner.cleanup()
-
-
-async def _stop_without_socket(path: Path, stopping: asyncio.Event) -> None:
-    """Stop when the socket was deleted or replaced: nobody can reach this daemon any more, and it keeps others from
-    starting."""
-    inode = os.stat(path).st_ino
-    while True:
-        await asyncio.sleep(_LOOK_FOR_SOCKET_S)
-        try:
-            gone = os.stat(path).st_ino != inode
-        except FileNotFoundError:
-            gone = True
-        except OSError:  # the disk fails, perhaps
-            gone = False
-        if gone and not stopping.is_set():
-            log.warning("%s was deleted: stopping, so that another daemon can start", path)
-            stopping.set()

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from datacache.core.errors import (
     DatacacheError,
@@ -78,10 +78,6 @@ class WarmJob:
         """End the job as failed."""
         self.error, self.hint, self.state = error, hint, "failed"
 
-    def as_dict(self) -> dict[str, object]:
-        """Return the job for JSON."""
-        return asdict(self)
-
 
 class Warmer:
     """The warm-up jobs of a daemon. Any thread may call it."""
@@ -137,12 +133,11 @@ class Warmer:
             thread.start()
         return job
 
-    def cancel(self, id: str) -> WarmJob | None:
-        """Have a job end soon; the cache keeps its blocks. None if there is no such job."""
+    def cancel(self, id: str) -> None:
+        """Have a job end soon, if there is one; the cache keeps its blocks."""
         job = self._jobs.get(id)
         if job is not None and job.state == "running":
             job.cancelled = True
-        return job
 
     def stop(self) -> None:
         """End all jobs and wait a few seconds at most: a get from a store that is away takes longer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import socket
@@ -11,8 +12,7 @@ import time
 from datacache import connect, create_snapshot, open_snapshot
 from datacache.core import ipc
 from datacache.core.ids import BLOCK_BYTES, ObjectRef
-from datacache.daemon import paths, wire
-from datacache.daemon.memory import Trimmer
+from datacache.daemon import memory, paths, wire
 from tests.promises import promise
 
 BLOCKS = 60
@@ -83,7 +83,7 @@ def take(connection: socket.socket) -> int:
 
 
 @promise("Bytes in the daemon are bounded from the fetch until they were stored and sent")
-def test_memory_is_given_back_once_nothing_happens_any_more():
+def test_memory_is_given_back_once_nothing_happens_any_more(monkeypatch):
     counts = iter([0, 1, 2, 2, 2, 2, 3, 3, 3])
     last = [0]
 
@@ -91,9 +91,14 @@ def test_memory_is_given_back_once_nothing_happens_any_more():
         last[0] = next(counts, 3)
         return last[0]
 
-    trimmer = Trimmer(activity, every_s=0.01)
-    trimmer.start()
-    until(lambda: trimmer.trimmed == 2, "it is never idle")
-    time.sleep(0.05)
-    trimmer.stop()
-    assert trimmer.trimmed == 2
+    trimmed = []
+    monkeypatch.setattr(memory, "trim", lambda: trimmed.append(1))
+
+    async def run():
+        task = asyncio.create_task(memory.trim_when_idle(activity, every_s=0.01))
+        await asyncio.to_thread(until, lambda: len(trimmed) == 2, "it is never idle")
+        await asyncio.sleep(0.05)
+        task.cancel()
+
+    asyncio.run(run())
+    assert len(trimmed) == 2

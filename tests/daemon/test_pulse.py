@@ -180,7 +180,7 @@ def test_a_daemon_that_hangs_shows_no_pulse(settings, monkeypatch):
     """Its loop turns, but a thread of it makes no progress; or its loop does not turn."""
     monkeypatch.setattr(pulse_module, "SILENT_S", 0.5)
     monkeypatch.setattr("datacache.daemon.server._WRITER_STUCK_S", 0.2)
-    paths.pulse_path(settings.home).parent.mkdir()
+    (settings.home / "run").mkdir()
     go_on, turn = threading.Event(), threading.Event()
 
     async def serve(writer):

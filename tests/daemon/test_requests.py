@@ -64,10 +64,10 @@ def test_a_reader_that_goes_away_is_no_defect(tmp_path, monkeypatch, caplog, how
 
     from aiohttp import web
 
-    from datacache.daemon import server
+    from datacache.daemon import requests
 
     if how == "cut off":
-        monkeypatch.setattr(server, "_TAKEN_IN_S", 0.05)
+        monkeypatch.setattr(requests, "_TAKEN_IN_S", 0.05)
     raised = asyncio.Event()
 
     async def answer(request):
@@ -75,7 +75,7 @@ def test_a_reader_that_goes_away_is_no_defect(tmp_path, monkeypatch, caplog, how
             while request.transport is not None:  # noqa: ASYNC110 - aiohttp has no event for it
                 await asyncio.sleep(0.01)
         try:
-            return await server._answer(request, bytes(64 * 2**20))
+            return await requests.send_pieces(request, bytes(64 * 2**20))
         except ConnectionError:
             raised.set()
             raise
@@ -84,7 +84,7 @@ def test_a_reader_that_goes_away_is_no_defect(tmp_path, monkeypatch, caplog, how
         raise ConnectionResetError("of a catalog")
 
     async def run():
-        app = web.Application(middlewares=[server._errors_as_json])
+        app = web.Application(middlewares=[requests.answer_as_json])
         app.router.add_get("/", answer)
         app.router.add_get("/other", other)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
@@ -126,13 +126,13 @@ def test_a_defect_of_the_daemon_is_not_called_wrong_usage(settings, monkeypatch)
     from aiohttp import web
     from aiohttp.test_utils import make_mocked_request
 
-    from datacache.daemon.server import _errors_as_json
+    from datacache.daemon.requests import answer_as_json
 
     async def defect(_):
         return {}["missing"]
 
     request = make_mocked_request("POST", "/v1/warm")
-    response = asyncio.run(_errors_as_json(request, defect))
+    response = asyncio.run(answer_as_json(request, defect))
     assert isinstance(response, web.Response)
     assert response.status == 500
     assert json.loads(response.text)["error"] == DaemonError.__name__
