@@ -12,13 +12,12 @@ thirds of the processor time of its awaitable ones.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -180,6 +179,13 @@ class Fetcher:
     def read(self, ref: ObjectRef, number: int, dataset: str) -> Reading:
         """Return a block for a reader that waits. Its future may have the store's errors."""
         asked = time.monotonic()
+
+        def waited(_: object) -> None:
+            waited_s = time.monotonic() - asked
+            with self._lock:
+                self.stats.wait_s += waited_s
+                self.stats.wait_counts[bisect_left(LATENCY_BOUNDS_S, waited_s)] += 1
+
         id = block_id(object_id(ref), number)
         with self._lock:
             held = self._held.get(id)
@@ -187,10 +193,14 @@ class Fetcher:
             done: Future[Data] = Future()
             done.set_result(held)
             return Reading(done, lambda: None)
-        if block_count(ref.size_bytes) > 1 and not self._refused:
-            self._read_ahead(ref, number, dataset)
+        ahead = range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes)))
+        for next_number in ahead if not self._refused else ():
+            next_id = block_id(object_id(ref), next_number)
+            if next_id not in self._flights and not self.local.has(next_id):
+                flight = self._flight(next_id, for_reader=True)[0]
+                self._queue(Kind.AHEAD, flight, _Wanted(next_id, ref, next_number, dataset, True, asked))
         flight = self._flight(id, for_reader=True, hold=True)[0]
-        flight.data.add_done_callback(lambda _: self._waited(asked))
+        flight.data.add_done_callback(waited)
         self._queue(Kind.READ, flight, _Wanted(id, ref, number, dataset, False, asked))
         return Reading(flight.data, lambda: self._release_flight(flight))
 
@@ -256,8 +266,7 @@ class Fetcher:
                 self.stats.shared += 1
             if stored is not None:
                 flight.stored.append(stored)
-            if for_reader:
-                flight.for_reader = True
+            flight.for_reader |= for_reader
             flight.holds += hold
             return flight, begun
 
@@ -290,8 +299,7 @@ class Fetcher:
         """See to a flight whose turn it is. Raises nothing."""
         with self._lock:
             mine = flight.turn is None
-            if mine:
-                flight.turn = turn
+            flight.turn = flight.turn or turn
         if not mine:
             self.turns.fetched(turn)
             self.turns.release(turn)
@@ -301,7 +309,7 @@ class Fetcher:
         try:
             if self._closing:
                 raise DaemonError("the cache daemon is stopping")
-            here = None if self._nothing_new(id, looked) else self._look(id, ahead=ahead)
+            here = self._landed_meanwhile(id, looked, ahead=ahead)
             if here is not None:
                 self.turns.fetched(turn)
                 self._end(id, flight, kept=True)
@@ -311,8 +319,13 @@ class Fetcher:
             if self._whole is not None:
                 self._whole.expect_sound(ref)
             start, begun = number * BLOCK_BYTES, time.monotonic()
-            with self._under_way(id), asked_at(asked):
-                data = self._open_store(ref.store).read(ref, start, start + length)
+            self._getting[id] = begun
+            try:
+                with asked_at(asked):
+                    data = self._open_store(ref.store).read(ref, start, start + length)
+            finally:
+                self._getting.pop(id, None)
+                self._got_at = time.monotonic()
             if self._whole is not None:
                 self._whole.fetched(ref, number, data)
         except BaseException as exc:  # noqa: BLE001 - whoever waits gets it, whatever it is
@@ -351,33 +364,14 @@ class Fetcher:
         self._writer.put(block, landed)
         flight.data.set_result(data)
 
-    @contextlib.contextmanager
-    def _under_way(self, id: BlockId) -> Iterator[None]:
-        self._getting[id] = time.monotonic()
-        try:
-            yield
-        finally:
-            self._getting.pop(id, None)
-            self._got_at = time.monotonic()
-
-    def _waited(self, asked: float) -> None:
-        waited_s = time.monotonic() - asked
-        with self._lock:
-            self.stats.wait_s += waited_s
-            self.stats.wait_counts[bisect_left(LATENCY_BOUNDS_S, waited_s)] += 1
-
-    def _nothing_new(self, id: BlockId, looked: int | None) -> bool:
-        """Tell whether a block cannot have landed since `landings` was `looked`. A look at the index gives up the
-        interpreter several times, and dozens of threads wait for that."""
-        with self._lock:
-            return looked is not None and id not in self._landed and self.landings - looked <= len(self._landed)
-
-    def _look(self, id: BlockId, *, ahead: bool) -> Data | None:
+    def _landed_meanwhile(self, id: BlockId, looked: int | None, *, ahead: bool) -> Data | None:
         """Return a block that landed between its caller's look and the beginning of this flight. Nobody wants the bytes
         of a block fetched ahead, but a reader may have joined the flight: it gets them all the same."""
-        if ahead and not self.local.has(id):
-            return None
-        return self.local.view(id, 0, None)
+        with self._lock:
+            # A look at the index gives up the interpreter several times, and dozens of threads wait for that.
+            if looked is not None and id not in self._landed and self.landings - looked <= len(self._landed):
+                return None
+        return None if ahead and not self.local.has(id) else self.local.view(id, 0, None)
 
     def _end(self, id: BlockId, flight: _Flight, *, kept: bool, data: Data = b"") -> None:
         with self._lock:
@@ -392,13 +386,3 @@ class Fetcher:
                 self._held.put(id, data)
         for stored in flight.stored:
             stored(kept)
-
-    def _read_ahead(self, ref: ObjectRef, number: int, dataset: str) -> None:
-        """Have the next blocks of a large object on the way."""
-        obj = object_id(ref)
-        for ahead in range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes))):
-            id = block_id(obj, ahead)
-            if id not in self._flights and not self.local.has(id):
-                flight = self._flight(id)[0]
-                flight.for_reader = True
-                self._queue(Kind.AHEAD, flight, _Wanted(id, ref, ahead, dataset, True, time.monotonic()))

@@ -26,16 +26,7 @@ from datacache.core.errors import (
     StoreAccessError,
     StoreUnavailableError,
 )
-from datacache.core.ids import (
-    BLOCK_BYTES,
-    BlockId,
-    ObjectId,
-    ObjectRef,
-    block_count,
-    block_id,
-    block_length,
-    object_id,
-)
+from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.fetcher import Fetcher
 from datacache.manifest.reader import Manifest
 
@@ -148,10 +139,11 @@ class Warmer:
 
     def _run(self, job: WarmJob, dataset: str, manifest: Manifest) -> None:
         try:
-            planned = functools.partial(self._planned, job.ref) if job.background else bool
-            _Warming(job, dataset, manifest, self._fetcher, stopping=self._stopping, planned=planned).run(
-                min(_BACKGROUND_THREADS, self._concurrency) if job.background else self._concurrency
-            )
+            warming = _Warming(job, dataset, manifest, self._fetcher, self._stopping)
+            if job.background:
+                warming.run(min(_BACKGROUND_THREADS, self._concurrency), lambda: self._planned(job.ref))
+            else:
+                warming.run(self._concurrency, bool)
         except DatacacheError as exc:
             job.fail(str(exc), exc.hint)
         except Exception as exc:  # whatever it is, the job must not seem to run
@@ -163,17 +155,10 @@ class _Warming:
     """One job at work."""
 
     def __init__(
-        self,
-        job: WarmJob,
-        dataset: str,
-        manifest: Manifest,
-        fetcher: Fetcher,
-        *,
-        stopping: threading.Event,
-        planned: Callable[[], bool],
+        self, job: WarmJob, dataset: str, manifest: Manifest, fetcher: Fetcher, stopping: threading.Event
     ) -> None:
         self._job, self._dataset, self._manifest, self._fetcher = job, dataset, manifest, fetcher
-        self._stopping, self._planned = stopping, planned
+        self._stopping = stopping
         self._not_kept_bytes = 1 if job.background else _NOT_KEPT_BYTES
         self._lost: dict[ObjectId, int] = {}
         """The first missing block of each object that is gone or changed: none is asked for from there on."""
@@ -183,9 +168,9 @@ class _Warming:
         self._landing = 0
         self._broken: BaseException | None = None
 
-    def run(self, threads: int) -> None:
-        """Fetch, wait until all is stored, look once more."""
-        workers = [threading.Thread(target=self._work, name=f"fill {n}", daemon=True) for n in range(threads)]
+    def run(self, threads: int, planned: Callable[[], bool]) -> None:
+        """Fetch, but not while it is `planned`; wait until all is stored, look once more."""
+        workers = [threading.Thread(target=self._work, args=(planned,), daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -193,16 +178,12 @@ class _Warming:
         with self._changed:
             self._changed.wait_for(lambda: not self._landing)
         job = self._job
-        if self._ended_by_cancelling():
+        missing = 0 if self._broken is not None else self._missing()
+        if job.cancelled:
+            job.error, job.hint, job.state = "it was cancelled", "Warm it again.", "cancelled"
             return
         if self._broken is not None:
             raise self._broken
-        if self._stopping.is_set():
-            job.fail("the daemon was stopped")
-            return
-        missing = self._missing()
-        if self._ended_by_cancelling():
-            return
         if self._stopping.is_set():
             job.fail("the daemon was stopped")
             return
@@ -218,12 +199,6 @@ class _Warming:
         else:
             job.files_done = job.files_total
             job.state = "done"
-
-    def _ended_by_cancelling(self) -> bool:
-        job = self._job
-        if job.cancelled:
-            job.error, job.hint, job.state = "it was cancelled", "Warm it again.", "cancelled"
-        return job.cancelled
 
     def _blocks(self) -> Iterator[Item]:
         for ref, obj in snapshot_objects(self._manifest):
@@ -270,14 +245,14 @@ class _Warming:
             or (job.enough_bytes is not None and job.bytes_done >= job.enough_bytes)
         )
 
-    def _work(self) -> None:
+    def _work(self, planned: Callable[[], bool]) -> None:
         try:
             while not self._over():
                 with self._walking:
                     item, looked = next(self._walk, (None, 0))
                 if item is None:
                     return
-                while self._planned():  # the order it is read in is the better one to fetch it in
+                while planned():  # the order it is read in is the better one to fetch it in
                     if self._stopping.wait(_PLANNED_WAIT_S) or self._job.cancelled:
                         return
                 self._fill(item, looked)
