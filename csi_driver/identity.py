@@ -1,10 +1,8 @@
-"""The Identity service: who the driver is and what it can do. Any thread.
-
-The kubelet's view of the driver: a socket in its folder `plugins_registry`, on which it asks who this is.
+"""Tell who the driver is and what it can do: the Identity service, and the registration with the kubelet. Any thread.
 
 With `--register` the driver does itself what the sidecar `node-driver-registrar` is for elsewhere. The kubelet watches
-the folder: a socket that appears is asked for `GetInfo`, one that goes is deregistered. Beside an older driver's the
-socket takes its place in one step (`server`), so a rolling upgrade is never deregistered.
+its folder `plugins_registry`: a socket that appears is asked for `GetInfo`, one that goes is deregistered. Beside an
+older driver's the socket takes its place in one step (`server`), so a rolling upgrade is never deregistered.
 """
 
 from __future__ import annotations
@@ -41,8 +39,6 @@ class IdentityService:
         return csi.ProbeResponse(ready=BoolValue(value=True))
 
 
-SOCKET_NAME = f"{DRIVER_NAME}-reg.sock"
-
 _log = logging.getLogger("csi_driver.identity")
 
 
@@ -69,4 +65,4 @@ class RegistrationService:
 
 def registration_server(folder: Path, endpoint: str) -> Server:
     """Return the server in the kubelet's folder `plugins_registry`. Start it once the driver answers."""
-    return Server(folder / SOCKET_NAME, wire.DESCRIPTOR, {"Registration": RegistrationService(endpoint)})
+    return Server(folder / f"{DRIVER_NAME}-reg.sock", wire.DESCRIPTOR, {"Registration": RegistrationService(endpoint)})

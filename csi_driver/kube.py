@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -67,7 +67,7 @@ class KubeApi:
 
         def work() -> None:
             try:
-                _ = self._core, self._storage
+                _ = self._client
             except Exception as exc:  # noqa: BLE001  the call that needs it says so
                 _log.warning("the Kubernetes API: %s", exc)
 
@@ -75,12 +75,8 @@ class KubeApi:
 
     def claim(self, namespace: str, name: str) -> VolumeClaim | None:
         """Return the PVC, or None if it is gone."""
-        found = self._ask(
-            f"read the PVC {namespace}/{name}",
-            lambda: self._core.read_namespaced_persistent_volume_claim(
-                name, namespace, _request_timeout=READ_TIMEOUT_S
-            ),
-        )
+        call = "read_namespaced_persistent_volume_claim"
+        found = self._ask(f"read the PVC {namespace}/{name}", "CoreV1Api", call, name, namespace)
         if found is None:
             return None
         return VolumeClaim(
@@ -93,10 +89,7 @@ class KubeApi:
 
     def class_parameters(self, name: str) -> Mapping[str, str]:
         """Return the parameters of a StorageClass, with those that the provisioner keeps to itself."""
-        found = self._ask(
-            f"read the StorageClass {name}",
-            lambda: self._storage.read_storage_class(name, _request_timeout=READ_TIMEOUT_S),
-        )
+        found = self._ask(f"read the StorageClass {name}", "StorageV1Api", "read_storage_class", name)
         return {} if found is None else found.parameters or {}
 
     def warn(self, about: VolumeClaim | Pod, reason: str, message: str) -> bool:
@@ -122,12 +115,8 @@ class KubeApi:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
         def patch(**change: Any) -> Any:
-            return self._ask(
-                "write an Event",
-                lambda: self._core.patch_namespaced_event(
-                    name, about.namespace, {"lastTimestamp": now} | change, _request_timeout=EVENT_TIMEOUT_S
-                ),
-            )
+            body = {"lastTimestamp": now} | change
+            return self._ask("write an Event", "CoreV1Api", "patch_namespaced_event", name, about.namespace, body)
 
         count = self._counts.get(name, 0) + 1
         if count == 1 or patch(count=count) is None:  # a cluster forgets Events after an hour
@@ -142,19 +131,13 @@ class KubeApi:
 
     def _create_event(self, about: VolumeClaim | Pod, name: str, reason: str, message: str, now: str) -> bool:
         """Create an Event; return False where one of this name exists."""
-        from kubernetes.client import ApiException
-
+        kind = "Pod" if isinstance(about, Pod) else "PersistentVolumeClaim"
+        there = {"namespace": about.namespace, "name": about.name, "uid": about.uid}
         body = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": about.namespace},
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Pod" if isinstance(about, Pod) else "PersistentVolumeClaim",
-                "namespace": about.namespace,
-                "name": about.name,
-                "uid": about.uid,
-            },
+            "involvedObject": {"apiVersion": "v1", "kind": kind} | there,
             "reason": reason,
             "message": message,
             "type": "Warning",
@@ -163,13 +146,7 @@ class KubeApi:
             "lastTimestamp": now,
             "source": {"component": DRIVER_NAME},
         }
-        try:
-            self._core.create_namespaced_event(about.namespace, body, _request_timeout=EVENT_TIMEOUT_S)
-        except ApiException as exc:
-            if exc.status != 409:
-                raise
-            return False
-        return True
+        return self._ask("write an Event", "CoreV1Api", "create_namespaced_event", about.namespace, body) is not None
 
     @cached_property
     def _client(self) -> Any:
@@ -191,28 +168,17 @@ class KubeApi:
             raise SettingsError(f"the Kubernetes API cannot be reached with this configuration: {exc}") from exc
         return client.ApiClient(settings)
 
-    @cached_property
-    def _core(self) -> Any:
-        from kubernetes import client
-
-        return client.CoreV1Api(self._client)
-
-    @cached_property
-    def _storage(self) -> Any:
-        from kubernetes import client
-
-        return client.StorageV1Api(self._client)
-
-    def _ask(self, what: str, ask: Callable[[], Any]) -> Any:
-        """Return the API's answer; None where the thing asked for does not exist."""
-        _ = self._client
-        from kubernetes.client import ApiException
+    def _ask(self, what: str, api: str, call: str, *arguments: Any) -> Any:
+        """Return the answer of an API; None where the thing asked for does not exist, or where what is made does."""
+        client = self._client
+        from kubernetes import client as kinds
         from urllib3.exceptions import HTTPError
 
+        timeout_s = READ_TIMEOUT_S if call.startswith("read") else EVENT_TIMEOUT_S
         try:
-            return ask()
-        except ApiException as exc:
-            if exc.status == 404:
+            return getattr(getattr(kinds, api)(client), call)(*arguments, _request_timeout=timeout_s)
+        except kinds.ApiException as exc:
+            if exc.status == (409 if call.startswith("create") else 404):
                 return None
             if exc.status in (401, 403):
                 raise precondition(

@@ -163,8 +163,7 @@ class Server:
             started = time.monotonic()
             try:
                 with self._busy.hold(name, _work_of(name, request)):
-                    left_s = context.time_remaining()
-                    DEADLINE.set(math.inf if left_s is None else started + left_s)
+                    DEADLINE.set(started + context.time_remaining())
                     answer = function(request)
             except Exception as exc:  # noqa: BLE001  the caller gets it
                 code, words = status_of(exc)

@@ -1,15 +1,13 @@
-"""What the catalog keeps of provisioned volumes: documents of the kind `csi-volume`, one for each, under its id.
+"""Keep provisioned volumes in the catalog: documents of the kind `csi-volume`, one for each, under its id.
 
 The controller writes them. A node reads how much a bucket volume may hold by now (`quota_of`), as a PV's attributes
 never change. Every change is one compare-and-set, so of two controllers both see one result. Any thread.
 
-How much the bucket volumes of one StorageClass may hold together: its parameter `capacity`.
-
-What is counted are quotas, not bytes that are there: a volume that was given is never without the room it was promised.
-All volumes count that were made with the same other parameters and some `capacity`, as a class is changed by deleting
-it and making it anew; Kubernetes tells the driver no class's name. A data set's volume takes no room, and without the
-parameter there is no end that the driver could know of. Reads the catalog; any thread, but who gives room away holds a
-lock from `check_room` until the volume's record says so.
+A StorageClass's parameter `capacity` is how much its bucket volumes may hold together. What is counted are quotas, not
+bytes that are there: a volume that was given is never without the room it was promised. All volumes count that were
+made with the same other parameters and some `capacity`, as a class is changed by deleting it and making it anew;
+Kubernetes tells the driver no class's name. A data set's volume takes no room. Whoever gives room away holds a lock
+from `check_room` until the volume's record says so.
 """
 
 from __future__ import annotations
@@ -99,9 +97,9 @@ def grow(catalog: Catalog, id: str, capacity_bytes: int) -> VolumeRecord | None:
             return grown
 
 
-def remove(catalog: Catalog, id: str) -> bool:
-    """Forget a volume. Return whether it existed."""
-    return catalog.remove_document(KIND, id)
+def remove(catalog: Catalog, id: str) -> None:
+    """Forget a volume."""
+    catalog.remove_document(KIND, id)
 
 
 def records(catalog: Catalog, *, after: str = "", limit: int = 0) -> Iterator[VolumeRecord]:

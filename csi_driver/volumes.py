@@ -1,5 +1,5 @@
-"""What a volume is: read from a PVC's annotations, a StorageClass's parameters or a PV's attributes, and written into a
-PV's attributes.
+"""Parse what a volume is, from a PVC's annotations, a StorageClass's parameters or a PV's attributes, and how a request
+has it used: access modes, mount options, the pod's group.
 
     dataset   NAME@REF     a snapshot, read-only                  (either this
     bucket    URL          a bucket's prefix, read-write           or this)
@@ -7,12 +7,8 @@ PV's attributes.
     warm      true, false, wait: fetch all of a snapshot when a node first mounts it; `wait` has pods wait for that
     pin       true, false: never evict a snapshot's data while it is on a node
 
-Pure values; no I/O. Any thread may call. Whatever is wrong is an `INVALID_ARGUMENT` that names it.
-
-What a request says about how a volume is to be used: access modes, mount options, the pod's group.
-
-Used by the controller, which refuses what no node could do, and by the node. Pure; any thread may call. Whatever is
-wrong is an `INVALID_ARGUMENT` that names it.
+Used by the controller, which refuses what no node could do, and by the node. Pure values; no I/O. Any thread may call.
+Whatever is wrong is an `INVALID_ARGUMENT` that names it.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from csi_driver.status import RequestError, invalid
@@ -141,6 +138,10 @@ def _parse(values: Mapping[str, str], known: tuple[str, ...], what: str) -> Volu
     if bucket and (given.get("warm", "false") != "false" or given.get("pin", "false") != "false"):
         raise invalid("warm and pin are for data sets: a bucket's content changes")
     dataset = _dataset(dataset)
+    try:
+        quota_bytes = parse_bytes(given.get("quota", "0"))
+    except ValueError as exc:
+        raise invalid(f"quota {given['quota']!r}: {exc}") from exc
     asked = given.get("asked", "")
     if asked and (not dataset or parse_ref(_dataset(asked)).dataset != parse_ref(dataset).dataset):
         raise invalid(f"asked {asked!r}: it is no reference to the volume's data set")
@@ -152,7 +153,7 @@ def _parse(values: Mapping[str, str], known: tuple[str, ...], what: str) -> Volu
         subpath=_subpath(given.get("subpath", "")),
         asked=asked,
         namespace=given.get("namespace", ""),
-        quota_bytes=_bytes("quota", given.get("quota", "0")),
+        quota_bytes=quota_bytes,
         credentials=_one_of("credentials", given.get("credentials", ""), ("", "secret")),
     )
 
@@ -183,13 +184,6 @@ def _bucket(text: str) -> str:
 def _named(name: str, text: str, error: DatacacheError) -> RequestError:
     text = re.sub(r"(//)[^/]*@", r"\1…@", text)  # credentials, in a place where all can read them
     return invalid(f"{name} {text!r}: {error.message}. {error.hint}".removesuffix(". "))
-
-
-def _bytes(name: str, text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as exc:
-        raise invalid(f"{name} {text!r}: {exc}") from exc
 
 
 def _one_of(name: str, text: str, values: tuple[str, ...]) -> str:
@@ -227,20 +221,12 @@ class MountOptions:
 
     def of_mount(self) -> dict[str, Any]:
         """Return the arguments of a bucket's mount. Volumes that agree in them can share one."""
-        names = ("uid", "gid", "umask", "ack", "ttl_s", "upload_every_s", "staging")
-        return {name: getattr(self, name) for name in names}
-
-
-def check_capability(capability: csi_pb2.VolumeCapability, spec: VolumeSpec) -> None:
-    """Raise unless the volume can be used like this."""
-    mount_options(capability, spec)
+        return {field: getattr(self, field) for field, _, _ in _OPTIONS.values()}
 
 
 def mount_options(capability: csi_pb2.VolumeCapability, spec: VolumeSpec) -> MountOptions:
-    """Return how to mount the volume. Raises as `check_capability` does.
-
-    A data set accepts any access mode, as many tools know ReadWriteOnce only; it is read-only in all.
-    """
+    """Return how to mount the volume. Raise unless it can be used like this: a data set in any access mode, as many
+    tools know ReadWriteOnce only; it is read-only in all."""
     kind = capability.WhichOneof("access_type")
     if kind == "block":
         raise invalid("a volume is a file system here, never a block device: use volumeMode: Filesystem")
@@ -252,7 +238,7 @@ def mount_options(capability: csi_pb2.VolumeCapability, spec: VolumeSpec) -> Mou
     values = _parse_flags(capability.mount.mount_flags, of_dataset=spec.read_only)
     group = capability.mount.volume_mount_group
     if group and not spec.read_only:
-        values = {"gid": _number(10, "volume_mount_group", group), "umask": _GROUP_UMASK} | values
+        values = {"gid": _option("volume_mount_group", group, _id, "an id"), "umask": _GROUP_UMASK} | values
     read_only = bool(values.get("read_only")) or spec.read_only or mode in READER_MODES
     return MountOptions(**values | {"read_only": read_only})
 
@@ -269,8 +255,8 @@ def _parse_flags(flags: Iterable[str], *, of_dataset: bool) -> dict[str, Any]:
         if not flag or (not equals and name in _FLAGS):
             values |= {"read_only": True} if name == "ro" else {"noexec": True} if name == "noexec" else {}
         elif equals and name in _OPTIONS and not of_dataset:
-            field, parse = _OPTIONS[name]
-            values[field] = parse(name, text)
+            field, parse, kind = _OPTIONS[name]
+            values[field] = _option(name, text, parse, kind)
         elif equals and name in _OPTIONS:
             raise invalid(f"mount option {flag!r}: it is for buckets; a data set can be read by everybody as it is")
         else:
@@ -278,49 +264,40 @@ def _parse_flags(flags: Iterable[str], *, of_dataset: bool) -> dict[str, Any]:
     return values
 
 
-def _number(base: int, name: str, text: str) -> int:
-    limit = 0o777 if base == 8 else 2**32 - 2
-    if not re.fullmatch(r"[0-7]{1,4}" if base == 8 else r"[0-9]{1,10}", text) or int(text, base) > limit:
-        raise invalid(f"mount option {name}={text!r}: it is {'an octal number, such as 002' if base == 8 else 'an id'}")
+def _option(name: str, text: str, parse: Callable[[str], Any], kind: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError:
+        raise invalid(f"mount option {name}={text!r}: it is {kind}") from None
+
+
+def _number(text: str, *, pattern: str, base: int, limit: int) -> int:
+    if not re.fullmatch(pattern, text) or int(text, base) > limit:
+        raise ValueError(text)
     return int(text, base)
 
 
-def _decimal(name: str, text: str) -> int:
-    return _number(10, name, text)
-
-
-def _octal(name: str, text: str) -> int:
-    return _number(8, name, text)
-
-
-def _seconds(name: str, text: str) -> float:
-    try:
-        seconds = float(text.removesuffix("s"))
-    except ValueError:
-        seconds = math.nan
+def _seconds(text: str) -> float:
+    seconds = float(text.removesuffix("s"))
     if not 0 <= seconds < math.inf:
-        raise invalid(f"mount option {name}={text!r}: it is a number of seconds")
+        raise ValueError(text)
     return seconds
 
 
-def _ack(name: str, text: str) -> str:
-    if text not in ACKS:
-        raise invalid(f"mount option {name}={text!r}: it is one of {', '.join(ACKS)}")
-    return text
-
-
-def _folder(name: str, text: str) -> str:
+def _folder(text: str) -> str:
     if not text.startswith("/") or ".." in text.split("/"):
-        raise invalid(f"mount option {name}={text!r}: it is an absolute path on the node")
+        raise ValueError(text)
     return text
 
 
-_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "uid": ("uid", _decimal),
-    "gid": ("gid", _decimal),
-    "umask": ("umask", _octal),
-    "ack": ("ack", _ack),
-    "ttl": ("ttl_s", _seconds),
-    "upload_every": ("upload_every_s", _seconds),
-    "staging": ("staging", _folder),
+_id = partial(_number, pattern="[0-9]{1,10}", base=10, limit=2**32 - 2)
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "uid": ("uid", _id, "an id"),
+    "gid": ("gid", _id, "an id"),
+    "umask": ("umask", partial(_number, pattern="[0-7]{1,4}", base=8, limit=0o777), "an octal number, such as 002"),
+    "ack": ("ack", lambda text: ACKS[ACKS.index(text)], f"one of {', '.join(ACKS)}"),
+    "ttl": ("ttl_s", _seconds, "a number of seconds"),
+    "upload_every": ("upload_every_s", _seconds, "a number of seconds"),
+    "staging": ("staging", _folder, "an absolute path on the node"),
 }
+"""Mount options of buckets: the field of `MountOptions`, how it is read, and what it is, for errors."""

@@ -39,8 +39,8 @@ from csi_driver.volumes import (
     PVC_NAME,
     PVC_NAMESPACE,
     VolumeSpec,
-    check_capability,
     id_of,
+    mount_options,
     parse_context,
     volume_id,
 )
@@ -186,7 +186,7 @@ class ControllerService:
         if record is None:
             raise _unknown(id)
         if request.HasField("volume_capability"):
-            check_capability(request.volume_capability, record.spec)
+            mount_options(request.volume_capability, record.spec)
         if wanted.limit_bytes and record.capacity_bytes > wanted.limit_bytes:
             raise out_of_range(
                 f"volume {id!r} may hold {record.capacity_bytes:,} bytes already, more than the limit of "
@@ -342,7 +342,7 @@ def _check_range(wanted: csi.CapacityRange) -> None:
 
 def _check_all(capabilities: Iterable[csi.VolumeCapability], spec: VolumeSpec) -> None:
     for capability in capabilities:
-        check_capability(capability, spec)
+        mount_options(capability, spec)
 
 
 def _check_same(record: VolumeRecord, request: csi.CreateVolumeRequest) -> None:

@@ -222,11 +222,10 @@ class Preparation:
             now = [each for each in map(self._records.get, users) if each is not None and each.mount == mount]
             shown = next((each for each in now if each.shown), None)
             if shown is not None:
-                ours, theirs = record.mount.options, mount.options
-                different = ", ".join(f"{name}={theirs[name]}" for name in ours if ours[name] != theirs[name])
                 raise precondition(
-                    f"{record.mount.source} is mounted on this node for pods of {shown.volume_id!r} with {different}; "
-                    "volumes of the same bucket prefix need the same mount options and fsGroup on a node"
+                    f"{record.mount.source} is mounted on this node for pods of {shown.volume_id!r} with "
+                    f"{mount.options_unlike(record.mount)}; volumes of the same bucket prefix need the same mount "
+                    "options and fsGroup on a node"
                 )
             there = self._mounts.device(mount) is not None
             if there or self._mounts.device(record.mount) is None:
@@ -328,7 +327,7 @@ class Preparation:
             except DaemonError as exc:  # the record stays: it is tried again
                 _log.warning("%s stays pinned for now: %s", record.spec.dataset, exc)
                 return
-        self._secrets.drop(record)
+        self._secrets.drop(record.volume_id)
         self._records.remove(record.volume_id)
 
     def forget_strays(self) -> None:
@@ -340,7 +339,7 @@ class Preparation:
             # Whoever works on it brings its record or takes its credentials away.
             with contextlib.suppress(RequestError), self._records.lock(volume_id, timeout_s=0.0):
                 if not self._records.has(volume_id):
-                    self._secrets.drop_everywhere(volume_id)
+                    self._secrets.drop(volume_id)
 
     def undo(self, volume_id: str) -> None:
         """Call `release` after a failure whose own error is the one to tell."""

@@ -46,6 +46,11 @@ class SharedMount:
         """Return the mount's name on this node."""
         return _hash(json.dumps([self.source, sorted(self.options.items())]))
 
+    def options_unlike(self, other: SharedMount) -> str:
+        """Return the options in which another mount differs, as `NAME=VALUE, …` of this one."""
+        mine, theirs = self.options, other.options
+        return ", ".join(f"{name}={mine[name]}" for name in theirs if mine[name] != theirs[name])
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTarget:

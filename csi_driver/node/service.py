@@ -42,15 +42,6 @@ from csi_driver.wire import csi_pb2 as csi
 from datacache.settings import Settings
 
 _LOCK_S = 20.0
-_RPC = csi.NodeServiceCapability.RPC
-_CAPABILITIES = (
-    _RPC.STAGE_UNSTAGE_VOLUME,
-    _RPC.GET_VOLUME_STATS,
-    _RPC.EXPAND_VOLUME,
-    _RPC.VOLUME_CONDITION,
-    _RPC.SINGLE_NODE_MULTI_WRITER,
-    _RPC.VOLUME_MOUNT_GROUP,
-)
 _MAX_NODE_ID_BYTES = 256
 _MAY_CHANGE = ("mode", "read_only", "noexec")
 """Options that another staging may ask for in another way, beside the mount's own, while no pod has the volume."""
@@ -88,16 +79,17 @@ class NodeService:
         return csi.NodeGetInfoResponse(node_id=self.node_id)
 
     def NodeGetCapabilities(self, _request: csi.NodeGetCapabilitiesRequest) -> csi.NodeGetCapabilitiesResponse:
-        capabilities = [csi.NodeServiceCapability(rpc=_RPC(type=kind)) for kind in _CAPABILITIES]
+        rpc = csi.NodeServiceCapability.RPC
+        kinds = [rpc.STAGE_UNSTAGE_VOLUME, rpc.GET_VOLUME_STATS, rpc.EXPAND_VOLUME, rpc.VOLUME_CONDITION]
+        kinds += [rpc.SINGLE_NODE_MULTI_WRITER, rpc.VOLUME_MOUNT_GROUP]
+        capabilities = [csi.NodeServiceCapability(rpc=rpc(type=kind)) for kind in kinds]
         return csi.NodeGetCapabilitiesResponse(capabilities=capabilities)
 
     # --- staging ------------------------------------------------------------------------------------------------
 
     def NodeStageVolume(self, request: csi.NodeStageVolumeRequest) -> csi.NodeStageVolumeResponse:
         volume_id, path = id_of(request), _path(request.staging_target_path, "staging_target_path")
-        _check_capability_is_there(request)
-        spec = parse_context(request.volume_context)
-        options = mount_options(request.volume_capability, spec)
+        spec, options = _read_use(request)
         mode = request.volume_capability.access_mode.mode
         with self.records.lock(volume_id, timeout_s=_LOCK_S):
             before = self.records.get(volume_id)
@@ -145,10 +137,8 @@ class NodeService:
 
     def NodePublishVolume(self, request: csi.NodePublishVolumeRequest) -> csi.NodePublishVolumeResponse:
         volume_id, path = id_of(request), _path(request.target_path, "target_path")
-        _check_capability_is_there(request)
         inline = request.volume_context.get(EPHEMERAL, "").lower() == "true"
-        spec = parse_context(request.volume_context)
-        options = mount_options(request.volume_capability, spec)
+        spec, options = _read_use(request)
         read_only = request.readonly or options.read_only or spec.read_only
         pod = {name: request.volume_context.get(key, "") for name, key in POD_NAMES.items()}
         target = PublishedTarget(
@@ -315,17 +305,20 @@ class NodeService:
         return record
 
 
+def _read_use(request: Any) -> tuple[VolumeSpec, MountOptions]:
+    """Return the volume that a request describes, and how it is to be mounted."""
+    if not request.HasField("volume_capability"):
+        raise invalid("volume_capability is missing")
+    spec = parse_context(request.volume_context)
+    return spec, mount_options(request.volume_capability, spec)
+
+
 def _path(path: str, name: str, *, missing: Any = invalid) -> str:
     if not path:
         raise missing(f"{name} is missing")
     if "\0" in path:
         raise invalid(f"{name} is no path")
     return binds.place(path)
-
-
-def _check_capability_is_there(request: Any) -> None:
-    if not request.HasField("volume_capability"):
-        raise invalid("volume_capability is missing")
 
 
 def _check_same(before: NodeVolume, now: NodeVolume, *, shown: bool) -> None:
@@ -357,10 +350,7 @@ def _check_free(record: NodeVolume, wanted: SharedMount) -> None:
     """Raise if a pod has a volume that another pod wants with other options."""
     if not record.shown:
         return
-    ours, theirs = wanted.options, record.mount.options
-    different = [name for name in ours if ours[name] != theirs[name]]
-    now = ", ".join(f"{name}={theirs[name]}" for name in different)
-    asked = ", ".join(f"{name}={ours[name]}" for name in different)
+    now, asked = record.mount.options_unlike(wanted), wanted.options_unlike(record.mount)
     raise precondition(
         f"pods of this node use volume {record.volume_id!r} with {now}, and this pod asks for {asked}: pods that share "
         "a bucket volume on a node need the same fsGroup. It is mounted for this pod when the others have ended"

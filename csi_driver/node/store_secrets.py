@@ -1,12 +1,8 @@
-"""The store credentials that a volume brings along in a Kubernetes Secret: tried out, then kept where the stores look.
+"""Try out the store credentials that a volume brings along in a Kubernetes Secret, and keep them where the stores look;
+bound how many calls wait for the endpoints that Secrets name.
 
-Used by `preparation` and `mounts`. They are written to `CredentialFiles` and nowhere else; no error and no log says any
-of them. Any thread.
-
-Bound how many calls wait for endpoints that tenants' Secrets name, for each namespace and together.
-
-Used by `preparation`. Such a server may take as long as all timeouts allow, for every volume anew, and each call that
-waits for it takes one of the driver's threads. Any thread.
+Used by `preparation` and `mounts`. Credentials are written to `CredentialFiles` and nowhere else; no error and no log
+says any of them. Any thread.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
@@ -72,9 +68,9 @@ class StoreSecrets:
         if not (record.inline or other.inline) and record.spec.namespace == other.spec.namespace:
             return True
         there = {each.owner: each for each in self._of(record.mount).for_store(split_url(record.spec.bucket)[0])}
-        ours, theirs = there.get(_owner(record.volume_id)), there.get(_owner(other.volume_id))
-        if ours is not None:
+        if _owner(record.volume_id) in there:
             return True  # it was looked at when they came; they may have been renewed since
+        theirs = there.get(_owner(other.volume_id))
         return theirs is not None and bool(secrets) and replace(theirs, owner="") == parse_credentials("", secrets)
 
     def take_for_bucket(self, record: NodeVolume, secrets: Mapping[str, str]) -> None:
@@ -138,9 +134,8 @@ class StoreSecrets:
         owner, store_url = _owner(record.volume_id), split_url(record.spec.bucket)[0]
         for each in self._of(record.mount).for_store(store_url):
             if each.owner == owner:
-                values = {
-                    name: getattr(each, name) for name in StoreCredentials.__dataclass_fields__ if name != "owner"
-                }
+                values = asdict(each)
+                del values["owner"]
                 self._settings.credentials_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._of(mount).put(owner, store_url, values)
 
@@ -148,21 +143,15 @@ class StoreSecrets:
         """Forget the credentials that a volume brought along for a mount that it no longer has."""
         self._drop_in(self.folder(mount), _owner(record.volume_id))
 
-    def drop(self, record: NodeVolume) -> None:
+    def drop(self, volume_id: str) -> None:
         """Forget a volume's credentials."""
-        self._files.drop(_owner(record.volume_id))
-        if record.mount.bucket:
-            self._drop_in(self.folder(record.mount), _owner(record.volume_id))
+        for folder in self._folders():
+            self._drop_in(folder, _owner(volume_id))
 
     def volumes(self) -> set[str]:
         """Return the ids of all volumes with credentials here."""
         owners = {owner for folder in self._folders() for owner in CredentialFiles(folder).owners()}
         return {owner.removeprefix(_OWNER) for owner in owners if owner.startswith(_OWNER)}
-
-    def drop_everywhere(self, volume_id: str) -> None:
-        """Forget the credentials of a volume without a record."""
-        for folder in self._folders():
-            self._drop_in(folder, _owner(volume_id))
 
     def _folders(self) -> list[Path]:
         return [self._files.folder, *(path for path in self._files.folder.glob("*") if path.is_dir())]
@@ -210,7 +199,7 @@ class StoreSecrets:
 
 
 def _samples(manifest: Manifest, stores: Collection[str]) -> dict[str, ObjectRef]:
-    """Return for each store an object to try credentials on, taken from the first rows; none where those have none."""
+    """Return for each store an object of the first rows, if there is one, to try credentials on."""
     found: dict[str, ObjectRef] = {}
     rows = (manifest.object_ref(entry) for entry in islice(manifest.entries(), _LOOKED_AT) if entry.size_bytes)
     for ref in rows:
@@ -256,7 +245,8 @@ class EndpointTurns:
         with self._lock:
             of_one, of_all = self._taken[namespace], self._taken.total()
             if of_one >= OF_ONE or of_all >= (OF_ALL if of_one else OF_ALL + OF_FIRST):
-                whose = "of several namespaces" if of_one < OF_ONE else _whose(namespace)
+                whose = f"of namespace {namespace}" if namespace else "that were made by hand, for no namespace,"
+                whose = whose if of_one >= OF_ONE else "of several namespaces"
                 raise unavailable(
                     f"{of_one if of_one >= OF_ONE else of_all} volumes {whose} wait for the endpoints of their "
                     "Secrets, which are slow or do not answer; this one is tried again when some of these have ended"
@@ -268,7 +258,3 @@ class EndpointTurns:
             with self._lock:
                 self._taken[namespace] -= 1
                 self._taken += Counter()  # without those that have none
-
-
-def _whose(namespace: str) -> str:
-    return f"of namespace {namespace}" if namespace else "that were made by hand, for no namespace,"
