@@ -127,7 +127,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: os.write(tell, bytes([number])) and None)
 
-    from csi_driver.identity import IdentityService
+    from csi_driver.identity import IdentityService, registration_server
     from csi_driver.metrics import COUNTS
     from csi_driver.server import Server
     from csi_driver.wire import csi_pb2
@@ -152,11 +152,8 @@ def _serve(arguments: argparse.Namespace) -> None:
         stack.callback(lambda: ended.append(server.close()))
         server.start()
         if arguments.register is not None:
-            from csi_driver.identity import registration_server
-
-            registration = registration_server(
-                arguments.register, arguments.kubelet_endpoint or str(arguments.endpoint)
-            )
+            endpoint = arguments.kubelet_endpoint or str(arguments.endpoint)
+            registration = registration_server(arguments.register, endpoint)
             stack.callback(registration.close, patience_s=1.0)
             registration.start()
         if arguments.metrics_port is not None:

@@ -53,55 +53,49 @@ class FirstProcess:
         self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (*_PASSED_ON, signal.SIGCHLD):
-            signal.signal(number, _note_signal)
+            signal.signal(number, lambda _number, _frame: None)  # the wake-up descriptor acts, and needs a handler
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # without it orphans go to the container's shim
 
     def run(self) -> int:
         """Run the command again and again, until told to end or until it cannot be kept running. Return the exit
         code."""
-        try:
-            self._start()
-        except OSError as exc:
-            _log(f"{self._command[0]} cannot be started: {exc.strerror}")
-            return _NOT_FOUND if isinstance(exc, FileNotFoundError) else _NOT_EXECUTABLE
+        again = ""
         while True:
-            select.select([self._wake], [], [])
-            self._pass_on()
-            code = self._reap()
-            if code is None:
-                continue
-            if self._ending:
-                _log(f"the command has ended ({code}), as it was told to")
-                return code
-            pause_s = self._judge()
-            if pause_s is None:
-                return code or 1
-            if self._told_to_end_within(pause_s):
-                return code
             try:
                 self._start()
             except OSError as exc:
-                _log(f"{self._command[0]} cannot be started again: {exc.strerror}")
-                return _NOT_EXECUTABLE
+                _log(f"{self._command[0]} cannot be started{again}: {exc.strerror}")
+                return _NOT_FOUND if isinstance(exc, FileNotFoundError) and not again else _NOT_EXECUTABLE
+            while (code := self._reap()) is None:
+                self._wait()
+            if self._ending:
+                _log(f"the command has ended ({code}), as it was told to")
+                return code
+            pause_s, again = self._judge(), " again"
+            if pause_s is None:
+                return code or 1
+            until, ending = time.monotonic() + pause_s, False
+            while not ending and (left_s := until - time.monotonic()) > 0:
+                ending = self._wait(left_s)
+                self._reap()
+            if ending:
+                return code
 
     def _start(self) -> None:
-        default = [
-            *_PASSED_ON,
-            signal.SIGCHLD,
-            signal.SIGPIPE,
-        ]  # Python ignores SIGPIPE, and a child would inherit that
+        # Python ignores SIGPIPE, and a child would inherit that.
+        default = [*_PASSED_ON, signal.SIGCHLD, signal.SIGPIPE]
         self._started = time.monotonic()
         self._pid = os.posix_spawnp(self._command[0], self._command, os.environ, setsigdef=default)
 
-    def _pass_on(self) -> None:
-        try:
-            received = set(os.read(self._wake, 4096))
-        except BlockingIOError:
-            return
+    def _wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for signals, and pass them on; tell whether the command is to end."""
+        readable, _, _ = select.select([self._wake], [], [], timeout_s)
+        received = set(os.read(self._wake, 4096)) if readable else set()
         self._ending = self._ending or bool(received & _ENDING)
         for number in _PASSED_ON:
             if number in received and self._pid:
                 os.kill(self._pid, number)  # it is not reaped yet, so the number is its own
+        return self._ending
 
     def _reap(self) -> int | None:
         """Return the command's exit code if it has ended; reap orphans along with it."""
@@ -133,14 +127,6 @@ class FirstProcess:
         _log(f"{words}; it is started again" + (f" in {pause_s} s" if pause_s else ""))
         return pause_s
 
-    def _told_to_end_within(self, pause_s: float) -> bool:
-        until = time.monotonic() + pause_s
-        while (left_s := until - time.monotonic()) > 0 and not self._ending:
-            select.select([self._wake], [], [], left_s)
-            self._pass_on()
-            self._reap()
-        return self._ending
-
 
 def _log(words: str) -> None:
     now = datetime.now()  # noqa: DTZ005 - as the command's own lines
@@ -149,10 +135,6 @@ def _log(words: str) -> None:
         sys.stderr.flush()
     except OSError:
         pass  # nobody reads the log, and that ends nothing
-
-
-def _note_signal(_number: int, _frame: object) -> None:
-    """Do nothing: signals act through the wake-up descriptor, but need a handler."""
 
 
 def main() -> int:

@@ -105,7 +105,9 @@ class Server:
             except RuntimeError:
                 bound = 0
             if not bound:
-                raise SettingsError(f"no socket can be made in {self.socket.parent}", hint=_explain(self.socket.parent))
+                folder = self.socket.parent
+                hint = "" if os.access(folder, os.W_OK | os.X_OK) else f"This process may not write into {folder}."
+                raise SettingsError(f"no socket can be made in {folder}", hint=hint)
             self._beside.chmod(0o660)  # a sidecar may be another user, of the pod's group
             found = self._beside.lstat()
             self._identity = (found.st_dev, found.st_ino)
@@ -147,15 +149,15 @@ class Server:
             os.close(folder)
 
     def _handler(self, service: ServiceDescriptor, implementation: object) -> grpc.GenericRpcHandler:
-        methods = {}
-        for method in service.methods:
-            function = getattr(implementation, method.name, None)
-            if function is not None:
-                methods[method.name] = grpc.unary_unary_rpc_method_handler(
-                    self._called(method.name, function),
-                    request_deserializer=GetMessageClass(method.input_type).FromString,
-                    response_serializer=GetMessageClass(method.output_type).SerializeToString,
-                )
+        methods = {
+            method.name: grpc.unary_unary_rpc_method_handler(
+                self._called(method.name, getattr(implementation, method.name)),
+                request_deserializer=GetMessageClass(method.input_type).FromString,
+                response_serializer=GetMessageClass(method.output_type).SerializeToString,
+            )
+            for method in service.methods
+            if hasattr(implementation, method.name)
+        }
         return grpc.method_handlers_generic_handler(service.full_name, methods)
 
     def _called(self, name: str, function: Callable[[Any], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
@@ -204,7 +206,7 @@ class _Busy:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards both
-        self._works: set[tuple[str, ...]] = set()
+        self._works: Counter[tuple[str, ...]] = Counter()
         self._calls: Counter[str] = Counter()
 
     def calls(self) -> list[str]:
@@ -213,21 +215,19 @@ class _Busy:
             return sorted(self._calls.elements())
 
     @contextlib.contextmanager
-    def hold(self, rpc: str, work: tuple[str, ...] | None) -> Iterator[None]:
+    def hold(self, rpc: str, work: tuple[str, ...]) -> Iterator[None]:
         with self._lock:
-            if work in self._works:
-                assert work is not None
+            if work and self._works[work]:
                 raise aborted(f"another call on the volume {work[0]!r} is under way")
             self._calls[rpc] += 1
-            if work is not None:
-                self._works.add(work)
+            self._works[work] += 1
         try:
             yield
         finally:
             with self._lock:
                 self._calls[rpc] -= 1
-                if work is not None:
-                    self._works.remove(work)
+                self._works[work] -= 1
+                self._works += Counter()  # without those that have ended
 
 
 def _is_answered(path: Path) -> bool:
@@ -240,8 +240,8 @@ def _is_answered(path: Path) -> bool:
         return True
 
 
-def _work_of(name: str, request: Any) -> tuple[str, ...] | None:
-    """Return what a call must have for itself: a volume, or one target of it, as pods may share the volume."""
+def _work_of(name: str, request: Any) -> tuple[str, ...]:
+    """Return what a call must have for itself: a volume, or one target of it, as pods may share the volume; or none."""
     if name == "CreateVolume":
         return (volume_id(request.name),)
     if name in ("DeleteVolume", "ControllerExpandVolume"):
@@ -250,7 +250,7 @@ def _work_of(name: str, request: Any) -> tuple[str, ...] | None:
         return (request.volume_id, "staging")
     if name in ("NodePublishVolume", "NodeUnpublishVolume"):
         return (request.volume_id, "target", request.target_path)
-    return None
+    return ()
 
 
 def _line(name: str, request: Any, code: str, started: float) -> str:
@@ -277,7 +277,3 @@ def _without_secrets(words: str, request: Any) -> str:
         if len(value) > 3:  # shorter ones say nothing, and are in every text
             words = words.replace(value, "***")
     return words
-
-
-def _explain(folder: Path) -> str:
-    return "" if os.access(folder, os.W_OK | os.X_OK) else f"This process may not write into {folder}."
