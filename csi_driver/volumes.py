@@ -27,7 +27,7 @@ from datacache.catalog.refs import Ref, parse_ref
 from datacache.core.errors import DatacacheError
 from datacache.settings import parse_bytes
 from datacache.store.urls import split_url
-from fuse_mount.bucket.config import ACKS
+from fuse_mount import ACKS
 
 KUBERNETES = "csi.storage.k8s.io/"
 """What Kubernetes and its sidecars add to parameters and attributes begins with this."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fuse_mount.bucket.areas import left_areas as left_areas
     from fuse_mount.bucket.areas import lost_lines as lost_lines
     from fuse_mount.bucket.check import check_pyfuse3 as check_pyfuse3
+    from fuse_mount.bucket.config import ACKS as ACKS
     from fuse_mount.bucket.config import BucketInfo as BucketInfo
     from fuse_mount.bucket.launch import bucket_mount_at as bucket_mount_at
     from fuse_mount.bucket.launch import bucket_status as bucket_status

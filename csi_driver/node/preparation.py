@@ -26,10 +26,9 @@ from csi_driver.resolve import check_open, check_sources, find_snapshot
 from csi_driver.server import DEADLINE
 from csi_driver.status import RequestError, denied, precondition, unauthenticated, unavailable
 from csi_driver.volumes import MountOptions, VolumeSpec
-from datacache.api import open_catalog
+from datacache.api import DaemonClient, connect, open_catalog, unpin
 from datacache.catalog.refs import volume_snapshot
 from datacache.core.errors import CatalogUnavailableError, DaemonError, DatacacheError, SnapshotNotFoundError
-from datacache.daemon.client import DaemonClient
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.store.credentials import takes_credentials
@@ -268,8 +267,7 @@ class Preparation:
         spec = record.spec
         if not spec.pin:
             return record
-        client = DaemonClient(self._settings)
-        client.ensure()
+        client = connect(self._settings)
         if not record.pinned:
             pins = client.cache_status()["pins"]
             ours = any(other.pinned and other.mount == record.mount for other in self._records.all())
@@ -287,9 +285,8 @@ class Preparation:
         spec = record.spec
         if spec.warm == "false":
             return
-        client = DaemonClient(self._settings)
         try:
-            client.ensure()
+            client = connect(self._settings)
             id = client.warm(spec.dataset)
         except SnapshotNotFoundError as exc:  # removed since the volume was given it
             _log.warning("%s is not warmed: %s", spec.dataset, exc)
@@ -323,7 +320,7 @@ class Preparation:
             self._mounts.end(record.mount)
         if record.pinned and not any(other.pinned for other in others):
             try:
-                DaemonClient(self._settings).unpin(record.spec.dataset)
+                unpin(record.spec.dataset, self._settings)
             except DaemonError as exc:  # the record stays: it is tried again
                 _log.warning("%s stays pinned for now: %s", record.spec.dataset, exc)
                 return
