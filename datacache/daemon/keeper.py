@@ -89,6 +89,10 @@ class _Kept:
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
 
+    def is_waited_for(self, now: float) -> bool:
+        """Tell whether its command is under way, and others wait for that."""
+        return self.process is not None and not self.owners and now - self.started < _TURN_S
+
 
 def is_connected(fd: int) -> bool:
     """Whether the kernel still serves a descriptor of /dev/fuse: POLLERR says that the mount is gone. Reads nothing."""
@@ -140,7 +144,7 @@ class Keeper:
         for kept in self._kept.values():
             if not kept.owners and kept.fds and not _is_gone(kept):
                 log.error("nobody serves %s, and its descriptor goes with this daemon: it is lost", _name(kept))
-            _close(kept)
+            ipc.close_all(kept.fds)
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, _Client):
                 key.data.lines.close()
@@ -217,7 +221,11 @@ class Keeper:
                 return {"error": "it is not kept here"}, None
             return {"ok": {"note": kept.note}}, kept.fds[0] if kept.fds else None
         if operation == "list":
-            return {"ok": {key: _summary(kept) for key, kept in self._kept.items()}}, None
+            of_all = {
+                key: {"owned": bool(kept.owners), "descriptor": bool(kept.fds), "note": kept.note}
+                for key, kept in self._kept.items()
+            }
+            return {"ok": of_all}, None
         return {"error": f"unknown operation {operation!r}"}, None
 
     def _keep(self, client: _Client, message: dict[str, Any]) -> dict[str, Any]:
@@ -239,14 +247,14 @@ class Keeper:
             ipc.close_all(fds)
             raise
         if _is_gone(new):
-            _close(new)
+            ipc.close_all(new.fds)
             return {"error": "what the descriptor stands for is gone"}
         old = self._kept.get(new.key)
         if old is not None:
             if old.note == new.note:
                 new.owners |= old.owners
                 new.tries = old.tries
-            _close(old)
+            ipc.close_all(old.fds)
         else:
             log.info("keeping %s", _name(new))
         new.owners.add(client)
@@ -257,25 +265,20 @@ class Keeper:
     def _release(self, client: _Client, key: str) -> None:
         client.keys.discard(key)
         kept = self._kept.get(key)
-        if kept is None or client not in kept.owners:
-            return
-        kept.owners.discard(client)
-        if not kept.owners:
+        if kept is not None and kept.owners == {client}:
             self._drop(kept, "is over")
+        elif kept is not None:
+            kept.owners.discard(client)
 
     def _lose(self, client: _Client) -> None:
         self._selector.unregister(client.lines.connection)
         client.lines.close()
+        now = time.monotonic()
         for kept in [self._kept[key] for key in client.keys if key in self._kept]:
-            if client not in kept.owners:
-                continue
+            if kept.owners == {client}:
+                kept.tries = 0 if now - kept.since > _CALM_S else kept.tries
+                kept.due = now + _pause_s(kept)
             kept.owners.discard(client)
-            if kept.owners:
-                continue
-            now = time.monotonic()
-            if now - kept.since > _CALM_S:
-                kept.tries = 0
-            kept.due = now + _pause_s(kept)
 
     def _look(self) -> None:
         """Run what is due, drop what is gone, reap what has ended."""
@@ -295,16 +298,11 @@ class Keeper:
             elif kept.due is not None and kept.due <= now:
                 if kept.process is not None and now - kept.started < _COMMAND_TIMEOUT_S:
                     kept.due = now + _PATIENCE_S
-                elif self._at_work(now) < _AT_A_TIME:
+                elif sum(each.is_waited_for(now) for each in self._kept.values()) < _AT_A_TIME:
                     self._bring_back(kept)
                 else:  # one command may bring back all that an owner had
                     kept.due = now + _GRACE_S
         self._children = [child for child in self._children if child.poll() is None]
-
-    def _at_work(self, now: float) -> int:
-        """Return how many commands are under way that are waited for before others are run."""
-        running = (kept for kept in self._kept.values() if kept.process is not None and not kept.owners)
-        return sum(now - kept.started < _TURN_S for kept in running)
 
     def _bring_back(self, kept: _Kept) -> None:
         kept.tries += 1
@@ -329,12 +327,8 @@ class Keeper:
 
     def _drop(self, kept: _Kept, why: str) -> None:
         log.info("%s %s", _name(kept), why)
-        _close(kept)
+        ipc.close_all(kept.fds)
         del self._kept[kept.key]
-
-
-def _summary(kept: _Kept) -> dict[str, Any]:
-    return {"owned": bool(kept.owners), "descriptor": bool(kept.fds), "note": kept.note}
 
 
 def _pause_s(kept: _Kept) -> float:
@@ -344,10 +338,6 @@ def _pause_s(kept: _Kept) -> float:
 def _name(kept: _Kept) -> str:
     note = kept.note
     return str(note.get("mountpoint", kept.key)) if isinstance(note, dict) else kept.key
-
-
-def _close(kept: _Kept) -> None:
-    ipc.close_all(kept.fds)
 
 
 def _is_gone(kept: _Kept) -> bool:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,11 +34,11 @@ from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.orders.clairvoyant import Clairvoyant
 from datacache.daemon.orders.plan import Plan, PlanObjects, Wanted
 from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, remove_if_dead
-from datacache.daemon.room import Room
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.tiers.containers import open_region_size
 from datacache.tiers.memory import lookahead_dir
+from datacache.tiers.tier import Tier
 from datacache.tiers.writer import TierWriter
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ _PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
 _OBJECTS_KEPT_S = 300.0
 _STANDS_S = 300.0
 """An order that stands still for so long holds up no warm-up: its program may have been forgotten in a debugger."""
+_AGAIN_S = 0.2
 _STOP_TIMEOUT_S, _ROOM_STOP_TIMEOUT_S = 0.5, 5.0
 _ALL_OBJECTS = (StoreUnavailableError, StoreAccessError, SettingsError, CatalogUnavailableError)
 
@@ -63,6 +65,80 @@ class LookaheadStats:
     plans: int = 0
     fetched: int = 0
     fetched_bytes: int = 0
+
+
+class Room:
+    """The part of a tier that may be filled ahead: taken before a fetch, so that nothing is fetched to be thrown away.
+
+    Any thread may take and give. A thread of its own has room made when there is little, by the tier's policy, and
+    tries again after a while if there is none to be made.
+    """
+
+    def __init__(
+        self, tier: Tier, make: Callable[[int], bool], wake: Callable[[], None], *, step_bytes: int, reserve_bytes: int
+    ) -> None:
+        """`make` makes so much room and tells whether there is; `wake` is called when there may be more. Room is made
+        in steps, before there is none left; `reserve_bytes` are never given away, because making room takes some."""
+        self._tier, self._make, self._wake = tier, make, wake
+        self._step_bytes, self._reserve_bytes = step_bytes, reserve_bytes
+        self._lock = threading.Lock()  # guards _taken
+        self._taken = 0
+        self._short = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="room", daemon=True)
+        self.full = False
+        """True if there was no room to be had at the last try to make some."""
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def take(self, size_bytes: int) -> bool:
+        """Take room for a block, the caller's until it gives it back; False if there is none."""
+        with self._lock:
+            left = self._tier.budget_bytes - self._tier.used_bytes - self._taken - size_bytes - self._reserve_bytes
+            if left < self._step_bytes:
+                self._short.set()
+            if left < 0 or (self.full and left < self._step_bytes) or self._tier.problem:
+                return False
+            self._taken += size_bytes
+            return True
+
+    def give(self, size_bytes: int) -> None:
+        """Give room back: the block is stored, or will not be."""
+        with self._lock:
+            self._taken -= size_bytes
+
+    def look(self, *, refused: bool = False) -> None:
+        """Have the thread make room if there is too little, or if the tier has `refused` a block, whatever room there
+        seemed to be."""
+        self.full |= refused
+        self._short.set()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread."""
+        self._stopping.set()
+        self._short.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            self._short.wait()
+            if self._stopping.is_set():
+                return
+            self._short.clear()
+            try:
+                self.full = not self._make(self._reserve_bytes + 2 * self._step_bytes)
+            except (lmdb.Error, OSError) as exc:
+                log.warning("no room can be made: %s", exc)
+                self.full = True
+            except Exception:  # a plan waits then, and readers fetch what it would have fetched
+                log.exception("no room can be made")
+                self.full = True
+            if self.full and self._stopping.wait(_AGAIN_S):
+                return
+            self._wake()
 
 
 class Lookaheads:
@@ -314,7 +390,7 @@ class Lookaheads:
     def _stored(self, plan: Plan, wanted: Wanted, kept: bool) -> None:
         self._room.give(wanted.length)
         if not kept:
-            self._room.refused()
+            self._room.look(refused=True)
             return
         with self._changed:
             plan.fetched += 1
