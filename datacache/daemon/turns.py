@@ -119,7 +119,6 @@ class Turns:
         self._waiting = {kind: FairQueue() for kind in Kind}
         self._all = {kind: _Use() for kind in Kind}
         self._by_flow: dict[tuple[bool, str], _Use] = {}
-        self._extra = 0
         self._beyond: set[int] = set()  # ids of turns that began in the reserve
         self._open = False
 
@@ -144,36 +143,25 @@ class Turns:
 
     def fetched(self, turn: Turn) -> None:
         """End the get of a turn, well or badly; its bytes are needed still."""
-        with self._lock:
-            self._all[turn.kind].fetching -= 1
-            self._use(turn).fetching -= 1
-            self._forget(turn)
-            waits = self._anybody_waits()
-        if waits:
-            self._begin()
+        self._give_back(turn, fetching=1)
 
     def release(self, turn: Turn) -> None:
         """Let go of the bytes of a turn."""
+        self._give_back(turn, held_bytes=turn.size_bytes)
+
+    def _give_back(self, turn: Turn, *, fetching: int = 0, held_bytes: int = 0) -> None:
         with self._lock:
-            self._all[turn.kind].held_bytes -= turn.size_bytes
-            self._use(turn).held_bytes -= turn.size_bytes
-            if id(turn) in self._beyond:
+            use = self._use(turn)
+            for each in (self._all[turn.kind], use):
+                each.fetching -= fetching
+                each.held_bytes -= held_bytes
+            if not fetching:
                 self._beyond.discard(id(turn))
-                self._extra -= 1
-            self._forget(turn)
+            if not use.fetching and not use.held_bytes:
+                del self._by_flow[turn.kind is Kind.FILL, turn.flow]
             waits = self._anybody_waits()
         if waits:
             self._begin()
-
-    def held_bytes(self) -> int:
-        """Return the bytes that all turns hold now."""
-        with self._lock:
-            return sum(use.held_bytes for use in self._all.values())
-
-    def waiting(self) -> int:
-        """Return how many turns wait."""
-        with self._lock:
-            return sum(len(queue) for queue in self._waiting.values())
 
     def open(self) -> None:
         """Let all begin at once: the daemon ends, and they are to notice."""
@@ -195,7 +183,6 @@ class Turns:
             turn = waiting.pop(self._fits) if waiting else None
             if turn is not None:
                 if not self._open and not self._within_limits(turn):
-                    self._extra += 1
                     self._beyond.add(id(turn))
                 self._take(turn)
                 return turn
@@ -212,7 +199,7 @@ class Turns:
     def _fits(self, turn: Turn) -> bool:
         if self._open or self._within_limits(turn):
             return True
-        if turn.kind is not Kind.READ or self._extra >= EXTRA_TURNS:
+        if turn.kind is not Kind.READ or len(self._beyond) >= EXTRA_TURNS:
             return False
         use, everybody = self._use(turn), self._all[Kind.READ]
         little = use.fetching < _LITTLE and use.held_bytes + turn.size_bytes <= _LITTLE * QUANTUM_BYTES
@@ -232,11 +219,6 @@ class Turns:
 
     def _use(self, turn: Turn) -> _Use:
         return self._by_flow.setdefault((turn.kind is Kind.FILL, turn.flow), _Use())
-
-    def _forget(self, turn: Turn) -> None:
-        use = self._use(turn)
-        if not use.fetching and not use.held_bytes:
-            del self._by_flow[turn.kind is Kind.FILL, turn.flow]
 
 
 def _nothing() -> None:

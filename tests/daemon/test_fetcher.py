@@ -17,6 +17,7 @@ from datacache.daemon import whole_objects
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.whole_objects import WholeObjects
 from datacache.store.checksums import Tally
+from tests.daemon.test_turns import held_bytes
 from tests.promises import promise
 
 LARGE = ObjectRef("s3://b", "large", 8 * BLOCK_BYTES, "e", "")
@@ -246,14 +247,14 @@ def test_no_more_bytes_are_under_way_than_fit_until_they_were_stored_and_sent(st
     for reading in readings[:4]:
         reading.data.result(30)
     assert len(store.reads) == 4
-    assert fetcher.turns.held_bytes() == 40
+    assert held_bytes(fetcher.turns) == 40
     readings[0].close()
     readings[4].data.result(30)
     assert len(store.reads) == 5
     for reading in readings[1:]:
         reading.data.result(30)
         reading.close()
-    assert fetcher.turns.held_bytes() == 0
+    assert held_bytes(fetcher.turns) == 0
 
 
 def test_what_is_read_ahead_and_asked_for_by_now_does_not_wait_behind_what_nobody_asked_for(store):
@@ -267,7 +268,7 @@ def test_what_is_read_ahead_and_asked_for_by_now_does_not_wait_behind_what_nobod
     while fetcher.under_way:
         time.sleep(0.01)
     assert sorted(store.reads) == sorted(set(store.reads))  # each once
-    assert fetcher.turns.held_bytes() == 0
+    assert held_bytes(fetcher.turns) == 0
     fetcher.close()
 
 

@@ -5,8 +5,8 @@ regions first (at most three quarters of it), into lanes by when they are read n
 same time lie together and lose their use together. Reasons and measurements:
 docs/decisions/0010-clairvoyant-eviction.md.
 
-One thread makes room (`lookahead.Room`); plans come and go in any. The writer thread appends moved blocks, some MiB at a
-time, and evicts; all that takes longer is done here.
+One thread makes room (`lookahead.Room`); plans come and go in any. The writer thread appends moved blocks, some MiB at
+a time, and evicts; all that takes longer is done here.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ class PlanFile:
         try:
             if os.fstat(fd).st_size < _FILE_BYTES:
                 raise OSError(f"{path} is too short")
-            self._words = memoryview(mmap.mmap(fd, _FILE_BYTES)).cast("q")
+            self.words = memoryview(mmap.mmap(fd, _FILE_BYTES)).cast("q")
+            """Position and mark, for a publisher that writes the position often."""
         except (OSError, ValueError):
             if create:
                 self.remove()
@@ -61,29 +62,22 @@ class PlanFile:
             os.close(fd)
 
     @property
-    def words(self) -> memoryview:
-        """Position and mark, for a publisher that writes the position often."""
-        return self._words
-
-    @property
     def position(self) -> int:
         """The number of samples that the publisher has asked for."""
-        return int(self._words[_POSITION])
+        return int(self.words[_POSITION])
 
     @position.setter
     def position(self, value: int) -> None:
-        """The number of samples that the publisher has asked for."""
-        self._words[_POSITION] = value
+        self.words[_POSITION] = value
 
     @property
     def marked(self) -> bool:
         """True if the daemon has the plan."""
-        return bool(self._words[_MARK])
+        return bool(self.words[_MARK])
 
     @marked.setter
     def marked(self, value: bool) -> None:
-        """True if the daemon has the plan."""
-        self._words[_MARK] = int(value)
+        self.words[_MARK] = int(value)
 
     def remove(self) -> None:
         """End the plan. Idempotent."""
