@@ -320,7 +320,7 @@ def test_a_mount_that_gets_a_volume_while_strays_are_ended_stays(
     end_at = SharedMounts.end_at
 
     def end_while_another_comes(mounts: SharedMounts, point: str) -> None:
-        with pytest.raises(RequestError), service.records.lock_mount(first, timeout_s=0.0):
+        with pytest.raises(RequestError), service.records.lock_mount(first.key, timeout_s=0.0):
             pass
         service.records.put(_staged("v", second))
         end_at(mounts, point)
