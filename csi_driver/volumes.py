@@ -26,6 +26,7 @@ from csi_driver.wire import csi_pb2
 from datacache.catalog.refs import Ref, parse_ref
 from datacache.core.errors import DatacacheError
 from datacache.settings import parse_bytes
+from datacache.store.credentials import takes_credentials
 from datacache.store.urls import split_url
 from fuse_mount import ACKS
 
@@ -78,6 +79,11 @@ class VolumeSpec:
     def read_only(self) -> bool:
         """Tell whether nobody can write to it."""
         return bool(self.dataset)
+
+    @property
+    def takes_secret(self) -> bool:
+        """Tell whether it is a bucket of a store that takes credentials."""
+        return bool(self.bucket) and takes_credentials(split_url(self.bucket)[0])
 
     @property
     def ref(self) -> Ref:

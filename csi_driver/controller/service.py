@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -49,16 +49,10 @@ from datacache.api import open_catalog
 from datacache.catalog import refs
 from datacache.core.errors import DatacacheError
 from datacache.settings import Settings
-from datacache.store.credentials import takes_credentials
-from datacache.store.urls import split_url
 
 WRONG_ANNOTATION = "WrongAnnotation"
 """The reason of the Events on PVCs."""
-_PEOPLE_CAN_ACT = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.OUT_OF_RANGE,
-)
+_PEOPLE_CAN_ACT = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.OUT_OF_RANGE)
 _NODE_SECRET = f"{KUBERNETES}node-stage-secret-name"
 
 
@@ -126,7 +120,10 @@ class ControllerService:
     def ListVolumes(self, request: csi.ListVolumesRequest) -> csi.ListVolumesResponse:
         if request.max_entries < 0:
             raise invalid(f"max_entries is {request.max_entries}")
-        after = _after(request.starting_token) if request.starting_token else ""
+        token = request.starting_token
+        after = token.partition(".")[2]
+        if token and (not after or _token(after) != token):
+            raise aborted(f"starting_token {token!r} is none of ours: begin again without one")
         limit = request.max_entries
         found = list(volume_records.records(self._catalog, after=after, limit=limit + 1 if limit else 0))
         shown = found[:limit] if limit else found
@@ -164,15 +161,8 @@ class ControllerService:
         self, _request: csi.ControllerGetCapabilitiesRequest
     ) -> csi.ControllerGetCapabilitiesResponse:
         rpc = csi.ControllerServiceCapability.RPC
-        types = (
-            rpc.CREATE_DELETE_VOLUME,
-            rpc.LIST_VOLUMES,
-            rpc.GET_CAPACITY,
-            rpc.EXPAND_VOLUME,
-            rpc.VOLUME_CONDITION,
-            rpc.GET_VOLUME,
-            rpc.SINGLE_NODE_MULTI_WRITER,
-        )
+        types = [rpc.CREATE_DELETE_VOLUME, rpc.LIST_VOLUMES, rpc.GET_CAPACITY, rpc.EXPAND_VOLUME]
+        types += [rpc.VOLUME_CONDITION, rpc.GET_VOLUME, rpc.SINGLE_NODE_MULTI_WRITER]
         return csi.ControllerGetCapabilitiesResponse(
             capabilities=[csi.ControllerServiceCapability(rpc=rpc(type=type)) for type in types]
         )
@@ -219,18 +209,14 @@ class ControllerService:
             if there is not None and not there.spec.read_only and size_bytes > there.capacity_bytes:
                 # What the provisioner takes for an error that only its caller can mend, who may then ask for less.
                 more_bytes, code = size_bytes - there.capacity_bytes, grpc.StatusCode.OUT_OF_RANGE
-                check_room(self._catalog, self._parameters_now(there), more_bytes, code=code)
+                parameters = dict(there.parameters)
+                if self._api is not None and there.storage_class:  # which may have been made anew
+                    parameters[CAPACITY] = self._api.class_parameters(there.storage_class).get(CAPACITY, "")
+                check_room(self._catalog, parameters, more_bytes, code=code)
             grown = volume_records.grow(self._catalog, record.id, size_bytes)
         if grown is None:
             raise _unknown(record.id)
         return grown
-
-    def _parameters_now(self, record: VolumeRecord) -> Mapping[str, str]:
-        """Return a volume's parameters with its class's present capacity: the class may have been made anew."""
-        if self._api is None or not record.storage_class:
-            return record.parameters
-        capacity = self._api.class_parameters(record.storage_class).get(CAPACITY, "")
-        return {**record.parameters, CAPACITY: capacity}
 
     def _decide(self, request: csi.CreateVolumeRequest, id: str) -> VolumeRecord:
         """Return the volume to make, after checking that all it asks for exists and that the namespace may have it."""
@@ -268,7 +254,9 @@ class ControllerService:
         if self._api is None or not name or not namespace:
             return None
         claim = self._api.claim(namespace, name)
-        if claim is None or (_is_default_name(request.name) and request.name != f"pvc-{claim.uid}"):
+        # The provisioner makes a volume's name of the PVC's uid by default.
+        of_uid = request.name.startswith("pvc-") and len(request.name) == 40 and request.name.count("-") == 5
+        if claim is None or (of_uid and request.name != f"pvc-{claim.uid}"):
             # A final code, so that the provisioner does not go on. One made anew under the name is another PVC.
             raise not_found(f"the PVC {namespace}/{name} is not there any more")
         return claim
@@ -309,7 +297,8 @@ class ControllerService:
         spec = replace(asked.spec, namespace=namespace, quota_bytes=quota_bytes)
         if asked.own_bucket and not self._rules.allow(spec.bucket, namespace):
             assert claim is not None, "an annotation is a claim's"
-            if not (takes_credentials(split_url(spec.bucket)[0]) and self._has_secret(claim)):
+            parameters = self._api.class_parameters(claim.storage_class) if self._api and claim.storage_class else {}
+            if not (spec.takes_secret and _NODE_SECRET in parameters):
                 raise denied(
                     f"{PREFIX}bucket: {spec.bucket} cannot be mounted with the driver's own credentials "
                     f"({self._rules.describe(namespace)}): use a StorageClass that names a secret with credentials "
@@ -318,16 +307,10 @@ class ControllerService:
             spec = replace(spec, credentials="secret")
         return spec, quota_bytes
 
-    def _has_secret(self, claim: VolumeClaim) -> bool:
-        """Tell whether volumes of the claim's class bring a secret along."""
-        assert self._api is not None
-        return bool(claim.storage_class) and _NODE_SECRET in self._api.class_parameters(claim.storage_class)
-
     def _condition(self, record: VolumeRecord, there: dict[str, bool]) -> csi.VolumeCondition:
         spec = record.spec
         if spec.read_only and spec.dataset not in there:
-            ref = spec.ref
-            there[spec.dataset] = self._catalog.snapshot(ref.dataset, ref.version) is not None
+            there[spec.dataset] = self._catalog.snapshot(*spec.ref) is not None
         if spec.read_only and not there[spec.dataset]:
             return csi.VolumeCondition(abnormal=True, message=f"the catalog has no snapshot {spec.dataset} any more")
         return csi.VolumeCondition(abnormal=False, message="")
@@ -370,18 +353,6 @@ def _unknown(id: str) -> RequestError:
     return not_found(f"there is no volume {id!r} that this driver has provisioned")
 
 
-def _is_default_name(name: str) -> bool:
-    """Tell whether the provisioner made this name of a PVC's uid, as it does by default."""
-    return name.startswith("pvc-") and len(name) == 40 and name.count("-") == 5
-
-
 def _token(id: str) -> str:
     """Return the token of a listing that goes on after this volume, which may be deleted by then."""
     return f"{hashlib.blake2b(id.encode(), digest_size=6).hexdigest()}.{id}"
-
-
-def _after(token: str) -> str:
-    id = token.partition(".")[2]
-    if not id or _token(id) != token:
-        raise aborted(f"starting_token {token!r} is none of ours: begin again without one")
-    return id

@@ -31,8 +31,6 @@ from datacache.catalog.refs import volume_snapshot
 from datacache.core.errors import CatalogUnavailableError, DaemonError, DatacacheError, SnapshotNotFoundError
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
-from datacache.store.credentials import takes_credentials
-from datacache.store.urls import split_url
 
 FLUSH_S = 20.0
 """How long the end of a bucket's last volume waits for uploads before the kubelet has to ask again."""
@@ -102,22 +100,18 @@ class Preparation:
             raise denied(f"the volume was provisioned for namespace {owner}, not for {namespace}")
         namespace = namespace or owner
         if spec.bucket:
-            own = bool(secrets) and takes_credentials(split_url(spec.bucket)[0])
-            if inline and not own and not self._rules.allow(spec.bucket, namespace):
+            if inline and not (secrets and spec.takes_secret) and not self._rules.allow(spec.bucket, namespace):
                 raise denied(
                     f"bucket {spec.bucket} is not open to inline volumes without a Secret (nodePublishSecretRef); "
                     f"{self._rules.describe(namespace)}"
                 )
             return
-        try:
-            with closing(open_catalog(self._settings)) as catalog:
+        with closing(open_catalog(self._settings)) as catalog:
+            try:
                 hint = "The CSIDriver object needs podInfoOnMount: true."
                 check_open(catalog, spec.ref.dataset, namespace, default=self._settings.access, unknown=hint)
-        except CatalogUnavailableError:
-            if not owner:
-                raise
-            with closing(open_catalog(self._settings)) as catalog:
-                if not volume_records.is_provisioned(catalog, volume_id, spec):
+            except CatalogUnavailableError:
+                if not owner or not volume_records.is_provisioned(catalog, volume_id, spec):
                     raise
 
     # --- credentials, mount, pin, warm-up -----------------------------------------------------------------------
@@ -146,8 +140,7 @@ class Preparation:
             return record, self._mounts.ensure(record.mount, quota_bytes=self._quota_of(record.mount))
 
     def _turn(self, record: NodeVolume, *, asks: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Return a context that holds a turn to wait for a bucket's endpoint, if a Secret may name that endpoint and
-        `asks` is true."""
+        """Hold a turn to wait for a bucket's endpoint, if a Secret may name that endpoint and `asks` is true."""
         named = record.mount.bucket and record.credentials and not record.inline  # an inline volume's cannot
         return self._turns.take(record.spec.namespace) if named and asks else contextlib.nullcontext()
 
@@ -236,18 +229,16 @@ class Preparation:
     def _take_secrets(self, record: NodeVolume, secrets: Mapping[str, str]) -> NodeVolume:
         spec = record.spec
         if spec.credentials == "secret":
-            if not takes_credentials(split_url(spec.bucket)[0]):
+            if not spec.takes_secret:
                 raise denied(f"bucket {spec.bucket} takes no credentials, so a Secret does not open it")
             if not secrets:
                 raise unauthenticated(
                     f"bucket {spec.bucket} may only be mounted with store credentials from a Secret, and none came "
                     "along: see csi.storage.k8s.io/node-stage-secret-name of the StorageClass"
                 )
-        if not secrets:
+        if not secrets or (spec.bucket and not spec.takes_secret):
             return record
         if spec.bucket:
-            if not takes_credentials(split_url(spec.bucket)[0]):
-                return record
             if self._mounts.device(record.mount) is not None and not self._secrets.has_any(record.mount):
                 raise precondition(
                     f"{spec.bucket} is mounted on this node with the driver's own credentials; this volume has others"
