@@ -67,7 +67,7 @@ start took, if that is more."""
 class _Socket(socket.socket):
     """A connection to the daemon that watches the daemon's pulse while it waits."""
 
-    give_up_at: float
+    give_up_at = 0.0
     """The end of all waiting, whatever the pulse; `time.monotonic()`."""
     watch: Callable[[], object]
     """Raises if the daemon is silent."""
@@ -94,26 +94,19 @@ class _Socket(socket.socket):
 class _Connection(http.client.HTTPConnection):
     """HTTP over the Unix socket of a home, however long its path."""
 
+    sock: _Socket | None
+
     def __init__(self, path: Path, watch: Callable[[], object]) -> None:
         super().__init__("daemon")
         self._path, self._watch = path, watch
-        self.give_up_at = 0.0
         self.introduced = False
         """True if the daemon was told over it how this process reaches stores."""
 
     def connect(self) -> None:
         plain = ipc.connect(self._path, timeout_s=_CONNECT_TIMEOUT_S)
-        connected = _Socket(fileno=plain.detach())
-        connected.settimeout(None)
-        connected.watch = self._watch
-        self.sock = connected
-        self.limit(self.give_up_at)
-
-    def limit(self, give_up_at: float) -> None:
-        """Wait until then at most for the next answer."""
-        self.give_up_at = give_up_at
-        if isinstance(self.sock, _Socket):
-            self.sock.give_up_at = give_up_at
+        self.sock = _Socket(fileno=plain.detach())
+        self.sock.settimeout(None)
+        self.sock.watch = self._watch
 
 
 class DaemonClient:
@@ -392,12 +385,9 @@ class DaemonClient:
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):
-            lines = paths.log_path(self._settings.home).read_text(errors="replace").splitlines()
-            for line in reversed(lines[-20:]):
-                if line.startswith("error: "):
-                    return line.removeprefix("error: ")
-            if lines:
-                return lines[-1]
+            lines = paths.log_path(self._settings.home).read_text(errors="replace").splitlines()[-20:]
+            errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+            return (errors or lines or ["it said nothing"])[-1]
         return "it said nothing"
 
     def _json(self, method: str, path: str, body: object = None, **more: Any) -> dict[str, Any]:
@@ -440,9 +430,7 @@ class DaemonClient:
 
     def _introduction(self) -> dict[str, Any] | None:
         """Return the variables to tell a daemon; None if something else runs it, or none is set."""
-        if self._settings.daemon == "external":
-            return None
-        variables = told_variables(os.environ)
+        variables = told_variables(os.environ) if self._settings.daemon != "external" else None
         return {"variables": variables} if variables else None
 
     def _introduce(self, connection: _Connection) -> None:
@@ -465,10 +453,13 @@ class DaemonClient:
         local = self._local.get()
         connection: _Connection | None = getattr(local, "connection", None)
         if connection is None:
-            connection = _Connection(paths.socket_path(self._settings.home), self._look)
-            local.connection = connection
-        connection.limit(time.monotonic() + timeout_s)
+            connection = local.connection = _Connection(paths.socket_path(self._settings.home), self._look)
+        give_up_at = time.monotonic() + timeout_s
         try:
+            if connection.sock is None:
+                connection.connect()
+            assert connection.sock is not None
+            connection.sock.give_up_at = give_up_at
             if introduce and not connection.introduced:
                 self._introduce(connection)
             send(connection)

@@ -37,7 +37,8 @@ WRONG = [
 
 def post(settings, path, body):
     connection = _Connection(paths.socket_path(settings.home), lambda: None)
-    connection.limit(time.monotonic() + 60)
+    connection.connect()
+    connection.sock.give_up_at = time.monotonic() + 60
     connection.request("POST", path, body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     return response.status, json.loads(response.read())
