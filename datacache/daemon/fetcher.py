@@ -143,10 +143,13 @@ class Fetcher:
     ) -> None:
         """`flow_of` maps a data set's name to those with whom it shares its turns. `whole` checks objects of several
         blocks."""
-        self._whole = whole
-        self._writer = writer
-        self.local = local
-        self._open_store = open_store
+        self._whole, self._writer, self.local, self._open_store, self._flow_of = (
+            whole,
+            writer,
+            local,
+            open_store,
+            flow_of,
+        )
         self._lock = threading.Lock()  # guards _flights, what hangs on a flight, _held, _landed, stats
         self._flights: dict[BlockId, _Flight] = {}
         self._held = _Held(_HELD_BYTES)
@@ -156,7 +159,6 @@ class Fetcher:
         """How many blocks the tiers have kept."""
         self._refused = False
         """True if the tiers did not keep the block that landed last."""
-        self._flow_of = flow_of
         self.turns = Turns(concurrency, ahead=_READ_AHEAD_BLOCKS, read_bytes=_READ_BYTES, fill_bytes=_FILL_BYTES)
         most = concurrency + _READ_AHEAD_BLOCKS + EXTRA_TURNS
         self._readers = ThreadPoolExecutor(most, thread_name_prefix="read")

@@ -24,17 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datacache.core.errors import CacheError, ChecksumError, DatacacheError, ObjectChangedError, ObjectNotFoundError
 from datacache.core.ids import ObjectId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.store.base import ObjectStore
-from datacache.store.checksums import (
-    TALLY,
-    Checksum,
-    Data,
-    Running,
-    combined,
-    compute,
-    is_crc,
-    md5_etags,
-    mismatch,
-)
+from datacache.store.checksums import TALLY, Checksum, Data, Running, combined, compute, is_crc, md5_etags, mismatch
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.writer import TierWriter
 
@@ -71,12 +61,7 @@ class WholeObjects:
     """The large objects that come to a node. `md5`: also those that have only an ETag that may be an MD5."""
 
     def __init__(
-        self,
-        writer: TierWriter,
-        local: LocalBlocks,
-        open_store: Callable[[str], ObjectStore],
-        *,
-        md5: bool = True,
+        self, writer: TierWriter, local: LocalBlocks, open_store: Callable[[str], ObjectStore], *, md5: bool = True
     ) -> None:
         self._writer, self._local, self._open_store, self._md5 = writer, local, open_store, md5
         self._changed = threading.Condition()  # guards all below and what hangs on it
@@ -215,13 +200,10 @@ class WholeObjects:
                     continue
                 with self._changed:
                     held = id in self._objects or id in self._checking
-                numbers = range(block_count(ref.size_bytes))
                 # The index is asked once more after the look at what is held: a check may have ended just before.
-                if (
-                    not held
-                    and self._writer.is_unchecked(id)
-                    and all(self._local.has(block_id(id, n)) for n in numbers)
-                ):
+                if held or not self._writer.is_unchecked(id):
+                    continue
+                if all(self._local.has(block_id(id, n)) for n in range(block_count(ref.size_bytes))):
                     self._hold(ref, _THREADS, None)  # what is fetched now comes first
         with self._changed:
             for id in gone:
@@ -229,15 +211,13 @@ class WholeObjects:
 
     def _ask(self, id: ObjectId, large: _Large) -> None:
         """Find out the checksum of the whole, and which blocks were here before. In the background."""
-        expected, failed = None, False
         try:
-            expected = self._expected(large.ref)
+            large.expected = self._expected(large.ref)
         except Exception as exc:  # noqa: BLE001 - asked again, and told then
-            failed = True
+            large.failed = True
             log.info("%s: the store does not say its checksum, and is asked again: %r", large.ref.url, exc)
         before = {n for n in range(block_count(large.ref.size_bytes)) if self._local.has(block_id(id, n))}
         with self._changed:
-            large.expected, large.failed = expected, failed
             large.here |= before
             large.asked = True
             self._check_if_whole_locked(id, large)
@@ -250,7 +230,7 @@ class WholeObjects:
             self._do_soon_locked(self._check, id, large)
 
     def _check(self, id: ObjectId, large: _Large) -> None:
-        """In the background: compare all of it."""
+        """Compare all of an object. In the background."""
         try:
             self._compare(id, large)
         finally:
