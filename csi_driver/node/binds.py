@@ -14,12 +14,11 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Iterable
 
 from csi_driver.status import invalid
 from datacache.core.errors import MountError
 from datacache.core.paths import RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, open_beneath
-from fuse_mount import Mount, mounts, resolved
+from fuse_mount import Mount, mounts
 
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
 """include/uapi/asm-generic/unistd.h; the same on all architectures."""
@@ -36,26 +35,19 @@ _MAX_STACK = 1000
 
 def top_at(path: str) -> Mount | None:
     """Return the topmost mount on exactly this path, or None."""
-    return _top([mount for mount in mounts() if mount.mountpoint == path])
-
-
-def any_at(paths: Iterable[str]) -> bool:
-    """Tell whether something is mounted on one of these paths."""
-    wanted = set(paths)
-    return bool(wanted) and any(mount.mountpoint in wanted for mount in mounts())
+    return tops().get(path)
 
 
 def tops() -> dict[str, Mount]:
-    """Return the topmost mounts by path, for callers that look at many."""
-    found: dict[str, list[Mount]] = {}
+    """Return the topmost mounts by path."""
+    stacks: dict[str, list[Mount]] = {}
     for mount in mounts():
-        found.setdefault(mount.mountpoint, []).append(mount)
-    return {path: top for path, there in found.items() if (top := _top(there)) is not None}
-
-
-def _top(there: list[Mount]) -> Mount | None:
-    below = {mount.parent for mount in there}
-    return next((mount for mount in there if mount.id not in below), there[-1] if there else None)
+        stacks.setdefault(mount.mountpoint, []).append(mount)
+    found = {}
+    for path, stack in stacks.items():
+        below = {mount.parent for mount in stack}
+        found[path] = next((mount for mount in stack if mount.id not in below), stack[-1])
+    return found
 
 
 # --- making ----------------------------------------------------------------------------------------------------------
@@ -126,11 +118,6 @@ def bind(folder: int, target: str, *, read_only: bool, noexec: bool = False) -> 
 
 
 # --- places ----------------------------------------------------------------------------------------------------------
-
-
-def place(path: str) -> str:
-    """Return a path as mountinfo spells it. The file at its end may be dead and is not looked at."""
-    return resolved(path)
 
 
 def make_place(path: str) -> None:

@@ -66,7 +66,7 @@ class SharedMounts:
 
     def point(self, mount: SharedMount) -> str:
         """Return where a mount is, or would be."""
-        return binds.place(str(self._folder / mount.key))
+        return fuse_mount.resolved(str(self._folder / mount.key))
 
     def health(self, path: str, tops: Mapping[str, Mount] | None = None) -> Health:
         """Ask the mount at a path how it is, for a bounded time. `tops` is the answer of `binds.tops`."""
@@ -200,7 +200,7 @@ class SharedMounts:
             with contextlib.suppress(RequestError), self._records.lock_mount(key, timeout_s=0.0):
                 if any(record.mount.key == key for record in self._records.all()):
                     continue
-                point = binds.place(str(self._folder / key))
+                point = fuse_mount.resolved(str(self._folder / key))
                 there = binds.top_at(point)
                 if not any(there and each.device == there.device and each.mountpoint != point for each in mounts()):
                     self.end_at(point)

@@ -104,7 +104,7 @@ class NodeVolume:
     @property
     def shown(self) -> bool:
         """Tell whether a pod has it: something is mounted where it was published."""
-        return binds.any_at(target.path for target in self.targets)
+        return not binds.tops().keys().isdisjoint(target.path for target in self.targets)
 
     def target(self, path: str) -> PublishedTarget | None:
         """Return the target at a path."""

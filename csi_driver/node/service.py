@@ -40,6 +40,7 @@ from csi_driver.volumes import (
 )
 from csi_driver.wire import csi_pb2 as csi
 from datacache.settings import Settings
+from fuse_mount import resolved
 
 _LOCK_S = 20.0
 _MAX_NODE_ID_BYTES = 256
@@ -318,7 +319,7 @@ def _path(path: str, name: str, *, missing: Any = invalid) -> str:
         raise missing(f"{name} is missing")
     if "\0" in path:
         raise invalid(f"{name} is no path")
-    return binds.place(path)
+    return resolved(path)
 
 
 def _check_same(before: NodeVolume, now: NodeVolume, *, shown: bool) -> None:
