@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ READ_TIMEOUT_S = (3.0, 5.0)
 """To connect, to answer."""
 EVENT_TIMEOUT_S = (2.0, 3.0)
 _EVENTS_WAIT_S = 3.0
-_COUNTS = 1000
-"""How many Events' counts are kept in mind."""
 _MAX_MESSAGE = 1000
 """An Event's message has at most 1,024 bytes."""
 
@@ -59,8 +57,7 @@ class KubeApi:
 
     def __init__(self, kubeconfig: Path | None = None) -> None:
         self._kubeconfig = kubeconfig
-        self._events = threading.Lock()  # one Event at a time; guards _counts
-        self._counts: dict[str, int] = {}
+        self._events = threading.Lock()  # one Event at a time
 
     def warm_up(self) -> None:
         """Import and connect in a thread, so that the first volume does not wait for it."""
@@ -109,34 +106,16 @@ class KubeApi:
         return True
 
     def _count_event(self, about: VolumeClaim | Pod, reason: str, message: str) -> None:
-        """Create or count an Event, with the rights to create and to patch Events alone."""
+        """Create an Event, or count it if it exists, with the rights to create and to patch Events alone."""
         digest = hashlib.blake2b(f"{about.uid}\0{reason}\0{message}".encode(), digest_size=8).hexdigest()
-        name = f"{about.name[:200].rstrip('.-')}.{digest}"
+        name, namespace = f"{about.name[:200].rstrip('.-')}.{digest}", about.namespace
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-        def patch(**change: Any) -> Any:
-            body = {"lastTimestamp": now} | change
-            return self._ask("write an Event", "CoreV1Api", "patch_namespaced_event", name, about.namespace, body)
-
-        count = self._counts.get(name, 0) + 1
-        if count == 1 or patch(count=count) is None:  # a cluster forgets Events after an hour
-            count = 1
-            if not self._create_event(about, name, reason, message, now):
-                # Of a driver before this one. To read it is a right that only this would need; a patch says it, too.
-                count = (patch().count or 1) + 1
-                patch(count=count)
-        while len(self._counts) >= _COUNTS:
-            del self._counts[next(iter(self._counts))]
-        self._counts[name] = count
-
-    def _create_event(self, about: VolumeClaim | Pod, name: str, reason: str, message: str, now: str) -> bool:
-        """Create an Event; return False where one of this name exists."""
         kind = "Pod" if isinstance(about, Pod) else "PersistentVolumeClaim"
-        there = {"namespace": about.namespace, "name": about.name, "uid": about.uid}
+        there = {"namespace": namespace, "name": about.name, "uid": about.uid}
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": about.namespace},
+            "metadata": {"name": name, "namespace": namespace},
             "involvedObject": {"apiVersion": "v1", "kind": kind} | there,
             "reason": reason,
             "message": message,
@@ -146,7 +125,11 @@ class KubeApi:
             "lastTimestamp": now,
             "source": {"component": DRIVER_NAME},
         }
-        return self._ask("write an Event", "CoreV1Api", "create_namespaced_event", about.namespace, body) is not None
+        ask = partial(self._ask, "write an Event", "CoreV1Api")
+        if ask("create_namespaced_event", namespace, body) is None:
+            # To read how often it was written is a right that only this would need; a patch says it, too.
+            event = ask("patch_namespaced_event", name, namespace, {"lastTimestamp": now})
+            ask("patch_namespaced_event", name, namespace, {"count": (event.count or 1) + 1})
 
     @cached_property
     def _client(self) -> Any:
