@@ -118,7 +118,7 @@ class DaemonClient:
         self._local: PerProcess[threading.local] = PerProcess(threading.local)
         # A get may take the store's whole patience, and wait behind others.
         self._block_timeout_s = 2 * settings.store_timeout_s + 10.0
-        self._pulse = PulseWatch(settings.home)
+        self._pulse = PerProcess(lambda: PulseWatch(settings.home))
         self._missed_at: float | None = None
         """When a daemon that something else starts was found missing. Any thread may set it; a lost update only costs
         another wait."""
@@ -217,7 +217,7 @@ class DaemonClient:
 
     def alive(self) -> bool:
         """Tell whether a daemon answers now; none is started."""
-        if self._pulse.silent_s() is not None:
+        if self._pulse.get().silent_s() is not None:
             return False
         try:
             self._once(functools.partial(_request, "GET", "/healthz", None), _ALIVE_TIMEOUT_S)
@@ -227,16 +227,16 @@ class DaemonClient:
 
     def beats(self) -> bool:
         """Tell by its pulse whether a daemon can answer, without asking it."""
-        return self._pulse.beats()
+        return self._pulse.get().beats()
 
     def opens(self) -> bool:
         """Tell whether a daemon is about to serve, such as one that rebuilds its index: it shows no pulse yet, and its
         keeper answers."""
-        return self._pulse.silent_s() is None and keeper_answers(self._settings.home, _ALIVE_TIMEOUT_S)
+        return self._pulse.get().silent_s() is None and keeper_answers(self._settings.home, _ALIVE_TIMEOUT_S)
 
     def silence(self) -> DaemonSilentError | None:
         """Return the error for a daemon that lives and is silent; None if there is none, or if it answers."""
-        silent_s = self._pulse.silent_s()
+        silent_s = self._pulse.get().silent_s()
         if silent_s is None:
             return None
         pid = "unknown"
@@ -293,7 +293,7 @@ class DaemonClient:
         self._missed_at = None
 
     def _look(self) -> None:
-        if self._pulse.late():
+        if self._pulse.get().late():
             self._prepare()
         self._expect_no_silence()
 

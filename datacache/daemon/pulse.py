@@ -24,8 +24,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from datacache.core.concurrency import PerProcess
-
 log = logging.getLogger(__name__)
 _NAME = "daemon.pulse"
 SILENT_S = 3.0
@@ -101,36 +99,29 @@ class Pulse:
 
 
 class PulseWatch:
-    """A reader's side. Any thread; usable after `fork()`."""
+    """A reader's side: the pulse file, held open. Any thread, but not across `fork()`: a thread may hold the lock."""
 
     def __init__(self, home: Path) -> None:
-        self._file: PerProcess[_File] = PerProcess(lambda: _File(home / "run" / _NAME))
+        self._path = home / "run" / _NAME
+        self._lock = threading.Lock()  # guards _fd
+        self._fd = -1
 
     def silent_s(self) -> float | None:
         """Return how long a living daemon has been silent; None if it is not, or if no daemon shows a pulse."""
-        age_s = self._file.get().age_s()
+        age_s = self._living_s()
         return age_s if age_s is not None and age_s >= SILENT_S else None
 
     def late(self) -> bool:
         """Tell whether the daemon may turn out to be silent soon."""
-        age_s = self._file.get().age_s()
+        age_s = self._living_s()
         return age_s is not None and age_s > _LATE_S
 
     def beats(self) -> bool:
         """Tell whether a daemon lives and is not silent. False also for one that shows no pulse."""
-        age_s = self._file.get().age_s(always=True)
+        age_s = self._living_s(always=True)
         return age_s is not None and age_s < SILENT_S
 
-
-class _File:
-    """The pulse file, held open. A lost race of two threads costs another open, never a wrong answer."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()  # guards _fd
-        self._fd = -1
-
-    def age_s(self, *, always: bool = False) -> float | None:
+    def _living_s(self, *, always: bool = False) -> float | None:
         """Return the age of a living daemon's last beat; None if none is known to live. Its lock is tested for an old
         beat only, or `always`."""
         with self._lock:
