@@ -213,10 +213,7 @@ def _serve_metrics(
     try:
         shown = None if node is None else NodeMetrics(settings, node.records)
         metrics = MetricsServer(
-            arguments.metrics_port,
-            shown,
-            address=arguments.metrics_address,
-            problem=lambda: probe(arguments.endpoint),
+            arguments.metrics_port, shown, address=arguments.metrics_address, problem=lambda: probe(arguments.endpoint)
         )
     except (OSError, OverflowError) as exc:
         raise SettingsError(

@@ -30,13 +30,7 @@ from urllib.parse import quote
 from datacache.core import ipc, lockfile
 from datacache.core.concurrency import PerProcess
 from datacache.core.disk import open_private, replace_file
-from datacache.core.errors import (
-    DaemonError,
-    DaemonSilentError,
-    DaemonUnavailableError,
-    DatacacheError,
-    StoreError,
-)
+from datacache.core.errors import DaemonError, DaemonSilentError, DaemonUnavailableError, DatacacheError, StoreError
 from datacache.core.ids import ObjectRef
 from datacache.daemon import paths, wire
 from datacache.daemon.keeper import keeper_answers

@@ -27,13 +27,7 @@ from datacache.catalog.open import open_catalog_url
 from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
 from datacache.core import counters, ipc, lockfile
-from datacache.core.errors import (
-    CacheError,
-    DaemonRunningError,
-    DatacacheError,
-    SnapshotNotFoundError,
-    UsageError,
-)
+from datacache.core.errors import CacheError, DaemonRunningError, DatacacheError, SnapshotNotFoundError, UsageError
 from datacache.core.ids import block_id, object_id
 from datacache.daemon import paths, wire
 from datacache.daemon.client import import_store_clients

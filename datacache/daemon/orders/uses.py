@@ -110,10 +110,7 @@ class Contents:
         self._of: dict[int, NDArray[np.int64]] = {}  # container → columns unit, offset, length
 
     def add_index(
-        self,
-        units: Units,
-        index: Iterable[Sequence[tuple[bytes, bytes]]],
-        over: Callable[[], bool] = lambda: False,
+        self, units: Units, index: Iterable[Sequence[tuple[bytes, bytes]]], over: Callable[[], bool] = lambda: False
     ) -> None:
         """Add the index, some blocks and their values at a time. Ends early once `over()`, and adds nothing then."""
         found = [_known(units, *_unpack(entries)) for entries in index if not over()]
