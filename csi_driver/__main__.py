@@ -127,10 +127,11 @@ def _serve(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: os.write(tell, bytes([number])) and None)
 
-    from csi_driver.identity import IdentityService, registration_server
+    from csi_driver import DRIVER_NAME
+    from csi_driver.identity import IdentityService, RegistrationService
     from csi_driver.metrics import COUNTS
     from csi_driver.server import Server
-    from csi_driver.wire import csi_pb2
+    from csi_driver.wire import csi_pb2, registration_pb2
     from datacache.settings import load_settings
 
     if arguments.register is not None and not arguments.register.is_dir():
@@ -152,8 +153,11 @@ def _serve(arguments: argparse.Namespace) -> None:
         stack.callback(lambda: ended.append(server.close()))
         server.start()
         if arguments.register is not None:
-            endpoint = arguments.kubelet_endpoint or str(arguments.endpoint)
-            registration = registration_server(arguments.register, endpoint)
+            # Once the driver answers.
+            of_kubelet = {"Registration": RegistrationService(arguments.kubelet_endpoint or str(arguments.endpoint))}
+            registration = Server(
+                arguments.register / f"{DRIVER_NAME}-reg.sock", registration_pb2.DESCRIPTOR, of_kubelet
+            )
             stack.callback(registration.close, patience_s=1.0)
             registration.start()
         if arguments.metrics_port is not None:

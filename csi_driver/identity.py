@@ -8,13 +8,11 @@ older driver's the socket takes its place in one step (`server`), so a rolling u
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from google.protobuf.wrappers_pb2 import BoolValue
 
 import datacache
 from csi_driver import DRIVER_NAME
-from csi_driver.server import Server
 from csi_driver.wire import csi_pb2 as csi
 from csi_driver.wire import registration_pb2 as wire
 
@@ -61,8 +59,3 @@ class RegistrationService:
         else:
             _log.error("the kubelet does not register the driver: %s", request.error)
         return wire.RegistrationStatusResponse()
-
-
-def registration_server(folder: Path, endpoint: str) -> Server:
-    """Return the server in the kubelet's folder `plugins_registry`. Start it once the driver answers."""
-    return Server(folder / f"{DRIVER_NAME}-reg.sock", wire.DESCRIPTOR, {"Registration": RegistrationService(endpoint)})

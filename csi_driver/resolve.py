@@ -1,5 +1,4 @@
-"""From what a volume asks for to what there is: the snapshot behind a reference, the folder behind a subpath; and who
-may know.
+"""Find what a volume asks for: the snapshot behind a reference, the folder behind a subpath; and who may know.
 
 Used by the controller, once for each volume, and by `preparation`. What does not exist is an `INVALID_ARGUMENT` that
 says what does, for the people who read it in an Event. Any thread.
@@ -10,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from itertools import islice
 
 from csi_driver.status import RequestError, denied, invalid
 from csi_driver.volumes import VolumeSpec
@@ -46,9 +46,8 @@ def find_snapshot(catalog: Catalog, ref: Ref, namespace: str, *, default: str) -
     except SnapshotNotFoundError as exc:
         if not namespace and not access_of(catalog, ref.dataset, default=default).without_exception:
             raise invalid(f"there is no snapshot {ref}") from exc  # what there is, is not for everybody
-        raise _what_there_is(
-            catalog, ref, exc, open_to(catalog, namespace, default=default) if namespace else []
-        ) from exc
+        known = open_to(catalog, namespace, default=default) if namespace else []
+        raise _what_there_is(catalog, ref, exc, known) from exc
 
 
 def check_sources(catalog: Catalog, id: str, ref: Ref, settings: Settings) -> None:
@@ -76,12 +75,7 @@ def check_subpath(catalog: Catalog, record: SnapshotRecord, spec: VolumeSpec) ->
         child = tree.child(prefix, part)
         path = os.fsdecode(prefix + part)
         if child is None:
-            folders = []
-            for other in tree.children(prefix):
-                if other.is_dir:
-                    folders.append(os.fsdecode(other.name))
-                if len(folders) > _NAMED:
-                    break
+            folders = (os.fsdecode(other.name) for other in tree.children(prefix) if other.is_dir)
             there = f"{os.fsdecode(prefix)[:-1] if prefix else 'it'} has {_some(folders)}"
             raise invalid(f"subpath {spec.subpath!r}: {spec.dataset} has no folder {path}; {there}")
         if not child.is_dir:
@@ -114,5 +108,5 @@ def _by_age(catalog: Catalog, dataset: str, tags: dict[str, str]) -> list[str]:
 
 
 def _some(names: Iterable[str]) -> str:
-    given = list(names)
+    given = list(islice(names, _NAMED + 1))
     return ", ".join([*given[:_NAMED], *(["…"] if len(given) > _NAMED else [])]) or "none"

@@ -229,23 +229,22 @@ class SharedMounts:
         return replace(self._settings, staging=Path(staging)) if staging else self._settings
 
     def _make(self, mount: SharedMount, point: str, quota_bytes: int) -> None:
-        if mount.bucket:
-            options = {name: value for name, value in mount.options.items() if name != "staging"}
-            if mount.options["staging"]:
-                options["staging"] = Path(mount.options["staging"])
-            if quota_bytes:
-                options["quota_bytes"] = quota_bytes
-            options["direct"] = self._secrets.has_any(mount)
-            # Where a volume brought credentials along, its bucket is not mounted with the driver's own.
-            needed = any(record.credentials and record.mount == mount for record in self._records.all())
-            if needed and not options["direct"]:
-                raise unauthenticated(f"the credentials that opened {mount.source} are not on this node")
-            options["credentials"] = self._secrets.folder(mount)
-            fuse_mount.mount_bucket(mount.source, point, settings=self._settings, allow_other=True, **options)
+        if not mount.bucket:
+            binds.clear(point)  # what is dead
+            # Who uses it has a record, which was written after the catalog had said that this is a snapshot of this
+            # name.
+            fuse_mount.mount_snapshot(mount.source, point, settings=self._settings, allow_other=True, given=True)
             return
-        binds.clear(point)  # what is dead
-        # Who uses it has a record, which was written after the catalog had said that this is a snapshot of this name.
-        fuse_mount.mount_snapshot(mount.source, point, settings=self._settings, allow_other=True, given=True)
+        direct = self._secrets.has_any(mount)
+        # Where a volume brought credentials along, its bucket is not mounted with the driver's own.
+        if not direct and any(record.credentials and record.mount == mount for record in self._records.all()):
+            raise unauthenticated(f"the credentials that opened {mount.source} are not on this node")
+        staging = Path(mount.options["staging"]) if mount.options["staging"] else None
+        options = mount.options | {"staging": staging, "quota_bytes": quota_bytes, "direct": direct}
+        credentials = self._secrets.folder(mount)
+        fuse_mount.mount_bucket(
+            mount.source, point, settings=self._settings, allow_other=True, credentials=credentials, **options
+        )
 
     def _end_bucket(self, info: fuse_mount.BucketInfo) -> None:
         left: dict[str, Any] = {}
