@@ -34,7 +34,7 @@ from datacache.core.errors import DaemonError, DaemonSilentError, DaemonUnavaila
 from datacache.core.ids import ObjectRef
 from datacache.daemon import paths, wire
 from datacache.daemon.keeper import keeper_answers
-from datacache.daemon.orders.plan_file import PlanHeader
+from datacache.daemon.orders.plan_file import PlanHeader, stat_of
 from datacache.daemon.pulse import PulseWatch
 from datacache.settings import Settings
 from datacache.store.credentials import told_variables
@@ -204,7 +204,7 @@ class DaemonClient:
         answer."""
         pid = int(self._json("POST", "/v1/stop", {}, start=False)["pid"])
         end = time.monotonic() + _START_TIMEOUT_S
-        while _state_of(pid) not in ("", "Z"):
+        while stat_of(pid)[:1] not in ([], ["Z"]):
             if time.monotonic() > end:
                 raise DaemonError(f"the daemon (pid {pid}) does not stop", hint=f"kill -9 {pid}")
             time.sleep(0.02)
@@ -236,7 +236,7 @@ class DaemonClient:
         pid = "unknown"
         with contextlib.suppress(OSError):
             pid = paths.lock_path(self._settings.home).read_text(errors="replace").strip()
-        if _state_of(pid) == "T":
+        if stat_of(pid)[:1] == ["T"]:
             hint = f"It is stopped. Let it go on: kill -CONT {pid}."
         else:
             hint = f"It waits for a processor or a disk, or it hangs. If it does not come back, end it: kill -9 {pid}."
@@ -470,15 +470,6 @@ class DaemonClient:
         except ValueError:
             error = DaemonError(f"the daemon answered {response.status}: {answer[:200]!r}")
         raise error
-
-
-def _state_of(pid: int | str) -> str:
-    """Return the letter of a process's state (proc_pid_stat(5)); '' if it has ended or is in another container."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return stat.rpartition(") ")[2][:1]
 
 
 def import_store_clients() -> None:

@@ -155,12 +155,17 @@ def decode_header(text: bytes) -> PlanHeader:
 
 def started_at(pid: int) -> int:
     """Return when a process started (clock ticks after boot, proc_pid_stat(5)); 0 if it does not run any more."""
+    fields = stat_of(pid)
+    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def stat_of(pid: int | str) -> list[str]:
+    """Return the fields of proc_pid_stat(5) from the state on; none if the process has ended or is in another
+    container."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
     except OSError:
-        return 0
-    fields = stat.rpartition(")")[2].split()
-    return 0 if fields[0] in "ZX" else int(fields[19])
+        return []
 
 
 def remove_if_dead(path: Path) -> bool:
