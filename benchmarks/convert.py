@@ -73,7 +73,7 @@ def main() -> None:
                 runs.setdefault(name, []).append(usage)
                 labels[name] = found
             home.close()
-        report(args.images, args.boxes, runs, labels, missing)
+        report(f"VOC → YOLO labels, {args.images:,} images, {args.boxes:,} boxes", runs, labels, missing)
 
 
 def one_round(
@@ -142,30 +142,28 @@ def check(images: dict[str, VocImage], found: Iterable[tuple[str, str]], *, stri
 
 
 def report(
-    images: int,
-    boxes: int,
-    runs: dict[str, list[CommandUsage]],
-    labels: dict[str, FoundLabels],
-    missing: dict[Peer, str],
+    title: str, runs: dict[str, list[CommandUsage]], labels: dict[str, FoundLabels], missing: dict[Peer, str]
 ) -> None:
-    """Print the tables."""
+    """Print the table."""
     naive = middle(runs[NAIVE])
-    cost = ResultTable(
-        f"VOC → YOLO labels, {images:,} images, {boxes:,} boxes",
-        "", "CPU s", "/ naive", "wall s", "/ naive", "peak MiB", "anonymous MiB",
-    )  # fmt: skip
-    written = ResultTable("what was written", "", "label files", "boxes", "off by, px")
+    columns = (
+        "CPU s",
+        "/ naive",
+        "wall s",
+        "/ naive",
+        "peak MiB",
+        "anonymous MiB",
+        "label files",
+        "boxes",
+        "off by, px",
+    )
+    table = ResultTable(title, "", *columns)
     for name, usages in runs.items():
-        usage = middle(usages)
-        cost.row(
-            name, usage.cpu_s, ratio(usage.cpu_s, naive.cpu_s), usage.seconds, ratio(usage.seconds, naive.seconds),
-            usage.peak_mib, usage.anonymous_mib,
-        )  # fmt: skip
-        written.row(name, f"{labels[name].files:,}", f"{labels[name].boxes:,}", f"{labels[name].off_by_px:.6f}")
-    for peer in missing:
-        cost.row(str(peer), *[None] * 6)
-    cost.print()
-    written.print()
+        usage, found = middle(usages), labels[name]
+        times = (usage.cpu_s, ratio(usage.cpu_s, naive.cpu_s), usage.seconds, ratio(usage.seconds, naive.seconds))
+        written = (f"{found.files:,}", f"{found.boxes:,}", f"{found.off_by_px:.6f}")
+        table.row(name, *times, usage.peak_mib, usage.anonymous_mib, *written)
+    table.print()
     for peer, reason in missing.items():
         print(f"{peer} was not measured: {reason}")
 

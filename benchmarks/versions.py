@@ -86,16 +86,12 @@ def measure_folder(work: Workspace, files: int, rounds: int, programs: Path | No
             later[dropped][name].append(timed(action))
         after = latest(home, "files")
 
-    table = ResultTable(
-        f"{files:,} small files, {len(changed):,} changed",
-        "", "first, s", "changed, s", "ours /", "changed, dropped, s", "ours /",
-    )  # fmt: skip
+    columns = ("first, s", "changed, s", "ours /", "changed, dropped, s", "ours /")
+    table = ResultTable(f"{files:,} small files, {len(changed):,} changed", "", *columns)
     for name in actions:
-        cells: list[float | str | None] = []
-        for dropped in (False, True):
-            ours, seconds = median(later[dropped][OURS]), median(later[dropped][name])
-            cells += [seconds, ratio(ours, seconds)]
-        table.row(name, first[name], *cells)
+        kept, dropped_s = (median(later[dropped][name]) for dropped in (False, True))
+        ratios = [ratio(median(later[dropped][OURS]), s) for dropped, s in ((False, kept), (True, dropped_s))]
+        table.row(name, first[name], kept, ratios[0], dropped_s, ratios[1])
     table.print()
 
     diffs = ResultTable("what changed between the last two versions", "", "seconds", "ours /", "peak MiB")
@@ -111,28 +107,13 @@ def measure_folder(work: Workspace, files: int, rounds: int, programs: Path | No
         diffs.row("dvc diff", seconds, ratio(diff.seconds, seconds), None)
     diffs.print()
 
-    with home.environment():
-        catalog = open_catalog()
-        old, new = blobs_of(catalog, before), blobs_of(catalog, after)
-        catalog.close()
-    written = {id: size for id, size in new.items() if id not in old}
-    bytes_table = ResultTable("the last version's manifest", "", "blobs", "bytes")
-    bytes_table.row("all", len(new), sum(new.values()))
-    bytes_table.row("written", len(written), sum(written.values()))
-    bytes_table.row("written / all", len(written) / len(new), sum(written.values()) / sum(new.values()))
-    bytes_table.print()
-
 
 def make_small_files(root: Path, count: int, chance: random.Random) -> list[Path]:
     """Write files of 1 to 3 KB, a thousand in a folder."""
-    paths = []
-    for number in range(count):
-        if number % FILES_OF_A_FOLDER == 0:
-            folder = root / f"{number // FILES_OF_A_FOLDER:04}"
-            folder.mkdir(parents=True)
-        path = folder / f"{number:07}.bin"
+    paths = [root / f"{number // FILES_OF_A_FOLDER:04}" / f"{number:07}.bin" for number in range(count)]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(chance.randbytes(chance.randrange(1_000, 3_000)))
-        paths.append(path)
     return paths
 
 
@@ -154,10 +135,8 @@ def hash_all(root: Path, threads: int) -> None:
 
 def measure_space(work: Workspace, entries: int, changes: int, versions: int) -> None:
     """Measure catalogs with many versions, on both databases."""
-    table = ResultTable(
-        f"{versions} versions of {entries:,} entries, {changes:,} changes each",
-        "", "first, MB", "all, MB", "all / first", "database, first", "all", "diff of two, s", "peak MiB",
-    )  # fmt: skip
+    columns = ("first, MB", "all, MB", "all / first", "database, first", "all", "diff of two, s", "peak MiB")
+    table = ResultTable(f"{versions} versions of {entries:,} entries, {changes:,} changes each", "", *columns)
     with Mongod(work.path / "mongod") as mongod:
         for series in (ADDED, CHANGED):
             for name in ("SQLite", "MongoDB"):

@@ -12,8 +12,7 @@ from pathlib import Path
 from benchmarks.gate import Gate
 from benchmarks.harness import Home, ResultTable, Workspace, timed
 from benchmarks.usage import command_of, memory_mib
-from benchmarks.write_systems import ours
-from benchmarks.written import blocks, digest_of, pieces_of, small, write_large, write_small
+from benchmarks.written import blocks, digest_of, ours, pieces_of, small, write_large, write_small
 from tests.servers import CephRgw, RcloneS3
 
 FILE_BYTES = 4096

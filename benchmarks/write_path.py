@@ -26,8 +26,7 @@ from time import monotonic
 
 from benchmarks import write_memory, write_upload
 from benchmarks.harness import ResultTable, Workspace, benchmark, drop_caches, ratio
-from benchmarks.write_systems import OURS, SYSTEMS, System, system
-from benchmarks.written import write_large, write_small
+from benchmarks.written import OURS, SYSTEMS, System, system, write_large, write_small
 from tests import leftovers
 from tests.servers import CephRgw, RcloneS3
 

@@ -14,8 +14,7 @@ from statistics import median
 from benchmarks.gate import Gate
 from benchmarks.harness import ResultTable, Workspace, drop_caches, ratio, read_epoch, timed
 from benchmarks.large_file import read_through
-from benchmarks.write_systems import ours
-from benchmarks.written import BucketView, write_large, write_small
+from benchmarks.written import BucketView, ours, write_large, write_small
 from tests.servers import CephRgw, RcloneS3
 
 BLOCK_BYTES = 2**20

@@ -1,20 +1,24 @@
-"""What the benchmark of writing writes, and the proof that it arrived: contents that follow from a number, writers in
-processes of their own, and a bucket that is read back.
+"""Files whose contents follow from a number, folders to write them to, writers in processes of their own, and a bucket
+that is read back as the proof that all arrived.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
-from benchmarks.harness import forked
-from benchmarks.peers import bare_store
+from benchmarks.harness import Home, Workspace, forked
+from benchmarks.peers import bare_store, rclone_mount, s3fs_mount
 from tests.servers import CephRgw, RcloneS3
 
 ARRIVAL_TIMEOUT_S = 1800.0
@@ -127,3 +131,73 @@ class BucketView:
         """Delete everything, so that the server's disk or memory is free again."""
         for page in self.store.list():
             self.store.delete([found["path"] for found in page])
+
+
+# --- where to write ---
+
+OURS = "datacache"
+SYSTEMS = ("disk", "disk, fsync", OURS, "datacache, uploaded", "rclone", "s3fs", "s3fs, cache")
+"""`uploaded` is `--ack uploaded`. `fsync` is called for each file before it is closed."""
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """Where to write, and what to expect of it."""
+
+    name: str
+    folder: Path
+    fsync: bool = False
+    view: BucketView | None = None
+    """Where it arrives; None for the disk."""
+    home: Home | None = None
+
+
+@contextmanager
+def system(name: str, work: Workspace, server: RcloneS3 | CephRgw) -> Iterator[System]:
+    """One of `SYSTEMS`; what was written goes when it ends."""
+    folder = work.folder(f"system-{next(_numbers)}")
+    try:
+        if name.startswith("disk"):
+            yield System(name=name, folder=folder, fsync=name.endswith("fsync"))
+        elif name.startswith(OURS):
+            ack = "uploaded" if name.endswith("uploaded") else "staged"
+            with ours(work, server, ack=ack) as mounted:
+                yield mounted
+        else:
+            with ExitStack() as stack:
+                view = stack.enter_context(_bucket(server))
+                if name == "rclone":
+                    mount = stack.enter_context(rclone_mount(server, view.bucket, folder, writable=True))
+                else:
+                    cache = name.endswith("cache")
+                    mount = stack.enter_context(s3fs_mount(server, view.bucket, folder, writable=True, cache=cache))
+                yield System(name=name, folder=mount, view=view)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def ours(
+    work: Workspace, server: RcloneS3 | CephRgw, *, ack: str = "staged", endpoint: str = "", **settings: object
+) -> Iterator[System]:
+    """Our mount, on an endpoint that leads to the server."""
+    with _bucket(server) as view:
+        env = server.env() | ({"AWS_ENDPOINT_URL": endpoint} if endpoint else {})
+        home = work.home(f"home-{next(_numbers)}", env, **settings)
+        mount = work.folder(f"mount-{next(_numbers)}")
+        try:
+            home.dsctl("mount", "--rw", "--ack", ack, f"s3://{view.bucket}", mount)
+            yield System(name=OURS, folder=mount, view=view, home=home)
+            home.dsctl("umount", mount)
+        finally:
+            home.close()
+
+
+@contextmanager
+def _bucket(server: RcloneS3 | CephRgw) -> Iterator[BucketView]:
+    name = f"bench-{next(_numbers)}"
+    server.client().create_bucket(Bucket=name)
+    view = BucketView(server, name)
+    yield view
+    view.clear()
