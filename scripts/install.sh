@@ -47,7 +47,6 @@ if [ "$extra" = test ]; then
   need gcc have gcc
   need ceph-common have ceph
   need ceph-mon have ceph-mon
-  need ceph-mgr have ceph-mgr
   need ceph-osd have ceph-osd
   need radosgw have radosgw
   need s3fs have s3fs

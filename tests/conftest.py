@@ -94,7 +94,7 @@ def _rclone_s3_rests() -> None:
 
 @pytest.fixture(scope="session")
 def ceph_rgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephRgw]:
-    """A real Ceph with its S3 gateway: `.env()`, `.make_bucket(name)`. Takes about 12 s to start."""
+    """A real Ceph with its S3 gateway: `.env()`, `.make_bucket(name)`. Takes about 2 s to start."""
     with CephRgw(tmp_path_factory.mktemp("ceph")) as server:
         yield server
 
