@@ -31,10 +31,8 @@ from typing import Any
 
 from datacache.core import ipc
 from datacache.core.errors import DatacacheError
-from fuse_mount.bucket.config import BucketConfig
-from fuse_mount.lifecycle import mounting, process
-from fuse_mount.lifecycle.pool import Pool
-from fuse_mount.lifecycle.state import MountFiles
+from fuse_mount.lifecycle import pool, process
+from fuse_mount.lifecycle.state import BucketConfig, MountFiles
 from fuse_mount.lifecycle.supervisor import Supervisor, set_up_logging
 
 _BUCKET_HOST_AWAY_S = 10.0
@@ -93,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.supervise:
         os.chdir("/")
         Supervisor(
-            Pool(arguments.home, arguments.pool),
+            pool.Pool(arguments.home, arguments.pool),
             arguments.workers,
             socket.socket(fileno=arguments.first),
             alone=arguments.alone,
@@ -128,13 +126,11 @@ def _run(arguments: argparse.Namespace) -> int:
     home, mountpoint = load_settings().home, arguments.takeover
     former, environment = MountFiles(home, mountpoint).read(), process.environment({})
     try:
-        taken = mounting.take_over(
-            mountpoint, home, environment, only_if_dead=arguments.only_if_dead, id=arguments.pool
-        )
+        taken = pool.take_over(mountpoint, home, environment, only_if_dead=arguments.only_if_dead, id=arguments.pool)
         report({"ok": taken.to_dict() if taken is not None else {}})
     finally:  # one that cannot be taken over keeps no other one from it
         if former is not None:
-            mounting.take_over_all_of(former, home, environment, id=arguments.pool)
+            pool.take_over_all_of(former, home, environment, id=arguments.pool)
     return 0
 
 

@@ -21,8 +21,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from datacache.core.errors import (
     ObjectChangedError,
@@ -32,6 +30,7 @@ from datacache.core.errors import (
     StagingFullError,
     StoreAccessError,
 )
+from fuse_mount.lifecycle.state import Failure
 
 _log = logging.getLogger("fuse_mount")
 
@@ -50,57 +49,7 @@ def errno_of(exc: BaseException) -> int:
     return next((number for kind, number in _TABLE if isinstance(exc, kind)), errno.EIO)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """An error that a reader or writer of a mount got."""
-
-    path: str
-    """Below the mount point; '' where it was no one file's."""
-    reason: str
-    hint: str
-    """Advice what to do about it; may be empty."""
-    errno: str
-    """Its name, as ESTALE."""
-    at: float
-    """The time when it happened last, in seconds since the epoch."""
-    count: int = 1
-    """The number of times, as far as it was told: the same one counts once in a minute."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Values that fit into JSON."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> Failure:
-        """The value that `to_dict` took apart. What a newer version added is passed over."""
-        return Failure(**{name: value for name, value in values.items() if name in Failure.__dataclass_fields__})
-
-    @staticmethod
-    def of(path: str, exc: BaseException, number: int | None = None, hint: str | None = None) -> Failure:
-        """Return what to tell of an error. `number` is the errno that was given where it is not the table's, `hint`
-        what to say in place of the error's own.
-        """
-        number = errno_of(exc) if number is None else number
-        return Failure(
-            path=path,
-            reason=f"{type(exc).__name__}: {exc}"[:_MOST_REASON],
-            hint=str(getattr(exc, "hint", "") if hint is None else hint)[:_MOST_REASON],
-            errno=errno.errorcode.get(number, str(number)),
-            at=time.time(),
-        )
-
-
 _MOST_REASON = 500
-MOST_FAILURES = 10
-"""Of one mount, that are told."""
-
-
-def with_failure(known: tuple[Failure, ...], new: Failure) -> tuple[Failure, ...]:
-    """The last failures with one more, the newest first: of each path and reason the last one, with its count."""
-    same = [old for old in known if (old.path, old.reason) == (new.path, new.reason)]
-    others = [old for old in known if (old.path, old.reason) != (new.path, new.reason)]
-    counted = replace(new, count=new.count + sum(old.count for old in same))
-    return (counted, *others)[:MOST_FAILURES]
 
 
 class FailureLog:
@@ -130,8 +79,8 @@ class FailureLog:
         self._left_out = 0
 
     def report(self, path: str, exc: BaseException, number: int | None = None, hint: str | None = None) -> bool:
-        """Log the failure unless it was logged just now. True if a line was written. `number` and `hint` as in
-        `Failure.of`."""
+        """Log the failure unless it was logged just now. True if a line was written. `number` is the errno that was
+        given where it is not the table's, `hint` what to say in place of the error's own."""
         now = time.monotonic()
         key = (path, f"{type(exc).__name__}: {exc}")
         with self._lock:
@@ -148,8 +97,17 @@ class FailureLog:
             self._seen[key] = now
             left_out, self._left_out = self._left_out, 0
         more = f" ({left_out} other failures were not logged)" if left_out else ""
-        told = {"errno": errno_of(exc) if number is None else number, "about": self._prefix}
-        _log.error("%s%s: %s%s", self._prefix, path, key[1], more, extra=told)
+        number = errno_of(exc) if number is None else number
+        extra = {"errno": number, "about": self._prefix}
+        _log.error("%s%s: %s%s", self._prefix, path, key[1], more, extra=extra)
         if self._note is not None:
-            self._note(Failure.of(path, exc, number, hint))
+            self._note(
+                Failure(
+                    path=path,
+                    reason=key[1][:_MOST_REASON],
+                    hint=str(getattr(exc, "hint", "") if hint is None else hint)[:_MOST_REASON],
+                    errno=errno.errorcode.get(number, str(number)),
+                    at=time.time(),
+                )
+            )
         return True

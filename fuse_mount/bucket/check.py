@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from datacache.core.errors import DatacacheError, MountError, StoreUnavailableError
 from datacache.settings import Settings
 from fuse_mount.bucket.areas import in_bytes
-from fuse_mount.bucket.config import BucketConfig, BucketFiles, normal_url, read_bucket_state
 from fuse_mount.kernel import session
+from fuse_mount.lifecycle.state import BucketConfig, BucketFiles, normal_url
 
 if TYPE_CHECKING:
     from datacache.writeback.live import LiveBucket
@@ -104,9 +104,8 @@ def staging_notes(staging: dict[str, Any], settings: Settings) -> list[str]:
 def overlap_notes(config: BucketConfig, settings: Settings) -> list[str]:
     """Other read-write mounts of this home that show a part of the same prefix."""
     notes = []
-    for path in sorted((settings.home / "mounts").glob(f"*{BucketFiles.suffix}")):
-        other = read_bucket_state(path)
-        if other is None or str(other.mountpoint) == config.mountpoint or other.url == config.url:
+    for other in BucketFiles.all_states(settings.home):
+        if str(other.mountpoint) == config.mountpoint or other.url == config.url:
             continue
         there = session.mount_at(str(other.mountpoint))
         if there is not None and (other.url.startswith(config.url) or config.url.startswith(other.url)):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fuse_mount.bucket.config import BucketInfo
+from fuse_mount.lifecycle.state import BucketInfo
 
 _KEY_FILE = "metrics.key"
 _METRICS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], float]], ...] = (

@@ -44,11 +44,11 @@ from fuse_mount.bucket.check import (
     staging_notes,
     written_before,
 )
-from fuse_mount.bucket.config import BucketConfig, BucketFiles, BucketInfo, normal_url
 from fuse_mount.bucket.metrics import render_metrics
-from fuse_mount.errno_map import Failure, FailureLog, with_failure
+from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
+from fuse_mount.lifecycle.state import BucketConfig, BucketFiles, BucketInfo, Failure, normal_url, with_failure
 
 if TYPE_CHECKING:
     from datacache.writeback.live import LiveBucket
@@ -216,7 +216,9 @@ class BucketServer:
         """
         failed = 0
         while True:
-            self._await_supervisors_end()
+            with process.watched(self._info.supervisor) as has_ended:
+                while process.serves(self._info.supervisor, self._config.mountpoint) and not has_ended(_LOOK_EVERY_S):
+                    pass
             pause = pause_s(failed, first_s=_ALONE_S, longest_s=_LONGEST_PAUSE_S) if failed else _ALONE_S
             if self._served.wait(pause):
                 return
@@ -229,17 +231,6 @@ class BucketServer:
             except (MountError, OSError) as exc:
                 failed += 1
                 _log.error("no supervisor can be started: %s", exc)
-
-    def _await_supervisors_end(self) -> None:
-        watched = process.watch(self._info.supervisor)
-        if watched is None:
-            return
-        try:
-            while process.serves(self._info.supervisor, self._config.mountpoint):
-                if process.readable(watched, _LOOK_EVERY_S):
-                    return
-        finally:
-            os.close(watched)
 
     def _has_supervisor(self) -> bool:
         """Tell whether the state names one that lives: perhaps another one than before, which is then this server's."""

@@ -4,7 +4,7 @@ Run by `__main__`. It holds nothing: no descriptor of the mount, no journal. All
 staging area, and the next server replays it. One thread; servers are started as new programs, never forked, because
 what they use for uploads does not survive that.
 
-**The server dies.** The mount stays in its place, dead, until the next server puts its own there (`bucket_session`):
+**The server dies.** The mount stays in its place, dead, until the next server puts its own there (`bucket.session`):
 open files fail with ENOTCONN, and so does what is opened meanwhile; what is opened after it works. Were it unmounted at
 once, programs would write into the folder below.
 
@@ -23,26 +23,21 @@ or without a daemon. Where server and supervisor die within a second while no da
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
+from datacache.core import ipc
 from datacache.core.breaker import pause_s
-from datacache.core.errors import MountError
 from fuse_mount.bucket import session as bucket_session
-from fuse_mount.bucket.config import BucketConfig, BucketFiles
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.keeping import KeeperLine
-from fuse_mount.lifecycle.state import MOUNT_TYPE
+from fuse_mount.lifecycle.state import BucketConfig, BucketFiles
 
 _GIVE_UP_AFTER = 5
 _CALM_S = 10.0
@@ -55,7 +50,7 @@ _MEMORY = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2 * 2**20), "M
 """For the server: threads come and go, and glibc would keep for each what it once used (mallopt(3))."""
 _log = logging.getLogger("fuse_mount")
 
-Report = Callable[[dict[str, Any]], None]
+Report = Callable[[ipc.Message], None]
 
 
 class BucketSupervisor:
@@ -64,11 +59,14 @@ class BucketSupervisor:
     def __init__(self, config: BucketConfig) -> None:
         self._config = config
         self._files = BucketFiles(config.home, config.mountpoint)
-        self._server: subprocess.Popen[bytes] | None = None
-        self._adopted: tuple[int, int] | None = None
-        """Process id and descriptor (pidfd) of a server that another supervisor started."""
+        self._pid = 0
+        """Of the server; 0 where there is none."""
+        self._has_ended = -1
+        """Its pidfd."""
+        self._child: subprocess.Popen[bytes] | None = None
+        """The server, unless another supervisor started it."""
         self._line: KeeperLine | None = None
-        self._word = -1
+        self._talk: process.Talk | None = None
         """Where the server says that the mount can be used."""
         self._heard = b""
         self._serves_since: float | None = None
@@ -76,55 +74,51 @@ class BucketSupervisor:
         self._deaths = 0
         """In a row, each soon after its start."""
         self._stopping = False
-        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _note_signal)
+        self._signals = process.Signals(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
     def start(self, report: Report) -> None:
         """Start the first server and report when the mount can be used. Raises `MountError` with nothing left over."""
         dead_before = bucket_session.is_dead(self._config.mountpoint)
         self._spawn()
         try:
-            while self._serves_since is None and self._server is not None:
-                self._step(None)
-            if self._serves_since is None:
-                raise MountError(f"the mount process ended at once; see {self._files.log}")
+            while self._serves_since is None:
+                if self._step(None) is not None:
+                    ipc.result_of(self._said())  # raises
         except BaseException:
             if not dead_before and bucket_session.is_dead(self._config.mountpoint):
                 bucket_session.take_away(self._config.mountpoint)
             raise
-        report({"ok": process.parse_word(self._heard, self._files)})
+        report(self._said())
 
     def go_on(self, report: Report) -> bool:
         """Be the supervisor of a mount whose own was killed. False where that lives, or there is no such mount."""
+        mountpoint = self._config.mountpoint
         with self._files.locked():
             known = self._files.read()
-            if known is None or known.problem or not self._is_mounted():
+            if known is None or known.problem or not session.is_ours_at(mountpoint):
                 return False
-            if process.serves(known.supervisor, self._config.mountpoint):
+            if process.serves(known.supervisor, mountpoint):
                 return False
             self._restarts = known.restarts + 1
-            watched = process.watch(known.pid) if process.serves(known.pid, self._config.mountpoint) else None
-            if watched is not None:
-                self._adopted, self._serves_since = (known.pid, watched), time.monotonic()
-                known = replace(known, supervisor=os.getpid())
-            else:
-                known = replace(known, supervisor=os.getpid(), pid=0)
+            if process.serves(known.pid, mountpoint):
+                with contextlib.suppress(OSError):  # it has ended just now
+                    self._watch(known.pid)
+                    self._serves_since = time.monotonic()
+            known = replace(known, supervisor=os.getpid(), pid=self._pid)
             self._files.write(known)  # nobody else becomes it
-        if self._adopted is None:
+        if not self._pid:
             self._spawn()
         report({"ok": known.to_dict()})
         return True
 
     def serve(self) -> None:
         """Keep it served until it is unmounted, told to end, or given up."""
-        arguments = ["--bucket", self._config.to_json(), "--only-if-dead"]
+        config = self._config
         self._line = KeeperLine(
-            self._config.home,
+            config.home,
             self._files,
-            arguments,
-            {"mountpoint": self._config.mountpoint, "url": self._config.url},
+            ["--bucket", config.to_json(), "--only-if-dead"],
+            {"mountpoint": config.mountpoint, "url": config.url},
             (),
             is_mine=lambda: not self._is_replaced(),
         )
@@ -133,137 +127,56 @@ class BucketSupervisor:
 
     def _serve(self) -> None:
         due: float | None = None
+        mountpoint = self._config.mountpoint
         while True:
-            timeout_s = None if due is None else max(due - time.monotonic(), 0)
-            if due is not None and timeout_s == 0:
+            if due is not None and due <= time.monotonic():
                 due = None
                 if self._is_replaced():
-                    _log.info("%s has another supervisor by now", self._config.mountpoint)
+                    _log.info("%s has another supervisor by now", mountpoint)
                     return
                 self._restarts += 1
                 self._spawn()
-                continue
-            code, served = self._step(timeout_s), self._serves_since
+            code = self._step(due)
             if code is None:
-                if self._stopping and self._server is None and self._adopted is None:
+                if self._stopping and not self._pid:
                     break
                 continue
-            if code == 0 or self._stopping or (served is not None and not self._is_mounted()):
-                _log.info("%s: the server has ended (%d)", self._config.mountpoint, code)
+            if code == 0 or self._stopping or (self._serves_since is not None and not session.is_ours_at(mountpoint)):
+                _log.info("%s: the server has ended (%d)", mountpoint, code)
                 break
-            delay_s = self._judge(code, served)
+            delay_s = self._judge(code)
             if delay_s is None:
                 return
             due = time.monotonic() + delay_s
-        if bucket_session.is_dead(self._config.mountpoint):
-            bucket_session.take_away(self._config.mountpoint)
+        if bucket_session.is_dead(mountpoint):
+            bucket_session.take_away(mountpoint)
         self._files.remove_of(os.getpid())
 
-    def _judge(self, code: int, served: float | None) -> float | None:
-        """How long to wait before the next server; None for ever."""
+    def _judge(self, code: int) -> float | None:
+        """Return how long to wait before the next server; None for ever."""
+        served = self._serves_since
         if served is not None and (code == -signal.SIGKILL or time.monotonic() - served >= _CALM_S):
             self._deaths = 0
         else:
             self._deaths += 1
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with {code}"
-        if served is None and self._heard.startswith(b'{"error"'):
-            how += f": {json.loads(self._heard)['error']}"
+        if served is None and self._heard:
+            how += f": {self._said().get('error')}"
         if self._deaths >= _GIVE_UP_AFTER:
-            self._give_up(f"{self._deaths} servers in a row ended soon after their start; the last one {how}")
+            problem = f"{self._deaths} servers in a row ended soon after their start; the last one {how}"
+            _log.error("%s is given up: %s", self._config.mountpoint, problem)
+            known = self._files.read()
+            if known is not None:
+                with contextlib.suppress(OSError):
+                    self._files.write(replace(known, problem=f"{problem}; see {self._files.log}"))
             return None
         delay_s = pause_s(self._deaths - 1, first_s=_FIRST_DELAY_S, longest_s=_MAX_DELAY_S)
         soon = f"in {delay_s:.2g} s" if delay_s else "at once"
         _log.warning("%s: the server %s; the next one starts %s", self._config.mountpoint, how, soon)
         return delay_s
 
-    def _spawn(self) -> None:
-        ours, theirs = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-m", "fuse_mount", "--bucket-server", self._config.to_json()]
-        command += ["--restarts", str(self._restarts), "--ready-fd", str(theirs)]
-        self._server = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            env=process.environment(_MEMORY),
-            pass_fds=[theirs],
-            start_new_session=True,
-        )
-        os.close(theirs)
-        self._word, self._heard, self._serves_since = ours, b"", None
-
-    def _step(self, timeout_s: float | None) -> int | None:
-        """Wait for something to happen and note it; the server's exit code if it ended. Before the mount is there
-        for the first time, a server's error is raised.
-        """
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        if self._word >= 0:
-            poll.register(self._word, select.POLLIN)
-        if self._adopted is not None:
-            poll.register(self._adopted[1], select.POLLIN)
-        if self._line is not None:
-            timeout_s = self._wait_also_for_the_keeper(poll, timeout_s)
-        ready = {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
-        if self._line is not None:
-            self._line.step()
-        if self._word in ready:
-            self._hear()
-        if self._wake in ready:
-            self._on_signals()
-        if self._adopted is not None and self._adopted[1] in ready:
-            os.close(self._adopted[1])
-            self._adopted = None
-            return -signal.SIGKILL if self._is_mounted() else 0  # a child of somebody else has no code for us
-        code = self._server.poll() if self._server is not None else None
-        if code is not None:
-            self._lost_server()
-        return code
-
-    def _on_signals(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            if {signal.SIGTERM, signal.SIGINT} & set(os.read(self._wake, 4096)):
-                self._stop()
-
-    def _lost_server(self) -> None:
-        while self._word >= 0:
-            self._hear()
-        self._server = None
-        if self._serves_since is None and self._heard and self._restarts == 0:
-            process.parse_word(self._heard, self._files)  # raises
-
-    def _wait_also_for_the_keeper(self, poll: select.poll, timeout_s: float | None) -> float | None:
-        assert self._line is not None
-        heard, sent, again = self._line.wants()
-        if heard is not None:
-            poll.register(heard, select.POLLIN | (select.POLLOUT if sent is not None else 0))
-        if again is None:
-            return timeout_s
-        pause_s = max(again - time.monotonic(), 0.0)
-        return pause_s if timeout_s is None else min(timeout_s, pause_s)
-
-    def _hear(self) -> None:
-        part = os.read(self._word, 65536)
-        self._heard += part
-        if part:
-            return
-        os.close(self._word)  # it says one thing and closes its end
-        self._word = -1
-        if self._heard.startswith(b'{"ok"'):
-            self._serves_since = time.monotonic()
-
-    def _stop(self) -> None:
-        self._stopping = True
-        if self._server is not None:
-            self._server.terminate()
-        if self._adopted is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._adopted[0], signal.SIGTERM)
-
-    def _is_mounted(self) -> bool:
-        there = session.mount_at(self._config.mountpoint)
-        return there is not None and there.kind == MOUNT_TYPE
-
     def _is_replaced(self) -> bool:
-        """Whether somebody has mounted in this place again, while the keeper brought this supervisor up."""
+        """Tell whether somebody has mounted in this place again, while the keeper brought this supervisor up."""
         known = self._files.read()
         return (
             known is not None
@@ -271,13 +184,64 @@ class BucketSupervisor:
             and process.serves(known.supervisor, self._config.mountpoint)
         )
 
-    def _give_up(self, problem: str) -> None:
-        _log.error("%s is given up: %s", self._config.mountpoint, problem)
-        known = self._files.read()
-        if known is not None:
-            with contextlib.suppress(OSError):
-                self._files.write(replace(known, problem=f"{problem}; see {self._files.log}"))
+    # --- the server ---------------------------------------------------------------------------------------------------
 
+    def _spawn(self) -> None:
+        words = ["--bucket-server", self._config.to_json(), "--restarts", str(self._restarts)]
+        environment = process.environment(_MEMORY)
+        self._heard, self._serves_since = b"", None
+        self._child, self._talk = process.spawn(words, self._files.log, environment, attached=True, own_session=True)
+        self._watch(self._child.pid)
 
-def _note_signal(_number: int, _frame: object) -> None:
-    """Signals act through the wake-up descriptor; a handler only has to be there."""
+    def _watch(self, pid: int) -> None:
+        self._has_ended, self._pid = os.pidfd_open(pid), pid
+
+    def _step(self, due: float | None) -> int | None:
+        """Wait for something to happen, at most until `due`, and note it; the server's exit code if it ended."""
+        reading = {self._signals.fd}
+        writing: set[int] = set()
+        times = [due] if due is not None else []
+        if self._talk is not None:
+            reading.add(self._talk.connection.fileno())
+        if self._pid:
+            reading.add(self._has_ended)
+        if self._line is not None:
+            self._line.want(reading, writing, times)
+        ready = process.wait_for_any(reading, writing, times)
+        if self._line is not None:
+            self._line.step()
+        if self._talk is not None and self._talk.connection.fileno() in ready:
+            self._hear()
+        if self._signals.fd in ready and self._signals.received() & {signal.SIGTERM, signal.SIGINT}:
+            self._stopping = True
+            if self._pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGTERM)
+        return self._lost_server() if self._pid and self._has_ended in ready else None
+
+    def _lost_server(self) -> int:
+        while self._talk is not None:
+            self._hear()
+        os.close(self._has_ended)
+        self._pid = 0
+        if self._child is None:  # somebody else's child has no code for us
+            return -signal.SIGKILL if session.is_ours_at(self._config.mountpoint) else 0
+        code, self._child = self._child.wait(), None
+        return code
+
+    def _hear(self) -> None:
+        assert self._talk is not None
+        part = self._talk.connection.recv(65536)
+        self._heard += part
+        if part:
+            return
+        self._talk.close()  # the server says one thing and closes its end
+        self._talk = None
+        if "ok" in self._said():
+            self._serves_since = time.monotonic()
+
+    def _said(self) -> ipc.Message:
+        try:
+            return ipc.parse_object(self._heard)
+        except ValueError:
+            return {"error": f"the mount process ended at once; see {self._files.log}", "hint": ""}

@@ -79,6 +79,12 @@ def mount_at(mountpoint: str | Path) -> Mount | None:
     return next((mount for mount in reversed(list(mounts())) if mount.mountpoint == wanted), None)
 
 
+def is_ours_at(mountpoint: str | Path) -> bool:
+    """Tell whether one of our mounts is on this directory."""
+    there = mount_at(mountpoint)
+    return there is not None and there.kind == MOUNT_TYPE
+
+
 def mounts_by_place() -> dict[str, Mount]:
     """All mounts by their mount points, the one on top each, for who looks at many."""
     return {mount.mountpoint: mount for mount in mounts()}

@@ -25,7 +25,6 @@ import contextlib
 import ctypes
 import logging
 import os
-import select
 import signal
 import threading
 import time
@@ -33,14 +32,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from datacache.core import ipc
+from datacache.core.boot import born
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError, MountError
 from datacache.daemon import paths
 from datacache.settings import Settings
-from fuse_mount.bucket.config import BucketFiles, BucketInfo, read_bucket_state
 from fuse_mount.kernel import session
-from fuse_mount.lifecycle import mounting, process
-from fuse_mount.lifecycle.state import MOUNT_TYPE, SILENCE_S, MountConfig, MountFiles, MountInfo, read_state
+from fuse_mount.lifecycle import pool, process
+from fuse_mount.lifecycle.state import (
+    MOUNT_TYPE,
+    SILENCE_S,
+    BucketFiles,
+    BucketInfo,
+    MountConfig,
+    MountFiles,
+    MountInfo,
+    files_of,
+)
 
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _LOOK_EVERY_S = 2.0
@@ -75,7 +83,7 @@ class MountHost:
         self._server: ipc.MessageServer
         self._listen()
         self._started = time.monotonic()
-        self._generation = f"{os.getpid()} {process.born(os.getpid())}"
+        self._generation = f"{os.getpid()} {born(os.getpid())}"
         """Its pools are its own: the next host's take over from them."""
         self._ending = threading.Event()
         self._failures: dict[str, tuple[int, float]] = {}
@@ -86,24 +94,19 @@ class MountHost:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise MountError(f"no subreaper: {os.strerror(ctypes.get_errno())}")
-        wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _note_signal)
+        signals = process.Signals(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
         threading.Thread(target=self._look_after, name="look-after", daemon=True).start()
         _log.info("starting mounts of %s on request at %s", self._settings.home, self.path)
         while not self._ending.is_set():
-            select.select([wake], [], [])
-            received = os.read(wake, 4096)
-            if signal.SIGTERM in received or signal.SIGINT in received:
+            process.wait_for_any({signals.fd}, set(), ())
+            if signals.received() & {signal.SIGTERM, signal.SIGINT}:
                 self._ending.set()
             _reap()
         leaving = threading.Thread(target=self._leave, name="leave", daemon=True)
         leaving.start()
         while leaving.is_alive():
-            select.select([wake], [], [], _LEAVE_RETRY_S)
-            with contextlib.suppress(BlockingIOError):
-                os.read(wake, 4096)
+            process.readable(signals.fd, _LEAVE_RETRY_S)
+            signals.received()
             _reap()
         _log.info("ended")
         return 0
@@ -142,8 +145,8 @@ class MountHost:
         environment = process.environment(variables)
         if arguments[0] == "--config":
             config = MountConfig.from_json(arguments[1])
-            return mounting.mount(config, environment, generation=self._generation).to_dict()
-        taken = mounting.take_over(
+            return pool.mount(config, environment, generation=self._generation).to_dict()
+        taken = pool.take_over(
             arguments[1],
             self._settings.home,
             environment,
@@ -156,7 +159,7 @@ class MountHost:
 
     def _look_after(self) -> None:
         gone_since: float | None = None
-        with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="take-over") as pool:
+        with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="take-over") as threads:
             while not self._ending.is_set():
                 wait_s = _LOOK_EVERY_S
                 try:
@@ -164,7 +167,7 @@ class MountHost:
                         gone_since = None
                         works = self._works()
                         self._forget_failures(works)
-                        done = list(pool.map(self._take, works))
+                        done = list(threads.map(self._take, works))
                         # Somebody else may have brought one back meanwhile: the keeper, in its own container.
                         left = [at for at, _ in self._works() if at not in self._failures]
                         if (all(done) and not left) or time.monotonic() - self._started > _READY_ANYWAY_S:
@@ -221,7 +224,7 @@ class MountHost:
     def _elsewhere(self) -> list[tuple[str, list[str]]]:
         """Mount points and arguments of snapshots' mounts whose supervisors are not below this process."""
         found, mounts = [], session.mounts_by_place()
-        for info in self._snapshots():
+        for info in MountFiles.all_states(self._settings.home):
             there = mounts.get(str(info.mountpoint))
             if there is not None and there.kind == MOUNT_TYPE and not _is_below(info):
                 # Others may be bringing back one whose supervisor is dead, below this process.
@@ -231,11 +234,10 @@ class MountHost:
 
     def _unserved_buckets(self) -> list[tuple[str, list[str]]]:
         found, mounts = [], session.mounts_by_place()
-        for info in self._buckets():
+        for info in BucketFiles.all_states(self._settings.home):
             there = mounts.get(str(info.mountpoint))
-            if there is None or there.kind != MOUNT_TYPE or info.problem:
-                continue
-            if not any(process.serves(pid, info.mountpoint) for pid in (info.supervisor, info.pid)):
+            is_there = there is not None and there.kind == MOUNT_TYPE and not info.problem
+            if is_there and not any(process.serves(pid, info.mountpoint) for pid in (info.supervisor, info.pid)):
                 found.append((str(info.mountpoint), ["--bucket", info.config.to_json(), "--only-if-dead"]))
         return found
 
@@ -269,49 +271,39 @@ class MountHost:
         else:
             self._wait_for_newer(time.monotonic() + _NEWER_TIMEOUT_S)
         self._server.close()
-        mine = [info for info in self._snapshots() if _is_below(info)]
-        buckets = [info for info in self._buckets() if _is_mine(info.supervisor, info.mountpoint)]
+        home = self._settings.home
+        mine = [info for info in MountFiles.all_states(home) if _is_below(info)]
+        buckets = [info for info in BucketFiles.all_states(home) if _is_mine(info.supervisor, info.mountpoint)]
         if not mine and not buckets:
             return
-        with ThreadPoolExecutor(len(mine) + len(buckets), thread_name_prefix="leave") as pool:
+        with ThreadPoolExecutor(len(mine) + len(buckets), thread_name_prefix="leave") as threads:
             for info in mine:
-                pool.submit(_leave_snapshot, info, deadline)
+                threads.submit(_leave_snapshot, info, deadline)
             for bucket in buckets:
-                pool.submit(_leave_bucket, bucket, deadline)
+                threads.submit(_leave_bucket, bucket, deadline)
 
     def _wait_for_newer(self, deadline: float) -> None:
-        """Until a newer host has taken all mounts of snapshots over."""
-        while any(_is_below(info) for info in self._snapshots()) and time.monotonic() < deadline:
+        """Wait until a newer host has taken all mounts of snapshots over."""
+        home = self._settings.home
+        while any(map(_is_below, MountFiles.all_states(home))) and time.monotonic() < deadline:
             time.sleep(_LEAVE_RETRY_S)
-
-    def _snapshots(self) -> list[MountInfo]:
-        states = (read_state(path) for path in sorted((self._settings.home / "mounts").glob("*.json")))
-        return [info for info in states if info is not None]
-
-    def _buckets(self) -> list[BucketInfo]:
-        found = sorted((self._settings.home / "mounts").glob(f"*{BucketFiles.suffix}"))
-        return [info for path in found if (info := read_bucket_state(path)) is not None]
 
 
 def _leave_snapshot(info: MountInfo, deadline: float) -> None:
     """End a supervisor without unmounting, once the keeper holds the descriptor."""
-    files, problem = MountFiles(info.config.home, info.mountpoint), "there was no time left"
-    watched = process.watch(info.pid)
-    if watched is None:
-        return
-    try:
-        while time.monotonic() < deadline:
+    problem = "there was no time left"
+    with process.watched(info.pid) as has_ended:
+        while not has_ended(0.0):
+            if time.monotonic() >= deadline:
+                _log.error("%s goes with this process: %s", info.mountpoint, problem)
+                return
             try:
-                files.ask({"op": "leave"})
-                process.readable(watched, max(deadline - time.monotonic(), 0.0))
+                files_of(info).ask({"op": "leave"})
+                has_ended(deadline - time.monotonic())
                 return
             except MountError as exc:
                 problem = exc.message
-            if process.readable(watched, _LEAVE_RETRY_S):
-                return
-        _log.error("%s goes with this process: %s", info.mountpoint, problem)
-    finally:
-        os.close(watched)
+            has_ended(_LEAVE_RETRY_S)
 
 
 def _leave_bucket(info: BucketInfo, deadline: float) -> None:
@@ -320,18 +312,15 @@ def _leave_bucket(info: BucketInfo, deadline: float) -> None:
     """
     timeout_s = max(min(info.config.stop_flush_s, deadline - time.monotonic() - 2.0), 0.0)
     try:
-        BucketFiles(info.config.home, info.mountpoint).ask({"op": "flush", "timeout_s": timeout_s}, timeout_s=SILENCE_S)
+        files_of(info).ask({"op": "flush", "timeout_s": timeout_s}, timeout_s=SILENCE_S)
     except DatacacheError as exc:
         _log.warning("%s is left with files that are not uploaded yet: %s", info.mountpoint, exc)
     for pid in (info.supervisor, info.pid):  # in this order: no other server is to be started here
-        if not process.serves(pid, info.mountpoint):
-            continue
-        watched = process.watch(pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        if watched is not None:
-            process.readable(watched, max(deadline - time.monotonic(), 0.0))
-            os.close(watched)
+        with process.watched(pid) as has_ended:
+            if process.serves(pid, info.mountpoint):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                has_ended(deadline - time.monotonic())
 
 
 def _is_below(info: MountInfo) -> bool:
@@ -358,7 +347,3 @@ def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def _note_signal(_number: int, _frame: object) -> None:
-    """Signals act through the wake-up descriptor; a handler only has to be there."""

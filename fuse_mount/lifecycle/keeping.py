@@ -1,7 +1,7 @@
 """A mount's line to the keeper in the cache daemon (`datacache.daemon.keeper`), which holds copies of its descriptors.
 
-Used by `supervisor` and `bucket_supervisor`, whose loops never wait for it: connecting, sending and hearing are steps
-that take what there is. While no daemon runs it is tried again, at least once a second. `fetch`, `kept` and `known` are
+Used by supervisors, whose loops never wait for it: connecting, sending and hearing are steps that take what there is.
+While no daemon runs it is tried again, at least once a second. `fetch`, `kept` and `known` are
 the other side: who takes a mount over asks for its descriptor, and waits for the answer. No threads.
 """
 
@@ -38,7 +38,7 @@ class KeeperLine:
     def __init__(
         self,
         home: str,
-        files: FilesOfMount,
+        files: FilesOfMount[Any],
         arguments: list[str],
         note: dict[str, Any],
         fds: Sequence[int],
@@ -69,14 +69,14 @@ class KeeperLine:
         self._closed = False
         self.kept = False
 
-    def wants(self) -> tuple[int | None, int | None, float | None]:
-        """What the loop is to wait for: a descriptor to read, one to write, and a time (`time.monotonic`)."""
-        if self._closed:
-            return None, None, None
-        if self._connection is None:
-            return None, None, self._due
-        number = self._connection.fileno()
-        return number, number if self._unsent else None, None
+    def want(self, reading: set[int], writing: set[int], times: list[float]) -> None:
+        """Add what a loop is to wait for: descriptors to read and to write, and times (`time.monotonic`)."""
+        if self._connection is not None:
+            reading.add(self._connection.fileno())
+            if self._unsent:
+                writing.add(self._connection.fileno())
+        elif not self._closed:
+            times.append(self._due)
 
     def step(self) -> None:
         """Do what can be done without waiting."""
@@ -160,7 +160,7 @@ class KeeperLine:
 
 
 def fetch(home: str | Path, key: str) -> int | None:
-    """A copy of the descriptor that the keeper holds for a mount; None where there is none, or no daemon answers."""
+    """Return a copy of the descriptor that the keeper holds for a mount; None for none, or where no daemon answers."""
     try:
         _, fds = _ask(home, {"op": "fetch", "key": key})
     except (OSError, ValueError):
@@ -169,13 +169,13 @@ def fetch(home: str | Path, key: str) -> int | None:
 
 
 def kept(home: str | Path) -> set[str]:
-    """The keys of the mounts whose descriptor the keeper holds; none without a daemon. `TimeoutError` as of `known`."""
+    """Return the keys of mounts whose descriptor the keeper holds; none without a daemon. `TimeoutError` as `known`."""
     return {key for key, facts in known(home).items() if facts["descriptor"]}
 
 
 def known(home: str | Path) -> dict[str, dict[str, Any]]:
-    """All that the keeper looks after, by key; nothing without a daemon. `TimeoutError` where there is one that does
-    not answer.
+    """Return all that the keeper looks after, by key; nothing without a daemon. `TimeoutError` where there is one that
+    does not answer.
     """
     try:
         answer, _ = _ask(home, {"op": "list"})

@@ -1,8 +1,8 @@
-"""Mounting, unmounting, listing and handing over, for callers: starts the supervisor process and talks to it.
+"""Mounts for callers: mounting, unmounting, listing, flushing, handing over. Starts their processes and talks to them.
 
-Used by `dataset_cli` and the CSI driver through `fuse_mount`. It may not import the reader. Functions may be
-called from any thread and from several processes; two that mount on one directory at a time are kept apart by
-the kernel's mounts.
+Used by `dataset_cli` and the CSI driver through `fuse_mount`. It may not import the reader. Functions may be called
+from any thread and from several processes. Two that mount on one directory at a time are kept apart by the kernel's
+mounts, two that mount one bucket's URL by its staging area's lock.
 """
 
 from __future__ import annotations
@@ -11,33 +11,53 @@ import contextlib
 import logging
 import os
 import shlex
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from datacache.catalog.open import open_catalog_url
-from datacache.core.errors import DaemonError, DatacacheError, MountError
+from datacache.core.errors import DaemonError, DatacacheError, MountError, StagingBusyError, UsageError
 from datacache.daemon.client import DaemonClient
 from datacache.daemon.mount_leases import MountLeases
 from datacache.settings import Settings, load_settings
-from fuse_mount.bucket.config import BucketFiles, BucketInfo
+from fuse_mount.bucket import session as bucket_session
+from fuse_mount.bucket.check import check_pyfuse3
 from fuse_mount.bucket.session import is_dead
 from fuse_mount.kernel import session
-from fuse_mount.lifecycle import keeping, mounting, process
+from fuse_mount.lifecycle import keeping, pool, process
 from fuse_mount.lifecycle.state import (
+    ACKS,
     DEFAULT_OPENER,
     MOUNT_TYPE,
     REVIVER,
+    SILENCE_S,
+    BucketConfig,
+    BucketFiles,
+    BucketInfo,
     MountConfig,
     MountFiles,
     MountInfo,
-    read_state,
+    NoAnswerError,
+    Progress,
+    files_of,
+    normal_url,
 )
 
 _log = logging.getLogger("fuse_mount")
 _GONE_TIMEOUT_S = 10.0
+_SERVER_GONE_TIMEOUT_S = 30.0
 _LOOK_EVERY_S = 0.005
+_RESTART_S = 60.0
+"""How long a request waits for the next server of a bucket."""
+_ASK_AGAIN_S = 0.1
 _DEFAULT_WORKERS = 4
+
+T = TypeVar("T")
+
+
+# --- mounting ---------------------------------------------------------------------------------------------------------
 
 
 def mount_snapshot(
@@ -81,28 +101,132 @@ def mount_snapshot(
         ref=ref,
         mountpoint=target,
         home=str(settings.home),
-        uid=os.getuid() if uid is None else uid,
-        gid=os.getgid() if gid is None else gid,
+        **_owner(uid, gid, allow_other),
         umask=umask,
-        allow_other=os.geteuid() == 0 if allow_other is None else allow_other,
         workers=workers or min(_DEFAULT_WORKERS, len(os.sched_getaffinity(0))),
         resend=resend,
         clone=clone,
         opener=REVIVER if given else opener,
     )
+
+    def start() -> MountInfo:
+        if settings.mount_host is not None and not foreground:
+            return _ask_host(["--config", config.to_json()], config, settings)
+        return pool.mount(config, process.environment(settings.environment()), foreground=foreground)
+
     if opener != DEFAULT_OPENER:
-        return _mount(config, settings, foreground=foreground)
-    # The first read that misses would wait for the daemon's start: let both start at once. Without one, workers read
-    # from the store.
+        return start()
+    # Without a daemon, workers read from the store.
+    return _beside_daemon(settings, start, foreground=foreground, then=_hold)
+
+
+def mount_bucket(
+    url: str,
+    mountpoint: str | Path,
+    *,
+    settings: Settings | None = None,
+    ack: str = "staged",
+    staging: Path | None = None,
+    ttl_s: float = 5.0,
+    upload_every_s: float = 30.0,
+    uid: int | None = None,
+    gid: int | None = None,
+    umask: int = 0o022,
+    allow_other: bool | None = None,
+    quota_bytes: int = 0,
+    credentials: Path | None = None,
+    direct: bool = False,
+    foreground: bool = False,
+) -> BucketInfo:
+    """Mount a bucket prefix read-write on an empty directory and return when it can be used.
+
+    What has no owner and mode of its own in the bucket belongs to `uid` and `gid` (default: the caller's) with the
+    modes 0666 and 0777 less `umask`; where that lets the group write, such folders hand their group on. Beyond
+    `quota_bytes` (0: none) nothing can be written. Store credentials are looked for in the folder `credentials` instead
+    of the settings'; with `direct` objects are read past the daemon, which has others. The mount outlives the caller
+    and its own server's death. A dead mount at the place is replaced. Raises `MountError`, also for what staging or
+    store refuse; nothing is mounted then.
+    """
+    if ack not in ACKS:
+        raise UsageError(f"{ack!r} is no way to acknowledge", hint=f"There are {' and '.join(ACKS)}.")
+    url = normal_url(url)
+    settings = settings or load_settings()
+    target = session.resolved(mountpoint)
+    files = BucketFiles(settings.home, target)
+    known, was_dead = files.read(), is_dead(target)
+    if was_dead:
+        if known is not None and is_supervised(known):
+            raise MountError(
+                f"{target} is mounted already, and its server is being started again",
+                hint=f"Wait, or: dsctl umount {target}",
+            )
+    else:
+        session.check_mountpoint(target)
+        if known is not None and process.serves(known.pid, known.mountpoint):
+            with contextlib.suppress(MountError):  # it was unmounted and only uploads yet: so will the new one
+                stop_server(known, flush_s=0.0, lazy=False)
+    session.check_device()
+    check_pyfuse3()
+    config = BucketConfig(
+        url=url,
+        mountpoint=target,
+        home=str(settings.home),
+        **_owner(uid, gid, allow_other),
+        umask=umask,
+        staging=os.path.abspath(staging) if staging is not None else "",
+        ack=ack,
+        ttl_s=ttl_s,
+        upload_every_s=upload_every_s,
+        quota_bytes=_checked_quota(quota_bytes),
+        credentials=str(credentials or ""),
+        direct=direct,
+    )
+
+    def start() -> BucketInfo:
+        arguments, variables, host = ["--bucket", config.to_json()], settings.environment(), settings.mount_host
+        try:
+            return BucketInfo.from_dict(process.start(arguments, files, variables, foreground=foreground, host=host))
+        except MountError as exc:
+            known = files.read() if was_dead and exc.kind == StagingBusyError.__name__ else None
+            if known is None or not any(process.serves(pid, target) for pid in (known.supervisor, known.pid)):
+                raise
+            # The keeper was quicker: whoever has the staging area is no other mount but this one.
+            raise MountError(f"{target} is mounted already: it was brought back meanwhile") from exc
+
+    return _beside_daemon(settings, start, foreground=foreground)  # without one, reads go past it
+
+
+def _owner(uid: int | None, gid: int | None, allow_other: bool | None) -> dict[str, Any]:
+    return {
+        "uid": os.getuid() if uid is None else uid,
+        "gid": os.getgid() if gid is None else gid,
+        "allow_other": os.geteuid() == 0 if allow_other is None else allow_other,
+    }
+
+
+def _checked_quota(quota_bytes: int) -> int:
+    if quota_bytes < 0:
+        raise UsageError(f"{quota_bytes} is no quota", hint="It is a number of bytes; 0 for no quota.")
+    return quota_bytes
+
+
+def _beside_daemon(
+    settings: Settings,
+    start: Callable[[], T],
+    *,
+    foreground: bool,
+    then: Callable[[DaemonClient], None] = lambda _daemon: None,
+) -> T:
+    """Mount while the daemon starts: the first read that misses would wait for it. One goes without a daemon, too."""
     daemon = DaemonClient(settings)
     with contextlib.suppress(DaemonError):
         daemon.start_soon()
-    info = _mount(config, settings, foreground=foreground)
+    found = start()
     if not foreground:
         with contextlib.suppress(DaemonError):
             daemon.ensure()
-            _hold(daemon)
-    return info
+            then(daemon)
+    return found
 
 
 def _hold(daemon: DaemonClient) -> None:
@@ -113,23 +237,29 @@ def _hold(daemon: DaemonClient) -> None:
         _log.warning("garbage collection may take what is mounted: %s", exc)
 
 
-def takeover(mountpoint: str | Path, settings: Settings) -> MountInfo:
-    """Start a new supervisor and workers for a mount and let the old ones finish: no unmount, no error for
-    readers.
+def _ask_host(arguments: list[str], config: MountConfig, settings: Settings) -> MountInfo:
+    files, variables = MountFiles(config.home, config.mountpoint), settings.environment()
+    return MountInfo.from_dict(process.start(arguments, files, variables, foreground=False, host=settings.mount_host))
 
-    It also revives a mount whose supervisor was killed, as long as one of its workers lives. Raises
-    `MountError`.
+
+def takeover(mountpoint: str | Path, settings: Settings) -> MountInfo:
+    """Start a new supervisor and workers for a mount and let the old ones finish: no unmount, no error for readers.
+
+    It also revives a mount whose supervisor was killed, as long as one of its workers lives. Raises `MountError`.
     """
     target = session.resolved(mountpoint)
     known = MountFiles(settings.home, target).read()
     if known is None:
         raise MountError(f"no mount of this home is known at {target}", hint="dsctl status lists them.")
     if settings.mount_host is not None:
-        return _ask_host(["--takeover", target], known.config, settings, settings.mount_host)
+        return _ask_host(["--takeover", target], known.config, settings)
     environment = process.environment(settings.environment())
-    taken = mounting.take_over(target, settings.home, environment, only_if_dead=False)
+    taken = pool.take_over(target, settings.home, environment, only_if_dead=False)
     assert taken is not None
     return taken
+
+
+# --- unmounting -------------------------------------------------------------------------------------------------------
 
 
 def unmount(mountpoint: str | Path, *, lazy: bool = False, settings: Settings | None = None) -> bool:
@@ -145,9 +275,8 @@ def unmount(mountpoint: str | Path, *, lazy: bool = False, settings: Settings | 
     if there.kind != MOUNT_TYPE:
         raise MountError(f"what is mounted at {target} is not ours ({there.kind})", hint=f"umount {target}")
     settings = settings or load_settings()
-    home = settings.home
-    known = MountFiles(home, target).read()
-    _expect_ours(there, known or BucketFiles(home, target).read(), home)
+    known = MountFiles(settings.home, target).read()
+    _expect_ours(there, known or BucketFiles(settings.home, target).read(), settings.home)
     session.unmount_now(target, lazy=lazy)
     if known is not None and not lazy:
         _await_end(known)
@@ -190,7 +319,7 @@ def _expect_ours(there: session.Mount, known: MountInfo | BucketInfo | None, hom
 
 def _await_end(info: MountInfo) -> None:
     """Wait until its supervisor has let go of a mount that is gone, so that its place is free for another one."""
-    files, deadline = MountFiles(info.config.home, info.mountpoint), time.monotonic() + _GONE_TIMEOUT_S
+    files, deadline = files_of(info), time.monotonic() + _GONE_TIMEOUT_S
     while process.is_served(info) and time.monotonic() < deadline:
         now = files.read()
         if now is None or (now.pid, now.device) != (info.pid, info.device):
@@ -198,26 +327,82 @@ def _await_end(info: MountInfo) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
+def stop(mountpoint: str | Path, settings: Settings, *, lazy: bool = False) -> None:
+    """Have a snapshot's supervisor unmount, with its rights. Raises `MountError` when it is busy or none answers."""
+    MountFiles(settings.home, session.resolved(mountpoint)).ask({"op": "stop", "lazy": lazy})
+
+
+def stop_server(info: BucketInfo, *, flush_s: float, lazy: bool, progress: Progress | None = None) -> dict[str, Any]:
+    """Have the server unmount, upload for `flush_s` at most, and end; what is left then. `MountError` when the mount is
+    busy (it names who uses it) or no server answers."""
+    with process.watched(info.pid) as has_ended:
+        request = {"op": "stop", "flush_s": flush_s, "lazy": lazy}
+        left: dict[str, Any] = files_of(info).ask(request, progress, timeout_s=SILENCE_S)
+        if not lazy:
+            has_ended(_SERVER_GONE_TIMEOUT_S)
+        return left
+
+
+def take_away_dead(info: BucketInfo) -> None:
+    """Unmount a mount that no server serves, and end its supervisor. What is staged stays."""
+    if not is_dead(str(info.mountpoint)):
+        raise MountError(
+            f"the server of {info.mountpoint} does not answer", hint=f"Its log: {info.log}. To end it: kill {info.pid}"
+        )
+    with process.watched(info.supervisor) as has_ended:
+        if process.serves(info.supervisor, info.mountpoint):
+            with contextlib.suppress(OSError):
+                os.kill(info.supervisor, signal.SIGTERM)
+            has_ended(_SERVER_GONE_TIMEOUT_S)
+    bucket_session.take_away(str(info.mountpoint))
+    files_of(info).remove()
+
+
+# --- what is mounted --------------------------------------------------------------------------------------------------
+
+
 def list_mounts(settings: Settings | None = None) -> list[MountInfo]:
-    """The mounts of this home, as their supervisors wrote them down. State of mounts that are gone is
+    """Return this home's mounts of snapshots, as their supervisors wrote them down. State of mounts that are gone is
     removed.
     """
     settings = settings or load_settings()
     found, doubtful = [], []
-    paths = sorted((settings.home / "mounts").glob("*.json"))
-    mounts = session.mounts_by_place()
-    for path in paths:
-        info = read_state(path)
-        if info is None:
-            continue
+    infos, mounts = MountFiles.all_states(settings.home), session.mounts_by_place()
+    for info in infos:
         there = mounts.get(str(info.mountpoint)) or session.mount_at(info.mountpoint)  # it may have come just now
         if there is not None and there.kind == MOUNT_TYPE:
             found.append(info)
         elif not process.is_served(info):
-            doubtful.append(MountFiles(settings.home, info.mountpoint))
-    if doubtful:
-        _remove_gone(doubtful, settings)
+            doubtful.append(files_of(info))
+    # Those that the keeper has are mounted, though not in the mount namespace (container) of this process.
+    with contextlib.suppress(TimeoutError):  # it may have any of them
+        kept = keeping.kept(settings.home) if doubtful else set()
+        for files in doubtful:
+            if files.key not in kept:
+                files.remove()
     return found
+
+
+def list_bucket_mounts(settings: Settings | None = None, *, ending: bool = False) -> list[BucketInfo]:
+    """Return this home's read-write mounts, dead ones included; with `ending` also those that are unmounted and whose
+    server still uploads, or serves who has files open. State of mounts that are gone is removed."""
+    settings = settings or load_settings()
+    found = []
+    for info in BucketFiles.all_states(settings.home):
+        mounted = is_mounted(info)
+        served, supervised = process.serves(info.pid, info.mountpoint), process.serves(info.supervisor, info.mountpoint)
+        restarts = supervised and not served  # then an ordinary user's mount is away for a moment
+        if mounted or restarts or (ending and served):
+            found.append(info)
+        elif not served and not supervised:
+            BucketFiles(settings.home, info.mountpoint).remove()
+    return found
+
+
+def bucket_mount_at(path: str | Path, settings: Settings) -> BucketInfo | None:
+    """Return the read-write mount of this home at exactly this place."""
+    target = Path(session.resolved(path))
+    return next((info for info in list_bucket_mounts(settings) if info.mountpoint == target), None)
 
 
 def is_lost(info: MountInfo, settings: Settings) -> bool:
@@ -232,39 +417,107 @@ def is_lost(info: MountInfo, settings: Settings) -> bool:
     return MountFiles(settings.home, info.mountpoint).key not in kept and is_dead(str(info.mountpoint))
 
 
-def _remove_gone(doubtful: list[MountFiles], settings: Settings) -> None:
-    """Remove the state of mounts that are not seen, but for those that the keeper has: they are mounted, though not in
-    the mount namespace (container) of this process.
-    """
-    try:
-        kept = keeping.kept(settings.home)
-    except TimeoutError:  # it may have any of them
-        return
-    for files in doubtful:
-        if files.key not in kept:
-            files.remove()
+def is_mounted(info: BucketInfo) -> bool:
+    """Tell whether something is mounted at its place: after a lazy unmount its server may go on for a while."""
+    return session.is_ours_at(info.mountpoint)
+
+
+def is_supervised(info: BucketInfo) -> bool:
+    """Tell whether a server that dies would be followed by another one."""
+    return not info.problem and process.serves(info.supervisor, info.mountpoint)
 
 
 def status(mountpoint: str | Path, settings: Settings) -> MountInfo:
-    """What the supervisor of a mount says now. Raises `MountError` when none answers."""
-    return MountInfo.from_dict(_ask(mountpoint, settings, {"op": "status"}))
+    """Ask the supervisor of a snapshot's mount how it is. Raises `MountError` when none answers."""
+    return MountInfo.from_dict(MountFiles(settings.home, session.resolved(mountpoint)).ask({"op": "status"}))
 
 
-def stop(mountpoint: str | Path, settings: Settings, *, lazy: bool = False) -> None:
-    """Have the supervisor unmount, with its rights. Raises `MountError` when it is busy or none answers."""
-    _ask(mountpoint, settings, {"op": "stop", "lazy": lazy})
+def bucket_status(info: BucketInfo) -> dict[str, Any]:
+    """Ask the mount's live bucket how it is. `MountError` says why no server answers."""
+    again = f"Mount it again: {mount_command(info)}"
+    if info.problem:
+        raise MountError(f"the mount is dead: {info.problem}", hint=again)
+    try:
+        answer: dict[str, Any] = files_of(info).ask({"op": "status"})
+    except MountError as exc:
+        if process.serves(info.pid, info.mountpoint):
+            raise
+        if process.serves(info.supervisor, info.mountpoint):
+            raise MountError("its server died and is being started again", hint=f"Its log: {info.log}") from exc
+        raise MountError("the mount is dead: its processes were killed", hint=again) from exc
+    status: dict[str, Any] = answer["live"] | {"errors": answer.get("errors", [])}
+    return status
 
 
-def _ask(mountpoint: str | Path, settings: Settings, message: dict[str, Any]) -> Any:
-    return MountFiles(settings.home, session.resolved(mountpoint)).ask(message)
+# --- what a bucket's server is asked for ------------------------------------------------------------------------------
 
 
-def _mount(config: MountConfig, settings: Settings, *, foreground: bool) -> MountInfo:
-    if settings.mount_host is not None and not foreground:
-        return _ask_host(["--config", config.to_json()], config, settings, settings.mount_host)
-    return mounting.mount(config, process.environment(settings.environment()), foreground=foreground)
+def set_quota(info: BucketInfo, quota_bytes: int) -> None:
+    """Let there be this many bytes under a mount's prefix from now on (0: any number). What is there already stays.
+    Servers that follow keep it. A server that is just being replaced is waited for; `MountError` where none answers."""
+    request = {"op": "quota", "quota_bytes": _checked_quota(quota_bytes)}
+    _ask_this_or_the_next(info, lambda: files_of(info).ask(request))
 
 
-def _ask_host(arguments: list[str], config: MountConfig, settings: Settings, host: Path) -> MountInfo:
-    files, variables = MountFiles(config.home, config.mountpoint), settings.environment()
-    return MountInfo.from_dict(process.start(arguments, files, variables, foreground=False, host=host))
+def forget_lost(info: BucketInfo) -> list[dict[str, Any]]:
+    """Have a mount tell no longer what was lost of what was written to it: what that is, as in its status."""
+    found: list[dict[str, Any]] = files_of(info).ask({"op": "forget-lost"})
+    return found
+
+
+def flush(
+    mountpoint: str | Path, *, timeout_s: float | None = None, settings: Settings | None = None
+) -> dict[str, Any]:
+    """Wait until everything written so far to the read-write mount at `mountpoint` is in the bucket.
+
+    Return `{"files", "bytes", …}` that were written since. `UploadError` says what is not, and why; `MountError` where
+    no such mount of this home is.
+    """
+    info = bucket_mount_at(mountpoint, settings or load_settings())
+    if info is None:
+        raise MountError(f"no read-write mount of this home is at {mountpoint}", hint="dsctl status lists the mounts.")
+    return flush_mount(info, timeout_s=timeout_s, progress=lambda _status: None)
+
+
+def flush_mount(info: BucketInfo, *, timeout_s: float | None, progress: Progress) -> dict[str, Any]:
+    """Wait until everything written so far is in the bucket; `{"files", "bytes", …}` that were written since.
+    `UploadError` says what is not, and why. `progress` gets the status of the live bucket again and again. A server
+    that dies meanwhile is waited for: the next one uploads what was acknowledged."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def ask() -> dict[str, Any]:
+        left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        request = {"op": "flush", "timeout_s": left_s}
+        left: dict[str, Any] = files_of(info).ask(request, progress, timeout_s=SILENCE_S)
+        return left
+
+    return _ask_this_or_the_next(info, ask)
+
+
+def _ask_this_or_the_next(info: BucketInfo, ask: Callable[[], T]) -> T:
+    """Ask a server that may be just being replaced: again until one answers, or none is to come."""
+    silent_since: float | None = None
+    while True:
+        try:
+            return ask()
+        except NoAnswerError:
+            now = time.monotonic()
+            silent_since = silent_since or now
+            again = files_of(info).read()
+            if again is None or not is_supervised(again) or now - silent_since > _RESTART_S:
+                raise
+            if again.pid != info.pid:
+                info, silent_since = again, None
+            time.sleep(_ASK_AGAIN_S)
+
+
+def mount_command(info: BucketInfo) -> str:
+    """Return what to type to mount it again."""
+    staging = f" --staging {info.config.staging}" if info.config.staging else ""
+    quota = f" --quota {info.config.quota_bytes}" if info.config.quota_bytes else ""
+    return f"dsctl mount --rw {info.url} {info.mountpoint}{staging}{quota}"
+
+
+def flush_command(info: BucketInfo) -> str:
+    """Return what to type to upload what is left without mounting."""
+    return f"dsctl flush --staging {info.config.staging}" if info.config.staging else "dsctl flush"

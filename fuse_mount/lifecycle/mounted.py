@@ -19,11 +19,10 @@ from datacache.core import ipc
 from datacache.core.boot import boot_id
 from datacache.core.errors import MountError
 from datacache.daemon.keeper import is_connected
-from fuse_mount.errno_map import Failure, with_failure
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.keeping import KeeperLine
-from fuse_mount.lifecycle.state import MountConfig, MountFiles, MountInfo
+from fuse_mount.lifecycle.state import Failure, MountConfig, MountFiles, MountInfo, with_failure
 
 _MOST_CALLERS = 32
 """Connections on the control socket that have not sent a whole request yet."""
@@ -81,7 +80,8 @@ class Mounted:
         self._facts = facts
         self._callers: ipc.Callers | None = None
         self._line: KeeperLine | None = None
-        self._device = 0
+        self.device = 0
+        """st_dev of the mount."""
         self._started_at = time.time()
         self._serving_since = 0.0
         self._failures: tuple[Failure, ...] = ()
@@ -92,11 +92,6 @@ class Mounted:
         """Tell whether nobody is to serve it here any more."""
         return self.ended or self.handed_over
 
-    @property
-    def device(self) -> int:
-        """st_dev of the mount."""
-        return self._device
-
     # --- beginning and end ------------------------------------------------------------------------------------
 
     def begin(self, config: MountConfig, main: int, former: MountInfo | None) -> None:
@@ -104,10 +99,10 @@ class Mounted:
         self.config, self.main = config, main
         mount = session.mount_at(config.mountpoint)
         if mount is not None:
-            self._device = mount.device
+            self.device = mount.device
             session.set_readahead(mount.device)
         if former is not None:
-            self._started_at, self._device = former.started_at, former.device
+            self._started_at, self.device = former.started_at, former.device
             self._failures = former.failures
         for queue in self.queues:
             queue.fd, queue.own_queue = self.make_queue()
@@ -115,7 +110,7 @@ class Mounted:
         self._callers = ipc.Callers(self.files.listen(), most=_MOST_CALLERS, most_bytes=_MOST_REQUEST_BYTES)
         self._serving_since = time.time()
         arguments = ["--takeover", config.mountpoint, "--only-if-dead", "--pool", self._facts.pool]
-        note = {"mountpoint": config.mountpoint, "ref": config.ref, "device": self._device}
+        note = {"mountpoint": config.mountpoint, "ref": config.ref, "device": self.device}
         self._line = KeeperLine(
             config.home, self.files, arguments, note, self._descriptors(), is_mine=lambda: not self.successor()
         )
@@ -192,21 +187,21 @@ class Mounted:
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
-    def wants(self) -> tuple[list[int], int | None, list[float]]:
-        """Return what the loop is to wait for: descriptors to read, one to write, and times (`time.monotonic`)."""
-        fds = self._callers.fds() if self._callers is not None else []
-        times = [unmounting.due for unmounting, _ in self.unmounts]
+    def want(self, reading: set[int], writing: set[int], times: list[float]) -> None:
+        """Add what the loop is to wait for: descriptors to read and to write, and times (`time.monotonic`)."""
+        if self._callers is not None:
+            reading.update(self._callers.fds())
+        times += [unmounting.due for unmounting, _ in self.unmounts]
         times += [due for due in (self._note_due, self.deadline) if due is not None]
-        heard, sent, again = self._line.wants() if self._line is not None else (None, None, None)
-        if heard is not None:
-            fds.append(heard)
-        if again is not None:
-            times.append(again)
-        return fds, sent, times
+        times += [queue.due for queue in self.queues if queue.due is not None]
+        if self.main < 0:
+            times.append(self.open_until)
+        if self._line is not None:
+            self._line.want(reading, writing, times)
 
-    def do_what_is_due(self, readable: list[int]) -> None:
+    def do_what_is_due(self, readable: set[int]) -> None:
         """Hear callers and the keeper, go on with unmounts, note what is to be noted."""
-        for connection, message in self._callers.heard(readable) if self._callers is not None else ():
+        for connection, message in self._callers.heard(list(readable)) if self._callers is not None else ():
             with connection:
                 try:
                     self._answer(connection, message)
@@ -281,7 +276,7 @@ class Mounted:
             pool=self._facts.pool,
             workers=self._facts.workers(),
             catalog=os.environ.get("DATACACHE_CATALOG", ""),  # as whoever mounted it gave it to this process
-            device=self._device,
+            device=self.device,
             log=self._facts.log,
             started_at=self._started_at,
             serving_since=self._serving_since,
@@ -304,7 +299,7 @@ class Mounted:
         successor = self.successor()
         if successor is None:
             self.write_state()
-        elif successor.device == self._device and successor.pid != self._facts.pid:
+        elif successor.device == self.device and successor.pid != self._facts.pid:
             _log.warning("%s was taken over by %d meanwhile", self.config.mountpoint, successor.pid)
             self.handed_over = True
 

@@ -1,6 +1,6 @@
-"""The processes of a mount, seen from outside: started (here, or by the mount host), waited for, watched.
+"""The processes of mounts, seen from outside: started (here, or by the mount host), waited for, watched.
 
-Used by `launch`, `bucket_launch`, `bucket_supervisor` and `host`. No state; any thread may call.
+No state; any thread may call.
 """
 
 from __future__ import annotations
@@ -14,82 +14,137 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from datacache.core import ipc
+from datacache.core.boot import born
 from datacache.core.disk import open_private
 from datacache.core.errors import MountError
 from fuse_mount.lifecycle.state import FilesOfMount, MountInfo
 
-_READY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 90.0
 _END_TIMEOUT_S = 4.0
-_HOST_TIMEOUT_S = _READY_TIMEOUT_S + 10.0
+_HOST_TIMEOUT_S = READY_TIMEOUT_S + 10.0
 HOST_AWAY_S = 20.0
 """How long a host may be away: its container starts again."""
 _HOST_RETRY_S = 0.2
 
 
+class Talk:
+    """A conversation with a process of a mount, whose log is `log`. Close it."""
+
+    def __init__(self, connection: socket.socket, log: Path) -> None:
+        self.connection = connection
+        self._log = log
+
+    def hear(self, *, timeout_s: float) -> Any:
+        """Return what the process says next. Raise its error, or why it says nothing, as a `MountError`."""
+        try:
+            answer, _ = ipc.receive(self.connection, timeout_s=timeout_s)
+        except TimeoutError as exc:
+            raise MountError(f"the mount did not start in {timeout_s:.0f} s; see {self._log}") from exc
+        except (OSError, ValueError) as exc:
+            raise MountError(f"the mount process ended at once; see {self._log}") from exc
+        return ipc.result_of(answer)
+
+    def ask(self, request: ipc.Message, *, timeout_s: float, fds: tuple[int, ...] = ()) -> Any:
+        """Send a request, with descriptors beside it, and return the answer as `hear` does."""
+        with contextlib.suppress(OSError):  # it has ended, and said why
+            ipc.send(self.connection, request, fds)
+        return self.hear(timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Hang up. What was opened and is not served yet is closed again."""
+        self.connection.close()
+
+
+def spawn(
+    arguments: list[str],
+    log: Path,
+    variables: Mapping[str, str],
+    *,
+    attached: bool,
+    own_session: bool = False,
+    option: str = "--ready-fd",
+) -> tuple[subprocess.Popen[bytes], Talk]:
+    """Run `python -m fuse_mount` with these arguments and talk to it over the socket that `option` tells it of.
+
+    `attached` gives it this process's streams, and its session unless it is to have its `own_session`; else it has its
+    own, writes into the log, and forks once more, so that it is nobody's child. Raises `MountError`.
+    """
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "fuse_mount", *arguments, option, str(theirs.fileno())]
+    try:
+        with theirs, open(log, "ab", opener=open_private) as out:
+            child = subprocess.Popen(
+                command if attached else [*command, "--daemon"],
+                stdin=subprocess.DEVNULL,
+                stdout=None if attached else out,
+                stderr=None if attached else out,
+                env=dict(variables),
+                pass_fds=[theirs.fileno()],
+                start_new_session=own_session or not attached,
+            )
+    except OSError as exc:
+        ours.close()
+        raise MountError(
+            f"the mount process cannot be started: {exc.strerror or exc}",
+            hint=f"See whether memory, descriptors or the disk of {log} have run out.",
+        ) from exc
+    return child, Talk(ours, log)
+
+
 def start(
     arguments: list[str],
-    files: FilesOfMount,
+    files: FilesOfMount[Any],
     variables: dict[str, str],
     *,
     foreground: bool,
     host: Path | None = None,
 ) -> dict[str, Any]:
-    """Run `python -m fuse_mount` with these arguments and wait for its word: what it says when the mount can be used.
+    """Run `python -m fuse_mount` with these arguments and return what it says when the mount can be used.
 
     With `host`, the socket of a mount host, that one runs it. In the foreground, which is always here, the call returns
     when the process has ended. Raises `MountError` with what it says instead; one that says nothing in time is ended.
     """
     if host is not None and not foreground:
-        return _start_there(host, arguments, files, variables)
-    files.make_folder()
-    try:
-        process, word = _run(arguments, files, variables, foreground=foreground)
-    except OSError as exc:
-        raise MountError(
-            f"the mount process cannot be started: {exc.strerror or exc}",
-            hint=f"See whether memory, descriptors or the disk of {files.log} have run out.",
-        ) from exc
-    with open(word, "rb") as pipe:
         try:
-            text = _read_word(pipe.fileno(), files)
-        except MountError:
-            _end(process, pipe.fileno(), foreground=foreground)
+            connection = connect_to_host(host, away_s=HOST_AWAY_S)
+        except OSError as exc:
+            raise MountError(
+                f"the process that starts mounts does not answer at {host}: {exc.strerror}",
+                hint="Start it: python -m fuse_mount --host",
+            ) from exc
+        with connection:
+            return ask_host(connection, arguments, files, variables)
+    files.make_folder()
+    child, talk = spawn(arguments, files.log, environment(variables), attached=foreground)
+    with contextlib.closing(talk):
+        try:
+            word: dict[str, Any] = talk.hear(timeout_s=READY_TIMEOUT_S)
+        except MountError as exc:
+            if isinstance(exc.__cause__, TimeoutError):
+                _end(child, talk, foreground=foreground)
             raise
+        finally:
+            if not foreground:
+                child.wait()  # the parent of the daemon, which ends as soon as it has forked
     if foreground:
-        return _wait_for(process, text, files)
-    process.wait()  # the parent of the daemon, which ends as soon as it has forked
-    return parse_word(text, files)
+        wait_for(child)
+    return word
 
 
-def _run(
-    arguments: list[str], files: FilesOfMount, variables: dict[str, str], *, foreground: bool
-) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, or the one that forks it, and the descriptor from which its word is read. `OSError`."""
-    ours, theirs = os.pipe2(os.O_CLOEXEC)
-    command = [sys.executable, "-m", "fuse_mount", *arguments, "--ready-fd", str(theirs)]
-    try:
-        with open(files.log, "ab", opener=open_private) as log:
-            return subprocess.Popen(
-                command if foreground else [*command, "--daemon"],
-                stdin=subprocess.DEVNULL,
-                stdout=None if foreground else log,
-                stderr=None if foreground else log,
-                env=environment(variables),
-                pass_fds=[theirs],
-                start_new_session=not foreground,
-            ), ours
-    except BaseException:
-        os.close(ours)
-        raise
-    finally:
-        os.close(theirs)
+def wait_for(child: subprocess.Popen[bytes]) -> None:
+    """Wait for a supervisor's end. Ctrl-C is its business, too: it unmounts."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):
+            child.wait()
+            return
 
 
-def _end(process: subprocess.Popen[bytes], word: int, *, foreground: bool) -> None:
+def _end(child: subprocess.Popen[bytes], talk: Talk, *, foreground: bool) -> None:
     """End what was started. A read-write mount's supervisor ends its server when it is told to; what does not end is
     killed, with all that it has forked.
     """
@@ -97,36 +152,17 @@ def _end(process: subprocess.Popen[bytes], word: int, *, foreground: bool) -> No
     end = os.kill if foreground else os.killpg
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
-            end(process.pid, number)
-        if _is_closed(word, _END_TIMEOUT_S):
-            break
-    process.wait()
-
-
-def _is_closed(word: int, timeout_s: float) -> bool:
-    """Wait until nobody has the other end any more, whatever is said before."""
-    deadline = time.monotonic() + timeout_s
-    while readable(word, max(deadline - time.monotonic(), 0.0)):
-        if not os.read(word, 65536):
-            return True
-    return False
-
-
-def _start_there(host: Path, arguments: list[str], files: FilesOfMount, variables: dict[str, str]) -> dict[str, Any]:
-    """The same by a mount host, which is waited for while it is away."""
-    try:
-        connection = connect_to_host(host, away_s=HOST_AWAY_S)
-    except OSError as exc:
-        raise MountError(
-            f"the process that starts mounts does not answer at {host}: {exc.strerror}",
-            hint="Start it: python -m fuse_mount --host",
-        ) from exc
-    with connection:
-        return ask_host(connection, arguments, files, variables)
+            end(child.pid, number)
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        while readable(talk.connection.fileno(), max(deadline - time.monotonic(), 0.0)):
+            if not talk.connection.recv(65536):  # nobody has the other end any more, whatever was said before
+                child.wait()
+                return
+    child.wait()
 
 
 def connect_to_host(host: Path, *, away_s: float) -> socket.socket:
-    """A connection to a mount host, which is waited for this long. Raises `OSError`."""
+    """Return a connection to a mount host, which is waited for this long. Raises `OSError`."""
     deadline = time.monotonic() + away_s
     while True:
         try:
@@ -138,9 +174,9 @@ def connect_to_host(host: Path, *, away_s: float) -> socket.socket:
 
 
 def ask_host(
-    connection: socket.socket, arguments: list[str], files: FilesOfMount, variables: dict[str, str]
+    connection: socket.socket, arguments: list[str], files: FilesOfMount[Any], variables: dict[str, str]
 ) -> dict[str, Any]:
-    """What a process says that the host at the other end starts. `MountError` says why there is none."""
+    """Return what a process says that the host at the other end starts. `MountError` says why there is none."""
     request = {"op": "start", "arguments": arguments, "mountpoint": files.mountpoint, "variables": variables}
     try:
         ipc.send(connection, request)
@@ -154,10 +190,36 @@ def ask_host(
 
 
 def environment(variables: dict[str, str]) -> dict[str, str]:
-    """The environment of a process that imports this package from where it lies."""
+    """Return the environment of a process that imports this package from where it lies."""
     package = str(Path(__file__).parents[2])
     known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", package)]
     return os.environ | variables | {"PYTHONPATH": os.pathsep.join([package, *known])}
+
+
+class Signals:
+    """The signals of this process, as a descriptor that a loop waits for: handlers do nothing themselves."""
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self.fd, self.wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.wake_fd, warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, lambda _number, _frame: None)
+
+    def received(self) -> frozenset[int]:
+        """Return the numbers of those that came since the last call."""
+        try:
+            return frozenset(os.read(self.fd, 4096))
+        except BlockingIOError:
+            return frozenset()
+
+
+def wait_for_any(reading: Iterable[int], writing: set[int], times: Sequence[float]) -> set[int]:
+    """Wait for descriptors to read or write, or the first of these times (`time.monotonic`); return what to read."""
+    poll, reading = select.poll(), set(reading)
+    for fd in reading | writing:
+        poll.register(fd, (select.POLLIN if fd in reading else 0) | (select.POLLOUT if fd in writing else 0))
+    timeout_ms = max(0.0, min(times) - time.monotonic()) * 1000 + 1 if times else None
+    return {fd for fd, events in poll.poll(timeout_ms) if events & ~select.POLLOUT}
 
 
 def readable(fd: int, timeout_s: float) -> bool:
@@ -167,72 +229,26 @@ def readable(fd: int, timeout_s: float) -> bool:
     return bool(poll.poll(timeout_s * 1000))
 
 
-def _read_word(fd: int, files: FilesOfMount) -> bytes:
-    text = b""
-    while not text.endswith(b"\n"):
-        if not readable(fd, _READY_TIMEOUT_S):
-            raise MountError(f"the mount did not start in {_READY_TIMEOUT_S:.0f} s; see {files.log}")
-        part = os.read(fd, 65536)
-        if not part:
-            break
-        text += part
-    return text
-
-
-def _wait_for(process: subprocess.Popen[bytes], text: bytes, files: FilesOfMount) -> dict[str, Any]:
-    word = parse_word(text, files)
-    while True:
-        try:
-            process.wait()
-            return word
-        except KeyboardInterrupt:
-            continue  # the supervisor got it, too, and unmounts
-
-
-def parse_word(text: bytes, files: FilesOfMount) -> dict[str, Any]:
-    """What a process said, or its error as a `MountError`."""
+@contextlib.contextmanager
+def watched(pid: int) -> Iterator[Callable[[float], bool]]:
+    """Give a function that waits so many seconds for the end of a process, and tells whether it has ended."""
     try:
-        said = json.loads(text)
-    except ValueError as exc:
-        raise MountError(f"the mount process ended at once; see {files.log}") from exc
-    found: dict[str, Any] = ipc.result_of(said)
-    return found
-
-
-def watch(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None if it has."""
-    try:
-        return os.pidfd_open(pid)
+        fd = os.pidfd_open(pid)
     except OSError:
-        return None
-
-
-def lives(pid: int) -> bool:
-    """Whether there is such a process."""
-    return os.path.exists(f"/proc/{pid}")
-
-
-def born(pid: int) -> int:
-    """Return when a process started, in ticks since the machine's start (proc(5), stat): together with its id that
-    names it. 0 where it has ended.
-    """
+        yield lambda _timeout_s: True
+        return
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
+        yield lambda timeout_s: readable(fd, max(timeout_s, 0.0))
+    finally:
+        os.close(fd)
 
 
 def homes() -> list[Path]:
     """Return the homes of all processes of mounts that this user may look at."""
     found: set[Path] = set()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            command = Path("/proc", name, "cmdline").read_bytes()
-            if b"fuse_mount" not in command.split(b"\0"):
+            if b"fuse_mount" not in Path("/proc", name, "cmdline").read_bytes().split(b"\0"):
                 continue
             for variable in Path("/proc", name, "environ").read_bytes().split(b"\0"):
                 if variable.startswith(b"DATACACHE_HOME="):
@@ -248,18 +264,15 @@ def is_served(info: MountInfo) -> bool:
 
 
 def serves(pid: int, mountpoint: str | Path) -> bool:
-    """Whether a process lives and belongs to the mount there: ids are given again, also to other mounts' processes."""
+    """Tell whether a process lives and belongs to the mount there: ids are given again, also for other mounts."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = [os.fsdecode(word) for word in file.read().split(b"\0")]
         at = words.index("fuse_mount")
-    except (OSError, ValueError):
-        return False
-    said = dict(zip(words[at + 1 :], words[at + 2 :], strict=False))
-    try:
+        said = dict(zip(words[at + 1 :], words[at + 2 :], strict=False))
         for option in ("--config", "--bucket", "--bucket-server"):
             if option in said:
                 return bool(json.loads(said[option])["mountpoint"] == str(mountpoint))
-    except (ValueError, KeyError):
+    except (OSError, ValueError, KeyError):
         return False
     return said.get("--takeover") == str(mountpoint)

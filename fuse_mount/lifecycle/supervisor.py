@@ -61,15 +61,15 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from datacache.core import ipc
+from datacache.core.boot import born
 from datacache.core.breaker import pause_s
 from datacache.core.ipc import parse_object
 from datacache.core.logs import log_to_stderr
-from fuse_mount.errno_map import Failure
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.mounted import Mounted, PoolFacts, WorkerQueue
 from fuse_mount.lifecycle.pool import Pool, worker_socket
-from fuse_mount.lifecycle.state import MountConfig, MountInfo
+from fuse_mount.lifecycle.state import Failure, MountConfig, MountInfo
 from fuse_mount.snapshot import worker_process
 
 _OPEN_TIMEOUT_S = 60.0
@@ -125,13 +125,8 @@ class Supervisor:
         self._crashes = 0
         self._bypass = False
         self._stopping = False
-        self._facts = PoolFacts(
-            os.getpid(), process.born(os.getpid()), pool.id, pool.log, self._workers, lambda: self._bypass
-        )
-        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _note_signal)
+        self._facts = PoolFacts(os.getpid(), born(os.getpid()), pool.id, pool.log, self._workers, lambda: self._bypass)
+        self._signals = process.Signals(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):  # each mount takes some
@@ -151,7 +146,7 @@ class Supervisor:
     def _remove_dead_sockets(self) -> None:
         """Of workers that were killed."""
         for path in worker_socket(self._pool.home, self._pool.id, 0).parent.glob(f"worker-{self._pool.id}-*.sock"):
-            if not process.lives(int(path.stem.rpartition("-")[2])):
+            if not born(int(path.stem.rpartition("-")[2])):
                 path.unlink(missing_ok=True)
 
     # --- the loop -------------------------------------------------------------------------------------------
@@ -163,7 +158,7 @@ class Supervisor:
             if not self._mounts and not self._clients:
                 continue
             readable = self._wait()
-            if self._wake in readable:
+            if self._signals.fd in readable:
                 self._on_signals()
             for slot in self._slots:
                 if slot.channel is not None and slot.unsent:
@@ -204,9 +199,9 @@ class Supervisor:
         self._accept()
         return False
 
-    def _wait(self) -> list[int]:
-        poll, times = select.poll(), [slot.due for slot in self._slots if slot.due is not None and not slot.pid]
-        reading, writing = {self._wake}, set()
+    def _wait(self) -> set[int]:
+        reading, writing = {self._signals.fd}, set[int]()
+        times = [slot.due for slot in self._slots if slot.due is not None and not slot.pid]
         if self._listener is not None:
             reading.add(self._listener.fileno())
         reading |= {client.lines.connection.fileno() for client in self._clients}
@@ -216,22 +211,11 @@ class Supervisor:
                 if slot.unsent:
                     writing.add(slot.channel.fileno())
         for mounted in self._mounts.values():
-            fds, sent, due = mounted.wants()
-            reading |= set(fds)
-            if sent is not None:
-                writing.add(sent)
-            times += due
-            times += [queue.due for queue in mounted.queues if queue.due is not None]
-            if mounted.main < 0:
-                times.append(mounted.open_until)
-        for fd in reading | writing:
-            poll.register(fd, (select.POLLIN if fd in reading else 0) | (select.POLLOUT if fd in writing else 0))
-        timeout_ms = max(0.0, min(times) - time.monotonic()) * 1000 + 1 if times else None
-        ready = poll.poll(timeout_ms)
-        return [fd for fd, events in ready if events & ~select.POLLOUT]
+            mounted.want(reading, writing, times)
+        return process.wait_for_any(reading, writing, times)
 
     def _on_signals(self) -> None:
-        numbers = os.read(self._wake, 4096)
+        numbers = self._signals.received()
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
             self._stopping = not any(mounted.main >= 0 for mounted in self._mounts.values())
             for mounted in self._mounts.values():
@@ -386,7 +370,7 @@ class Supervisor:
                 slot.due = time.monotonic()
             return
         mounted.queues[slot.number].phase = "opening"
-        self._order(slot, {"op": "open", "mount": mounted.number, "config": mounted.config.__dict__})
+        self._order(slot, {"op": "open", "mount": mounted.number, "config": mounted.config.to_dict()})
 
     def _serve_from(self, slot: _Slot, mounted: Mounted) -> None:
         queue = mounted.queues[slot.number]
@@ -578,10 +562,6 @@ def _become_worker(channel: socket.socket, pool: Pool, *, bypass: bool) -> NoRet
     os.closerange(3, kept)
     os.closerange(kept + 1, most if most < 1 << 16 else 1 << 16)
     worker_process.run(channel, pool, bypass=bypass)
-
-
-def _note_signal(_number: int, _frame: object) -> None:
-    """Signals act through the wake-up descriptor; a handler only has to be there."""
 
 
 def set_up_logging() -> None:

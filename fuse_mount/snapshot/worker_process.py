@@ -28,7 +28,6 @@ import json
 import logging
 import os
 import queue
-import select
 import signal
 import socket
 import threading
@@ -37,10 +36,11 @@ from typing import Any, NoReturn
 
 from datacache.core import ipc
 from datacache.core.errors import MountError
-from fuse_mount.errno_map import Failure, FailureLog
+from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import protocol
-from fuse_mount.lifecycle.pool import Pool, worker_socket
-from fuse_mount.lifecycle.state import MountConfig
+from fuse_mount.lifecycle import process
+from fuse_mount.lifecycle.pool import Pool, revive, worker_socket
+from fuse_mount.lifecycle.state import Failure, MountConfig
 from fuse_mount.snapshot.fs import SnapshotFs
 from fuse_mount.snapshot.worker import Worker, memory_is_short
 
@@ -102,11 +102,7 @@ class _Process:
         self._mounts: dict[int, _Mount] = {}
         self._lock = threading.Lock()  # guards _mounts and each mount's worker
         self._ended = threading.Event()
-        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._wake_write = wake_write
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, _note_signal)
+        self._signals = process.Signals(signal.SIGTERM, signal.SIGUSR1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._listener = ipc.listen(own_socket, backlog=_MOST_CALLERS)
@@ -115,17 +111,14 @@ class _Process:
         """Serve until it is told to stop, or has neither supervisor nor mounts."""
         threading.Thread(target=self._release, name="release", daemon=True).start()
         ipc.MessageServer(self._listener, self._answer, most=_MOST_CALLERS, name="worker")
-        poll = select.poll()
-        for fd in (self._channel.fileno(), self._wake):
-            poll.register(fd, select.POLLIN)
+        channel = self._channel.fileno()
         while True:
-            ready = {fd for fd, _ in poll.poll()}
-            if self._wake in ready and signal.SIGTERM in os.read(self._wake, 4096):
+            ready = process.wait_for_any({self._signals.fd} | (set() if self._orphaned else {channel}), set(), ())
+            if self._signals.fd in ready and signal.SIGTERM in self._signals.received():
                 self._stop_all()
                 return EXIT_STOPPED
-            if not self._orphaned and self._channel.fileno() in ready and not self._hear():
+            if channel in ready and not self._hear():
                 self._orphaned = True
-                poll.unregister(self._channel.fileno())
                 self._have_all_revived()
             if self._orphaned and not self._serves():
                 return EXIT_STOPPED
@@ -175,8 +168,6 @@ class _Process:
         if not configs:
             return
         _log.warning("the supervisor is gone; a new one takes over")
-        from fuse_mount.lifecycle.mounting import revive
-
         threading.Thread(target=revive, args=(configs[0], self._pool), name="revive", daemon=True).start()
 
     # --- one mount ----------------------------------------------------------------------------------------------
@@ -232,7 +223,7 @@ class _Process:
                 del self._mounts[mount.number]
         mount.begun.set()
         with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b"\0")  # the main thread looks whether any is left
+            os.write(self._signals.wake_fd, b"\0")  # the main thread looks whether any is left
 
     def _stop_in_background(self, number: int) -> None:
         threading.Thread(target=self._stop, args=(number,), name="stop", daemon=True).start()
@@ -254,8 +245,8 @@ class _Process:
         for number in numbers:
             self._stop_in_background(number)
         while self._serves():
-            select.select([self._wake], [], [])
-            os.read(self._wake, 4096)
+            process.wait_for_any({self._signals.fd}, set(), ())
+            self._signals.received()
 
     def _release(self) -> None:
         while not self._ended.wait(_RELEASE_EVERY_S):
@@ -297,7 +288,3 @@ def _opened(config: MountConfig) -> Any:
     module, _, name = config.opener.partition(":")
     opener = getattr(importlib.import_module(module), name)
     return opener(config.ref, settings=load_settings())
-
-
-def _note_signal(_number: int, _frame: object) -> None:
-    """Signals act through the wake-up descriptor; a handler only has to be there."""

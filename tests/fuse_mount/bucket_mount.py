@@ -14,9 +14,9 @@ from typing import Any
 from datacache.core.errors import MountError
 from datacache.settings import Settings
 from datacache.store.bucket import is_probe
-from fuse_mount.bucket import launch as bucket_launch
+from fuse_mount import BucketInfo
 from fuse_mount.bucket import session as bucket_session
-from fuse_mount.bucket.config import BucketInfo
+from fuse_mount.lifecycle import launch as bucket_launch
 from tests.leftovers import processes_with
 from tests.servers import CephRgw, RcloneS3
 

@@ -19,10 +19,10 @@ import pytest
 import fuse_mount
 from datacache.core.errors import MountError, UploadError, UsageError
 from datacache.settings import load_settings
-from fuse_mount.bucket import launch as bucket_launch
-from fuse_mount.bucket.config import BucketFiles
 from fuse_mount.kernel import session
+from fuse_mount.lifecycle import launch as bucket_launch
 from fuse_mount.lifecycle import process
+from fuse_mount.lifecycle.state import BucketFiles
 from tests.conformance.faults import FaultProxy
 from tests.fuse_mount.mount_processes import (
     BucketMounter,

@@ -26,10 +26,9 @@ from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings, load_settings
 from fuse_mount import BucketInfo, MountInfo
-from fuse_mount.bucket.config import BucketFiles
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import keeping, process
-from fuse_mount.lifecycle.state import MountFiles
+from fuse_mount.lifecycle.state import BucketFiles, MountFiles
 from tests import leftovers
 from tests.fuse_mount.conftest import Mounter, files_below
 from tests.fuse_mount.containers import Container, parent_of

@@ -14,7 +14,7 @@ from datacache.core import ipc
 from datacache.core.errors import MountError
 from datacache.settings import Settings
 from fuse_mount.kernel import session
-from fuse_mount.lifecycle import mounting, process
+from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.state import MountFiles
 from tests import leftovers
 from tests.fuse_mount.conftest import Mounter
@@ -46,7 +46,7 @@ def test_what_says_nothing_in_time_is_ended_with_all_it_has_started(
     receive = ipc.receive
 
     def receive_when_a_worker_opens(connection: socket.socket, *, timeout_s: float = 10.0, most_fds: int = 0) -> Any:
-        if timeout_s == mounting._READY_TIMEOUT_S:
+        if timeout_s == process.READY_TIMEOUT_S:
             gate.read_bytes()
             started.extend(leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(settings.home)))
             timeout_s = 0.05
