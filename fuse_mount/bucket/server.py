@@ -34,7 +34,6 @@ from datacache.core import ipc
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError, MountError
 from datacache.settings import load_settings
-from fuse_mount.bucket import session as bucket_session
 from fuse_mount.bucket.areas import left_notes, left_of, note_left
 from fuse_mount.bucket.check import (
     check_pyfuse3,
@@ -118,7 +117,7 @@ class BucketServer:
                 on_stale=pyfuse3_adapter.forget_name,
             )
             self._mount_status = fs.status
-            placed = bucket_session.place(target, normal_url(config.url), allow_other=config.allow_other)
+            placed = session.place(target, normal_url(config.url), allow_other=config.allow_other)
         except BaseException:
             self._live.close(discard=True)
             raise
@@ -251,7 +250,7 @@ class BucketServer:
         self._final_flush_s = max(deadline - time.monotonic(), 1.0)
         self._live.uploader.let_go()
         try:
-            bucket_session.take_away(self._config.mountpoint, lazy=True)
+            session.take_away(self._config.mountpoint, lazy=True)
         except MountError as exc:
             _log.error("%s", exc)
         if not self._served.wait(_SERVED_TIMEOUT_S):
@@ -381,7 +380,7 @@ class BucketServer:
         lazy = bool(request.get("lazy"))
         if self._is_ours():
             try:
-                bucket_session.take_away(self._config.mountpoint, lazy=lazy)
+                session.take_away(self._config.mountpoint, lazy=lazy)
             except MountError:
                 self._final_flush_s = self._config.stop_flush_s
                 raise

@@ -33,7 +33,6 @@ from dataclasses import replace
 
 from datacache.core import ipc
 from datacache.core.breaker import pause_s
-from fuse_mount.bucket import session as bucket_session
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.keeping import KeeperLine
@@ -78,15 +77,15 @@ class BucketSupervisor:
 
     def start(self, report: Report) -> None:
         """Start the first server and report when the mount can be used. Raises `MountError` with nothing left over."""
-        dead_before = bucket_session.is_dead(self._config.mountpoint)
+        dead_before = session.is_dead(self._config.mountpoint)
         self._spawn()
         try:
             while self._serves_since is None:
                 if self._step(None) is not None:
                     ipc.result_of(self._said())  # raises
         except BaseException:
-            if not dead_before and bucket_session.is_dead(self._config.mountpoint):
-                bucket_session.take_away(self._config.mountpoint)
+            if not dead_before and session.is_dead(self._config.mountpoint):
+                session.take_away(self._config.mountpoint)
             raise
         report(self._said())
 
@@ -148,8 +147,8 @@ class BucketSupervisor:
             if delay_s is None:
                 return
             due = time.monotonic() + delay_s
-        if bucket_session.is_dead(mountpoint):
-            bucket_session.take_away(mountpoint)
+        if session.is_dead(mountpoint):
+            session.take_away(mountpoint)
         self._files.remove_of(os.getpid())
 
     def _judge(self, code: int) -> float | None:

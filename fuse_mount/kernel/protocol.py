@@ -1,8 +1,8 @@
 """The kernel's FUSE protocol: struct layouts, opcodes, flags, and the encoding and decoding of messages.
 
-Source of every number: `include/uapi/linux/fuse.h` of the Linux kernel, protocol 7.45 (and what older minors
-lack). Used by `worker` and `supervisor`. It does no I/O, knows no file system and keeps no state; any thread
-may call it. All layouts are little-endian, as on every machine this runs on (x86-64, arm64).
+Source of every number: `include/uapi/linux/fuse.h` of the Linux kernel, protocol 7.45 (and what older minors lack). It
+does no I/O, knows no file system and keeps no state; any thread may call it. All layouts are little-endian, as on every
+machine this runs on (x86-64, arm64).
 """
 
 from __future__ import annotations
@@ -50,17 +50,8 @@ MAX_PAGES = 1 << 22
 NO_OPENDIR_SUPPORT = 1 << 24
 EXPLICIT_INVAL_DATA = 1 << 25
 
-WANTED_FLAGS = (
-    ASYNC_READ
-    | DO_READDIRPLUS
-    | READDIRPLUS_AUTO
-    | ASYNC_DIO
-    | NO_OPEN_SUPPORT
-    | PARALLEL_DIROPS
-    | MAX_PAGES
-    | NO_OPENDIR_SUPPORT
-    | EXPLICIT_INVAL_DATA
-)
+WANTED_FLAGS = ASYNC_READ | DO_READDIRPLUS | READDIRPLUS_AUTO | ASYNC_DIO | NO_OPEN_SUPPORT | PARALLEL_DIROPS
+WANTED_FLAGS |= MAX_PAGES | NO_OPENDIR_SUPPORT | EXPLICIT_INVAL_DATA
 
 # --- sizes and limits ---------------------------------------------------------------------------------------
 
@@ -68,8 +59,7 @@ MAX_READ_BYTES = 1024 * 1024
 """Largest READ: 256 pages, the kernel's limit unless `fs.fuse.max_pages_limit` was raised."""
 MAX_READAHEAD_BYTES = 4 * 1024 * 1024
 REQUEST_BUFFER_BYTES = 128 * 1024
-"""A read of the device needs room for the largest request: a write of `_MAX_WRITE_BYTES`, or 64 KiB of xattr.
-"""
+"""A read of the device needs room for the largest request: a write of `_MAX_WRITE_BYTES`, or 64 KiB of xattr."""
 _MAX_WRITE_BYTES = 4096
 _MAX_BACKGROUND = 128
 _CONGESTION_THRESHOLD = 96
@@ -81,19 +71,15 @@ NOTIFY_RESEND = 7
 UNIQUE_RESEND = 1 << 63
 """Set in `unique` of a request that is sent again. The answer carries the id as received."""
 DEV_IOC_CLONE = 0x8004E500
-"""_IOR(229, 0, uint32_t): makes a newly opened /dev/fuse another queue of the connection of the descriptor
-given.
-"""
+"""_IOR(229, 0, uint32_t): makes a newly opened /dev/fuse another queue of the connection of the descriptor given."""
 
 IN_HEADER_BYTES = 40
 OUT_HEADER_BYTES = 16
 
-_IN_HEADER = struct.Struct("<IIQQIIIHH")  # len opcode unique nodeid uid gid pid total_extlen padding
-_IN_START = struct.Struct("<IIQQ")
+_IN_START = struct.Struct("<IIQQ")  # len opcode unique nodeid; uid gid pid total_extlen padding follow
 _OUT_HEADER = struct.Struct("<IiQ")  # len error unique
-_ATTR = struct.Struct(
-    "<QQQQQQIIIIIIIIII"
-)  # ino size blocks a/m/ctime a/m/ctimensec mode nlink uid gid rdev blksize flags
+# ino size blocks a/m/ctime a/m/ctimensec mode nlink uid gid rdev blksize flags
+_ATTR = struct.Struct("<QQQQQQIIIIIIIIII")
 _ENTRY = struct.Struct("<QQQQII")  # nodeid generation entry_valid attr_valid entry_valid_nsec attr_valid_nsec
 _ATTR_OUT = struct.Struct("<QII")  # attr_valid attr_valid_nsec dummy
 _READ_IN = struct.Struct("<QQI")  # fh offset size …
@@ -103,15 +89,13 @@ _STATFS = struct.Struct("<QQQQQIIII24x")  # blocks bfree bavail files ffree bsiz
 _NS = 1_000_000_000
 
 unpack_start = _IN_START.unpack_from
-"""(len, opcode, unique, nodeid) of the request at the start of a buffer: all that most requests are decided
-by.
-"""
+"""(len, opcode, unique, nodeid) of the request at the start of a buffer: all that most requests are decided by."""
 pack_out_header = _OUT_HEADER.pack
 """(len with the header, 0 or -errno, unique as received)."""
 
 
 class InitRequest(NamedTuple):
-    """What the kernel offers when the connection starts."""
+    """The kernel's offer when the connection starts."""
 
     unique: int
     major: int
@@ -121,7 +105,7 @@ class InitRequest(NamedTuple):
 
 
 class Ownership(NamedTuple):
-    """What a mount says about every file: owner, group and the bits that are taken away."""
+    """Owner and group of every file of a mount, and the mode bits that are taken away."""
 
     uid: int
     gid: int
@@ -129,24 +113,18 @@ class Ownership(NamedTuple):
 
 
 def read_arguments(buffer: bytearray) -> tuple[int, int]:
-    """(offset, size) of a READ, READDIR or READDIRPLUS."""
+    """Return (offset, size) of a READ, READDIR or READDIRPLUS."""
     _, offset, size = _READ_IN.unpack_from(buffer, IN_HEADER_BYTES)
     return offset, size
 
 
 def name_argument(buffer: bytearray, length: int) -> bytes:
-    """The name a LOOKUP asks for: all up to the first NUL (extensions may follow)."""
+    """Return the name that a LOOKUP asks for: all up to the first NUL (extensions may follow)."""
     return bytes(buffer[IN_HEADER_BYTES : buffer.index(0, IN_HEADER_BYTES, length)])
 
 
-def caller(buffer: bytearray) -> tuple[int, int, int]:
-    """(uid, gid, pid) of the process behind a request."""
-    _, _, _, _, uid, gid, pid, _, _ = _IN_HEADER.unpack_from(buffer)
-    return uid, gid, pid
-
-
 def decode_init(buffer: bytes | bytearray) -> InitRequest:
-    """The first request of a connection. Raises `ValueError` when it is another one."""
+    """Decode the first request of a connection. `ValueError` when it is another one."""
     _, opcode, unique, _ = _IN_START.unpack_from(buffer)
     if opcode != INIT:
         raise ValueError(f"opcode {opcode} where INIT was due")
@@ -154,33 +132,23 @@ def decode_init(buffer: bytes | bytearray) -> InitRequest:
 
 
 def encode_init(request: InitRequest) -> bytes:
-    """The whole reply to INIT. A newer kernel is told our minor; flags are those that both know."""
+    """Return the whole reply to INIT. A newer kernel is told our minor; flags are those that both know."""
+    minor, flags = min(KERNEL_MINOR, request.minor), WANTED_FLAGS & request.flags
+    limits = (_MAX_BACKGROUND, _CONGESTION_THRESHOLD, _MAX_WRITE_BYTES)
+    time_granularity_ns, max_pages = 1, MAX_READ_BYTES // 4096
     body = _INIT_OUT.pack(
-        KERNEL_MAJOR,
-        min(KERNEL_MINOR, request.minor),
-        MAX_READAHEAD_BYTES,
-        WANTED_FLAGS & request.flags,
-        _MAX_BACKGROUND,
-        _CONGESTION_THRESHOLD,
-        _MAX_WRITE_BYTES,
-        1,  # granularity of times, in nanoseconds
-        MAX_READ_BYTES // 4096,
-        0,
-        0,
-        0,
+        KERNEL_MAJOR, minor, MAX_READAHEAD_BYTES, flags, *limits, time_granularity_ns, max_pages, 0, 0, 0
     )
     return pack_out_header(OUT_HEADER_BYTES + len(body), 0, request.unique) + body
 
 
 def encode_resend() -> bytes:
-    """The notification that makes the kernel queue again what was read and not answered, on every clone."""
+    """Return the notification that has what was read and not answered queued again, on every clone."""
     return pack_out_header(OUT_HEADER_BYTES, NOTIFY_RESEND, 0)
 
 
 class Encoder:
-    """Encodes attributes for one mount: owner and modes are the same for all of its files. Immutable,
-    thread-safe.
-    """
+    """Encodes attributes for one mount: owner and modes are the same for all of its files. Immutable, thread-safe."""
 
     def __init__(self, owner: Ownership) -> None:
         self._uid = owner.uid
@@ -190,41 +158,23 @@ class Encoder:
         self._dir_mode = stat.S_IFDIR | (0o555 & ~owner.umask)
 
     def attributes(self, ino: int, is_dir: bool, size_bytes: int, mtime_ns: int, mode: int = 0) -> bytes:
-        """struct fuse_attr. `mode` is that of a link, or what the snapshot knows of a file's, without write permission.
-        A directory has one link, as on btrfs: 'not counted', so that `find` counts
-        nothing on it.
+        """Return a struct fuse_attr. `mode` is a link's, or what the snapshot knows of a file's, which loses write
+        permission. A directory has one link, as on btrfs: 'not counted', so that `find` counts nothing on it.
         """
-        seconds, nanoseconds = divmod(mtime_ns, _NS)
-        seconds = max(seconds, 0)
+        s, ns = divmod(mtime_ns, _NS)
+        s, blocks = max(s, 0), -(-size_bytes // 512)
         if not mode:
             mode = self._dir_mode if is_dir else self._file_mode
         elif not stat.S_ISLNK(mode):
             mode = stat.S_IFREG | (mode & self._kept)
-        return _ATTR.pack(
-            ino,
-            size_bytes,
-            -(-size_bytes // 512),
-            seconds,
-            seconds,
-            seconds,
-            nanoseconds,
-            nanoseconds,
-            nanoseconds,
-            mode,
-            1,
-            self._uid,
-            self._gid,
-            0,
-            4096,
-            0,
-        )
+        return _ATTR.pack(ino, size_bytes, blocks, s, s, s, ns, ns, ns, mode, 1, self._uid, self._gid, 0, 4096, 0)
 
     def attr_out(self, ino: int, is_dir: bool, size_bytes: int, mtime_ns: int, mode: int = 0) -> bytes:
-        """struct fuse_attr_out: the answer to GETATTR."""
+        """Return a struct fuse_attr_out: the answer to GETATTR."""
         return _ATTR_OUT_VALID + self.attributes(ino, is_dir, size_bytes, mtime_ns, mode)
 
     def entry_out(self, ino: int, is_dir: bool, size_bytes: int, mtime_ns: int, mode: int = 0) -> bytes:
-        """struct fuse_entry_out: the answer to LOOKUP and the first part of a READDIRPLUS record."""
+        """Return a struct fuse_entry_out: the answer to LOOKUP and the first part of a READDIRPLUS record."""
         return _ENTRY.pack(ino, 0, VALID_S, VALID_S, 0, 0) + self.attributes(ino, is_dir, size_bytes, mtime_ns, mode)
 
 
@@ -241,11 +191,9 @@ DT_REG = stat.S_IFREG >> 12
 
 
 def dirent_packer(name_bytes: int) -> Callable[..., bytes]:
-    """pack(ino, next_cookie, name_bytes, type, name) for names of this length; the record is padded to 8
-    bytes.
+    """Return pack(ino, next_cookie, name_bytes, type, name) for names of this length; it pads records to 8 bytes.
 
-    One precomputed layout per length makes a record one call: listings of 100,000 names spend their time
-    here.
+    One precomputed layout per length makes a record one call: listings of 100,000 names spend their time here.
     """
     packer = _dirent_packers.get(name_bytes)
     if packer is None:
@@ -258,10 +206,10 @@ _dirent_packers: dict[int, Callable[..., bytes]] = {}
 
 
 def dirent_bytes(name_bytes: int) -> int:
-    """Length of a directory record with a name of this length."""
+    """Return the length of a directory record with a name of this length."""
     return 24 + (name_bytes + 7) // 8 * 8
 
 
 def encode_statfs(total_bytes: int, files: int) -> bytes:
-    """struct fuse_statfs_out: a full, read-only file system of this size."""
+    """Return a struct fuse_statfs_out of a full, read-only file system of this size."""
     return _STATFS.pack(-(-total_bytes // 4096), 0, 0, files, 0, 4096, 255, 4096, 0)

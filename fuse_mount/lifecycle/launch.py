@@ -22,9 +22,7 @@ from datacache.core.errors import DaemonError, DatacacheError, MountError, Stagi
 from datacache.daemon.client import DaemonClient
 from datacache.daemon.mount_leases import MountLeases
 from datacache.settings import Settings, load_settings
-from fuse_mount.bucket import session as bucket_session
 from fuse_mount.bucket.check import check_pyfuse3
-from fuse_mount.bucket.session import is_dead
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import keeping, pool, process
 from fuse_mount.lifecycle.state import (
@@ -153,7 +151,7 @@ def mount_bucket(
     settings = settings or load_settings()
     target = session.resolved(mountpoint)
     files = BucketFiles(settings.home, target)
-    known, was_dead = files.read(), is_dead(target)
+    known, was_dead = files.read(), session.is_dead(target)
     if was_dead:
         if known is not None and is_supervised(known):
             raise MountError(
@@ -309,7 +307,7 @@ def _expect_ours(there: session.Mount, known: MountInfo | BucketInfo | None, hom
                 f"{target} is no mount of this home ({home}), but of {other}",
                 hint=f"DATACACHE_HOME={shlex.quote(str(other))} dsctl umount {target}",
             )
-    if (known is None or known.device) and not is_dead(target):  # an old version's state has no device
+    if (known is None or known.device) and not session.is_dead(target):  # an old version's state has no device
         by_hand = "umount" if os.geteuid() == 0 else "fusermount3 -u"
         raise MountError(
             f"{target} is no mount of this home ({home}), and no other home is found that has it",
@@ -345,7 +343,7 @@ def stop_server(info: BucketInfo, *, flush_s: float, lazy: bool, progress: Progr
 
 def take_away_dead(info: BucketInfo) -> None:
     """Unmount a mount that no server serves, and end its supervisor. What is staged stays."""
-    if not is_dead(str(info.mountpoint)):
+    if not session.is_dead(str(info.mountpoint)):
         raise MountError(
             f"the server of {info.mountpoint} does not answer", hint=f"Its log: {info.log}. To end it: kill {info.pid}"
         )
@@ -354,7 +352,7 @@ def take_away_dead(info: BucketInfo) -> None:
             with contextlib.suppress(OSError):
                 os.kill(info.supervisor, signal.SIGTERM)
             has_ended(_SERVER_GONE_TIMEOUT_S)
-    bucket_session.take_away(str(info.mountpoint))
+    session.take_away(str(info.mountpoint))
     files_of(info).remove()
 
 
@@ -414,7 +412,7 @@ def is_lost(info: MountInfo, settings: Settings) -> bool:
         kept = keeping.kept(settings.home)
     except TimeoutError:
         return False
-    return MountFiles(settings.home, info.mountpoint).key not in kept and is_dead(str(info.mountpoint))
+    return MountFiles(settings.home, info.mountpoint).key not in kept and session.is_dead(str(info.mountpoint))
 
 
 def is_mounted(info: BucketInfo) -> bool:

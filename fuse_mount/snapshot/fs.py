@@ -1,10 +1,9 @@
 """A snapshot as a file system: inodes, names, attributes, listings and bytes. It knows nothing of FUSE.
 
-Used by `worker`; `datacache.reader.snapshot.Snapshot` is what it stands on. Nothing is kept per inode: an
-inode number *is* the position in the manifest, so any process that opened the same snapshot answers for any
-number, and memory does not grow with the files visited. It may not encode messages and may not start threads.
-`read_wait` may block and may be called from several threads at once; everything else is quick and belongs to
-the worker's loop.
+Used by `worker`. Nothing is kept per inode: an inode number *is* the position in the manifest, so any process that
+opened the same snapshot answers for any number, and memory does not grow with the files visited. It may not encode
+messages and may not start threads. `read_wait` may block and may be called from several threads at once; everything
+else is quick and belongs to the worker's loop.
 
 | inode | what |
 |---|---|
@@ -19,10 +18,13 @@ import stat
 from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from datacache.core.errors import DatacacheError, PathNotFoundError
 from datacache.core.paths import stays_inside
+
+if TYPE_CHECKING:
+    from datacache.reader.snapshot import Snapshot
 
 ROOT = 1
 _FILE_BASE = 2
@@ -32,74 +34,6 @@ _ROW_MASK = (1 << _DEPTH_SHIFT) - 1
 _DEPTH_MASK = (1 << 14) - 1
 COOKIE_BASE = 3
 """Cookies 1 and 2 follow '.' and '..'; the cookie after a child is the row that follows it, plus this."""
-
-
-class Child(Protocol):
-    """One name in a directory (see `datacache.manifest.view.Child`)."""
-
-    @property
-    def name(self) -> bytes: ...
-    @property
-    def is_dir(self) -> bool: ...
-    @property
-    def row(self) -> int: ...
-    @property
-    def next_row(self) -> int: ...
-    @property
-    def is_link(self) -> bool: ...
-
-
-class FileEntry(Protocol):
-    """What a row says about a file (see `datacache.manifest.model.Entry`)."""
-
-    @property
-    def path(self) -> bytes: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def mtime_ns(self) -> int: ...
-    @property
-    def mode(self) -> int: ...
-    @property
-    def target(self) -> bytes: ...
-
-
-class Tree(Protocol):
-    """The directory tree over a manifest's sorted rows (see `datacache.manifest.view.Tree`)."""
-
-    def child(self, prefix: bytes, name: bytes) -> Child | None: ...
-    def children(self, prefix: bytes, start_row: int | None = None) -> Iterator[Any]: ...
-    def prefix_of(self, depth: int, first_row: int) -> bytes: ...
-    def entry(self, row: int) -> FileEntry: ...
-
-
-class Record(Protocol):
-    """What the catalog says about the snapshot (see `datacache.manifest.model.SnapshotRecord`)."""
-
-    @property
-    def dataset(self) -> str: ...
-    @property
-    def id(self) -> str: ...
-    @property
-    def files(self) -> int: ...
-    @property
-    def total_bytes(self) -> int: ...
-    @property
-    def created_at(self) -> str: ...
-
-
-class Snapshot(Protocol):
-    """What the file system needs of an opened snapshot (see `datacache.reader.snapshot.Snapshot`)."""
-
-    @property
-    def tree(self) -> Tree: ...
-    @property
-    def record(self) -> Record: ...
-    def read_local(self, row: int, start: int, stop: int) -> memoryview | None: ...
-    def read_row(self, row: int, start: int, stop: int) -> bytes | memoryview: ...
-    def release_local(self, row: int, start: int, stop: int) -> None: ...
-    def sweep(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Node(NamedTuple):
@@ -114,7 +48,7 @@ class Node(NamedTuple):
 
 
 def directory_inode(depth: int, first_row: int) -> int:
-    """The inode of the directory named by the first `depth` parts of this row's path; depth 0: the root."""
+    """Return the inode of the directory that the first `depth` parts of this row's path name; depth 0: the root."""
     return _DIR_BIT | depth << _DEPTH_SHIFT | first_row if depth else ROOT
 
 
@@ -128,7 +62,7 @@ class SnapshotFs:
         self._local = snapshot.read_local
         self.files = snapshot.record.files
         self.total_bytes = snapshot.record.total_bytes
-        self._created_ns = _nanoseconds(snapshot.record.created_at)
+        self._created_ns = int(datetime.fromisoformat(snapshot.record.created_at).timestamp()) * 1_000_000_000
         # Prefixes are asked for again with every name of a directory; the bound keeps the memory flat.
         self._prefix = lru_cache(maxsize=4096)(snapshot.tree.prefix_of)
 
@@ -137,17 +71,17 @@ class SnapshotFs:
         self._snapshot.close()
 
     def lookup(self, parent: int, name: bytes) -> Node | None:
-        """The child of this name, or None. Raises `PathNotFoundError` when `parent` is no directory."""
+        """Return the child of this name, or None. `PathNotFoundError` when `parent` is no directory."""
         depth, prefix = self._directory(parent)
         child = self._tree.child(prefix, name)
         if child is None:
             return None
-        return self._child_node(depth, child.row, child.is_dir)
+        if child.is_dir:
+            return Node(directory_inode(depth + 1, child.row), True, 0, self._created_ns)
+        return self._file_node(child.row)
 
     def getattr(self, ino: int) -> Node:
-        """Attributes of an inode. Raises `PathNotFoundError` for a number that cannot be one of this
-        snapshot.
-        """
+        """Return the attributes of an inode. `PathNotFoundError` for a number that cannot be one of this snapshot."""
         if ino == ROOT or ino & _DIR_BIT:
             return Node(ino, True, 0, self._created_ns)
         return self._file_node(ino - _FILE_BASE)
@@ -160,11 +94,9 @@ class SnapshotFs:
         return entry.target
 
     def children(self, ino: int, cookie: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """(name, inode, next cookie, type as in st_mode) of each child that follows `cookie` (0: all), in byte
-        order.
+        """Give (name, inode, next cookie, type as in st_mode) of each child after `cookie` (0: all), in byte order.
 
-        '.' and '..' are the caller's. Seeks straight to the cookie's row; nothing is kept from one call to
-        the next.
+        '.' and '..' are the caller's. Seeks straight to the cookie's row; nothing is kept from one call to the next.
         """
         depth, prefix = self._directory(ino)
         start = cookie - COOKIE_BASE if cookie >= COOKIE_BASE else None
@@ -176,9 +108,7 @@ class SnapshotFs:
                 yield name, row + 2, next_row + 3, stat.S_IFLNK if is_link else stat.S_IFREG
 
     def read_now(self, ino: int, offset: int, size: int) -> memoryview | bytes | None:
-        """The bytes if all of them are on this node and verified, else None. Never waits. Short only at the
-        end.
-        """
+        """Return the bytes if all of them are on this node and verified, else None. Short only at the end."""
         row = ino - 2
         if not 0 <= row < _ROW_MASK:
             raise PathNotFoundError(f"inode {ino} is no file of this snapshot")
@@ -188,7 +118,7 @@ class SnapshotFs:
         return self._local(row, offset, stop)
 
     def read_wait(self, ino: int, offset: int, size: int) -> bytes | memoryview:
-        """The bytes, fetched if need be; blocks for as long as the store does. Raises `core.errors`."""
+        """Return the bytes, fetched if need be; blocks for as long as the store does. Raises `core.errors`."""
         row = ino - _FILE_BASE
         stop = min(offset + size, self._entry(row).size_bytes)
         if offset >= stop:
@@ -199,7 +129,7 @@ class SnapshotFs:
         return data
 
     def release(self, ino: int, offset: int, length: int) -> None:
-        """A hint: the kernel keeps these bytes as pages of the mount now."""
+        """Take the hint that the kernel keeps these bytes as pages of the mount now."""
         self._snapshot.release_local(ino - _FILE_BASE, offset, offset + length)
 
     def sweep(self) -> None:
@@ -207,7 +137,7 @@ class SnapshotFs:
         self._snapshot.sweep()
 
     def path_of(self, ino: int) -> str:
-        """The path of an inode for messages; never raises."""
+        """Return the path of an inode for messages; never raises."""
         try:
             raw = self._directory(ino)[1] if ino == ROOT or ino & _DIR_BIT else self._entry(ino - _FILE_BASE).path
         except Exception:  # noqa: BLE001 - a message must not fail for want of a path
@@ -222,11 +152,6 @@ class SnapshotFs:
         depth = ino >> _DEPTH_SHIFT & _DEPTH_MASK
         return depth, self._prefix(depth, ino & _ROW_MASK)
 
-    def _child_node(self, depth: int, row: int, is_dir: bool) -> Node:
-        if is_dir:
-            return Node(directory_inode(depth + 1, row), True, 0, self._created_ns)
-        return self._file_node(row)
-
     def _file_node(self, row: int) -> Node:
         try:
             entry = self._entry(row)
@@ -235,7 +160,3 @@ class SnapshotFs:
         if entry.target:
             return Node(row + _FILE_BASE, False, len(entry.target), entry.mtime_ns, stat.S_IFLNK | 0o777)
         return Node(row + _FILE_BASE, False, entry.size_bytes, entry.mtime_ns, entry.mode)
-
-
-def _nanoseconds(created_at: str) -> int:
-    return int(datetime.fromisoformat(created_at).timestamp()) * 1_000_000_000

@@ -15,7 +15,7 @@ from datacache.core.errors import MountError
 from datacache.settings import Settings
 from datacache.store.bucket import is_probe
 from fuse_mount import BucketInfo
-from fuse_mount.bucket import session as bucket_session
+from fuse_mount.kernel import session
 from fuse_mount.lifecycle import launch as bucket_launch
 from tests.leftovers import processes_with
 from tests.servers import CephRgw, RcloneS3
@@ -139,9 +139,7 @@ class BucketMount:
         """Whether a living server answers."""
         try:
             return (
-                not bucket_session.is_dead(str(self.mountpoint))
-                and os.path.ismount(self.mountpoint)
-                and bool(self.status())
+                not session.is_dead(str(self.mountpoint)) and os.path.ismount(self.mountpoint) and bool(self.status())
             )
         except (MountError, AssertionError, OSError):
             return False

@@ -16,7 +16,7 @@ from typing import Any
 import fuse_mount
 from datacache.settings import Settings
 from fuse_mount import BucketInfo
-from fuse_mount.bucket.session import is_dead
+from fuse_mount.kernel.session import is_dead
 from tests import leftovers
 
 _numbers = itertools.count()
