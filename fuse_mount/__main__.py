@@ -1,4 +1,4 @@
-"""The processes of mounts: `python -m fuse_mount`, started by `launch`.
+"""The processes of mounts: `python -m fuse_mount`, started by `process.spawn` and by the keeper.
 
     python -m fuse_mount --supervise --pool ID --home DIR --workers N --first N [--alone] [--daemon]
                                                                           serve snapshots (`supervisor`)
@@ -31,9 +31,10 @@ from typing import Any
 
 from datacache.core import ipc
 from datacache.core.errors import DatacacheError
+from datacache.core.logs import log_to_stderr
+from datacache.settings import load_settings
 from fuse_mount.lifecycle import pool, process
 from fuse_mount.lifecycle.state import BucketConfig, MountFiles
-from fuse_mount.lifecycle.supervisor import Supervisor, set_up_logging
 
 _BUCKET_HOST_AWAY_S = 10.0
 """Less than the keeper waits for an owner (`keeper._PATIENCE_S`)."""
@@ -64,41 +65,41 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.daemon and os.fork():
         return 0
-    set_up_logging()
+    log_to_stderr("%(asctime)s %(process)d %(levelname)s %(message)s")  # the mount's log, but for the foreground
     if arguments.ready_fd is not None:
         os.set_inheritable(arguments.ready_fd, False)
+
+    def report(word: dict[str, Any]) -> None:
+        fd, arguments.ready_fd = arguments.ready_fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):  # whoever started it is not interested any more
+                os.write(fd, json.dumps(word).encode() + b"\n")
+                os.close(fd)
+
     try:
-        return _run(arguments)
+        return _run(arguments, report)
     except DatacacheError as exc:
         logging.getLogger("fuse_mount").error("%s", exc)
-        _say(arguments.ready_fd, ipc.error_answer(exc))
-        return 1
+        report(ipc.error_answer(exc))
     except Exception as exc:
         logging.getLogger("fuse_mount").exception("the mount process failed")
-        _say(arguments.ready_fd, {"error": f"the mount process failed: {exc!r}", "hint": ""})
-        return 1
+        report({"error": f"the mount process failed: {exc!r}", "hint": ""})
+    return 1
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    def report(word: dict[str, Any]) -> None:
-        _say(arguments.ready_fd, word)
-        arguments.ready_fd = None
-
+def _run(arguments: argparse.Namespace, report: process.Report) -> int:
     if arguments.bucket_server is not None:
         from fuse_mount.bucket.server import BucketServer
 
         return BucketServer(BucketConfig.from_json(arguments.bucket_server), arguments.restarts).run(report)
     if arguments.supervise:
+        from fuse_mount.lifecycle.supervisor import Supervisor
+
         os.chdir("/")
-        Supervisor(
-            pool.Pool(arguments.home, arguments.pool),
-            arguments.workers,
-            socket.socket(fileno=arguments.first),
-            alone=arguments.alone,
-        ).serve()
+        served, first = pool.Pool(arguments.home, arguments.pool), socket.socket(fileno=arguments.first)
+        Supervisor(served, arguments.workers, first, alone=arguments.alone).serve()
         return 0
     if arguments.host:
-        from datacache.settings import load_settings
         from fuse_mount.lifecycle.host import MountHost
 
         return MountHost(load_settings(), arguments.ready_file).run()
@@ -121,8 +122,6 @@ def _run(arguments: argparse.Namespace) -> int:
             return 0
         supervised.serve()
         return 0
-    from datacache.settings import load_settings
-
     home, mountpoint = load_settings().home, arguments.takeover
     former, environment = MountFiles(home, mountpoint).read(), process.environment({})
     try:
@@ -135,36 +134,25 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _pass_on(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """What the mount host says that has started it instead; None where there is no host. Raises `MountError`."""
+    """Have the mount host start it instead, and return what it says; None where there is no host. `MountError`."""
     host = os.environ.get("DATACACHE_MOUNT_HOST")
     if not host:
         return None
-    if arguments.bucket is not None:
-        config = BucketConfig.from_json(arguments.bucket)
-        words, mountpoint, home = ["--bucket", arguments.bucket], config.mountpoint, config.home
-    else:
-        words, mountpoint = ["--takeover", arguments.takeover], arguments.takeover
-        home = os.environ.get("DATACACHE_HOME", "")
     # A bucket's server stays where it is started: not beside the daemon, if the host is only being started again. A
     # snapshot's workers are followed by others at any time, and its readers wait.
-    away_s = _BUCKET_HOST_AWAY_S if arguments.bucket is not None else 0.0
+    if arguments.bucket is not None:
+        config, away_s = BucketConfig.from_json(arguments.bucket), _BUCKET_HOST_AWAY_S
+        words, files = ["--bucket", arguments.bucket], MountFiles(config.home, config.mountpoint)
+    else:
+        words, away_s = ["--takeover", arguments.takeover], 0.0
+        files = MountFiles(os.environ.get("DATACACHE_HOME", ""), arguments.takeover)
     try:
         connection = process.connect_to_host(Path(host), away_s=away_s)
     except OSError:
         return None
     variables = {name: value for name, value in os.environ.items() if name.startswith("DATACACHE_")}
     with connection:
-        return process.ask_host(connection, [*words, "--only-if-dead"], MountFiles(home, mountpoint), variables)
-
-
-def _say(fd: int | None, word: dict[str, Any]) -> None:
-    if fd is None:
-        return
-    try:
-        os.write(fd, json.dumps(word).encode() + b"\n")
-        os.close(fd)
-    except OSError:
-        pass  # whoever started it is not interested any more
+        return process.ask_host(connection, [*words, "--only-if-dead"], files, variables)
 
 
 if __name__ == "__main__":

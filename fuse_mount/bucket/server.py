@@ -65,8 +65,6 @@ _LOOK_EVERY_S = 3600.0
 
 _log = logging.getLogger("fuse_mount")
 
-Report = Callable[[dict[str, Any]], None]
-
 
 class _Interrupted(Exception):  # noqa: N818 - it is no error: nobody waits any more
     """Raised in a flush that nobody waits for any more."""
@@ -99,7 +97,7 @@ class BucketServer:
         self._failures: tuple[Failure, ...] = ()
         """The last errors that somebody who reads or writes got. Changed by the serving thread alone."""
 
-    def run(self, report: Report) -> int:
+    def run(self, report: process.Report) -> int:
         """Serve to the end; the exit code. Raises `DatacacheError` where it does not come to serving."""
         check_pyfuse3()
         _raise_open_files()
@@ -188,7 +186,7 @@ class BucketServer:
 
     # --- threads --------------------------------------------------------------------------------------------
 
-    def _say_ready(self, report: Report) -> None:
+    def _say_ready(self, report: process.Report) -> None:
         """Ask the mount something; when it answers it can be used."""
         try:
             os.statvfs(self._config.mountpoint)

@@ -28,7 +28,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from datacache.core import ipc
@@ -48,8 +47,6 @@ _MAX_DELAY_S = 5.0
 _MEMORY = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(8 * 2**20)}
 """For the server: threads come and go, and glibc would keep for each what it once used (mallopt(3))."""
 _log = logging.getLogger("fuse_mount")
-
-Report = Callable[[ipc.Message], None]
 
 
 class BucketSupervisor:
@@ -75,7 +72,7 @@ class BucketSupervisor:
         self._stopping = False
         self._signals = process.Signals(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
-    def start(self, report: Report) -> None:
+    def start(self, report: process.Report) -> None:
         """Start the first server and report when the mount can be used. Raises `MountError` with nothing left over."""
         dead_before = session.is_dead(self._config.mountpoint)
         self._spawn()
@@ -89,7 +86,7 @@ class BucketSupervisor:
             raise
         report(self._said())
 
-    def go_on(self, report: Report) -> bool:
+    def go_on(self, report: process.Report) -> bool:
         """Be the supervisor of a mount whose own was killed. False where that lives, or there is no such mount."""
         mountpoint = self._config.mountpoint
         with self._files.locked():

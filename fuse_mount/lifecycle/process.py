@@ -24,6 +24,8 @@ from datacache.core.disk import open_private
 from datacache.core.errors import MountError
 from fuse_mount.lifecycle.state import FilesOfMount, MountInfo
 
+Report = Callable[[ipc.Message], None]
+"""Called with what a process says, once, when its mount can be used or could not be made."""
 READY_TIMEOUT_S = 90.0
 _END_TIMEOUT_S = 4.0
 _HOST_TIMEOUT_S = READY_TIMEOUT_S + 10.0

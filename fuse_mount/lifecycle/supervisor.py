@@ -64,7 +64,6 @@ from datacache.core import ipc
 from datacache.core.boot import born
 from datacache.core.breaker import pause_s
 from datacache.core.ipc import parse_object
-from datacache.core.logs import log_to_stderr
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.mounted import Mounted, PoolFacts, WorkerQueue
@@ -562,8 +561,3 @@ def _become_worker(channel: socket.socket, pool: Pool, *, bypass: bool) -> NoRet
     os.closerange(3, kept)
     os.closerange(kept + 1, most if most < 1 << 16 else 1 << 16)
     worker_process.run(channel, pool, bypass=bypass)
-
-
-def set_up_logging() -> None:
-    """Log lines to stderr, which is the mount's log file unless it runs in the foreground."""
-    log_to_stderr("%(asctime)s %(process)d %(levelname)s %(message)s")
