@@ -166,36 +166,29 @@ class MountHost:
                     if self._is_newest():
                         gone_since = None
                         works = self._works()
-                        self._forget_failures(works)
+                        # What is later at a place where nothing is to be taken over any more is another mount.
+                        self._failures = {at: self._failures[at] for at, _ in works if at in self._failures}
                         done = list(threads.map(self._take, works))
                         # Somebody else may have brought one back meanwhile: the keeper, in its own container.
                         left = [at for at, _ in self._works() if at not in self._failures]
-                        if (all(done) and not left) or time.monotonic() - self._started > _READY_ANYWAY_S:
-                            self._say_ready()
+                        is_ready = all(done) and not left
+                        is_ready |= time.monotonic() - self._started > _READY_ANYWAY_S
+                        if is_ready and self._ready_file is not None and not self._ready_file.exists():
+                            self._ready_file.write_text(f"{os.getpid()}\n", encoding="ascii")
                         wait_s = _LEAVE_RETRY_S if left and done else _LOOK_EVERY_S
                     elif self._somebody_listens():
                         gone_since = None
                     else:
                         gone_since = gone_since or time.monotonic()
                         if time.monotonic() - gone_since >= _GONE_S:
-                            self._listen_again()
+                            _log.warning("the newer host is gone: this one has the socket again")
+                            old = self._server
+                            self._listen()
+                            old.close()
                             continue
                 except Exception:  # noqa: BLE001 - one look's, and the next one comes
                     _log.exception("looking after the home's mounts failed")
                 self._ending.wait(wait_s)
-
-    def _forget_failures(self, works: list[tuple[str, list[str]]]) -> None:
-        """Of what is not to be taken over any more: what is at that place later is another mount."""
-        places = {mountpoint for mountpoint, _ in works}
-        self._failures = {at: failure for at, failure in self._failures.items() if at in places}
-
-    def _works(self) -> list[tuple[str, list[str]]]:
-        return [*self._elsewhere(), *self._unserved_buckets()]
-
-    def _say_ready(self) -> None:
-        """After a look that took over what could be."""
-        if self._ready_file is not None and not self._ready_file.exists():
-            self._ready_file.write_text(f"{os.getpid()}\n", encoding="ascii")
 
     def _somebody_listens(self) -> bool:
         try:
@@ -209,36 +202,29 @@ class MountHost:
             ipc.receive(connection)
         return True
 
-    def _listen_again(self) -> None:
-        _log.warning("the newer host is gone: this one has the socket again")
-        old = self._server
-        self._listen()
-        old.close()
-
     def _is_newest(self) -> bool:
         try:
             return os.stat(self.path).st_ino == self._inode
         except OSError:
             return False
 
-    def _elsewhere(self) -> list[tuple[str, list[str]]]:
-        """Mount points and arguments of snapshots' mounts whose supervisors are not below this process."""
+    def _works(self) -> list[tuple[str, list[str]]]:
+        """Return mount points and arguments: of snapshots' mounts whose supervisors are not below this process, and of
+        buckets' mounts without processes."""
         found, mounts = [], session.mounts_by_place()
-        for info in MountFiles.all_states(self._settings.home):
-            there = mounts.get(str(info.mountpoint))
-            if there is not None and there.kind == MOUNT_TYPE and not _is_below(info):
+        home = self._settings.home
+        infos: list[MountInfo | BucketInfo] = [*MountFiles.all_states(home), *BucketFiles.all_states(home)]
+        for info in infos:
+            target = str(info.mountpoint)
+            if target not in mounts or mounts[target].kind != MOUNT_TYPE:
+                continue
+            if isinstance(info, BucketInfo):
+                if not info.problem and not any(process.serves(pid, target) for pid in (info.supervisor, info.pid)):
+                    found.append((target, ["--bucket", info.config.to_json(), "--only-if-dead"]))
+            elif not _is_below(info):
                 # Others may be bringing back one whose supervisor is dead, below this process.
                 dead = [] if process.is_served(info) else ["--only-if-dead"]
-                found.append((str(info.mountpoint), ["--takeover", str(info.mountpoint), *dead]))
-        return found
-
-    def _unserved_buckets(self) -> list[tuple[str, list[str]]]:
-        found, mounts = [], session.mounts_by_place()
-        for info in BucketFiles.all_states(self._settings.home):
-            there = mounts.get(str(info.mountpoint))
-            is_there = there is not None and there.kind == MOUNT_TYPE and not info.problem
-            if is_there and not any(process.serves(pid, info.mountpoint) for pid in (info.supervisor, info.pid)):
-                found.append((str(info.mountpoint), ["--bucket", info.config.to_json(), "--only-if-dead"]))
+                found.append((target, ["--takeover", target, *dead]))
         return found
 
     def _take(self, what: tuple[str, list[str]]) -> bool:
@@ -265,15 +251,16 @@ class MountHost:
     def _leave(self) -> None:
         if self._ready_file is not None:
             self._ready_file.unlink(missing_ok=True)
-        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+        home, deadline = self._settings.home, time.monotonic() + _LEAVE_TIMEOUT_S
         if self._is_newest():
             self.path.unlink(missing_ok=True)
-        else:
-            self._wait_for_newer(time.monotonic() + _NEWER_TIMEOUT_S)
+        else:  # it takes over all mounts of snapshots
+            newer_until = time.monotonic() + _NEWER_TIMEOUT_S
+            while any(map(_is_below, MountFiles.all_states(home))) and time.monotonic() < newer_until:
+                time.sleep(_LEAVE_RETRY_S)
         self._server.close()
-        home = self._settings.home
         mine = [info for info in MountFiles.all_states(home) if _is_below(info)]
-        buckets = [info for info in BucketFiles.all_states(home) if _is_mine(info.supervisor, info.mountpoint)]
+        buckets = [info for info in BucketFiles.all_states(home) if _is_below(info)]
         if not mine and not buckets:
             return
         with ThreadPoolExecutor(len(mine) + len(buckets), thread_name_prefix="leave") as threads:
@@ -281,12 +268,6 @@ class MountHost:
                 threads.submit(_leave_snapshot, info, deadline)
             for bucket in buckets:
                 threads.submit(_leave_bucket, bucket, deadline)
-
-    def _wait_for_newer(self, deadline: float) -> None:
-        """Wait until a newer host has taken all mounts of snapshots over."""
-        home = self._settings.home
-        while any(map(_is_below, MountFiles.all_states(home))) and time.monotonic() < deadline:
-            time.sleep(_LEAVE_RETRY_S)
 
 
 def _leave_snapshot(info: MountInfo, deadline: float) -> None:
@@ -323,23 +304,18 @@ def _leave_bucket(info: BucketInfo, deadline: float) -> None:
                 has_ended(deadline - time.monotonic())
 
 
-def _is_below(info: MountInfo) -> bool:
-    """Tell whether the supervisor of a snapshot's mount is a child of this process."""
-    return process.is_served(info) and _is_child(info.pid)
-
-
-def _is_mine(pid: int, mountpoint: Path) -> bool:
-    """Tell whether a process of a bucket's mount is a child of this one."""
-    return _is_child(pid) and process.serves(pid, mountpoint)
-
-
-def _is_child(pid: int) -> bool:
+def _is_below(info: MountInfo | BucketInfo) -> bool:
+    """Tell whether a mount's supervisor is a child of this process."""
+    pid = info.supervisor if isinstance(info, BucketInfo) else info.pid
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return False
-    return fields[0] != "Z" and int(fields[1]) == os.getpid()
+    is_mine = fields[0] != "Z" and int(fields[1]) == os.getpid()
+    if isinstance(info, BucketInfo):
+        return is_mine and process.serves(pid, info.mountpoint)
+    return is_mine and process.is_served(info)
 
 
 def _reap() -> None:

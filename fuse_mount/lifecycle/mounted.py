@@ -47,22 +47,11 @@ class WorkerQueue:
     failures: int = 0
 
 
-@dataclass(frozen=True)
-class PoolFacts:
-    """Facts about those that serve a mount, for its state."""
-
-    pid: int
-    born: int
-    pool: str
-    log: Path
-    workers: Callable[[], tuple[int, ...]]
-    bypassed: Callable[[], bool]
-
-
 class Mounted:
     """A mount from its snapshot's opening until nobody here serves it any more."""
 
-    def __init__(self, number: int, config: MountConfig, workers: int, facts: PoolFacts) -> None:
+    def __init__(self, number: int, config: MountConfig, workers: int, facts: Callable[[], dict[str, Any]]) -> None:
+        """`facts` gives those fields of `MountInfo` that all mounts of the pool have alike."""
         self.number = number
         self.config = config
         self.files = MountFiles(config.home, config.mountpoint)
@@ -105,14 +94,14 @@ class Mounted:
             self._started_at, self.device = former.started_at, former.device
             self._failures = former.failures
         for queue in self.queues:
-            queue.fd, queue.own_queue = self.make_queue()
+            self._make_queue(queue)
         self.files.make_folder()
         self._callers = ipc.Callers(self.files.listen(), most=_MOST_CALLERS, most_bytes=_MOST_REQUEST_BYTES)
         self._serving_since = time.time()
-        arguments = ["--takeover", config.mountpoint, "--only-if-dead", "--pool", self._facts.pool]
+        arguments = ["--takeover", config.mountpoint, "--only-if-dead", "--pool", self._facts()["pool"]]
         note = {"mountpoint": config.mountpoint, "ref": config.ref, "device": self.device}
         self._line = KeeperLine(
-            config.home, self.files, arguments, note, self._descriptors(), is_mine=lambda: not self.successor()
+            config.home, self.files, arguments, note, self._descriptors(), is_mine=lambda: not self._successor()
         )
         self.write_state()
         if former is not None and config.resend:
@@ -121,10 +110,9 @@ class Mounted:
             session.resend(main)
         _log.info("%s serves %s with %d workers", config.mountpoint, config.ref, len(self.queues))
 
-    def make_queue(self) -> tuple[int, bool]:
-        """Make a queue for one worker, and tell whether it is one of its own."""
+    def _make_queue(self, queue: WorkerQueue) -> None:
         fd = session.clone(self.main) if self.config.clone else None
-        return (self.main, False) if fd is None else (fd, True)
+        queue.fd, queue.own_queue = (self.main, False) if fd is None else (fd, True)
 
     def hang_up(self) -> None:
         """Take no more requests."""
@@ -148,7 +136,7 @@ class Mounted:
             return
         self.hang_up()
         if self.ended:
-            if self.successor() is None:
+            if self._successor() is None:
                 self.files.remove()
             self._line.release()
             _log.info("%s is unmounted", self.config.mountpoint)
@@ -168,7 +156,7 @@ class Mounted:
             _log.error("requests that the dead worker had read hang until %s is unmounted", self.config.mountpoint)
             return
         os.close(queue.fd)
-        queue.fd, queue.own_queue = self.make_queue()
+        self._make_queue(queue)
         if self.config.resend:  # the kernel cannot, and aborts requests when the last copy of the clone is closed
             self.config = replace(self.config, resend=False)
             if self._line is not None:
@@ -262,7 +250,7 @@ class Mounted:
             self._note_due = time.monotonic() + _NOTE_EVERY_S
 
     def info(self) -> MountInfo:
-        """Return what there is to know of it."""
+        """Return the state as it is now."""
         return MountInfo(
             mountpoint=Path(self.config.mountpoint),
             ref=self.config.ref,
@@ -270,24 +258,19 @@ class Mounted:
             snapshot_id=self.snapshot["id"],
             files=self.snapshot["files"],
             total_bytes=self.snapshot["total_bytes"],
-            pid=self._facts.pid,
-            born=self._facts.born,
             boot=boot_id(),
-            pool=self._facts.pool,
-            workers=self._facts.workers(),
             catalog=os.environ.get("DATACACHE_CATALOG", ""),  # as whoever mounted it gave it to this process
             device=self.device,
-            log=self._facts.log,
             started_at=self._started_at,
             serving_since=self._serving_since,
-            bypassed=self._facts.bypassed(),
             kept=self._line is not None and self._line.kept,
             failures=self._failures,
             config=self.config,
+            **self._facts(),
         )
 
-    def successor(self) -> MountInfo | None:
-        """Whoever serves this mount, or another one in its place, since after this supervisor began to."""
+    def _successor(self) -> MountInfo | None:
+        """Return the state of a supervisor that began later to serve this mount, or another one in its place."""
         known = self.files.read()
         if known is None or known.serving_since <= self._serving_since:
             return None
@@ -296,10 +279,10 @@ class Mounted:
     def note(self) -> None:
         """Write down what has changed, unless the state is another one's."""
         self._note_due = None
-        successor = self.successor()
+        successor = self._successor()
         if successor is None:
             self.write_state()
-        elif successor.device == self.device and successor.pid != self._facts.pid:
+        elif successor.device == self.device and successor.pid != os.getpid():
             _log.warning("%s was taken over by %d meanwhile", self.config.mountpoint, successor.pid)
             self.handed_over = True
 

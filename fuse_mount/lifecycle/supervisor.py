@@ -52,7 +52,6 @@ import json
 import logging
 import os
 import resource
-import select
 import signal
 import socket
 import time
@@ -66,7 +65,7 @@ from datacache.core.breaker import pause_s
 from datacache.core.ipc import parse_object
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
-from fuse_mount.lifecycle.mounted import Mounted, PoolFacts, WorkerQueue
+from fuse_mount.lifecycle.mounted import Mounted, WorkerQueue
 from fuse_mount.lifecycle.pool import Pool, worker_socket
 from fuse_mount.lifecycle.state import Failure, MountConfig, MountInfo
 from fuse_mount.snapshot import worker_process
@@ -124,7 +123,7 @@ class Supervisor:
         self._crashes = 0
         self._bypass = False
         self._stopping = False
-        self._facts = PoolFacts(os.getpid(), born(os.getpid()), pool.id, pool.log, self._workers, lambda: self._bypass)
+        self._born = born(os.getpid())
         self._signals = process.Signals(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -136,17 +135,14 @@ class Supervisor:
             self._listener = ipc.listen(pool.socket, backlog=128)
             self._listener.setblocking(False)
             self._inode = os.stat(pool.socket).st_ino
-        self._remove_dead_sockets()
+        for path in worker_socket(pool.home, pool.id, 0).parent.glob(f"worker-{pool.id}-*.sock"):
+            if not born(int(path.stem.rpartition("-")[2])):  # it was killed
+                path.unlink(missing_ok=True)
         self._add_client(first)
 
-    def _workers(self) -> tuple[int, ...]:
-        return tuple(slot.pid for slot in self._slots if slot.pid)
-
-    def _remove_dead_sockets(self) -> None:
-        """Of workers that were killed."""
-        for path in worker_socket(self._pool.home, self._pool.id, 0).parent.glob(f"worker-{self._pool.id}-*.sock"):
-            if not born(int(path.stem.rpartition("-")[2])):
-                path.unlink(missing_ok=True)
+    def _facts(self) -> dict[str, Any]:
+        own = {"pid": os.getpid(), "born": self._born, "pool": self._pool.id, "log": self._pool.log}
+        return own | {"workers": tuple(slot.pid for slot in self._slots if slot.pid), "bypassed": self._bypass}
 
     # --- the loop -------------------------------------------------------------------------------------------
 
@@ -181,7 +177,9 @@ class Supervisor:
             return True
         with self._pool.locked(wait=False) as mine:
             if not mine:  # somebody looks whether there is a supervisor: it may want this one
-                return self._accept_soon()
+                process.readable(self._listener.fileno(), 0.01)
+                self._accept()
+                return False
             if self._accept() and not self._stopping:
                 return False
             with contextlib.suppress(FileNotFoundError):
@@ -189,14 +187,6 @@ class Supervisor:
                     self._pool.socket.unlink()
             self._listener.close()
             return True
-
-    def _accept_soon(self) -> bool:
-        assert self._listener is not None
-        poll = select.poll()
-        poll.register(self._listener, select.POLLIN)
-        poll.poll(10)
-        self._accept()
-        return False
 
     def _wait(self) -> set[int]:
         reading, writing = {self._signals.fd}, set[int]()
@@ -297,7 +287,11 @@ class Supervisor:
             mounted = Mounted(self._numbers, MountConfig.from_dict(request["config"]), len(self._slots), self._facts)
             mounted.open_until = time.monotonic() + _OPEN_TIMEOUT_S
             client.mounted = self._mounts[mounted.number] = mounted
-            self._open_first(mounted)
+            living = [slot for slot in self._slots if slot.pid]
+            if living:  # another one for each mount, since opening takes the processor
+                self._open(living[mounted.number % len(living)], mounted)
+            else:
+                self._spawn(self._slots[0])
         elif operation == "serve":
             if client.mounted is None or not client.mounted.snapshot or not client.lines.fds:
                 raise ValueError("nothing is opened, or the descriptor is missing")
@@ -315,14 +309,6 @@ class Supervisor:
             ipc.send(client.lines.connection, {"ok": mounted.info().to_dict()})
         else:
             ipc.send(client.lines.connection, {"error": f"unknown operation {operation!r}", "hint": ""})
-
-    def _open_first(self, mounted: Mounted) -> None:
-        """Have one worker open a snapshot: another one for each mount, since that takes the processor."""
-        living = [slot for slot in self._slots if slot.pid]
-        if living:
-            self._open(living[mounted.number % len(living)], mounted)
-        else:
-            self._spawn(self._slots[0])
 
     def _answer_opening(self, mounted: Mounted, answer: ipc.Message) -> None:
         for client in [client for client in self._clients if client.mounted is mounted]:
@@ -361,7 +347,8 @@ class Supervisor:
             ):
                 queue.due = None
                 self._open(slot, mounted)
-        self._note_all()
+            if mounted.main >= 0 and not mounted.leaving:
+                mounted.note()
 
     def _open(self, slot: _Slot, mounted: Mounted) -> None:
         if not slot.pid:  # it is opened by the next one
@@ -543,11 +530,6 @@ class Supervisor:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(slot.pid, 0)
                 worker_socket(self._pool.home, self._pool.id, slot.pid).unlink(missing_ok=True)
-
-    def _note_all(self) -> None:
-        for mounted in self._mounts.values():
-            if mounted.main >= 0 and not mounted.leaving:
-                mounted.note()
 
 
 def _become_worker(channel: socket.socket, pool: Pool, *, bypass: bool) -> NoReturn:
