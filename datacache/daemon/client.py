@@ -28,13 +28,14 @@ from typing import Any
 from urllib.parse import quote
 
 from datacache.core import ipc, lockfile
+from datacache.core.boot import stat_of
 from datacache.core.concurrency import PerProcess
 from datacache.core.disk import open_private, replace_file
 from datacache.core.errors import DaemonError, DaemonSilentError, DaemonUnavailableError, DatacacheError, StoreError
 from datacache.core.ids import ObjectRef
 from datacache.daemon import paths, wire
 from datacache.daemon.keeper import keeper_answers
-from datacache.daemon.orders.plan_file import PlanHeader, stat_of
+from datacache.daemon.orders.plan_file import PlanHeader
 from datacache.daemon.pulse import PulseWatch
 from datacache.settings import Settings
 from datacache.store.credentials import told_variables

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from datacache.core.boot import born
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import DatacacheError
 from datacache.core.ids import ObjectRef
 from datacache.daemon.client import DaemonClient
-from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, new_plan_file, started_at
+from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, new_plan_file
 from datacache.tiers.memory import lookahead_dir
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class Lookahead:
         header = PlanHeader(
             id=file.path.name,
             pid=os.getpid(),
-            started=started_at(os.getpid()),
+            started=born(os.getpid()),
             dataset=source.dataset,
             snapshot=source.snapshot,
             refs=() if source.snapshot else source.refs,

@@ -3,16 +3,12 @@
 Used by the server process of a read-write mount, which has one mount and runs `serve` in its main thread. What takes
 time (`Needs`, and all that makes something durable) runs in threads; everything else is answered in the loop.
 
-How the loop of a read-write mount waits for the kernel's next request: a moment by itself, then with trio.
-
-Used by `pyfuse3_adapter`. A program that creates files sends its requests one after the other, each right after the
-answer to the last. Waiting for each through trio (lock, epoll, scheduler) costs more than answering it: measured, a
-file system that does nothing takes 160 µs of CPU for a file that is created, written and closed, and 60 without. So
-where no other request is being worked on, the loop waits for the next one in poll(2), for a millisecond at most, which
-lets other threads run; then trio's turn comes.
-
-pyfuse3 looks its wait up by name for each request (`_wait_fuse_readable`, 3.3 to 3.5). A release that has none of that
-name is left alone.
+The loop waits for the kernel's next request a moment by itself, then with trio: a program that creates files sends each
+request right after the answer to the last, and waiting through trio (lock, epoll, scheduler) costs more than answering.
+Measured, a file system that does nothing takes 160 µs of CPU for a file that is created, written and closed, and 60
+without. So where no other request is being worked on, it waits in poll(2) for a millisecond at most, which lets other
+threads run; then trio's turn comes. pyfuse3 looks its wait up by name for each request (`_wait_fuse_readable`, 3.3 to
+3.5). A release that has none of that name is left alone.
 """
 
 from __future__ import annotations
@@ -245,18 +241,18 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     @_request
     async def lookup(self, parent: int, name: bytes, _ctx: Any) -> Any:
-        return self._entry(await _answer(self._fs.lookups.lookup, parent, name))
+        return self._entry(await _answer(self._fs.names.lookup, parent, name))
 
     async def forget(self, inodes: Iterable[tuple[int, int]]) -> None:
         for ino, count in inodes:
             try:
-                self._fs.lookups.forget(ino, count)
+                self._fs.names.forget(ino, count)
             except Exception:  # noqa: BLE001 - nobody waits for an answer: it would end the server
                 _log.exception("inode %d cannot be forgotten", ino)
 
     @_request
     async def getattr(self, ino: int, _ctx: Any) -> Any:
-        return self._entry(await _answer(self._fs.lookups.getattr, ino))
+        return self._entry(await _answer(self._fs.names.getattr, ino))
 
     @_request
     async def setattr(self, ino: int, attr: Any, fields: Any, fh: int | None, _ctx: Any) -> Any:
@@ -272,28 +268,28 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     @_request
     async def opendir(self, ino: int, _ctx: Any) -> int:
-        handle = await _answer(self._fs.lookups.opendir, ino)
+        handle = await _answer(self._fs.names.opendir, ino)
         self._folders[handle] = ino
         return handle
 
     @_request
     async def readdir(self, fh: int, start: int, token: Any) -> None:
         ino = self._folders[fh]
-        entries = await _answer(self._fs.lookups.readdir, fh, start)
+        entries = await _answer(self._fs.names.readdir, fh, start)
         for number, entry in enumerate(entries, start + 1):
-            attr = self._fs.lookups.enter(ino, entry)
+            attr = self._fs.names.enter(ino, entry)
             if not pyfuse3.readdir_reply(token, os.fsencode(entry.name), self._entry(attr), number):
-                self._fs.lookups.forget(attr.ino, 1)
+                self._fs.names.forget(attr.ino, 1)
                 return
 
     @_request
     async def releasedir(self, fh: int) -> None:
         self._folders.pop(fh, None)
-        self._fs.lookups.releasedir(fh)
+        self._fs.names.releasedir(fh)
 
     @_request
     async def readlink(self, ino: int, _ctx: Any) -> bytes:
-        return await _answer(self._fs.lookups.readlink, ino)
+        return await _answer(self._fs.names.readlink, ino)
 
     # --- changes of names ------------------------------------------------------------------------------------------
 

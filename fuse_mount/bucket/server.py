@@ -1,17 +1,11 @@
 """The server of a read-write mount: the process that opens the live bucket, mounts it and answers the kernel.
 
-Run by `__main__`, started by `bucket_supervisor`. The main thread opens, mounts and serves (`pyfuse3_adapter`, with
-trio); beside it one thread says when the mount can be used, one waits for signals and the control socket has its own.
-
-The mount ends in one of these ways, and each time it goes on uploading for a while (`stop_flush_s`); what is left after
-that stays in the staging area:
-- somebody unmounts (`dsctl umount` has flushed before, umount(8) has not);
-- SIGTERM or SIGINT: it flushes, unmounts, and after a moment does not wait for who still has files open. A second
-  signal ends the flushing.
-
-A supervisor that dies is replaced by the server itself, also while no daemon (whose keeper would do it) runs.
-Where the connection to the kernel ends and the mount is still there (aborted through sysfs, an error of ours) the exit
-code is not 0, and the supervisor starts the next server.
+Run by `__main__`, started by its supervisor. The main thread opens, mounts and serves (`pyfuse3_skin`, with trio);
+beside it one thread says when the mount can be used, one waits for signals, one replaces a supervisor that dies, and
+the control socket has its own. After an unmount, or SIGTERM or SIGINT (it flushes, unmounts, and soon does not wait for
+who still has files open), it goes on uploading for a while (`stop_flush_s`), until a second signal; what is left after
+that stays in the staging area. Where the connection to the kernel ends and the mount is still there (aborted through
+sysfs, an error of ours) the exit code is not 0, and the supervisor starts the next server.
 """
 
 from __future__ import annotations

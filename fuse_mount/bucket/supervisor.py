@@ -1,23 +1,14 @@
 """The process that keeps a read-write mount served: it starts a server, and another one when that dies.
 
-Run by `__main__`. It holds nothing: no descriptor of the mount, no journal. All that was acknowledged lies in the
-staging area, and the next server replays it. One thread; servers are started as new programs, never forked, because
-what they use for uploads does not survive that.
+Run by `__main__`. It holds nothing (docs/CONCURRENCY.md): all that was acknowledged lies in the staging area, and the
+next server replays it. One thread; servers are started as new programs, never forked, because what they use for uploads
+does not survive that. A dead mount stays in its place until the next server puts its own there (`session.place`), also
+when the supervisor gives up: unmounted, programs would write into the folder below.
 
-**The server dies.** The mount stays in its place, dead, until the next server puts its own there (`bucket.session`):
-open files fail with ENOTCONN, and so does what is opened meanwhile; what is opened after it works. Were it unmounted at
-once, programs would write into the folder below.
-
-**Servers die one after another.** One that was killed (SIGKILL) while it served is replaced at once. One that ends by
-itself, or does not get as far as serving, is followed by the next after a growing delay; after `_GIVE_UP_AFTER` of
-these in a row the supervisor gives up: it says so in the log and in the state, and leaves the dead mount, so that no
-program takes the folder below for the bucket.
-
-**The supervisor is told to end** (SIGTERM, Ctrl-C): so is the server, which uploads what it can, unmounts and ends.
-
-**The supervisor is killed.** The server goes on. The keeper in the cache daemon (`keeping`) starts the next supervisor,
-which watches that server, or starts one if it died as well: `--bucket JSON --only-if-dead`. So does the server, with
-or without a daemon. Where server and supervisor die within a second while no daemon runs, somebody has to mount again.
+One server that was killed (SIGKILL) while it served is replaced at once. One that ends by itself, or does not get as
+far as serving, is followed by the next after a growing delay; after `_GIVE_UP_AFTER` of these in a row the supervisor
+says so in the log and in the state, and ends. Where server and supervisor die within a second while no daemon runs,
+somebody has to mount again.
 """
 
 from __future__ import annotations

@@ -2,11 +2,8 @@
 
 It opens /dev/fuse and hands descriptors out, and reads no request but INIT. No state; any thread may call.
 
-A mount whose processes were killed is *dead*, and stays in its place. `place` puts another one there. As root the mount
-point is never free for an instant: whatever was written there then would land in the folder below and be lost from
-sight. The new mount is placed beneath the dead one, which is then taken away (move_mount(2), MOVE_MOUNT_BENEATH, Linux
-6.5); where the kernel cannot, on top of it. Ordinary users have to go through fusermount3, which mounts on no dead
-mount: there is a gap of some milliseconds, and what came into it is reported.
+A mount whose processes were killed is *dead*, and stays in its place. `place` puts the next one beneath it, so that the
+mount point is never free, and takes it away (docs/CONCURRENCY.md, *Supervisor, server and control socket*).
 """
 
 from __future__ import annotations

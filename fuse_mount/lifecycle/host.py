@@ -1,18 +1,9 @@
-"""The mount host: one process below which the mounts of a home run, whoever asked for them.
+"""The mount host: one process below which the mounts of a home run, whoever asked for them (docs/CONCURRENCY.md).
 
 `python -m fuse_mount --host`, a container of its own on a node of Kubernetes. The CSI driver (anybody with the setting
-`mount_host`) asks it to start supervisors, so the driver may end and start again and no mount notices.
-
-- At its start, and then now and then, it takes over every mount of the home that runs elsewhere: from another host (the
-  pod before it, in an upgrade), from a supervisor that the keeper had to start, from the keeper itself. Read-write
-  mounts cannot move while they are served; those without processes are started again in their place.
-- When all is taken over that can be it makes a file with its process id (`--ready-file`): only then may an old host be
-  told to end. The file of a host that was killed stays until the next one begins, so who looks asks for the process.
-- The newest host has the socket. An older one leaves everything alone from then on, unless that one is gone for good
-  (an upgrade that was taken back): then it listens again.
-- Told to end (SIGTERM), it gives a newer host some time to take over. What is left of its supervisors it ends without
-  unmounting: the keeper holds the descriptors, and somebody else goes on. Servers of read-write mounts upload for a
-  while and then end with the mount left in its place, dead, for the next one.
+`mount_host`) asks it to start supervisors, so the driver may end and start again and no mount notices. It takes over
+every mount of the home that runs elsewhere, and starts servers of read-write mounts that have no processes. The newest
+host has the socket; older ones leave everything alone from then on, unless that one is gone for good.
 
 Threads: the main thread waits for signals and reaps (it is a subreaper: whatever loses its parent below it becomes its
 child). One thread takes connections, each of which has a thread, up to a limit: more wait to be let in. One looks after

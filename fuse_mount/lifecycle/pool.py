@@ -1,19 +1,10 @@
 """Pools: the processes that serve the snapshots of a home, from their callers' side. Mounting, and taking mounts over.
 
 A pool is a supervisor and its worker processes (`supervisor`, `worker_process`), which serve any number of mounts. One
-that was mounted in the same surroundings joins the pool that is there: the same environment, user, namespaces, package
-and options (`pool_id`). Whatever differs makes another pool, so no mount ever gets another one's credentials or sees
-another one's network.
-
-Whatever may have to wait is done here, in the caller's process: the mount itself, finding a descriptor, asking a former
-supervisor. The pool's supervisor only gets a descriptor with the words for what to serve on it, and waits for nobody.
-
-**Hand-over** (an upgrade): the new supervisor gets the descriptor (SCM_RIGHTS) from the one that serves, opens the
-snapshot, serves, and only then is the old one told to finish: its workers answer all they had read.
-
-**A pool that was killed**: its workers still hold the descriptor, or else the keeper does. Whoever comes first takes
-the mount it came for over, and then all others of that pool. Several processes may try to take over one mount:
-`FilesOfMount.locked` lets one at a time.
+that was mounted in the same surroundings joins the pool that is there (`pool_id`). Whatever differs makes another pool,
+so no mount ever gets another one's credentials or sees another one's network. Joining, hand-over and take-over:
+docs/CONCURRENCY.md. Whatever may have to wait is done here, in the caller's process: the mount itself, finding a
+descriptor, asking a former supervisor.
 
     <home>/run/pool-<id>.sock             where the supervisor hears who wants something mounted; the newest has it
     <home>/run/pool.lock                  held while one looks whether there is a supervisor, starts one, or ends

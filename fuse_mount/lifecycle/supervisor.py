@@ -2,47 +2,19 @@
 
 Run by `__main__`. It answers no request of the kernel, so that there is little in it to fail: it may not import the
 reader or the catalog (workers do, after the fork). One thread; it forks, so it must never start another. It waits for
-nobody: whoever wants something mounted (`mounting`) mounts it, and hands the descriptor over.
+nobody: whoever wants something mounted (`pool`) mounts it, and hands the descriptor over.
 
     {"op": "hello"}                              its process id
     {"op": "open", "config": …}                  a worker opens the snapshot: facts about it
     {"op": "serve", "config": …, "former": …}    with the descriptor: serve it from now on, after another one
 
-Each worker serves each mount, with a queue of its own for each (`FUSE_DEV_IOC_CLONE`), so a single busy mount has all
-workers, and a further mount costs descriptors and threads but no process.
+Who is killed, and what becomes of the requests that a worker had read: docs/CONCURRENCY.md. Where cloning is refused
+on a kernel before 6.9, what a dead worker had read is not to be told from the rest, and hangs until the mount is ended.
 
-**A worker dies.** The requests it had read are unanswered, and their readers wait.
-- Linux 6.9 and newer: `FUSE_NOTIFY_RESEND` queues them again at once and the other workers, or the next one,
-  answer. No reader notices.
-- Older kernels: they would wait for ever, so they are *aborted*: the supervisor closes the dead worker's
-  clone of /dev/fuse, of which it holds the only other copy, and the kernel ends those requests with an error
-  (ECONNABORTED); requests not yet read by any worker are served by the next.
-- Older kernels where cloning is refused, too: all workers share one descriptor, and what a dead worker had
-  read is not to be told from the rest. Those readers wait until the mount is ended; the log says so.
-
-**Workers die one after another.** One that was killed (SIGKILL) is replaced at once. One that ends by
-itself is started again with a growing delay, and after `_CRASHES_TO_BYPASS` of these with the node's local
-tiers bypassed: a broken disk under a mapped region is the likely reason. All mounts of a pool have the same tiers.
-
-**A worker cannot open a snapshot again** (a catalog that is away): it is told to try again, after growing pauses. That
-concerns this mount alone.
-
-**The supervisor is killed.** Workers hold the mounts and keep serving. They start a process that takes all of them over
-(`mounting.revive`). Where that fails the mounts work on, without anybody to restart a worker.
-
-**All are killed at once** (a container). The keeper in the cache daemon holds copies of the descriptors (`keeping`),
-notices that the mounts' lines to it have ended, and starts such a process, which has the kernel send again what the
-dead workers had read. Readers wait meanwhile.
-
-**Hand-over** (an upgrade) and **leaving** (the mount host is told to end): as `mounting` and `host` say, mount by
-mount. A supervisor without mounts ends.
-
-**A mount vanishes** (umount by hand): reading the device gives ENODEV, and the worker says so. Whoever is about to have
-it opened again looks as well, since a worker that cannot open the snapshot reads nothing.
-
-**Two supervisors** of one mount: the state says who came last, and the other one hands over as soon as it looks. Where
-a mount was detached lazily and another one made in its place, the former is only served to its end: state, control
-socket and the keeper are the latter's.
+Of workers that die one after another, one that was killed (SIGKILL) is replaced at once. One that ends by itself is
+started again with a growing delay, and after `_CRASHES_TO_BYPASS` of these with the node's local tiers bypassed: a
+broken disk under a mapped region is the likely reason. All mounts of a pool have the same tiers. A worker that cannot
+open a snapshot again is told to try again after growing pauses, for this mount alone.
 """
 
 from __future__ import annotations

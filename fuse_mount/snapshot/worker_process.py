@@ -7,14 +7,11 @@ Forked by `supervisor`, with nothing but a socket to it. Messages on it are JSON
     {"op": "stop", "mount": N}                  answer what was read, and let go of it: {"mount": N, "ended": "stopped"}
     {"mount": N, "ended": "unmounted"}          the mount is gone
     {"mount": N, "ended": "failed"}             its loop failed
-    {"mount": N, "failure": …}                  a reader got an error (`errno_map.Failure`)
+    {"mount": N, "failure": …}                  a reader got an error (`state.Failure`)
 
-It holds no state that its successor would need, so it may be killed at any moment.
-
-**The supervisor dies.** The worker serves on, and starts a process that has all mounts taken over
-(`mounting.revive`). Whoever takes a mount over gets its descriptor from the worker's own socket
-(`pool.worker_socket`, mode 0600): `{"op": "descriptor", "mountpoint", "device"}`, and tells it to stop there, too.
-A worker without supervisor that serves no mount ends, whatever it is opening.
+It holds no state that its successor would need, so it may be killed at any moment. Without its supervisor it serves on,
+and starts a process that has all mounts taken over (`pool.revive`), which asks for descriptors, and tells it to stop,
+on its own socket (`pool.worker_socket`). Without supervisor and mounts it ends, whatever it is opening.
 
 Threads: the main one hears the supervisor and signals; each mount has one, with a pool for what it fetches; one for all
 lets go of cached pages while memory is short; one for each caller on the worker's own socket, of which there are few.

@@ -55,16 +55,16 @@ class Directory:
         raise AssertionError("it needs more and more")
 
     def attr(self, path: str) -> Attr:
-        found = self.do(self.fs.lookups.getattr, ROOT)
+        found = self.do(self.fs.names.getattr, ROOT)
         for name in path.split("/") if path else []:
-            found = self.do(self.fs.lookups.lookup, found.ino, name.encode())
+            found = self.do(self.fs.names.lookup, found.ino, name.encode())
             self.told.append(found.ino)
         return found
 
     def forget_all(self) -> None:
         """Do what a kernel does that is short of memory: forget what is in a folder, then the folder."""
         for ino in reversed(self.told):
-            self.fs.lookups.forget(ino, 1)
+            self.fs.names.forget(ino, 1)
         self.told.clear()
 
     def _place(self, path: str) -> tuple[int, bytes]:
@@ -96,8 +96,8 @@ class Directory:
             self.close(handle)
 
     def names(self, path: str = "") -> list[str]:
-        handle = self.do(self.fs.lookups.opendir, self.attr(path).ino)
-        return [entry.name for entry in self.fs.lookups.readdir(handle, 0)]
+        handle = self.do(self.fs.names.opendir, self.attr(path).ino)
+        return [entry.name for entry in self.fs.names.readdir(handle, 0)]
 
     def mkdir(self, path: str) -> None:
         self.told.append(self.do(self.fs.names.mkdir, *self._place(path), mode=0o755, uid=0, gid=0).ino)
@@ -297,7 +297,7 @@ def test_the_old_inode_of_a_file_that_others_changed_sends_the_kernel_to_look_ag
     directory.fs.remote.expire("")
     assert directory.attr("a").size_bytes == 2
     with expect_errno(errno.ENOENT):  # its name is another inode's now
-        directory.do(directory.fs.lookups.getattr, inode)
+        directory.do(directory.fs.names.getattr, inode)
 
 
 @promise("`fstat` of an open file that was replaced elsewhere says what it was")
@@ -311,8 +311,8 @@ def test_an_open_file_that_others_changed_is_what_it_was_to_fstat(opened: Open, 
         (bucket / "a").write_bytes(b"22")
     else:
         (bucket / "a").unlink()
-    until(lambda: directory.do(directory.fs.lookups.getattr, inode).links, 0)
-    assert directory.do(directory.fs.lookups.getattr, inode).size_bytes == 1
+    until(lambda: directory.do(directory.fs.names.getattr, inode).links, 0)
+    assert directory.do(directory.fs.names.getattr, inode).size_bytes == 1
     assert directory.stale == ["a"]
     directory.close(handle)
     if change == "replaced":
@@ -337,7 +337,7 @@ def test_what_is_written_to_an_open_file_that_others_took_away_is_refused_and_ne
         (bucket / "a").write_bytes(b"theirs")
     directory.fs.remote.expire("")
     if seen_by == "fstat":
-        assert directory.do(directory.fs.lookups.getattr, inode).links == 0
+        assert directory.do(directory.fs.names.getattr, inode).links == 0
     elif seen_by == "lookup":
         assert directory.attr("a").ino != inode
     else:
@@ -562,8 +562,8 @@ def test_a_listing_from_before_a_file_was_written_or_uploaded_takes_no_name_from
     directory.write("a", b"old")
     if not uploaded:
         directory.flush()
-    listing = directory.do(directory.fs.lookups.opendir, ROOT)
-    (entry,) = directory.fs.lookups.readdir(listing, 0)
+    listing = directory.do(directory.fs.names.opendir, ROOT)
+    (entry,) = directory.fs.names.readdir(listing, 0)
     if uploaded:
         directory.flush()
     else:
@@ -572,7 +572,7 @@ def test_a_listing_from_before_a_file_was_written_or_uploaded_takes_no_name_from
         directory.close(handle)
     inode = directory.attr("a").ino
     handle = directory.open("a", os.O_RDWR)
-    told = directory.fs.lookups.enter(ROOT, entry)
+    told = directory.fs.names.enter(ROOT, entry)
     assert told.ino == inode or not told.complete
     assert directory.attr("a").ino == inode
     directory.do(directory.fs.handles.write, handle, 3, b"er")
@@ -831,10 +831,10 @@ def test_a_folder_that_is_deleted_while_its_files_are_uploaded_stays_deleted(ope
 
 def test_an_open_folder_is_read_anew_from_its_beginning(opened: Open):
     directory = opened()
-    handle = directory.do(directory.fs.lookups.opendir, ROOT)
-    assert directory.do(directory.fs.lookups.readdir, handle, 0) == []
+    handle = directory.do(directory.fs.names.opendir, ROOT)
+    assert directory.do(directory.fs.names.readdir, handle, 0) == []
     directory.write("a", b"")
-    assert [entry.name for entry in directory.do(directory.fs.lookups.readdir, handle, 0)] == ["a"]
+    assert [entry.name for entry in directory.do(directory.fs.names.readdir, handle, 0)] == ["a"]
 
 
 def test_what_is_written_while_somebody_else_changes_the_object_has_a_name_in_the_end(opened: Open, bucket: Path):
@@ -937,7 +937,7 @@ def test_modes_times_and_links_are_kept_in_the_bucket(opened: Open):
     assert (stat.S_IMODE(found.mode), found.mtime_ns) == (0o4751, 123456789012345678)
     link = directory.attr("l")
     assert (stat.S_ISLNK(link.mode), link.uid, link.gid) == (True, 5, 6)
-    assert directory.do(directory.fs.lookups.readlink, link.ino) == b"../somewhere"
+    assert directory.do(directory.fs.names.readlink, link.ino) == b"../somewhere"
     assert stat.S_IMODE(directory.attr("d").mode) == 0o1777
 
 

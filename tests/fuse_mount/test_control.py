@@ -86,7 +86,7 @@ def test_an_inode_that_cannot_be_forgotten_does_not_end_the_server_of_a_bucket()
                 raise KeyError(ino)
             forgotten.append((ino, count))
 
-    operations = pyfuse3_adapter._Operations(SimpleNamespace(lookups=Lookups()), FailureLog())
+    operations = pyfuse3_adapter._Operations(SimpleNamespace(names=Lookups()), FailureLog())
     trio.run(operations.forget, [(1, 1), (2, 1), (3, 5)])
     assert forgotten == [(1, 1), (3, 5)]
 

@@ -110,7 +110,7 @@ class PlanHeader:
     """The name of its file."""
     pid: int
     started: int
-    """See `started_at`: both together tell a process from others, also of other PID namespaces."""
+    """See `core.boot.born`: both together tell a process from others, also of other PID namespaces."""
     dataset: str
     snapshot: str
     """Id of a snapshot of the catalog; '' if `refs` name the objects of the rows."""
@@ -151,21 +151,6 @@ def decode_header(text: bytes) -> PlanHeader:
     if header.columns not in (1, 3) or "/" in header.id or header.id.startswith("."):
         raise ValueError("not a plan's header")
     return header
-
-
-def started_at(pid: int) -> int:
-    """Return when a process started (clock ticks after boot, proc_pid_stat(5)); 0 if it does not run any more."""
-    fields = stat_of(pid)
-    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
-
-
-def stat_of(pid: int | str) -> list[str]:
-    """Return the fields of proc_pid_stat(5) from the state on; none if the process has ended or is in another
-    container."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
-    except OSError:
-        return []
 
 
 def remove_if_dead(path: Path) -> bool:

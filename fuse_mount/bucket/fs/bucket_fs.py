@@ -1,10 +1,10 @@
 """A live bucket prefix as a directory that can be read and written; knows nothing of FUSE.
 
-Used by `bucket/pyfuse3_skin.py`, or by any other skin, through its parts: `lookups`, `names` and `handles`. Calls work
-on inode numbers and handles and raise `OSError` for what a file system refuses, `core.errors` for what fails, and
-`Needs` for what has to be done first: its `load` is to be called, in a thread, and then the call made again. They take
-the engine's lock and never wait themselves. Changes of names (`unlink`, `rename`, `mkdir`, `rmdir`, `symlink`) are
-durable after a `commit`; what was written, after what `flush` and `fsync` return was done.
+Used by `bucket/pyfuse3_skin.py`, or by any other skin, through its parts: `names` and `handles`. Calls work on inode
+numbers and handles and raise `OSError` for what a file system refuses, `core.errors` for what fails, and `Needs` for
+what has to be done first: its `load` is to be called, in a thread, and then the call made again. They take the engine's
+lock and never wait themselves. Changes of names (`unlink`, `rename`, `mkdir`, `rmdir`, `symlink`) are durable after a
+`commit`; what was written, after what `flush` and `fsync` return was done.
 
 `names` and `handles` work on `nodes` (which inode), `view` (what lies under a key), `tree` (what the kernel knows) and
 `files` (the bytes).
@@ -25,10 +25,8 @@ from datacache.writeback.model import Attributes, Pending, Stored, name_of, pare
 from datacache.writeback.remote.bucket import RemoteView
 from fuse_mount.bucket.fs.files import OpenFiles
 from fuse_mount.bucket.fs.handles import Handles
-from fuse_mount.bucket.fs.lookups import Lookups
 from fuse_mount.bucket.fs.names import Names
 from fuse_mount.bucket.fs.nodes import Nodes
-from fuse_mount.bucket.fs.tree import Tree
 from fuse_mount.bucket.fs.view import View
 
 _log = logging.getLogger("fuse_mount")
@@ -50,17 +48,12 @@ class BucketFs:
         self.remote = RemoteView(
             self.engine, ttl_s=live.ttl_s, file_attributes=file_attributes, folder_attributes=root_attributes
         )
-        view = View(self.engine, self.remote)
-        self._tree = tree = Tree()
-        self._files = files = OpenFiles(live)
-        self._nodes = nodes = Nodes(
-            self.engine, view=view, tree=tree, files=files, root_attributes=root_attributes, on_stale=on_stale
+        self._nodes = Nodes(
+            OpenFiles(live), View(self.engine, self.remote), root_attributes=root_attributes, on_stale=on_stale
         )
-        self.lookups = Lookups(self.engine.lock, view, tree, files, nodes)
-        self.handles = Handles(live, self.remote, tree, files, nodes)
-        self.names = Names(
-            live, remote=self.remote, view=view, tree=tree, files=files, nodes=nodes, handles=self.handles
-        )
+        self._tree, self._files = self._nodes.tree, self._nodes.files
+        self.handles = Handles(self._nodes)
+        self.names = Names(self._nodes, self.handles)
         self.engine.watch(self)
 
     @property

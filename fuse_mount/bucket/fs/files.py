@@ -17,23 +17,22 @@ from datacache.writeback.journal.segments import FULL
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Content, Logged, Staged, Stored
 from datacache.writeback.remote.bucket import Needs
-from fuse_mount.bucket.fs.tree import LOCAL, OpenFile, Reader
+from fuse_mount.bucket.fs.tree import LOCAL, OpenFile
 
 QUICK_BYTES = 64 * 1024
 """Up to here a read or write of a local file is done at once, and not in a thread."""
 
 
 class BytesReader:
-    """Bytes in memory."""
+    """Bytes in memory. Of a reader, `here` returns what can be had at once, or None; `read` may wait."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    def here(self, offset: int, size: int) -> bytes | None:
-        return self._data[offset : offset + size]
-
     def read(self, offset: int, size: int) -> bytes:
         return self._data[offset : offset + size]
+
+    here = read
 
 
 class FileReader:
@@ -82,13 +81,14 @@ class StoredReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+Reader = BytesReader | FileReader | StoredReader
+
+
 class OpenFiles:
     """Reads and writes the bytes of open files."""
 
     def __init__(self, live: LiveBucket) -> None:
-        self._live = live
-        self._engine = live.engine
-        self._staged = live.engine.files
+        self.live, self._engine, self._staged = live, live.engine, live.engine.files
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class OpenFiles:
         if isinstance(content, Staged):
             return FileReader(self._staged.open(content.file))
         fd = self._staged.open_clean(self._engine.prefix + content.key, content.etag)
-        return FileReader(fd) if fd is not None else StoredReader(self._live, content)
+        return FileReader(fd) if fd is not None else StoredReader(self.live, content)
 
     def _blob(self, file: OpenFile) -> bytes:
         return self._engine.blob(file.node.key) if file.content.size_bytes else b""
@@ -182,7 +182,7 @@ class OpenFiles:
     def _fetch_stored(self, file: OpenFile, content: Stored) -> int | None:
         """Copy an object's bytes into a staged file; None if they lie somewhere else by now."""
         try:
-            return self._live.fetching.fetch(content)
+            return self.live.fetching.fetch(content)
         except (ObjectNotFoundError, ObjectChangedError):
             with self._engine.lock:
                 if file.content == content:
@@ -251,7 +251,7 @@ class OpenFiles:
             return False
         # Only small ones are begun from the node's cache (see `_fetch_to_change`).
         size = content.size_bytes
-        return size > INLINE_BYTES or StoredReader(self._live, content).here(0, size) is None
+        return size > INLINE_BYTES or StoredReader(self.live, content).here(0, size) is None
 
     def _of_fetched(self, file: OpenFile, kept: Reader | None) -> Draft:
         """Begin a draft of an object's bytes, or of those of a deleted file."""
@@ -288,7 +288,7 @@ class OpenFiles:
             found = kept.read(0, size)
         else:
             self._wait_for_room(size)
-            found = self._live.fetching.copy(lambda start, stop: kept.read(start, stop - start), size)
+            found = self.live.fetching.copy(lambda start, stop: kept.read(start, stop - start), size)
         if found is None or (isinstance(found, bytes) and len(found) != size):
             raise StagingError(f"the bytes of {file.node.key}, which was deleted, are cut short")
         return found
@@ -297,7 +297,7 @@ class OpenFiles:
         if not isinstance(content, Stored):
             return None
         if content.size_bytes <= INLINE_BYTES:
-            return self._read(file, content, StoredReader(self._live, content), 0, content.size_bytes)
+            return self._read(file, content, StoredReader(self.live, content), 0, content.size_bytes)
         found = self._staged.take(self._engine.prefix + content.key, content.etag)
         if found is None:
             self._wait_for_room(content.size_bytes)
@@ -346,7 +346,7 @@ class OpenFiles:
         return len(data)
 
     def _write(self, file: OpenFile, offset: int, data: bytes) -> int:
-        deadline = time.monotonic() + self._live.staging_wait_s
+        deadline = time.monotonic() + self.live.staging_wait_s
         self._engine.area.check()
         while True:
             with file.io:
@@ -382,7 +382,7 @@ class OpenFiles:
         draft.note_change()
 
     def _wait_for_room(self, n_bytes: int) -> None:
-        self._staged.wait_for_room(n_bytes, self._live.staging_wait_s)
+        self._staged.wait_for_room(n_bytes, self.live.staging_wait_s)
 
     # --- quota -------------------------------------------------------------------------------------------------------
 

@@ -16,12 +16,10 @@ from functools import partial
 from typing import NamedTuple
 
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, StagingFullError
-from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Logged, Pending, Stored, parent_of
-from datacache.writeback.remote.bucket import Needs, RemoteView
-from fuse_mount.bucket.fs.files import OpenFiles
+from datacache.writeback.remote.bucket import Needs
 from fuse_mount.bucket.fs.nodes import Nodes
-from fuse_mount.bucket.fs.tree import Node, OpenFile, Tree
+from fuse_mount.bucket.fs.tree import Node, OpenFile
 
 _log = logging.getLogger("fuse_mount")
 
@@ -36,9 +34,9 @@ class Handle(NamedTuple):
 class Handles:
     """One mount's open files."""
 
-    def __init__(self, live: LiveBucket, remote: RemoteView, tree: Tree, files: OpenFiles, nodes: Nodes) -> None:
-        self._live, self._engine = live, live.engine
-        self._remote, self._tree, self._files, self._nodes = remote, tree, files, nodes
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes, self._tree, self._files, self._engine = nodes, nodes.tree, nodes.files, nodes.engine
+        self._live, self._remote = nodes.files.live, nodes.view.remote
         self._handles: dict[int, Handle] = {}
         self._numbers = itertools.count(1)
 
@@ -61,7 +59,7 @@ class Handles:
                 self._remote.expect_checked(state.key)  # a part of what somebody else has replaced cannot be changed
                 state = self._nodes.state_of(node)
             if node.open is None:
-                node.open = OpenFile(node, state)
+                node.open = OpenFile.of(node, state)
             file = node.open
             if file.draft is None and state.content != file.content:
                 self._files.set_content(file, state.content or Logged(0))  # another version by now
@@ -146,7 +144,7 @@ class Handles:
         """Change the size of a file as truncate(2) does, without a handle: durable when it returns. Waits."""
         with self._engine.lock:
             if node.open is None:
-                node.open = OpenFile(node, self._nodes.state_of(node))
+                node.open = OpenFile.of(node, self._nodes.state_of(node))
             file = node.open
             file.handles += 1  # it is not to go meanwhile
         try:

@@ -1,4 +1,4 @@
-"""Changes of the names and attributes in a read-write mount: create, mkdir, symlink, unlink, rmdir, rename, setattr.
+"""Names and attributes in a read-write mount: looking them up, listing them, changing them.
 
 Part of `BucketFs`; takes its lock itself, and never waits but in what `Needs` asks for. Changes of names are durable
 after a commit; a folder is renamed with all that lies below it in one record.
@@ -7,23 +7,23 @@ after a commit; a folder is renamed with all that lies below it in one record.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 import time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from datacache.writeback.draft import Draft
-from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Attributes, Logged, Pending, Stored
-from datacache.writeback.remote.bucket import Needs, RemoteView
+from datacache.writeback.remote.bucket import Needs
 from datacache.writeback.remote.known import RemoteFile
-from fuse_mount.bucket.fs.files import OpenFiles
 from fuse_mount.bucket.fs.handles import Handles
-from fuse_mount.bucket.fs.lookups import LONGEST_LINK
 from fuse_mount.bucket.fs.nodes import Attr, Nodes
-from fuse_mount.bucket.fs.tree import LOCAL, Node, OpenFile, Tree
-from fuse_mount.bucket.fs.view import FOLDER_BASE, State, View
+from fuse_mount.bucket.fs.tree import LOCAL, Node, OpenFile
+from fuse_mount.bucket.fs.view import FOLDER_BASE, State
 
+LONGEST_LINK = 4095
 _BLOBS_AT_ONCE = 16 * 2**20
 """Bytes in the journal that the renaming of a folder takes along in one record."""
 
@@ -41,6 +41,22 @@ class Changes:
     """When the kernel saw the change; None: now. With its write-back cache it tells us late of what it has changed."""
 
 
+class DirEntry(NamedTuple):
+    """One name of a folder."""
+
+    name: str
+    state: State
+
+
+@dataclass(slots=True)
+class Listing:
+    """One opendir(3)."""
+
+    ino: int
+    entries: list[DirEntry]
+    was_read: bool = False
+
+
 @dataclass(frozen=True)
 class _Move:
     """What is to be recorded for an object to have another key; the first of `pendings` is the new key's."""
@@ -53,20 +69,104 @@ class _Move:
 class Names:
     """One mount's names."""
 
-    def __init__(
-        self,
-        live: LiveBucket,
-        *,
-        remote: RemoteView,
-        view: View,
-        tree: Tree,
-        files: OpenFiles,
-        nodes: Nodes,
-        handles: Handles,
-    ) -> None:
-        self._engine, self._usage, self._fetching = live.engine, live.engine.usage, live.fetching
-        self._remote, self._view, self._tree, self._files = remote, view, tree, files
-        self._nodes, self._handles = nodes, handles
+    def __init__(self, nodes: Nodes, handles: Handles) -> None:
+        self._nodes, self._handles, self._view, self._tree, self._files = (
+            nodes,
+            handles,
+            nodes.view,
+            nodes.tree,
+            nodes.files,
+        )
+        self._engine, self._usage, self._remote = nodes.engine, nodes.engine.usage, nodes.view.remote
+        self._listings: dict[int, Listing] = {}
+        self._numbers = itertools.count(1)
+
+    # --- what the kernel looks up ------------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        """Return the file or folder of a name. The kernel will `forget` it."""
+        with self._engine.lock:
+            folder, text = self._nodes.resolve(parent, name)
+            state = self._nodes.expect(folder, text)
+            node = self._nodes.make(folder, text, state)
+            self._tree.tell(node)
+            self._nodes.forget_old()
+            return self._nodes.attr(node, state)
+
+    def forget(self, ino: int, count: int) -> None:
+        """Count that the kernel has forgotten an inode so many times."""
+        with self._engine.lock:
+            self._tree.forget(ino, count)
+
+    def getattr(self, ino: int) -> Attr:
+        """Return the attributes of a file or folder."""
+        with self._engine.lock:
+            node = self._tree.get(ino)
+            try:
+                state = self._nodes.state_of(node)
+            except OSError as exc:
+                if node.open is None or exc.errno not in (errno.ESTALE, errno.ENOENT):
+                    raise
+                state = self._nodes.detach_replaced(node)
+            return self._nodes.attr(node, state)
+
+    def readlink(self, ino: int) -> bytes:
+        """Return what a symbolic link points to."""
+        with self._engine.lock:
+            node = self._tree.get(ino)
+            state = self._nodes.state_of(node)
+            if not state.attributes.is_link:
+                raise OSError(errno.EINVAL, "no symbolic link")
+            return self._files.read(node.open or OpenFile.of(node, state), 0, LONGEST_LINK)
+
+    # --- folders -----------------------------------------------------------------------------------------------------
+
+    def opendir(self, ino: int) -> int:
+        """Return a handle of what lies in a folder now, in order."""
+        with self._engine.lock:
+            entries = self._entries_locked(self._tree.get(ino))
+            handle = next(self._numbers)
+            self._listings[handle] = Listing(ino, entries)
+            return handle
+
+    def readdir(self, handle: int, start: int) -> list[DirEntry]:
+        """Return entries from a position on; from the beginning again, what lies in the folder then (rewinddir(3)).
+        `enter` is to be called for each that is taken."""
+        with self._engine.lock:
+            listing = self._listings[handle]
+            if not start and listing.was_read:
+                listing.entries = self._entries_locked(self._tree.get(listing.ino))
+            listing.was_read = True
+            return listing.entries[start:]
+
+    def enter(self, ino: int, entry: DirEntry) -> Attr:
+        """Count that the kernel was told of an entry, and will `forget` it; return its attributes with an inode
+        number."""
+        with self._engine.lock:
+            folder = self._tree.get(ino)
+            state = entry.state
+            node = self._tree.child(folder, entry.name)
+            is_certain = state.complete or state.content is None
+            if node is None and is_certain:
+                node = self._nodes.make(folder, entry.name, state)
+            elif node is None or not (node.lookups or is_certain) or not self._nodes.is_known_as(node, state):
+                # The kernel keeps the size and times of a file that it is told first: what is not known for sure, or
+                # is something else since it was listed, is told of an inode that is never looked up.
+                node = self._tree.make_nameless()
+                state = state._replace(complete=False)
+            self._tree.tell(node)
+            return self._nodes.attr(node, self._nodes.state_of(node) if node.draft is not None else state)
+
+    def releasedir(self, handle: int) -> None:
+        """Let go of a handle."""
+        self._listings.pop(handle, None)
+
+    def _entries_locked(self, node: Node) -> list[DirEntry]:
+        if self._tree.is_gone(node):
+            return []
+        key = node.key
+        states = [(name, self._view.look(key, name, plain=True)) for name in self._view.names(key)]
+        return [DirEntry(name, state) for name, state in states if state is not None]
 
     # --- new names ---------------------------------------------------------------------------------------------------
 
@@ -96,7 +196,7 @@ class Names:
             self._tree.tell(node)
             self._nodes.forget_old()
             node.cached = LOCAL
-            file = node.open = OpenFile(node, State(key, attributes, pending.content, pending.base))
+            file = node.open = OpenFile.of(node, State(key, attributes, pending.content, pending.base))
             file.draft = Draft(self._engine, attributes)
             file.draft.changes = 1
             self._nodes.touch(folder)
@@ -309,7 +409,7 @@ class Names:
             if left <= _BLOBS_AT_ONCE:
                 return
             left -= pending.size_bytes
-            self._fetching.spill(pending)
+            self._files.live.fetching.spill(pending)
 
     # --- attributes --------------------------------------------------------------------------------------------------
 

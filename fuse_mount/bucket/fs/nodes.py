@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, Content, Stored
 from fuse_mount.bucket.fs.files import OpenFiles
 from fuse_mount.bucket.fs.tree import LOCAL, Node, Tree
@@ -44,16 +43,10 @@ class Nodes:
     """One mount's inodes. `on_stale` gets a folder's inode number and a name that the kernel should forget."""
 
     def __init__(
-        self,
-        engine: WriteBack,
-        *,
-        view: View,
-        tree: Tree,
-        files: OpenFiles,
-        root_attributes: Attributes,
-        on_stale: Callable[[int, str], None],
+        self, files: OpenFiles, view: View, *, root_attributes: Attributes, on_stale: Callable[[int, str], None]
     ) -> None:
-        self._engine, self._view, self._tree, self._files = engine, view, tree, files
+        self.files, self.view, self.engine = files, view, view.engine
+        self.tree = Tree()
         self.root_attributes = root_attributes
         self.on_stale = on_stale
 
@@ -61,10 +54,10 @@ class Nodes:
 
     def resolve(self, parent: int, name: bytes, *, new: bool = False) -> tuple[Node, str]:
         """Return the folder of an inode number, and a name in it. A `new` one has to be one that an object can have."""
-        folder = self._tree.get(parent)
+        folder = self.tree.get(parent)
         if len(name) > LONGEST_NAME:
             raise OSError(errno.ENAMETOOLONG, "the name is too long")
-        if self._tree.is_gone(folder):
+        if self.tree.is_gone(folder):
             raise OSError(errno.ENOENT, "the folder was deleted")
         text = name.decode("utf-8", "surrogateescape")
         if new and not text.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -75,16 +68,16 @@ class Nodes:
 
     def expect_short(self, key: str) -> None:
         """Raise if a key is too long for an object."""
-        if len((self._engine.prefix + key).encode("utf-8", "surrogateescape")) > LONGEST_KEY:
+        if len((self.engine.prefix + key).encode("utf-8", "surrogateescape")) > LONGEST_KEY:
             raise OSError(errno.ENAMETOOLONG, "the path is too long for an object's key")
 
     def look(self, folder: Node, name: str, *, plain: bool = False) -> State | None:
         """Return what lies under a name; None for nothing. With `plain` without asking for attributes. The inode of a
         file that is not there any more loses the name."""
-        node = self._tree.child(folder, name)
+        node = self.tree.child(folder, name)
         if node is not None and node.draft is not None:
             return self.state_of(node)
-        state = self._view.look(folder.key, name, plain=plain)
+        state = self.view.look(folder.key, name, plain=plain)
         if node is None or node.is_folder:
             return state
         if state is None or state.content is None or self.is_another(node, state.content):
@@ -100,16 +93,16 @@ class Nodes:
 
     def state_of(self, node: Node) -> State:
         """Return what an inode is now."""
-        if node is self._tree.root:
+        if node is self.tree.root:
             return State("", self.root_attributes, None, FOLDER_BASE)
-        file, is_gone = node.open, self._tree.is_gone(node)
+        file, is_gone = node.open, self.tree.is_gone(node)
         if file is not None and (file.draft is not None or is_gone):
             attributes = file.draft.attributes if file.draft is not None else file.attributes
-            pending = None if is_gone else self._engine.overlay.get(node.key)
+            pending = None if is_gone else self.engine.overlay.get(node.key)
             return State(node.key, attributes, file.content, pending.base if pending is not None else file.base)
         if is_gone or node.parent is None:
             raise OSError(errno.ENOENT, "it was deleted")
-        state = self._view.look(node.parent.key, node.name)
+        state = self.view.look(node.parent.key, node.name)
         if state is None or (state.content is None) != node.is_folder:
             raise OSError(errno.ENOENT, "it is not there any more")
         if self.is_another(node, state.content):
@@ -118,9 +111,9 @@ class Nodes:
 
     def attributes(self, folder: Node) -> Attributes:
         """Return a folder's attributes, as far as they are known."""
-        if folder is self._tree.root:
+        if folder is self.tree.root:
             return self.root_attributes
-        return self._view.folder_attributes(folder.key)
+        return self.view.folder_attributes(folder.key)
 
     def inherited_gid(self, folder: Node, gid: int) -> int:
         """Return the group of what is made in a folder by somebody of group `gid`."""
@@ -133,7 +126,7 @@ class Nodes:
         kept = state.attributes
         mtime_ns = max(node.mtime_ns, kept.mtime_ns)
         ctime_ns = max(node.ctime_ns, mtime_ns)
-        links = 0 if self._tree.is_gone(node) else 1
+        links = 0 if self.tree.is_gone(node) else 1
         return Attr(node.ino, kept.mode, kept.uid, kept.gid, size, mtime_ns, ctime_ns, links, state.complete)
 
     def attr_now(self, node: Node) -> Attr:
@@ -145,7 +138,7 @@ class Nodes:
     def make(self, folder: Node, name: str, state: State) -> Node:
         """Return the node of a name, after `look`. The kernel keeps an inode's bytes and size for its own, so what
         somebody else has put under the name gets another one."""
-        node = self._tree.make(folder, name, is_folder=state.content is None)
+        node = self.tree.make(folder, name, is_folder=state.content is None)
         self.is_another(node, state.content)  # a new one is this from now on
         return node
 
@@ -175,26 +168,26 @@ class Nodes:
 
     def detach(self, folder: Node, name: str) -> None:
         """Take the name of a file that is about to lose it. Whoever has the file open goes on reading it."""
-        node = self._tree.child(folder, name)
+        node = self.tree.child(folder, name)
         if node is None:
             return
         if node.open is not None:
-            self._files.keep_readable(node.open)
-            self._files.take_name(node.open)
-        self._tree.unname(node)
+            self.files.keep_readable(node.open)
+            self.files.take_name(node.open)
+        self.tree.unname(node)
 
     def take_name(self, node: Node) -> None:
         """Take the name of a file in whose place somebody else has put something else, or nothing. Who has it open may
         go on reading; what they write has no place to go to."""
         if node.open is not None:
             node.open.replaced = True
-            self._files.take_name(node.open)
-        self._tree.unname(node)
+            self.files.take_name(node.open)
+        self.tree.unname(node)
 
     def detach_replaced(self, node: Node) -> State:
         """Take the name of a file that somebody has replaced or deleted elsewhere while it is open here. For who has it
         open it is what it was: return its state."""
-        if node.parent is not None and not self._tree.is_gone(node):
+        if node.parent is not None and not self.tree.is_gone(node):
             self.on_stale(node.parent.ino, node.name)
             self.take_name(node)
         return self.state_of(node)
@@ -202,6 +195,6 @@ class Nodes:
     def forget_old(self) -> None:
         """Ask the kernel to forget what it was told long ago: it keeps that for as long as it has memory, and so would
         we."""
-        for node in self._tree.take_old(_MOST_NODES):
+        for node in self.tree.take_old(_MOST_NODES):
             if node.parent is not None:
                 self.on_stale(node.parent.ino, node.name)

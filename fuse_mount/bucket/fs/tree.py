@@ -12,11 +12,15 @@ import errno
 import threading
 import time
 from collections import OrderedDict
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from datacache.writeback.draft import Draft
-from datacache.writeback.model import Content, Logged
+from datacache.writeback.model import Attributes, Content, Logged
 from fuse_mount.bucket.fs.view import State
+
+if TYPE_CHECKING:
+    from fuse_mount.bucket.fs.files import Reader
 
 ROOT = 1
 MOST_RESTING = 50_000
@@ -29,83 +33,52 @@ LOCAL = "local"
 """For `Node.cached`: bytes that were written through this mount, which the kernel has seen itself."""
 
 
-class Reader(Protocol):
-    """Reads an open file's bytes. See `files.py`."""
-
-    def here(self, offset: int, size: int) -> bytes | None:
-        """Return the bytes if they can be had at once."""
-        ...
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return the bytes, wherever they are. May wait."""
-        ...
-
-
+@dataclass(slots=True, eq=False)
 class OpenFile:
     """A file that somebody has open."""
 
-    __slots__ = (
-        "attributes",
-        "base",
-        "charged",
-        "content",
-        "draft",
-        "extent",
-        "fetched",
-        "fetching",
-        "handles",
-        "io",
-        "loss",
-        "nameless",
-        "node",
-        "reader",
-        "replaced",
-        "spoiled",
-        "synced_at",
-        "ticket",
-        "uncommitted_bytes",
-        "unsettled_bytes",
-        "writers",
-    )
+    node: Node
+    attributes: Attributes
+    """As they were when it was opened or last changed."""
+    content: Content
+    """The bytes, where there is no draft."""
+    base: str
+    draft: Draft | None = None
+    reader: Reader | None = None
+    fetched: tuple[Content, bytes | int] | None = None
+    """The content that was fetched to begin a draft with, and its bytes or the number of a staged file."""
+    fetching: threading.Lock = field(default_factory=threading.Lock)
+    """Held while it is fetched. Taken before the engine's lock, and never together with `io`."""
+    handles: int = 0
+    writers: int = 0
+    synced_at: float = field(default_factory=time.monotonic)
+    """When it was opened, or what was written was last made durable."""
+    spoiled: BaseException | None = None
+    """Why something that the kernel has taken for written is not here: none of it is acknowledged any more."""
+    loss: int = 0
+    """The number of the loss that this is, in the engine's list; 0 for none."""
+    unsettled_bytes: int = 0
+    """Bytes that were written since it was last settled."""
+    uncommitted_bytes: int = 0
+    """Of those that were settled since, as many as the journal does not have yet; none that count as lost."""
+    ticket: int = 0
+    """Of the last change that was recorded of it."""
+    extent: int = 0
+    """Bytes that its draft has when the writes that are under way have ended."""
+    charged: int = 0
+    """Bytes that the draft counts for beside what was acknowledged; negative where it is smaller."""
+    nameless: bool = False
+    """True once it has no name: what is written to it never gets to the bucket."""
+    replaced: bool = False
+    """True once somebody else took the name away, while nothing was written here: nothing can be from now on."""
+    io: threading.Lock = field(default_factory=threading.Lock)
+    """Guards the draft's bytes. Taken before the engine's lock, never the other way round (but for a try that does not
+    wait)."""
 
-    def __init__(self, node: Node, state: State) -> None:
-        self.node = node
-        self.attributes = state.attributes
-        """As they were when it was opened or last changed."""
-        self.content: Content = state.content or Logged(0)
-        """The bytes, where there is no draft."""
-        self.base = state.base
-        self.draft: Draft | None = None
-        self.reader: Reader | None = None
-        self.fetched: tuple[Content, bytes | int] | None = None
-        """The content that was fetched to begin a draft with, and its bytes or the number of a staged file."""
-        self.fetching = threading.Lock()
-        """Held while it is fetched. Taken before the engine's lock, and never together with `io`."""
-        self.handles = 0
-        self.writers = 0
-        self.synced_at = time.monotonic()
-        """When it was opened, or what was written was last made durable."""
-        self.spoiled: BaseException | None = None
-        """Why something that the kernel has taken for written is not here: none of it is acknowledged any more."""
-        self.loss = 0
-        """The number of the loss that this is, in the engine's list; 0 for none."""
-        self.unsettled_bytes = 0
-        """Bytes that were written since it was last settled."""
-        self.uncommitted_bytes = 0
-        """Of those that were settled since, as many as the journal does not have yet; none that count as lost."""
-        self.ticket = 0
-        """Of the last change that was recorded of it."""
-        self.extent = 0
-        """Bytes that its draft has when the writes that are under way have ended."""
-        self.charged = 0
-        """Bytes that the draft counts for beside what was acknowledged; negative where it is smaller."""
-        self.nameless = False
-        """Whether it has no name any more: what is written to it never gets to the bucket."""
-        self.replaced = False
-        """Whether somebody else took the name away, while nothing was written here: nothing can be from now on."""
-        self.io = threading.Lock()
-        """Guards the draft's bytes. Taken before the engine's lock, never the other way round (but for a try that does
-        not wait)."""
+    @classmethod
+    def of(cls, node: Node, state: State) -> OpenFile:
+        """Return a file that is opened now."""
+        return cls(node, state.attributes, state.content or Logged(0), state.base)
 
     @property
     def size_bytes(self) -> int:
@@ -113,28 +86,31 @@ class OpenFile:
         return self.draft.size if self.draft is not None else self.content.size_bytes
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """One inode."""
 
-    __slots__ = ("cached", "children", "ctime_ns", "ino", "is_folder", "lookups", "mtime_ns", "name", "open", "parent")
+    ino: int
+    parent: Node | None
+    name: str
+    """Without a slash; '' for the root."""
+    is_folder: bool
+    children: dict[str, Node] | None = None
+    """Of a folder."""
+    lookups: int = 0
+    """How often the kernel was told of it, less what it has forgotten."""
+    open: OpenFile | None = None
+    """A file's state while somebody has it open."""
+    ctime_ns: int = 0
+    """When it was last changed through this mount; 0 for never."""
+    mtime_ns: int = 0
+    """Of a folder: when a name in it was last changed; not kept anywhere else."""
+    cached: str = ""
+    """Which bytes the kernel takes this inode for: an ETag, or `LOCAL`; '' before it was told."""
 
-    def __init__(self, ino: int, parent: Node | None, name: str, is_folder: bool) -> None:
-        self.ino = ino
-        self.parent = parent
-        self.name = name
-        """Without a slash; '' for the root."""
-        self.is_folder = is_folder
-        self.children: dict[str, Node] | None = {} if is_folder else None
-        self.lookups = 0
-        """How often the kernel was told of it, less what it has forgotten."""
-        self.open: OpenFile | None = None
-        """A file's state while somebody has it open."""
-        self.ctime_ns = 0
-        """When it was last changed through this mount; 0 for never."""
-        self.mtime_ns = 0
-        """Of a folder: when a name in it was last changed; not kept anywhere else."""
-        self.cached = ""
-        """Which bytes the kernel takes this inode for: an ETag, or `LOCAL`; '' before it was told."""
+    def __post_init__(self) -> None:
+        if self.is_folder:
+            self.children = {}
 
     @property
     def key(self) -> str:

@@ -41,8 +41,8 @@ class View:
     """One mount's files and folders by key."""
 
     def __init__(self, engine: WriteBack, remote: RemoteView) -> None:
-        self._engine, self._overlay = engine, engine.overlay
-        self._remote = remote
+        self.engine, self.remote = engine, remote
+        self._overlay = engine.overlay
 
     def look(self, folder: str, name: str, *, plain: bool = False) -> State | None:
         """Return what lies under a name of a folder; None for nothing. With `plain` without asking for attributes."""
@@ -57,7 +57,7 @@ class View:
             return self._folder_state(folder_key, FOLDER_BASE if marker is None else marker.base, plain)
         if marker is not None and pending is not None:
             return None
-        file, is_folder = self._remote.entry(folder, name)
+        file, is_folder = self.remote.entry(folder, name)
         if is_folder and marker is None:
             return self._folder_state(folder_key, FOLDER_BASE, plain)
         if file is not None and pending is None:
@@ -66,7 +66,7 @@ class View:
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, in order."""
-        remote = self._remote.folder(folder)
+        remote = self.remote.folder(folder)
         found = set(remote.files)
         found.update(name[:-1] for name in remote.folders)
         for name in self._overlay.names(folder):
@@ -89,38 +89,38 @@ class View:
         pending = self._overlay.get(folder)
         if pending is not None and pending.attributes is not None:
             return pending.attributes
-        return self._remote.plain_folder_attributes(folder)
+        return self.remote.plain_folder_attributes(folder)
 
     def _folder_state(self, key: str, base: str, plain: bool) -> State:
         if plain:
-            return State(key, self._remote.plain_folder_attributes(key), None, base, complete=False)
-        return State(key, self._remote.folder_attributes(key), None, base)
+            return State(key, self.remote.plain_folder_attributes(key), None, base, complete=False)
+        return State(key, self.remote.folder_attributes(key), None, base)
 
     def _file_state(self, key: str, file: RemoteFile, plain: bool) -> State:
         content = Stored(key, file.size_bytes, file.etag)
         if not plain:
-            return State(key, self._remote.attributes(key, file), content, file.etag)
-        return State(key, self._remote.plain_attributes(file), content, file.etag, file.attributes is not None)
+            return State(key, self.remote.attributes(key, file), content, file.etag)
+        return State(key, self.remote.plain_attributes(file), content, file.etag, file.attributes is not None)
 
     # --- folders that stay or go -------------------------------------------------------------------------------------
 
     def remote_folder_base(self, folder: str, name: str) -> str:
         """Return the base of a folder that is or was here: whether the bucket has anything under its name."""
-        _, is_folder = self._remote.entry(folder, name)
+        _, is_folder = self.remote.entry(folder, name)
         return FOLDER_BASE if is_folder else ""
 
     def keep_folder(self, key: str) -> list[Pending]:
         """Return what has to become pending for a folder to stay that would be gone with the last object in it: an
         object of its own, unless it has one."""
-        if not key or self._overlay.get(key) is not None or self._remote.has_marker(key):
+        if not key or self._overlay.get(key) is not None or self.remote.has_marker(key):
             return []
-        return [self._engine.plan_change(key, self.folder_attributes(key), None, base=FOLDER_BASE)]
+        return [self.engine.plan_change(key, self.folder_attributes(key), None, base=FOLDER_BASE)]
 
     def plan_folder_deletion(self, key: str, base: str) -> tuple[list[Pending], list[str]]:
         """Do as `WriteBack.plan_deletion`, for a folder: it is deleted after all that is still to be deleted below it,
         or an upload that was under way would bring it back to sight."""
         old = self._overlay.get(key)
-        if old is not None and (self._overlay.anything_below(key) or self._remote.has_filled(key)):
-            version = self._engine.next_version()
+        if old is not None and (self._overlay.anything_below(key) or self.remote.has_filled(key)):
+            version = self.engine.next_version()
             return [replace(old, attributes=None, content=None, base=FOLDER_BASE, version=version)], []
-        return self._engine.plan_deletion(key, base=base)
+        return self.engine.plan_deletion(key, base=base)
