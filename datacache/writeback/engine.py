@@ -72,6 +72,10 @@ class Watcher(Protocol):
         ours was a deletion or cannot be kept."""
         ...
 
+    def problem(self) -> tuple[str, float]:
+        """Return why the store does not answer who looks, and for how many seconds it has not; '' while it does."""
+        ...
+
 
 class WriteBack:
     """All that is pending of one staging area."""

@@ -43,6 +43,10 @@ class LiveBucket:
         found = {"url": self.url, "ack": self.engine.ack, **self.uploader.status(), "staging": staging}
         with self.engine.lock:
             hidden = self.engine.known.hidden()
+            for watcher in self.engine.watchers:  # it may be away for who looks though nothing is uploaded
+                problem, away_s = watcher.problem()
+                if problem and not found["store_problem"]:
+                    found |= {"store_problem": problem, "store_away_s": away_s}
         found["losses"] = [loss._asdict() for loss in self.engine.losses.all()]
         return found | {"quota": self.quota.status(), "hidden_names": len(hidden), "hidden": hidden[:_SHOWN]}
 

@@ -14,13 +14,10 @@ import contextlib
 import logging
 import os
 import queue
-import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +41,10 @@ from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.state import BucketConfig, BucketFiles, BucketInfo, Failure, normal_url, with_failure
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from datacache.writeback.live import LiveBucket
+    from fuse_mount.bucket.fs.bucket_fs import BucketFs
 
 _MOST_CALLERS = 256
 _PROGRESS_EVERY_S = 0.2
@@ -71,13 +71,10 @@ class BucketServer:
         self._config = config
         self._restarts = restarts
         self._files = BucketFiles(config.home, config.mountpoint)
-        self._supervisor = os.getppid()
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._live: LiveBucket
-        self._sync_open: Callable[[], None] = lambda: None
-        self._remember: Callable[[], None] = lambda: None
-        self._look_around: Callable[[], None] = lambda: None
-        self._mount_status: Callable[[], dict[str, Any]]
+        self._fs: BucketFs
+        self._skin: ModuleType
         self._info: BucketInfo
         self._final_flush_s = config.stop_flush_s
         """How long to go on uploading after the unmount. Set by who unmounts, read after it."""
@@ -94,35 +91,28 @@ class BucketServer:
     def run(self, report: process.Report) -> int:
         """Serve to the end; the exit code. Raises `DatacacheError` where it does not come to serving."""
         check_pyfuse3()
-        _raise_open_files()
-        from fuse_mount.bucket import pyfuse3_skin as pyfuse3_adapter
+        process.raise_open_files()  # each file that is open here has a file in the staging area
+        from fuse_mount.bucket import pyfuse3_skin
         from fuse_mount.bucket.fs.bucket_fs import BucketFs
 
-        config, target = self._config, self._config.mountpoint
+        self._skin = pyfuse3_skin
+        config, target, supervisor = self._config, self._config.mountpoint, os.getppid()
         notes = self._open()
         try:
-            fs = BucketFs(
-                self._live,
-                uid=config.uid,
-                gid=config.gid,
-                umask=config.umask,
-                on_stale=pyfuse3_adapter.forget_name,
-            )
-            self._mount_status = fs.status
+            owner = {"uid": config.uid, "gid": config.gid, "umask": config.umask}
+            self._fs = BucketFs(self._live, **owner, on_stale=pyfuse3_skin.forget_name)
             placed = session.place(target, normal_url(config.url), allow_other=config.allow_other)
         except BaseException:
             self._live.close(discard=True)
             raise
         notes += _stray_notes(target, placed.strays)
-        self._sync_open, self._remember = partial(pyfuse3_adapter.sync_open, fs), fs.remember
-        self._look_around = fs.remote.look_around
         mount = session.mount_at(target)
         self._info = BucketInfo(
             mountpoint=Path(target),
             url=normal_url(config.url),
             ack=config.ack,
             pid=os.getpid(),
-            supervisor=self._supervisor,
+            supervisor=supervisor,
             device=mount.device if mount is not None else 0,
             staging=str(self._live.status()["staging"]["folder"]),
             log=self._files.log,
@@ -138,11 +128,15 @@ class BucketServer:
         threading.Thread(target=self._say_ready, args=(report,), name="ready", daemon=True).start()
         threading.Thread(target=self._obey_signals, name="signals", daemon=True).start()
         threading.Thread(target=self._stay_supervised, name="supervisor", daemon=True).start()
+
+        def note_failure(failure: Failure) -> None:
+            self._failures = with_failure(self._failures, failure)
+
         try:
             # libfuse takes the descriptor of a mount that is made already for a mount point. The options that count are
             # the mount's.
-            pyfuse3_adapter.serve(
-                fs, f"/dev/fd/{placed.fd}", {"default_permissions"}, failures=FailureLog(note=self._note_failure)
+            pyfuse3_skin.serve(
+                self._fs, f"/dev/fd/{placed.fd}", {"default_permissions"}, failures=FailureLog(note=note_failure)
             )
         finally:
             self._served.set()
@@ -190,16 +184,13 @@ class BucketServer:
             return
         session.set_readahead(self._info.device)
         if not self._restarts:
-            self._look_around()
+            self._fs.remote.look_around()
         try:
             self._files.write(self._info)
         except OSError as exc:  # a full disk must not end a mount
             _log.warning("the state of the mount cannot be written: %s", exc)
         _log.info("%s serves %s, staged in %s", self._config.mountpoint, self._info.url, self._info.staging)
         report({"ok": self._info.to_dict()})
-
-    def _note_failure(self, failure: Failure) -> None:
-        self._failures = with_failure(self._failures, failure)
 
     def _stay_supervised(self) -> None:
         """Start another supervisor whenever there is none. Of several that are started one stays: they take turns at
@@ -232,11 +223,14 @@ class BucketServer:
         return True
 
     def _obey_signals(self) -> None:
-        from fuse_mount.bucket import pyfuse3_skin as pyfuse3_adapter
-
         number = self._signals.get()
         _log.info("told to end by %s", signal.Signals(number).name)
-        threading.Thread(target=self._hurry_at_second_signal, name="signals-2", daemon=True).start()
+
+        def hurry() -> None:
+            self._signals.get()
+            self._hurry.set()
+
+        threading.Thread(target=hurry, name="signals-2", daemon=True).start()
         deadline = time.monotonic() + self._config.stop_flush_s
         self._drain(self._config.stop_flush_s)
         self._final_flush_s = max(deadline - time.monotonic(), 1.0)
@@ -247,11 +241,7 @@ class BucketServer:
             _log.error("%s", exc)
         if not self._served.wait(_SERVED_TIMEOUT_S):
             _log.warning("%s: some files are still open; the server ends all the same", self._config.mountpoint)
-            pyfuse3_adapter.stop()
-
-    def _hurry_at_second_signal(self) -> None:
-        self._signals.get()
-        self._hurry.set()
+            self._skin.stop()
 
     def _drain(self, timeout_s: float) -> None:
         """Upload for a while. What is left is told by `_finish`."""
@@ -263,7 +253,7 @@ class BucketServer:
         if timeout_s <= 0 or self._hurry.is_set():
             return
         try:
-            self._sync_open()
+            self._skin.sync_open(self._fs)
             self._live.flush(timeout_s=timeout_s, progress=go_on)
         except _Interrupted:
             _log.info("flushing was ended")
@@ -276,7 +266,7 @@ class BucketServer:
         try:
             if not self._is_ours():
                 self._drain(self._final_flush_s)
-            self._remember()
+            self._fs.remember()
             self._left = left_of(self._live.status())
             note_left(Path(self._info.staging), self._left)
         finally:
@@ -290,29 +280,29 @@ class BucketServer:
     # --- what the control socket is asked ---------------------------------------------------------------------
 
     def _answer(self, request: ipc.Message, send: ipc.Send) -> Any:
-        handlers: dict[str, ipc.Handler] = {
-            "status": self._status,
-            "metrics": self._metrics,
-            "flush": self._flush,
-            "stop": self._stop,
-            "quota": self._quota,
-            "forget-lost": self._forget_lost,
-        }
-        handler = handlers.get(str(request.get("op")))
-        if handler is None:
-            raise MountError(f"unknown operation {request.get('op')!r}")
-        return handler(request, send)
+        match request.get("op"):
+            case "status":
+                errors = [failure.to_dict() for failure in self._failures]
+                return self._info.to_dict() | {"live": self._live.status(), "errors": errors}
+            case "metrics":
+                return render_metrics([(self._info, self._live.status())], self._config.home)
+            case "flush":
+                return self._flush(request, send)
+            case "stop":
+                return self._stop(request, send)
+            case "quota":
+                return self._set_quota(int(request["quota_bytes"]))
+            case "forget-lost":  # somebody has seen it
+                try:
+                    return [loss._asdict() for loss in self._live.engine.losses.forget()]
+                except OSError as exc:
+                    why = f"the note stays on the disk: {exc.strerror}"
+                    raise MountError(why, hint="See to the staging area.") from exc
+            case operation:
+                raise MountError(f"unknown operation {operation!r}")
 
-    def _status(self, _request: ipc.Message, _send: ipc.Send) -> dict[str, Any]:
-        errors = [failure.to_dict() for failure in self._failures]
-        return self._info.to_dict() | {"live": self._mount_status(), "errors": errors}
-
-    def _metrics(self, _request: ipc.Message, _send: ipc.Send) -> str:
-        return render_metrics([(self._info, self._mount_status())], self._config.home)
-
-    def _quota(self, request: ipc.Message, _send: ipc.Send) -> dict[str, Any]:
+    def _set_quota(self, quota_bytes: int) -> dict[str, Any]:
         """Set another quota, kept in the staging area for the next server, and in the state for whoever mounts anew."""
-        quota_bytes = int(request["quota_bytes"])
         try:
             self._live.quota.set(quota_bytes)
         except OSError as exc:
@@ -322,20 +312,12 @@ class BucketServer:
             self._has_supervisor()  # the state may name another one than this server knows of
             self._files.write(self._info)
         _log.info("%s: the quota is %d bytes now", self._config.mountpoint, quota_bytes)
-        return self._mount_status()
-
-    def _forget_lost(self, _request: ipc.Message, _send: ipc.Send) -> list[dict[str, Any]]:
-        """Forget what was lost: somebody has seen it."""
-        try:
-            return [loss._asdict() for loss in self._live.engine.losses.forget()]
-        except OSError as exc:
-            raise MountError(f"the note stays on the disk: {exc.strerror}", hint="See to the staging area.") from exc
+        return self._live.status()
 
     def _flush(self, request: ipc.Message, send: ipc.Send) -> dict[str, Any]:
         """Flush, and send where things are until it is done. A caller that goes away ends it."""
         done, gone, failed = threading.Event(), threading.Event(), queue.SimpleQueue[BaseException]()
-
-        latest = self._mount_status()
+        latest = self._live.status()
 
         def go_on(status: dict[str, Any]) -> None:
             nonlocal latest
@@ -345,18 +327,17 @@ class BucketServer:
 
         def flush() -> None:
             try:
-                self._sync_open()
+                self._skin.sync_open(self._fs)
                 try:
                     self._live.flush(timeout_s=request.get("timeout_s"), progress=go_on)
                 finally:
-                    self._remember()  # who asks may be about to kill this server
+                    self._fs.remember()  # who asks may be about to kill this server
             except BaseException as exc:  # noqa: BLE001 - raised again by who waits
                 failed.put(exc)
             finally:
                 done.set()
 
-        thread = threading.Thread(target=flush, name="flush", daemon=True)
-        thread.start()
+        threading.Thread(target=flush, name="flush", daemon=True).start()
         try:
             while not done.wait(_PROGRESS_EVERY_S):
                 send({"progress": latest})
@@ -364,7 +345,7 @@ class BucketServer:
             gone.set()
         if not failed.empty():
             raise failed.get()
-        return left_of(self._mount_status())
+        return left_of(self._live.status())
 
     def _stop(self, request: ipc.Message, send: ipc.Send) -> dict[str, Any]:
         """Unmount, and say what is left when all is over; a lazy unmount says it at once."""
@@ -379,17 +360,10 @@ class BucketServer:
         elif not lazy:
             self._hurry.set()  # it was unmounted before, and only flushes yet
         if lazy and not self._served.wait(_PROGRESS_EVERY_S):
-            return left_of(self._mount_status())
+            return left_of(self._live.status())
         while not self._finished.wait(_PROGRESS_EVERY_S):
-            send({"progress": self._mount_status()})
+            send({"progress": self._live.status()})
         return self._left
-
-
-def _raise_open_files() -> None:
-    """Each file that is open here has a file in the staging area."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _stray_notes(mountpoint: str, strays: list[str]) -> list[str]:

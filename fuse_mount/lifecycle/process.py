@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -213,6 +214,13 @@ class Signals:
             return frozenset(os.read(self.fd, 4096))
         except BlockingIOError:
             return frozenset()
+
+
+def raise_open_files() -> None:
+    """Allow this process as many descriptors as it may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def wait_for_any(reading: Iterable[int], writing: set[int], times: Sequence[float]) -> set[int]:

@@ -23,7 +23,6 @@ import contextlib
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import time
@@ -98,9 +97,7 @@ class Supervisor:
         self._born = born(os.getpid())
         self._signals = process.Signals(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with contextlib.suppress(OSError, ValueError):  # each mount takes some
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        process.raise_open_files()  # each mount takes some
         self._listener: socket.socket | None = None
         self._inode = 0
         if not alone:

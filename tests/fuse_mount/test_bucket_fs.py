@@ -1055,7 +1055,7 @@ def test_an_outage_leaves_what_is_staged_and_what_is_known_and_uploads_go_on_by_
     assert directory.names() == ["known"]
     proxied.refuse()
     directory.write("new", b"new" * 50_000)
-    until(lambda: directory.fs.status()["store_problem"] != "", True)
+    until(lambda: directory.live.status()["store_problem"] != "", True)
     until(directory.names, ["known", "new"])
     assert directory.read("new") == b"new" * 50_000
     directory.mkdir("folder")
@@ -1073,12 +1073,12 @@ def test_status_says_that_the_store_does_not_answer_who_looks_though_all_is_uplo
     directory = opened("s3://asked/live")
     directory.fs.remote.look_around()
     directory.names()
-    assert directory.fs.status()["store_problem"] == ""
+    assert directory.live.status()["store_problem"] == ""
     proxied.refuse()
-    until(lambda: directory.names() == [] and directory.fs.status()["store_problem"] != "", True)
-    assert directory.fs.status()["store_away_s"] > 0
+    until(lambda: directory.names() == [] and directory.live.status()["store_problem"] != "", True)
+    assert directory.live.status()["store_away_s"] > 0
     monkeypatch.setattr("datacache.writeback.remote.asking._TOLD_S", -60.0)
-    assert directory.fs.status()["store_problem"] == ""  # nobody has asked for a while
+    assert directory.live.status()["store_problem"] == ""  # nobody has asked for a while
     monkeypatch.undo()
 
 

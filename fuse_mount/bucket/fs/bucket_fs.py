@@ -16,7 +16,6 @@ import logging
 import stat
 import time
 from collections.abc import Callable
-from typing import Any
 
 from datacache.store.base import ObjectInfo
 from datacache.writeback.conflicts import conflict_key
@@ -68,15 +67,6 @@ class BucketFs:
             usage = self.engine.usage
             return (usage.quota_bytes, usage.used_bytes) if usage.quota_bytes else None
 
-    def status(self) -> dict[str, Any]:
-        """Return the live bucket's status, with the store as away also where only this mount has noticed."""
-        found = self.live.status()
-        with self.engine.lock:
-            problem, away_s = self.remote.problem()
-        if problem and not found["store_problem"]:
-            found |= {"store_problem": problem, "store_away_s": away_s}
-        return found
-
     def remember(self) -> None:
         """Write down what is known of the bucket, for a start while the store cannot be reached, and losses that the
         disk had no room for before. May take long; any thread."""
@@ -113,6 +103,10 @@ class BucketFs:
                 node.cached = etag
             if node is not None and node.open is not None and node.open.content == old:
                 self._files.set_place(node.open, old._replace(etag=etag))
+
+    def problem(self) -> tuple[str, float]:
+        """See `writeback.engine.Watcher`."""
+        return self.remote.problem()
 
     def note_moved(self, key: str, new_key: str, theirs: ObjectInfo | None) -> None:
         """See `writeback.engine.Watcher`."""
