@@ -55,8 +55,7 @@ _MOST_REASON = 500
 class FailureLog:
     """Logs each (path, reason) once in `quiet_s`, at most `burst` lines a second; counts the others.
 
-    What is logged is also given to `note`, from whatever thread reports it.
-    """
+    What is logged is also given to `note`, from whatever thread reports it."""
 
     def __init__(
         self,

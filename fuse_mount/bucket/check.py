@@ -61,8 +61,7 @@ def open_live(config: BucketConfig, settings: Settings, *, restarted: bool = Fal
 def check_store(url: str, settings: Settings, *, known: bool, dirty: bool) -> list[str]:
     """List the first page of what is to be mounted. What is wrong is raised, or returned where the mount is of use all
     the same: a store that is down comes back (`known`: it was mounted before), and what was written earlier (`dirty`)
-    must not be out of reach because somebody changed a password.
-    """
+    must not be out of reach because somebody changed a password."""
     from datacache.store.open import open_backend
     from datacache.store.urls import split_url
 

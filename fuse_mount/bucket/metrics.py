@@ -17,13 +17,10 @@ from typing import Any
 from fuse_mount.lifecycle.state import BucketInfo
 
 _KEY_FILE = "metrics.key"
+_LIMIT = "Bytes it may take (0: what its disk has)."
+_MISSING = "Files, folders and deletions that are not in the bucket yet."
 _METRICS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], float]], ...] = (
-    (
-        "dirty_files",
-        "gauge",
-        "Files, folders and deletions that are not in the bucket yet.",
-        lambda s: s["dirty_files"],
-    ),
+    ("dirty_files", "gauge", _MISSING, lambda s: s["dirty_files"]),
     ("dirty_bytes", "gauge", "Bytes that are not in the bucket yet.", lambda s: s["dirty_bytes"]),
     ("oldest_dirty_seconds", "gauge", "Age of what has waited longest.", lambda s: s["oldest_dirty_s"] or 0),
     ("uploads_under_way", "gauge", "Objects that are being uploaded.", lambda s: len(s["uploading"])),
@@ -36,43 +33,31 @@ _METRICS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], float]], ...] = 
     ("store_away_seconds", "gauge", "For how long the store has not answered.", lambda s: s["store_away_s"]),
     ("halted", "gauge", "1 while nothing can be uploaded until somebody sees to it.", lambda s: int(bool(s["halted"]))),
     ("staging_used_bytes", "gauge", "Bytes in the staging area.", lambda s: s["staging"]["used_bytes"]),
-    (
-        "staging_limit_bytes",
-        "gauge",
-        "Bytes it may take (0: what its disk has).",
-        lambda s: s["staging"]["limit_bytes"],
-    ),
+    ("staging_limit_bytes", "gauge", _LIMIT, lambda s: s["staging"]["limit_bytes"]),
     ("staging_pressure", "gauge", "Share of that in use.", lambda s: s["staging"]["pressure"]),
     ("quota_bytes", "gauge", "Bytes that may be under the prefix (0: any).", lambda s: _quota(s, "quota_bytes")),
     ("quota_used_bytes", "gauge", "Bytes of that in use, 0 without a quota.", lambda s: _quota(s, "used_bytes")),
     ("quota_refusals_total", "counter", "Writes that did not fit in it.", lambda s: _quota(s, "refused")),
+    ("server_restarts_total", "counter", "Servers of a mount that died.", lambda s: s["restarts"]),
 )
 
 
 def mount_id(home: Path, info: BucketInfo) -> str:
     """Return what stands for a mount where its bucket and its place are not to be told: 12 hex digits, the same for as
-    long as the home is. Made with a key of the home's, so nobody can find out by guessing URLs.
-    """
+    long as the home is. Made with a key of the home's, so nobody can find out by guessing URLs."""
     text = f"{info.url}\0{info.mountpoint}"
     return hashlib.blake2b(os.fsencode(text), key=_key_of(home), digest_size=6).hexdigest()
 
 
 def render_metrics(mounts: Sequence[tuple[BucketInfo, dict[str, Any]]], home: str | Path, *, named: bool = True) -> str:
-    """The metrics of mounts, each with the status of its live bucket. No credential and no object name is in it, and
-    unless `named` no URL and no path: then only the id tells mounts apart."""
+    """Return the metrics of mounts, each with the status of its live bucket. No credential and no object name is in it,
+    and unless `named` no URL and no path: then only the id tells mounts apart."""
     home = Path(home)
     lines: list[str] = []
-    labels_of = {id(info): _labels(home, info, named=named) for info, _ in mounts}
+    labelled = [(_labels(home, info, named=named), status | {"restarts": info.restarts}) for info, status in mounts]
     for name, kind, text, value in _METRICS:
         lines += [f"# HELP datacache_write_{name} {text}", f"# TYPE datacache_write_{name} {kind}"]
-        for info, status in mounts:
-            lines.append(f"datacache_write_{name}{{{labels_of[id(info)]}}} {value(status)}")
-    lines += [
-        "# HELP datacache_write_server_restarts_total Servers of a mount that died.",
-        "# TYPE datacache_write_server_restarts_total counter",
-    ]
-    for info, _ in mounts:
-        lines.append(f"datacache_write_server_restarts_total{{{labels_of[id(info)]}}} {info.restarts}")
+        lines += [f"datacache_write_{name}{{{labels}}} {value(status)}" for labels, status in labelled]
     return "\n".join(lines) + "\n"
 
 
@@ -100,8 +85,7 @@ def _key_of(home: Path) -> bytes:
 
 
 def _quota(status: dict[str, Any], name: str) -> float:
-    quota = status.get("quota") or {}
-    return float(quota.get(name, 0))
+    return float((status.get("quota") or {}).get(name, 0))
 
 
 def _escape(text: str) -> str:

@@ -13,6 +13,7 @@ threads run; then trio's turn comes. pyfuse3 looks its wait up by name for each 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -54,26 +55,15 @@ _SWITCH_S = 0.0005
 """How long another thread may go on before it is this one's turn: a request waits for it, and an upload does not."""
 
 
-def serve(
-    fs: BucketFs,
-    mountpoint: str,
-    options: Iterable[str],
-    *,
-    failures: FailureLog | None = None,
-    ready: Callable[[], None] | None = None,
-) -> None:
-    """Mount, and answer the kernel until it is unmounted. `ready` is called once it is mounted. `failures` gets what
-    those see as an errno who read and write.
-
-    `options` are mount(8) options besides those that BucketFs relies on. Raises what pyfuse3 raises if it cannot be
-    mounted.
-    """
-    operations = _Operations(fs, failures or FailureLog())
+def serve(fs: BucketFs, fd: int, failures: FailureLog) -> None:
+    """Answer the kernel on the descriptor of a mount until it is unmounted. `failures` gets what those see as an errno
+    who read and write. Raises what pyfuse3 raises if it cannot be served."""
+    operations = _Operations(fs, failures)
     sys.setswitchinterval(_SWITCH_S)
-    pyfuse3.init(operations, mountpoint, set(options))
+    # libfuse takes the descriptor of a mount that is made already for a mount point. The options that count are the
+    # mount's.
+    pyfuse3.init(operations, f"/dev/fd/{fd}", {"default_permissions"})
     try:
-        if ready is not None:
-            ready()
         trio.run(_run, fs, operations)
     finally:
         pyfuse3.close(unmount=True)
@@ -100,7 +90,8 @@ async def _run(fs: BucketFs, operations: _Operations) -> None:
     fd = _device_fd()
     if fd is not None:
         operations.waiting = Waiting(fd)
-        operations.waiting.install()
+        if hasattr(pyfuse3, "_wait_fuse_readable"):
+            pyfuse3._wait_fuse_readable = operations.waiting.wait  # noqa: SLF001
     trio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_sync_long_open, fs)
@@ -110,7 +101,7 @@ async def _run(fs: BucketFs, operations: _Operations) -> None:
 
 
 async def _sync_long_open(fs: BucketFs) -> None:
-    """Files that stay open are made durable, and so uploaded, from time to time."""
+    """Make files that stay open durable, and so have them uploaded, from time to time."""
     async with trio.open_nursery() as nursery:
         while True:
             await trio.sleep(_CHECK_OPEN_S)
@@ -151,16 +142,13 @@ def _bring_pages(ino: int) -> None:
 
 
 def _device_fd() -> int | None:
-    """The descriptor of the connection, which this process has one of."""
-    found = [int(name) for name in os.listdir("/proc/self/fd") if _is_device(f"/proc/self/fd/{name}")]
+    """Return the descriptor of the connection, which this process has one of."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
+                found.append(int(name))
     return found[0] if len(found) == 1 else None
-
-
-def _is_device(link: str) -> bool:
-    try:
-        return os.readlink(link) == "/dev/fuse"
-    except OSError:
-        return False
 
 
 def forget_name(parent: int, name: str) -> None:
@@ -172,7 +160,7 @@ def forget_name(parent: int, name: str) -> None:
 
 
 async def _answer(call: Callable[..., T], *args: Any) -> T:
-    """What a call of `BucketFs` gives, after all that it needs."""
+    """Make a call of `BucketFs`, after all that it needs."""
     while True:
         try:
             return call(*args)
@@ -183,7 +171,7 @@ async def _answer(call: Callable[..., T], *args: Any) -> T:
 
 
 def _request(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """A request handler whose errors become errnos."""
+    """Turn a request handler's errors into errnos."""
 
     @functools.wraps(handler)
     async def answer(self: _Operations, *args: Any) -> T:
@@ -295,21 +283,14 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     @_request
     async def create(self, parent: int, name: bytes, mode: int, flags: int, ctx: Any) -> Any:
-        call = functools.partial(
-            self._fs.names.create, parent, name, flags, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid
-        )
-        handle, attr = await _answer(call)
+        handle, attr = await self._create(parent, name, mode, flags, ctx)
         return pyfuse3.FileInfo(fh=handle, keep_cache=True), self._entry(attr)
 
     @_request
     async def mknod(self, parent: int, name: bytes, mode: int, _rdev: int, ctx: Any) -> Any:
         if not stat.S_ISREG(mode):
             raise OSError(errno.EPERM, "an object store has no devices, pipes or sockets")
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
-        call = functools.partial(
-            self._fs.names.create, parent, name, flags, mode=mode & ~ctx.umask, uid=ctx.uid, gid=ctx.gid
-        )
-        handle, attr = await _answer(call)
+        handle, attr = await self._create(parent, name, mode, os.O_CREAT | os.O_EXCL | os.O_WRONLY, ctx)
         await self._close(handle)
         return self._entry(attr)
 
@@ -409,6 +390,10 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     # --- within ----------------------------------------------------------------------------------------------------
 
+    async def _create(self, parent: int, name: bytes, mode: int, flags: int, ctx: Any) -> tuple[int, Attr]:
+        owner = {"mode": mode & ~ctx.umask, "uid": ctx.uid, "gid": ctx.gid}
+        return await _answer(functools.partial(self._fs.names.create, parent, name, flags, **owner))
+
     async def _close(self, fh: int) -> None:
         settle = self._fs.handles.release(fh)
         if settle is not None:
@@ -458,11 +443,6 @@ class Waiting:
         self._is_watched = False
         self._is_closed = False
         self._in_a_row = 0
-
-    def install(self) -> None:
-        """Have pyfuse3 wait this way."""
-        if hasattr(pyfuse3, "_wait_fuse_readable"):
-            pyfuse3._wait_fuse_readable = self.wait  # noqa: SLF001
 
     async def wait(self) -> bool:
         """Return when there is a request to read; false to end."""

@@ -133,11 +133,7 @@ class BucketServer:
             self._failures = with_failure(self._failures, failure)
 
         try:
-            # libfuse takes the descriptor of a mount that is made already for a mount point. The options that count are
-            # the mount's.
-            pyfuse3_skin.serve(
-                self._fs, f"/dev/fd/{placed.fd}", {"default_permissions"}, failures=FailureLog(note=note_failure)
-            )
+            pyfuse3_skin.serve(self._fs, placed.fd, FailureLog(note=note_failure))
         finally:
             self._served.set()
             self._finish()
@@ -194,8 +190,7 @@ class BucketServer:
 
     def _stay_supervised(self) -> None:
         """Start another supervisor whenever there is none. Of several that are started one stays: they take turns at
-        the mount's lock (`BucketSupervisor.go_on`), and the one that stays writes itself into the state.
-        """
+        the mount's lock (`BucketSupervisor.go_on`), and the one that stays writes itself into the state."""
         failed = 0
         while True:
             with process.watched(self._info.supervisor) as has_ended:

@@ -159,8 +159,7 @@ class Encoder:
 
     def attributes(self, ino: int, is_dir: bool, size_bytes: int, mtime_ns: int, mode: int = 0) -> bytes:
         """Return a struct fuse_attr. `mode` is a link's, or what the snapshot knows of a file's, which loses write
-        permission. A directory has one link, as on btrfs: 'not counted', so that `find` counts nothing on it.
-        """
+        permission. A directory has one link, as on btrfs: 'not counted', so that `find` counts nothing on it."""
         s, ns = divmod(mtime_ns, _NS)
         s, blocks = max(s, 0), -(-size_bytes // 512)
         if not mode:
@@ -193,8 +192,7 @@ DT_REG = stat.S_IFREG >> 12
 def dirent_packer(name_bytes: int) -> Callable[..., bytes]:
     """Return pack(ino, next_cookie, name_bytes, type, name) for names of this length; it pads records to 8 bytes.
 
-    One precomputed layout per length makes a record one call: listings of 100,000 names spend their time here.
-    """
+    One precomputed layout per length makes a record one call: listings of 100,000 names spend their time here."""
     packer = _dirent_packers.get(name_bytes)
     if packer is None:
         padded = (name_bytes + 7) // 8 * 8

@@ -295,8 +295,7 @@ def _move_beneath(source: str, mountpoint: str) -> None:
 
 def set_readahead(device: int) -> None:
     """Let the kernel ask for large pieces ahead. Measured, 2 GiB file: 128 KiB (its default) 0.4 to 1.3 GB/s, 4 MiB
-    2.5. Needs root; a mount without it works, with smaller requests.
-    """
+    2.5. Needs root; a mount without it works, with smaller requests."""
     path = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
     try:
         path.write_text(str(protocol.MAX_READAHEAD_BYTES // 1024), encoding="ascii")
@@ -350,8 +349,7 @@ def take_away(mountpoint: str, *, lazy: bool = False) -> None:
 
 class Unmounting:
     """An unmount that is tried again for a moment where the mount is busy and nobody is seen to use it: a process that
-    has just ended, or closed its file, is still being let go of by the kernel.
-    """
+    has just ended, or closed its file, is still being let go of by the kernel."""
 
     def __init__(self, mountpoint: str, *, lazy: bool = False) -> None:
         self._mountpoint = mountpoint
@@ -362,8 +360,7 @@ class Unmounting:
 
     def step(self) -> bool:
         """Try if it is time to; whether it is unmounted. Raises `MountError`, naming who uses the mount when it is
-        busy. Waits for nothing; all processes are looked through twice at most, at the first try and at the last.
-        """
+        busy. Waits for nothing; all processes are looked through twice at most, at the first try and at the last."""
         now = time.monotonic()
         if now < self.due:
             return False

@@ -280,8 +280,7 @@ def _leave_snapshot(info: MountInfo, deadline: float) -> None:
 
 def _leave_bucket(info: BucketInfo, deadline: float) -> None:
     """Upload for a while, then end server and supervisor with the mount left in its place. What was acknowledged is in
-    the staging area, and what is in open files is brought there by the flush.
-    """
+    the staging area, and what is in open files is brought there by the flush."""
     timeout_s = max(min(info.config.stop_flush_s, deadline - time.monotonic() - 2.0), 0.0)
     try:
         files_of(info).ask({"op": "flush", "timeout_s": timeout_s}, timeout_s=SILENCE_S)

@@ -47,8 +47,7 @@ class KeeperLine:
     ) -> None:
         """`arguments` (of `python -m fuse_mount`) bring a new owner up. `fds` stay the caller's; the first of them is
         what the new owner gets, if there is one. `is_mine` is asked before each connection: a line that was lost must
-        not put an earlier mount into the place of the one that has its mount point now.
-        """
+        not put an earlier mount into the place of the one that has its mount point now."""
         self._home = Path(home)
         self._key = files.key
         self._fds = list(fds)[:_MOST_DESCRIPTORS]
@@ -175,8 +174,7 @@ def kept(home: str | Path) -> set[str]:
 
 def known(home: str | Path) -> dict[str, dict[str, Any]]:
     """Return all that the keeper looks after, by key; nothing without a daemon. `TimeoutError` where there is one that
-    does not answer.
-    """
+    does not answer."""
     try:
         answer, _ = _ask(home, {"op": "list"})
     except TimeoutError:

@@ -78,15 +78,14 @@ def mount_snapshot(
 
     A mount of this home that has lost all its processes is replaced.
 
-    Files belong to `uid` and `gid` (default: the caller's) with modes 0444 and 0555 less `umask`.
-    `allow_other` lets other users in (default: for root only). `workers` processes serve it (default: one a core, at
-    most 4), and other mounts of the same surroundings (`pool`). The mount outlives the caller: they are daemons with a
-    log under `<home>/mounts/`. With `foreground` it has processes of its own, this process's streams are used, and the
-    call returns when the mount is gone. `resend=False` behaves as on a kernel before 6.9, `clone=False` as where
-    workers cannot have queues of their own; `opener` names the function that opens the
-    snapshot in each worker. `given`: the caller has a record that this `NAME@ID` was looked up in the catalog and
-    given before, so it is mounted also when it was removed there since. Raises `MountError`; nothing is mounted then.
-    """
+    Files belong to `uid` and `gid` (default: the caller's) with modes 0444 and 0555 less `umask`. `allow_other` lets
+    other users in (default: for root only). `workers` processes serve it (default: one a core, at most 4), and other
+    mounts of the same surroundings (`pool`). The mount outlives the caller: they are daemons with a log under
+    `<home>/mounts/`. With `foreground` it has processes of its own, this process's streams are used, and the call
+    returns when the mount is gone. `resend=False` behaves as on a kernel before 6.9, `clone=False` as where workers
+    cannot have queues of their own; `opener` names the function that opens the snapshot in each worker. `given`: the
+    caller has a record that this `NAME@ID` was looked up in the catalog and given before, so it is mounted also when it
+    was removed there since. Raises `MountError`; nothing is mounted then."""
     target = session.resolved(mountpoint)
     known = MountFiles(settings.home, target).read()
     if known is not None and is_lost(known, settings):
@@ -143,8 +142,7 @@ def mount_bucket(
     `quota_bytes` (0: none) nothing can be written. Store credentials are looked for in the folder `credentials` instead
     of the settings'; with `direct` objects are read past the daemon, which has others. The mount outlives the caller
     and its own server's death. A dead mount at the place is replaced. Raises `MountError`, also for what staging or
-    store refuse; nothing is mounted then.
-    """
+    store refuse; nothing is mounted then."""
     if ack not in ACKS:
         raise UsageError(f"{ack!r} is no way to acknowledge", hint=f"There are {' and '.join(ACKS)}.")
     url = normal_url(url)
@@ -243,8 +241,7 @@ def _ask_host(arguments: list[str], config: MountConfig, settings: Settings) -> 
 def takeover(mountpoint: str | Path, settings: Settings) -> MountInfo:
     """Start a new supervisor and workers for a mount and let the old ones finish: no unmount, no error for readers.
 
-    It also revives a mount whose supervisor was killed, as long as one of its workers lives. Raises `MountError`.
-    """
+    It also revives a mount whose supervisor was killed, as long as one of its workers lives. Raises `MountError`."""
     target = session.resolved(mountpoint)
     known = MountFiles(settings.home, target).read()
     if known is None:
@@ -264,8 +261,7 @@ def unmount(mountpoint: str | Path, *, lazy: bool = False, settings: Settings | 
     """Unmount and wait until its processes have ended. False where nothing was mounted.
 
     Raises `MountError` naming who uses it when it is busy, and naming the other home where a mount is not this one's;
-    `lazy` takes it out of sight at once and lets those finish.
-    """
+    `lazy` takes it out of sight at once and lets those finish."""
     target = session.resolved(mountpoint)
     there = session.mount_at(target)
     if there is None:
@@ -361,8 +357,7 @@ def take_away_dead(info: BucketInfo) -> None:
 
 def list_mounts(settings: Settings | None = None) -> list[MountInfo]:
     """Return this home's mounts of snapshots, as their supervisors wrote them down. State of mounts that are gone is
-    removed.
-    """
+    removed."""
     settings = settings or load_settings()
     found, doubtful = [], []
     infos, mounts = MountFiles.all_states(settings.home), session.mounts_by_place()
@@ -469,8 +464,7 @@ def flush(
     """Wait until everything written so far to the read-write mount at `mountpoint` is in the bucket.
 
     Return `{"files", "bytes", …}` that were written since. `UploadError` says what is not, and why; `MountError` where
-    no such mount of this home is.
-    """
+    no such mount of this home is."""
     info = bucket_mount_at(mountpoint, settings or load_settings())
     if info is None:
         raise MountError(f"no read-write mount of this home is at {mountpoint}", hint="dsctl status lists the mounts.")

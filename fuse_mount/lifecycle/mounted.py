@@ -168,8 +168,7 @@ class Mounted:
 
     def _descriptors(self) -> list[int]:
         """Return what the keeper is to hold: the clones as well, since the kernel aborts what was read from one when
-        its last copy is closed, and to have it sent again is what they are kept for.
-        """
+        its last copy is closed, and to have it sent again is what they are kept for."""
         clones = [queue.fd for queue in self.queues if queue.own_queue] if self.config.resend else []
         return [self.main, *clones]
 

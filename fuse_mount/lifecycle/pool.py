@@ -104,8 +104,7 @@ class Pool:
 
     def join(self, environment: Mapping[str, str], *, workers: int, unless: int = 0) -> Talk:
         """Return a conversation with the pool's supervisor, which is started if there is none, or where it is the
-        process `unless`: the new one then has its place. Raises `MountError`.
-        """
+        process `unless`: the new one then has its place. Raises `MountError`."""
         talk = self._talk_to_other_than(unless)
         if talk is not None:
             return talk
@@ -162,8 +161,7 @@ def mount(
     config: MountConfig, environment: Mapping[str, str], *, foreground: bool = False, generation: str = ""
 ) -> MountInfo:
     """Mount and return when it can be read; in the foreground, when it is gone. Raises `MountError` with nothing left
-    over. `environment` is that of the processes that serve it.
-    """
+    over. `environment` is that of the processes that serve it."""
     session.check_mountpoint(config.mountpoint)
     session.check_device()
     if not foreground:
@@ -223,8 +221,7 @@ def take_over(
     """Have a mount served by another process: from its supervisor, or from what is left of a pool that was killed.
 
     None where there is nothing to do (`only_if_dead` and its supervisor answers). `id` names the pool; without it the
-    surroundings do. Raises `MountError`; whoever served it serves on.
-    """
+    surroundings do. Raises `MountError`; whoever served it serves on."""
     files = MountFiles(home, mountpoint)
     with files.locked():
         old = _supervisor_of(files)
@@ -274,8 +271,7 @@ def take_over_all_of(dead: MountInfo, home: str | Path, environment: Mapping[str
 
 def revive(config: MountConfig, id: str) -> None:
     """Have the mounts of a pool whose supervisor was killed taken over, by the mount host if there is one. Called by
-    its workers: the first one wins.
-    """
+    its workers: the first one wins."""
     arguments = ["--takeover", config.mountpoint, "--only-if-dead", "--pool", id]
     files = MountFiles(config.home, config.mountpoint)
     with contextlib.suppress(MountError, OSError):  # its log says why, and the workers serve on
@@ -319,8 +315,7 @@ def _adopted(info: MountInfo, files: MountFiles, home: str | Path) -> int:
     it: the mount is lost.
 
     A worker is asked for this very mount, by mount point and device: it knows what it serves, whatever an older state
-    says of it.
-    """
+    says of it."""
     for pid in info.workers:
         try:
             _, fds = _ask_orphan(info, home, pid, "descriptor")

@@ -75,8 +75,7 @@ def spawn(
     """Run `python -m fuse_mount` with these arguments and talk to it over the socket that `option` tells it of.
 
     `attached` gives it this process's streams, and its session unless it is to have its `own_session`; else it has its
-    own, writes into the log, and forks once more, so that it is nobody's child. Raises `MountError`.
-    """
+    own, writes into the log, and forks once more, so that it is nobody's child. Raises `MountError`."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "fuse_mount", *arguments, option, str(theirs.fileno())]
     try:
@@ -149,8 +148,7 @@ def wait_for(child: subprocess.Popen[bytes]) -> None:
 
 def _end(child: subprocess.Popen[bytes], talk: Talk, *, foreground: bool) -> None:
     """End what was started. A read-write mount's supervisor ends its server when it is told to; what does not end is
-    killed, with all that it has forked.
-    """
+    killed, with all that it has forked."""
     # Its session, which is named by whoever forked it; in the foreground that is the caller's own.
     end = os.kill if foreground else os.killpg
     for number in (signal.SIGTERM, signal.SIGKILL):

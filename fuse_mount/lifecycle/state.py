@@ -263,8 +263,7 @@ class FilesOfMount(Generic[AnyInfo]):
 
     def remove(self) -> None:
         """Remove state and socket. The log stays for whoever wants to know why. So does the lock: whoever waits for a
-        file that lost its name holds nothing that the next one would see.
-        """
+        file that lost its name holds nothing that the next one would see."""
         for path in (self.state, self.folder / self.socket_name):
             path.unlink(missing_ok=True)
 
@@ -275,8 +274,7 @@ class FilesOfMount(Generic[AnyInfo]):
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the mount's lock: one process at a time becomes its supervisor, or changes what its state says of one.
-        Waits for it. Raises `MountError` where the folder cannot be made, `OSError` where the lock cannot.
-        """
+        Waits for it. Raises `MountError` where the folder cannot be made, `OSError` where the lock cannot."""
         self.make_folder()
         with lockfile.held(self.lock):
             yield
@@ -293,8 +291,7 @@ class FilesOfMount(Generic[AnyInfo]):
         """Ask the process that serves the mount, and return what it answers.
 
         `progress` gets what it sends before that; each message may take `timeout_s`. Raises `NoAnswerError` where no
-        process answers, else what is in the answer (`MountError`, `UploadError`).
-        """
+        process answers, else what is in the answer (`MountError`, `UploadError`)."""
         for answer in self._answers(request, timeout_s):
             if "progress" in answer:
                 if progress is not None:

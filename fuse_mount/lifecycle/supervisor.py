@@ -206,8 +206,7 @@ class Supervisor:
 
     def _still_there(self) -> bool:
         """Tell whether there is anything for a worker to serve: a mount may have vanished while none was there to see
-        it.
-        """
+        it."""
         for mounted in list(self._mounts.values()):
             if not mounted.leaving and mounted.is_gone():
                 mounted.ended = True
@@ -504,8 +503,7 @@ class Supervisor:
 def _become_worker(channel: socket.socket, pool: Pool, *, bypass: bool) -> NoReturn:
     """In the child: give back everything of the parent's but the one socket and the standard streams.
 
-    The clones above all: while any process has a copy, closing one does not abort its requests.
-    """
+    The clones above all: while any process has a copy, closing one does not abort its requests."""
     signal.set_wakeup_fd(-1)
     kept = channel.fileno()
     most = os.sysconf("SC_OPEN_MAX")

@@ -96,8 +96,7 @@ class SnapshotFs:
     def children(self, ino: int, cookie: int) -> Iterator[tuple[bytes, int, int, int]]:
         """Give (name, inode, next cookie, type as in st_mode) of each child after `cookie` (0: all), in byte order.
 
-        '.' and '..' are the caller's. Seeks straight to the cookie's row; nothing is kept from one call to the next.
-        """
+        '.' and '..' are the caller's. Seeks straight to the cookie's row; nothing is kept from one call to the next."""
         depth, prefix = self._directory(ino)
         start = cookie - COOKIE_BASE if cookie >= COOKIE_BASE else None
         directory = _DIR_BIT | (depth + 1) << _DEPTH_SHIFT

@@ -16,7 +16,6 @@ import contextlib
 import errno
 import logging
 import os
-import select
 import signal
 import threading
 from collections import deque
@@ -25,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from fuse_mount.errno_map import FailureLog, errno_of
 from fuse_mount.kernel import protocol
+from fuse_mount.lifecycle.process import readable
 from fuse_mount.snapshot.fs import SnapshotFs
 
 FETCH_THREADS = 32
@@ -61,7 +61,7 @@ class Worker:
         self._thread = 0
         self._closed = False
         self._encoder = protocol.Encoder(owner)
-        self._statfs = protocol.encode_statfs(fs.total_bytes, fs.files)
+        statfs = protocol.encode_statfs(fs.total_bytes, fs.files)
         self._buffer = bytearray(protocol.REQUEST_BUFFER_BYTES)
         self._failures = failures or FailureLog()
         self._pool = ThreadPoolExecutor(fetch_threads, thread_name_prefix="fetch")
@@ -77,15 +77,14 @@ class Worker:
             protocol.READDIR: self._readdir,
             protocol.READDIRPLUS: self._readdirplus,
             protocol.READLINK: self._readlink,
-            protocol.STATFS: self._statfs_reply,
-            protocol.DESTROY: self._nothing,
+            protocol.STATFS: lambda _ino, _length: (0, statfs),
+            protocol.DESTROY: lambda _ino, _length: (0, b""),
         }
-        self._handlers |= dict.fromkeys(protocol.MODIFYING, self._read_only)
+        self._handlers |= dict.fromkeys(protocol.MODIFYING, lambda _ino, _length: (errno.EROFS, b""))
 
     def serve(self) -> bool:
-        """Answer requests until the mount is gone, or until `stop()` and the answer to all that was read: whether it
-        was stopped.
-        """
+        """Answer requests until the mount is gone, or until `stop()` and the answer to all that was read. Tell whether
+        it was stopped."""
         self._thread = threading.get_ident()
         fd, buffer, read = self._fd, self._buffer, self._read
         buffers, unpack, handlers = [buffer], protocol.unpack_start, self._handlers
@@ -97,7 +96,7 @@ class Worker:
                 except BlockingIOError:
                     # A descriptor that all workers share, made non-blocking by one that was told to stop, or
                     # this one.
-                    _wait_for(fd, _KICK_S * 5)
+                    readable(fd, _KICK_S * 5)
                     continue
                 except OSError as exc:
                     if exc.errno == errno.ENODEV:
@@ -126,9 +125,7 @@ class Worker:
             self._stopped.set()
 
     def stop(self) -> None:
-        """Make the loop end after the request it is at. Returns when it has left the loop or begun its last
-        steps.
-        """
+        """Make the loop end after the request it is at. Returns when it has left the loop or begun its last steps."""
         self._stopping = True
         # No request may be read and then dropped, so the loop is never interrupted, only kept from blocking.
         # The signal ends a read that blocks already; one that began to block after it is why it is sent until
@@ -146,8 +143,7 @@ class Worker:
 
     def close(self) -> None:
         """Close snapshot and descriptor, once nothing is fetched any more: a late answer must not be written to
-        whatever has the descriptor's number next.
-        """
+        whatever has the descriptor's number next."""
         self._finish_fetches()
         with self._fd_lock:
             self._closed = True
@@ -166,9 +162,8 @@ class Worker:
 
         And of regions that were evicted: while a worker maps them, the disk space is not free.
 
-        The former only while memory is short (`memory_is_short`). Otherwise a second copy costs nothing and dropping
-        it does: 40 to 280 µs a file, three times what the read took.
-        """
+        The former only while memory is short (`memory_is_short`). Otherwise a second copy costs nothing and dropping it
+        does: 40 to 280 µs a file, three times what the read took."""
         given = self._given
         with contextlib.suppress(Exception):  # a hint, no more
             self._fs.sweep()
@@ -231,15 +226,6 @@ class Worker:
                 records.append(record)
                 room -= len(record)
         return room
-
-    def _statfs_reply(self, _ino: int, _length: int) -> Reply:
-        return 0, self._statfs
-
-    def _read_only(self, _ino: int, _length: int) -> Reply:
-        return errno.EROFS, b""
-
-    def _nothing(self, _ino: int, _length: int) -> Reply:
-        return 0, b""
 
     # --- reads ----------------------------------------------------------------------------------------------
 
@@ -322,14 +308,8 @@ class Worker:
         return errno_of(exc)
 
 
-def _wait_for(fd: int, timeout_s: float) -> None:
-    poll = select.poll()  # select(2) knows the first 1,024 descriptors only
-    poll.register(fd, select.POLLIN)
-    poll.poll(timeout_s * 1000)
-
-
 def memory_is_short() -> bool:
-    """Whether less than a fifth of the memory could be had without swapping (proc(5), meminfo)."""
+    """Tell whether less than a fifth of the memory could be had without swapping (proc(5), meminfo)."""
     with open("/proc/meminfo", encoding="ascii") as file:
         values = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file)}
     return values.get("MemAvailable", 0) < _SHORT_OF_MEMORY * values["MemTotal"]

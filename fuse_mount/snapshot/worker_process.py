@@ -57,8 +57,7 @@ def run(channel: socket.socket, pool: Pool, *, bypass: bool) -> NoReturn:
     """Life of a worker process, from the fork to `_exit`. `channel` is the socket to the supervisor.
 
     With `bypass` snapshots are opened with `DATACACHE_BYPASS_LOCAL=1`: nothing that lies on this node is trusted,
-    because workers that used it died one after another.
-    """
+    because workers that used it died one after another."""
     code = EXIT_FAILED
     own_socket = worker_socket(pool.home, pool.id, os.getpid())
     try:
@@ -122,8 +121,7 @@ class _Process:
 
     def _serves(self) -> bool:
         """Tell whether any mount counts on this process. One that is only being opened for a supervisor that is gone
-        does not: its descriptor will never come.
-        """
+        does not: its descriptor will never come."""
         with self._lock:
             return any(mount.is_given for mount in self._mounts.values())
 

@@ -234,8 +234,7 @@ class OpenFiles:
 
         An append needs them in any case, and small ones cost next to nothing. While they are here, an object that
         somebody puts under the name cannot take them away: ours goes on beside it, whole. A large file that is opened
-        for reading and writing may be mapped and never written to.
-        """
+        for reading and writing may be mapped and never written to."""
         content = file.content
         is_stored = file.draft is None and not file.nameless and isinstance(content, Stored)
         return is_stored and (appends or content.size_bytes <= INLINE_BYTES)
