@@ -8,7 +8,7 @@
     kernel/session: mount(2), fusermount3, unmount      protocol: the kernel's ABI      errno_map: error → errno
     bucket/check: before mounting    areas: staging without a mount      metrics: for Prometheus
 
-Its users call the functions below; fuse_mount/CONCURRENCY.md says what its processes promise each other.
+Its users call the functions below; CONCURRENCY.md says what its processes promise each other.
 """
 
 from __future__ import annotations

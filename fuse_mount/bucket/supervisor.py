@@ -1,6 +1,6 @@
 """The process that keeps a read-write mount served: it starts a server, and another one when that dies.
 
-Run by `__main__`. It holds nothing (docs/CONCURRENCY.md): all that was acknowledged lies in the staging area, and the
+Run by `__main__`. It holds nothing (../CONCURRENCY.md): all that was acknowledged lies in the staging area, and the
 next server replays it. One thread; servers are started as new programs, never forked, because what they use for uploads
 does not survive that. A dead mount stays in its place until the next server puts its own there (`session.place`), also
 when the supervisor gives up: unmounted, programs would write into the folder below.

@@ -3,7 +3,7 @@
 It opens /dev/fuse and hands descriptors out, and reads no request but INIT. No state; any thread may call.
 
 A mount whose processes were killed is *dead*, and stays in its place. `place` puts the next one beneath it, so that the
-mount point is never free, and takes it away (docs/CONCURRENCY.md, *Supervisor, server and control socket*).
+mount point is never free, and takes it away (../CONCURRENCY.md).
 """
 
 from __future__ import annotations

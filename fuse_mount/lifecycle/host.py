@@ -1,4 +1,4 @@
-"""The mount host: one process below which the mounts of a home run, whoever asked for them (docs/CONCURRENCY.md).
+"""The mount host: one process below which the mounts of a home run, whoever asked for them (../CONCURRENCY.md).
 
 `python -m fuse_mount --host`, a container of its own on a node of Kubernetes. The CSI driver (anybody with the setting
 `mount_host`) asks it to start supervisors, so the driver may end and start again and no mount notices. It takes over

@@ -3,7 +3,7 @@
 A pool is a supervisor and its worker processes (`supervisor`, `worker_process`), which serve any number of mounts. One
 that was mounted in the same surroundings joins the pool that is there (`pool_id`). Whatever differs makes another pool,
 so no mount ever gets another one's credentials or sees another one's network. Joining, hand-over and take-over:
-docs/CONCURRENCY.md. Whatever may have to wait is done here, in the caller's process: the mount itself, finding a
+../CONCURRENCY.md. Whatever may have to wait is done here, in the caller's process: the mount itself, finding a
 descriptor, asking a former supervisor.
 
     <home>/run/pool-<id>.sock             where the supervisor hears who wants something mounted; the newest has it

@@ -8,7 +8,7 @@ nobody: whoever wants something mounted (`pool`) mounts it, and hands the descri
     {"op": "open", "config": …}                  a worker opens the snapshot: facts about it
     {"op": "serve", "config": …, "former": …}    with the descriptor: serve it from now on, after another one
 
-Who is killed, and what becomes of the requests that a worker had read: docs/CONCURRENCY.md. Where cloning is refused
+Who is killed, and what becomes of the requests that a worker had read: ../CONCURRENCY.md. Where cloning is refused
 on a kernel before 6.9, what a dead worker had read is not to be told from the rest, and hangs until the mount is ended.
 
 Of workers that die one after another, one that was killed (SIGKILL) is replaced at once. One that ends by itself is
