@@ -75,13 +75,12 @@ def left_notes(status: dict[str, Any]) -> list[str]:
 
 def lost_lines(losses: Iterable[dict[str, Any]]) -> list[str]:
     """Return what was lost of what was written, in words."""
-    return [_lost_line(**loss) for loss in losses]
-
-
-def _lost_line(key: str, size_bytes: int, at: float, reason: str) -> str:
-    amount = f"up to {size_bytes:,} bytes" if size_bytes != 1 else "1 byte"
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    return f"{amount} written to {key} were lost at {when}: {reason}"
+    lines = []
+    for loss in losses:
+        amount = f"up to {loss['size_bytes']:,} bytes" if loss["size_bytes"] != 1 else "1 byte"
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(loss["at"]))
+        lines.append(f"{amount} written to {loss['key']} were lost at {when}: {loss['reason']}")
+    return lines
 
 
 def note_left(folder: Path, left: dict[str, Any]) -> None:

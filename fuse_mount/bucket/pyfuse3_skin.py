@@ -173,6 +173,8 @@ async def _answer(call: Callable[..., T], *args: Any) -> T:
 def _request(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
     """Turn a request handler's errors into errnos."""
 
+    name = handler.__name__
+
     @functools.wraps(handler)
     async def answer(self: _Operations, *args: Any) -> T:
         waiting = self.waiting
@@ -183,25 +185,22 @@ def _request(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]
         except pyfuse3.FUSEError:
             raise
         except DatacacheError as exc:
-            self.failures.report(_what(handler.__name__, exc), exc)
+            self.failures.report(_what(name, exc), exc)
             raise pyfuse3.FUSEError(errno_of(exc)) from exc
         except OSError as exc:
-            if exc.errno in _TOLD and (exc.errno != errno.ESTALE or _has_handle(handler.__name__, args)):
-                self.failures.report(_what(handler.__name__, exc), exc, exc.errno)
+            # ftruncate(2) and fchmod(2) are of an open file, truncate(2) and chmod(2) not.
+            has_handle = name in _BY_HANDLE or (name == "setattr" and args[3] is not None)
+            if exc.errno in _TOLD and (exc.errno != errno.ESTALE or has_handle):
+                self.failures.report(_what(name, exc), exc, exc.errno)
             raise pyfuse3.FUSEError(exc.errno or errno.EIO) from exc
         except Exception as exc:
-            _log.exception("%s failed", handler.__name__)
+            _log.exception("%s failed", name)
             raise pyfuse3.FUSEError(errno.EIO) from exc
         finally:
             if waiting is not None:
                 waiting.under_way -= 1
 
     return answer
-
-
-def _has_handle(operation: str, args: tuple[Any, ...]) -> bool:
-    """Tell whether a request is made of an open file: ftruncate(2) and fchmod(2) are, truncate(2) and chmod(2) not."""
-    return operation in _BY_HANDLE or (operation == "setattr" and args[3] is not None)
 
 
 def _what(operation: str, exc: BaseException) -> str:

@@ -240,7 +240,14 @@ def take_over(
                 # Before the new supervisor has the control socket's place.
                 old = _supervisor_of(files) if found is not None else None
                 info = _served(talk, known.config, fd, known)
-            if old is None or not _told_to_finish(old):
+            try:
+                if old is not None:
+                    with old:
+                        ipc.send(old, {"op": "finish"})
+                        ipc.receive(old)
+            except (OSError, ValueError):  # it was killed just now
+                old = None
+            if old is None:
                 # What is left of its workers answers what it had read, and lets go of the mount.
                 for pid in known.workers:
                     with contextlib.suppress(OSError, ValueError):  # it died just now
@@ -298,16 +305,6 @@ def _asked_for(old: socket.socket) -> tuple[int, MountInfo] | None:
     except (IndexError, KeyError, TypeError) as exc:
         ipc.close_all(fds)
         raise MountError(str(answer.get("error", "the supervisor did not hand its mount over"))) from exc
-
-
-def _told_to_finish(old: socket.socket) -> bool:
-    try:
-        with old:
-            ipc.send(old, {"op": "finish"})
-            ipc.receive(old)
-    except (OSError, ValueError):  # it was killed just now
-        return False
-    return True
 
 
 def _adopted(info: MountInfo, files: MountFiles, home: str | Path) -> int:

@@ -186,7 +186,13 @@ class Supervisor:
     def _start_what_is_due(self) -> None:
         now = time.monotonic()
         for slot in self._slots:
-            if slot.due is not None and slot.due <= now and not slot.pid and self._still_there():
+            if slot.due is None or slot.due > now or slot.pid:
+                continue
+            for mounted in list(self._mounts.values()):  # one may have vanished while no worker was there to see it
+                if not mounted.leaving and mounted.is_gone():
+                    mounted.ended = True
+                    self._wind_up(mounted)
+            if any(not mounted.leaving for mounted in self._mounts.values()):
                 self._spawn(slot)
         for mounted in list(self._mounts.values()):
             if mounted.main < 0 and mounted.open_until <= now:
@@ -203,15 +209,6 @@ class Supervisor:
                 elif slot.pid:
                     self._open(slot, mounted)
             self._wind_up(mounted)
-
-    def _still_there(self) -> bool:
-        """Tell whether there is anything for a worker to serve: a mount may have vanished while none was there to see
-        it."""
-        for mounted in list(self._mounts.values()):
-            if not mounted.leaving and mounted.is_gone():
-                mounted.ended = True
-                self._wind_up(mounted)
-        return any(not mounted.leaving for mounted in self._mounts.values())
 
     # --- who wants something mounted ---------------------------------------------------------------------------
 

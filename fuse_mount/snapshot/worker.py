@@ -73,10 +73,10 @@ class Worker:
         self._stopped = threading.Event()
         self._handlers: dict[int, Callable[[int, int], Reply]] = {
             protocol.LOOKUP: self._lookup,
-            protocol.GETATTR: self._getattr,
+            protocol.GETATTR: lambda ino, _length: (0, self._encoder.attr_out(*fs.getattr(ino))),
             protocol.READDIR: self._readdir,
             protocol.READDIRPLUS: self._readdirplus,
-            protocol.READLINK: self._readlink,
+            protocol.READLINK: lambda ino, _length: (0, fs.readlink(ino)),
             protocol.STATFS: lambda _ino, _length: (0, statfs),
             protocol.DESTROY: lambda _ino, _length: (0, b""),
         }
@@ -180,12 +180,6 @@ class Worker:
         if node is None:
             return 0, protocol.NEGATIVE_ENTRY
         return 0, self._encoder.entry_out(*node)
-
-    def _getattr(self, ino: int, _length: int) -> Reply:
-        return 0, self._encoder.attr_out(*self._fs.getattr(ino))
-
-    def _readlink(self, ino: int, _length: int) -> Reply:
-        return 0, self._fs.readlink(ino)
 
     def _readdir(self, ino: int, _length: int) -> Reply:
         cookie, size = protocol.read_arguments(self._buffer)

@@ -111,11 +111,20 @@ class _Process:
         while True:
             ready = process.wait_for_any({self._signals.fd} | (set() if self._orphaned else {channel}), set(), ())
             if self._signals.fd in ready and signal.SIGTERM in self._signals.received():
-                self._stop_all()
+                self._orphaned = True
+                for number in list(self._mounts):
+                    self._stop_in_background(number)
+                while self._serves():
+                    process.wait_for_any({self._signals.fd}, set(), ())
+                    self._signals.received()
                 return EXIT_STOPPED
             if channel in ready and not self._hear():
                 self._orphaned = True
-                self._have_all_revived()
+                with self._lock:
+                    configs = [mount.config for mount in self._mounts.values() if mount.is_given]
+                if configs:
+                    _log.warning("the supervisor is gone; a new one takes over")
+                    threading.Thread(target=revive, args=(configs[0], self._pool), name="revive", daemon=True).start()
             if self._orphaned and not self._serves():
                 return EXIT_STOPPED
 
@@ -156,14 +165,6 @@ class _Process:
     def _say(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # it is gone
             self._channel.send(json.dumps(message).encode())
-
-    def _have_all_revived(self) -> None:
-        with self._lock:
-            configs = [mount.config for mount in self._mounts.values() if mount.is_given]
-        if not configs:
-            return
-        _log.warning("the supervisor is gone; a new one takes over")
-        threading.Thread(target=revive, args=(configs[0], self._pool), name="revive", daemon=True).start()
 
     # --- one mount ----------------------------------------------------------------------------------------------
 
@@ -233,15 +234,6 @@ class _Process:
             worker.stop()
         else:
             mount.orders.put(None)  # read only if no descriptor has come before
-
-    def _stop_all(self) -> None:
-        self._orphaned = True
-        numbers = list(self._mounts)
-        for number in numbers:
-            self._stop_in_background(number)
-        while self._serves():
-            process.wait_for_any({self._signals.fd}, set(), ())
-            self._signals.received()
 
     def _release(self) -> None:
         while not self._ended.wait(_RELEASE_EVERY_S):

@@ -311,7 +311,7 @@ class Names:
         node = self._tree.find(state.key)
         file = node.open if node is not None else None
         if file is not None and file.draft is not None and file.draft.dirty:
-            raise Needs(lambda: self._settle_all([file]))
+            raise Needs(lambda: self._handles.settle(file))
         self._nodes.detach(new_folder, new_text)
         move = self._plan_move_locked(state, new_folder.key + new_text, target.base if target is not None else "")
         pendings = move.pendings + self._view.keep_folder(folder.key)
@@ -335,7 +335,7 @@ class Names:
         inside = self._tree.below(node) if node is not None else []
         unsettled = [n.open for n in inside if n.open is not None and n.draft is not None and n.draft.dirty]
         if unsettled:
-            raise Needs(lambda: self._settle_all(unsettled))
+            raise Needs(lambda: list(map(self._handles.settle, unsettled)))
         overlay = self._engine.overlay
         below = [pending for k in overlay.below(key) if (pending := overlay.get(k)) is not None]
         logged = [pending for pending in below if pending.ready and isinstance(pending.content, Logged)]
@@ -396,10 +396,6 @@ class Names:
             whole.blobs.update(move.blobs)
         return whole
 
-    def _settle_all(self, files: list[OpenFile]) -> None:
-        for file in files:
-            self._handles.settle(file)
-
     def _spill(self, logged: list[Pending]) -> None:
         """Bring bytes out of the journal into files of their own, the largest first, so that one record can rename the
         keys of all."""
@@ -423,7 +419,11 @@ class Names:
             if changes.size is not None:
                 if state.content is None:
                     raise OSError(errno.EISDIR, "it is a folder")
-                self._truncate_locked(node, state, changes.size, handle)
+                size = changes.size
+                if not self._handles.truncate_locked(handle, size):
+                    now = node.open.size_bytes if node.open is not None else state.size_bytes
+                    if size != now or (node.draft is not None and node.draft.dirty):
+                        raise Needs(lambda: self._handles.truncate_now(node, size))
                 state = self._nodes.state_of(node)
             attributes = _changed(state.attributes, changes)
             node.ctime_ns = changes.ctime_ns if changes.ctime_ns is not None else time.time_ns()
@@ -432,13 +432,6 @@ class Names:
             if attributes != state.attributes:
                 self._set_attributes_locked(node, state, attributes)
             return self._nodes.attr_now(node)
-
-    def _truncate_locked(self, node: Node, state: State, size: int, handle: int | None) -> None:
-        if self._handles.truncate_locked(handle, size):
-            return
-        now = node.open.size_bytes if node.open is not None else state.size_bytes
-        if size != now or (node.draft is not None and node.draft.dirty):
-            raise Needs(lambda: self._handles.truncate_now(node, size))
 
     def _set_attributes_locked(self, node: Node, state: State, attributes: Attributes) -> None:
         if node is self._tree.root:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, Content, Pending, Stored
 from datacache.writeback.remote.bucket import RemoteView
-from datacache.writeback.remote.known import RemoteFile
 
 FOLDER_BASE = "folder"
 """`Pending.base` of a folder that the bucket has, with or without a marker object."""
@@ -60,9 +59,12 @@ class View:
         file, is_folder = self.remote.entry(folder, name)
         if is_folder and marker is None:
             return self._folder_state(folder_key, FOLDER_BASE, plain)
-        if file is not None and pending is None:
-            return self._file_state(file_key, file, plain)
-        return None
+        if file is None or pending is not None:
+            return None
+        content = Stored(file_key, file.size_bytes, file.etag)
+        if not plain:
+            return State(file_key, self.remote.attributes(file_key, file), content, file.etag)
+        return State(file_key, self.remote.plain_attributes(file), content, file.etag, file.attributes is not None)
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, in order."""
@@ -95,12 +97,6 @@ class View:
         if plain:
             return State(key, self.remote.plain_folder_attributes(key), None, base, complete=False)
         return State(key, self.remote.folder_attributes(key), None, base)
-
-    def _file_state(self, key: str, file: RemoteFile, plain: bool) -> State:
-        content = Stored(key, file.size_bytes, file.etag)
-        if not plain:
-            return State(key, self.remote.attributes(key, file), content, file.etag)
-        return State(key, self.remote.plain_attributes(file), content, file.etag, file.attributes is not None)
 
     # --- folders that stay or go -------------------------------------------------------------------------------------
 
