@@ -28,9 +28,10 @@ from typing import NamedTuple
 
 from datacache.core.errors import MountError
 from fuse_mount.kernel import protocol
-from fuse_mount.lifecycle.state import MOUNT_TYPE, SUBTYPE, MountConfig
 
 DEVICE = "/dev/fuse"
+_SUBTYPE = "datacache"
+MOUNT_TYPE = f"fuse.{_SUBTYPE}"
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4  # <sys/mount.h>
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
@@ -159,14 +160,14 @@ def check_device() -> None:
 # --- mounting -----------------------------------------------------------------------------------------------
 
 
-def mount(config: MountConfig, source: str) -> int:
+def mount(mountpoint: str, source: str, *, allow_other: bool) -> int:
     """Mount and answer INIT; the descriptor of the connection. Raises `MountError`; nothing stays mounted then."""
-    fd = connect(config.mountpoint, source, allow_other=config.allow_other, read_only=True)
+    fd = connect(mountpoint, source, allow_other=allow_other, read_only=True)
     try:
         _answer_init(fd)
     except BaseException:
         os.close(fd)
-        unmount_now(config.mountpoint, lazy=True)
+        unmount_now(mountpoint, lazy=True)
         raise
     return fd
 
@@ -200,7 +201,7 @@ def _mount_through_fusermount(mountpoint: str, source: str, options: str, *, rea
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     access = "ro" if read_only else "rw"
     name = source.replace("\\", "\\\\").replace(",", "\\,")
-    options = f"{access},nosuid,nodev,fsname={name},subtype={SUBTYPE},{options}"
+    options = f"{access},nosuid,nodev,fsname={name},subtype={_SUBTYPE},{options}"
     with ours, theirs:
         process = subprocess.Popen(
             ["fusermount3", "-o", options, "--", mountpoint],

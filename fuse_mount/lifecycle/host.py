@@ -31,7 +31,6 @@ from datacache.settings import Settings
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import pool, process
 from fuse_mount.lifecycle.state import (
-    MOUNT_TYPE,
     SILENCE_S,
     BucketFiles,
     BucketInfo,
@@ -207,7 +206,7 @@ class MountHost:
         infos: list[MountInfo | BucketInfo] = [*MountFiles.all_states(home), *BucketFiles.all_states(home)]
         for info in infos:
             target = str(info.mountpoint)
-            if target not in mounts or mounts[target].kind != MOUNT_TYPE:
+            if target not in mounts or mounts[target].kind != session.MOUNT_TYPE:
                 continue
             if isinstance(info, BucketInfo):
                 if not info.problem and not any(process.serves(pid, target) for pid in (info.supervisor, info.pid)):

@@ -28,7 +28,6 @@ from fuse_mount.lifecycle import keeping, pool, process
 from fuse_mount.lifecycle.state import (
     ACKS,
     DEFAULT_OPENER,
-    MOUNT_TYPE,
     REVIVER,
     SILENCE_S,
     BucketConfig,
@@ -266,7 +265,7 @@ def unmount(mountpoint: str | Path, *, lazy: bool = False, settings: Settings | 
     there = session.mount_at(target)
     if there is None:
         return False
-    if there.kind != MOUNT_TYPE:
+    if there.kind != session.MOUNT_TYPE:
         raise MountError(f"what is mounted at {target} is not ours ({there.kind})", hint=f"umount {target}")
     settings = settings or load_settings()
     known = MountFiles(settings.home, target).read()
@@ -363,7 +362,7 @@ def list_mounts(settings: Settings | None = None) -> list[MountInfo]:
     infos, mounts = MountFiles.all_states(settings.home), session.mounts_by_place()
     for info in infos:
         there = mounts.get(str(info.mountpoint)) or session.mount_at(info.mountpoint)  # it may have come just now
-        if there is not None and there.kind == MOUNT_TYPE:
+        if there is not None and there.kind == session.MOUNT_TYPE:
             found.append(info)
         elif not process.is_served(info):
             doubtful.append(files_of(info))

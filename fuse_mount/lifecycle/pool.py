@@ -183,7 +183,8 @@ def _mounted(talk: Talk, config: MountConfig) -> MountInfo:
     with contextlib.closing(talk):
         facts = talk.ask({"op": "open", "config": config.to_dict()}, timeout_s=READY_TIMEOUT_S)
         config = config.fixed_to(f"{facts['dataset']}@{facts['id']}")
-        fd = session.mount(config, f"datacache:{facts['dataset']}@{facts['id'][:12]}")
+        source = f"datacache:{facts['dataset']}@{facts['id'][:12]}"
+        fd = session.mount(config.mountpoint, source, allow_other=config.allow_other)
         try:
             info = _served(talk, config, fd)
             files = MountFiles(config.home, config.mountpoint)

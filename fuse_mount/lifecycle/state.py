@@ -26,8 +26,6 @@ from datacache.store.urls import split_url
 DEFAULT_OPENER = "datacache.api:open_snapshot"
 REVIVER = "datacache.api:open_mounted"
 """Opens what was mounted before by its whole id, also when the snapshot was removed from the catalog meanwhile."""
-SUBTYPE = "datacache"
-MOUNT_TYPE = f"fuse.{SUBTYPE}"
 ACKS = ("staged", "uploaded")
 _CONNECT_TIMEOUT_S = 10.0
 SILENCE_S = 120.0

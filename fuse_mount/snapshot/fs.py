@@ -24,7 +24,7 @@ from datacache.core.errors import DatacacheError, PathNotFoundError
 from datacache.core.paths import stays_inside
 
 if TYPE_CHECKING:
-    from datacache.reader.snapshot import Snapshot
+    from datacache.api import Snapshot
 
 ROOT = 1
 _FILE_BASE = 2
