@@ -50,7 +50,6 @@ _FIRST_DELAY_S = 0.2
 """From the second crash on: the first one may have been the only one."""
 _MAX_DELAY_S = 5.0
 _KILLED_EARLY_S = 0.05
-_LOOK_EVERY_S = 0.5
 _MOST_BYTES = 2**20
 _MOST_FDS = 4
 

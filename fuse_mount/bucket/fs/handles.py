@@ -182,7 +182,7 @@ class Handles:
             key = node.key
             self._lose_locked(file, n_bytes, exc)
             _log.error("%s: what was written is lost, and its writer is told at close: %s", key, exc)
-            if node.parent is None or self._tree.is_gone(node):
+            if node.parent is None or node.is_gone:
                 return key
             self._nodes.on_stale(node.parent.ino, node.name)
             self._tree.unname(node)
@@ -195,7 +195,7 @@ class Handles:
 
     def _lose_locked(self, file: OpenFile, n_bytes: int, exc: BaseException) -> None:
         """Note what is lost of a file, for status and flush to tell. Of one that was deleted here nothing is."""
-        if self._tree.is_gone(file.node) and not file.replaced:
+        if file.node.is_gone and not file.replaced:
             return
         size = file.draft.size if file.draft is not None else 0
         n_bytes += min(file.unsettled_bytes, size)  # a page that is written a thousand times is lost once
@@ -206,7 +206,7 @@ class Handles:
         the server ends."""
         engine = self._engine
         with engine.lock:
-            if not file.uncommitted_bytes or engine.is_durable(file.ticket) or self._tree.is_gone(file.node):
+            if not file.uncommitted_bytes or engine.is_durable(file.ticket) or file.node.is_gone:
                 return
             lost_bytes, file.uncommitted_bytes = file.uncommitted_bytes, 0
             engine.losses.add(file.node.key, lost_bytes, _reason(exc), ticket=file.ticket)
@@ -247,7 +247,7 @@ class Handles:
             file.handles -= 1
             file.writers -= opened.writes
             dirty = file.draft is not None and file.draft.dirty
-            if file.handles or (dirty and not self._tree.is_gone(file.node)):
+            if file.handles or (dirty and not file.node.is_gone):
                 return partial(self.settle, file) if dirty and not file.writers else None
             self.close_if_unused(file)
             return None
@@ -290,8 +290,7 @@ class Handles:
         if self._engine.ack == "uploaded":
             if pending is None:
                 with self._engine.lock:
-                    is_gone = self._tree.is_gone(file.node)
-                    pending = None if is_gone else self._engine.overlay.get(file.node.key)
+                    pending = None if file.node.is_gone else self._engine.overlay.get(file.node.key)
             if pending is not None and pending.ready:
                 self._live.uploader.wait_for(pending.key, pending.version, None)
 
@@ -304,7 +303,7 @@ class Handles:
             changes, taken = draft.changes, file.unsettled_bytes
             draft.sync()
             with engine.lock:
-                if self._tree.is_gone(file.node):
+                if file.node.is_gone:
                     return None
                 key = file.node.key
                 content, blob = draft.content(), draft.blob()

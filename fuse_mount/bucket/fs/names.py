@@ -162,7 +162,7 @@ class Names:
         self._listings.pop(handle, None)
 
     def _entries_locked(self, node: Node) -> list[DirEntry]:
-        if self._tree.is_gone(node):
+        if node.is_gone:
             return []
         key = node.key
         states = [(name, self._view.look(key, name, plain=True)) for name in self._view.names(key)]
@@ -443,7 +443,7 @@ class Names:
                 node.draft.attributes = attributes
                 if node.draft.dirty:
                     return  # goes along with the bytes
-        if self._tree.is_gone(node):
+        if node.is_gone:
             return
         old = self._engine.overlay.get(state.key)
         ready = old.ready if old is not None else True

@@ -57,7 +57,7 @@ class Nodes:
         folder = self.tree.get(parent)
         if len(name) > LONGEST_NAME:
             raise OSError(errno.ENAMETOOLONG, "the name is too long")
-        if self.tree.is_gone(folder):
+        if folder.is_gone:
             raise OSError(errno.ENOENT, "the folder was deleted")
         text = name.decode("utf-8", "surrogateescape")
         if new and not text.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -95,12 +95,12 @@ class Nodes:
         """Return what an inode is now."""
         if node is self.tree.root:
             return State("", self.root_attributes, None, FOLDER_BASE)
-        file, is_gone = node.open, self.tree.is_gone(node)
-        if file is not None and (file.draft is not None or is_gone):
+        file = node.open
+        if file is not None and (file.draft is not None or node.is_gone):
             attributes = file.draft.attributes if file.draft is not None else file.attributes
-            pending = None if is_gone else self.engine.overlay.get(node.key)
+            pending = None if node.is_gone else self.engine.overlay.get(node.key)
             return State(node.key, attributes, file.content, pending.base if pending is not None else file.base)
-        if is_gone or node.parent is None:
+        if node.is_gone or node.parent is None:
             raise OSError(errno.ENOENT, "it was deleted")
         state = self.view.look(node.parent.key, node.name)
         if state is None or (state.content is None) != node.is_folder:
@@ -126,7 +126,7 @@ class Nodes:
         kept = state.attributes
         mtime_ns = max(node.mtime_ns, kept.mtime_ns)
         ctime_ns = max(node.ctime_ns, mtime_ns)
-        links = 0 if self.tree.is_gone(node) else 1
+        links = 0 if node.is_gone else 1
         return Attr(node.ino, kept.mode, kept.uid, kept.gid, size, mtime_ns, ctime_ns, links, state.complete)
 
     def attr_now(self, node: Node) -> Attr:
@@ -187,7 +187,7 @@ class Nodes:
     def detach_replaced(self, node: Node) -> State:
         """Take the name of a file that somebody has replaced or deleted elsewhere while it is open here. For who has it
         open it is what it was: return its state."""
-        if node.parent is not None and not self.tree.is_gone(node):
+        if node.parent is not None and not node.is_gone:
             self.on_stale(node.parent.ino, node.name)
             self.take_name(node)
         return self.state_of(node)

@@ -105,6 +105,8 @@ class Node:
     """When it was last changed through this mount; 0 for never."""
     mtime_ns: int = 0
     """Of a folder: when a name in it was last changed; not kept anywhere else."""
+    is_gone: bool = False
+    """True once it has no name."""
     cached: str = ""
     """Which bytes the kernel takes this inode for: an ETag, or `LOCAL`; '' before it was told."""
 
@@ -139,7 +141,6 @@ class Tree:
         self._next = ROOT + 1
         self._n_known = 1
         """How many nodes the kernel was told of and has not forgotten."""
-        self._gone: set[int] = set()
         self._resting: OrderedDict[int, Node] = OrderedDict()
         """Those that only their names keep, in the order in which the kernel forgot them. None has children."""
         self._not_asked: OrderedDict[int, Node] = OrderedDict()
@@ -153,10 +154,6 @@ class Tree:
             return self._nodes[ino]
         except KeyError:
             raise OSError(errno.ESTALE, "this inode number is not known any more") from None
-
-    def is_gone(self, node: Node) -> bool:
-        """Return whether a node has no name any more."""
-        return node.ino in self._gone
 
     def child(self, parent: Node, name: str) -> Node | None:
         """Return the node of a name, if there is one."""
@@ -192,8 +189,7 @@ class Tree:
 
     def make_nameless(self) -> Node:
         """Make a file's node without a name."""
-        node = self._nodes[self._next] = Node(self._next, None, "", False)
-        self._gone.add(self._next)
+        node = self._nodes[self._next] = Node(self._next, None, "", False, is_gone=True)
         self._next += 1
         return node
 
@@ -212,7 +208,7 @@ class Tree:
     def unname(self, node: Node) -> None:
         """Take the name of a node whose file is deleted, or replaced by another one."""
         _strike(node)
-        self._gone.add(node.ino)
+        node.is_gone = True
         self.rest(node)
         if node.parent is not None:
             self.rest(node.parent)
@@ -248,7 +244,7 @@ class Tree:
         found: list[Node] = []
         while self._n_known - most > _OLD_AT_A_TIME and len(found) < _OLD_AT_A_TIME and self._not_asked:
             _, node = self._not_asked.popitem(last=False)
-            if node.open is None and node.parent is not None and node.ino not in self._gone:
+            if node.open is None and node.parent is not None and not node.is_gone:
                 found.append(node)
         return found
 
@@ -264,7 +260,7 @@ class Tree:
             return
         if node.ino not in self._nodes:
             return
-        if node.ino in self._gone:
+        if node.is_gone:
             self._remove(node)
         else:
             self._resting[node.ino] = node
@@ -272,7 +268,6 @@ class Tree:
     def _remove(self, node: Node) -> None:
         del self._nodes[node.ino]
         self._resting.pop(node.ino, None)
-        self._gone.discard(node.ino)
         _strike(node)
         if node.parent is not None:
             self._rest(node.parent)  # nothing may be left in it
