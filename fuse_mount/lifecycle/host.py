@@ -182,14 +182,11 @@ class MountHost:
 
     def _somebody_listens(self) -> bool:
         try:
-            connection = ipc.connect(self.path, timeout_s=_CALL_TIMEOUT_S)
+            ipc.ask(self.path, {"op": "ping"}, timeout_s=_CALL_TIMEOUT_S)
         except TimeoutError:  # so many wait to be let in
             return True
-        except OSError:
+        except (OSError, ValueError):
             return False
-        with connection, contextlib.suppress(OSError, ValueError):
-            ipc.send(connection, {"op": "ping"})  # to part in peace; that it could be called is enough
-            ipc.receive(connection)
         return True
 
     def _is_newest(self) -> bool:

@@ -28,6 +28,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -97,7 +98,6 @@ class _Process:
         self._orphaned = False
         self._mounts: dict[int, _Mount] = {}
         self._lock = threading.Lock()  # guards _mounts and each mount's worker
-        self._ended = threading.Event()
         self._signals = process.Signals(signal.SIGTERM, signal.SIGUSR1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -113,7 +113,7 @@ class _Process:
             if self._signals.fd in ready and signal.SIGTERM in self._signals.received():
                 self._orphaned = True
                 for number in list(self._mounts):
-                    self._stop_in_background(number)
+                    self._stop(number)
                 while self._serves():
                     process.wait_for_any({self._signals.fd}, set(), ())
                     self._signals.received()
@@ -157,7 +157,7 @@ class _Process:
                 mount.device, mount.is_given = int(message["device"]), True
             mount.orders.put(fds.pop())
         elif message["op"] == "stop":
-            self._stop_in_background(number)
+            self._stop(number)
         for fd in fds:
             os.close(fd)
         return True
@@ -170,20 +170,17 @@ class _Process:
 
     def _serve(self, mount: _Mount) -> None:
         """A mount's thread: open, serve, close."""
-        ended = "failed"
+        config, ended = mount.config, "failed"
         try:
-            snapshot = _opened(mount.config)
+            snapshot = _opened(config)
         except Exception as exc:  # noqa: BLE001 - sent on
-            known = hasattr(exc, "hint")
-            where = mount.config.mountpoint
-            told = {"about": where}
-            _log.error("%s: %s cannot be opened: %s", where, mount.config.ref, exc, exc_info=not known, extra=told)
+            about, text = {"about": config.mountpoint}, f"{config.mountpoint}: {config.ref} cannot be opened: {exc}"
+            _log.error("%s", text, exc_info=not hasattr(exc, "hint"), extra=about)
             self._forget(mount)
-            text = str(exc) or type(exc).__name__
-            self._say({"mount": mount.number, "error": text, "hint": getattr(exc, "hint", "")})
+            error = {"error": str(exc) or type(exc).__name__, "hint": getattr(exc, "hint", "")}
+            self._say({"mount": mount.number} | error)
             return
-        record = snapshot.record
-        facts = {"dataset": record.dataset, "id": record.id, "files": record.files, "total_bytes": record.total_bytes}
+        facts = {name: getattr(snapshot.record, name) for name in ("dataset", "id", "files", "total_bytes")}
         self._say({"mount": mount.number, "opened": facts})
         fd = mount.orders.get()
         if fd is None:  # the supervisor changed its mind
@@ -191,7 +188,6 @@ class _Process:
             self._forget(mount)
             self._say({"mount": mount.number, "ended": "stopped"})
             return
-        config = mount.config
 
         def note(failure: Failure) -> None:
             self._say({"mount": mount.number, "failure": failure.to_dict()})
@@ -204,7 +200,7 @@ class _Process:
             stopping = mount.stopping
         mount.begun.set()
         if stopping:
-            self._stop_in_background(mount.number)
+            self._stop(mount.number)
         try:
             ended = "stopped" if worker.serve() else "unmounted"
         except Exception:  # noqa: BLE001 - one mount's, and the supervisor has it served again
@@ -221,22 +217,21 @@ class _Process:
         with contextlib.suppress(BlockingIOError):
             os.write(self._signals.wake_fd, b"\0")  # the main thread looks whether any is left
 
-    def _stop_in_background(self, number: int) -> None:
-        threading.Thread(target=self._stop, args=(number,), name="stop", daemon=True).start()
-
     def _stop(self, number: int) -> None:
+        """Have a mount answer what it has read and let go, in its own time."""
         with self._lock:
             mount = self._mounts.get(number)
             if mount is None:
                 return
             mount.stopping, worker = True, mount.worker
         if worker is not None:
-            worker.stop()
+            threading.Thread(target=worker.stop, name="stop", daemon=True).start()
         else:
             mount.orders.put(None)  # read only if no descriptor has come before
 
     def _release(self) -> None:
-        while not self._ended.wait(_RELEASE_EVERY_S):
+        while True:
+            time.sleep(_RELEASE_EVERY_S)
             with self._lock:
                 workers = [mount.worker for mount in self._mounts.values() if mount.worker is not None]
             short = memory_is_short()
@@ -256,7 +251,7 @@ class _Process:
         if not here:
             raise MountError("it is not served here")
         if request["op"] == "stop":
-            self._stop_in_background(here[0].number)  # whether or not the caller still waits to hear of it
+            self._stop(here[0].number)  # whether or not the caller still waits to hear of it
             return None
         here[0].begun.wait(_BEGIN_TIMEOUT_S)
         worker = here[0].worker
