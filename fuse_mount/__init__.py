@@ -6,7 +6,7 @@
     lifecycle/state: what a mount is, its files, its control socket      process: processes from outside
     lifecycle/keeping: a mount's line to the keeper in the cache daemon  host: mounts for others
     kernel/session: mount(2), fusermount3, unmount      protocol: the kernel's ABI      errno_map: error → errno
-    bucket/check: before mounting    areas: staging without a mount      metrics: for Prometheus
+    bucket/opening: looks, and opens   areas: staging without a mount      metrics: for Prometheus
 
 Its users call the functions below; CONCURRENCY.md says what its processes promise each other.
 """
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fuse_mount.bucket.areas import flush_area as flush_area
     from fuse_mount.bucket.areas import left_areas as left_areas
     from fuse_mount.bucket.areas import lost_lines as lost_lines
-    from fuse_mount.bucket.check import check_pyfuse3 as check_pyfuse3
     from fuse_mount.bucket.metrics import render_metrics as render_metrics
     from fuse_mount.kernel.session import Mount as Mount
+    from fuse_mount.kernel.session import check_pyfuse3 as check_pyfuse3
     from fuse_mount.kernel.session import mounts as mounts
     from fuse_mount.kernel.session import resolved as resolved
     from fuse_mount.kernel.session import users_of as users_of

@@ -45,7 +45,7 @@ _TABLE: tuple[tuple[type[BaseException], int], ...] = (
 
 
 def errno_of(exc: BaseException) -> int:
-    """The errno a reader gets for this error."""
+    """Return the errno that a reader gets for this error."""
     return next((number for kind, number in _TABLE if isinstance(exc, kind)), errno.EIO)
 
 

@@ -1,6 +1,6 @@
 """Staging areas that no mount holds: what is left in them, and bringing it to the bucket.
 
-Used by `bucket_server`, which notes what it leaves behind, and by `dsctl flush` and `dsctl status`. No state; any
+Used by a mount's server, which notes what it leaves behind, and by `dsctl flush` and `dsctl status`. No state; any
 thread may call.
 """
 
@@ -40,7 +40,7 @@ class LeftArea(NamedTuple):
 
 
 def in_bytes(size_bytes: int) -> str:
-    """`1.2 MB`."""
+    """Write an amount as `1.2 MB`."""
     size, units = float(size_bytes), ["B", "KB", "MB", "GB", "TB", "PB"]
     while size >= 999.95 and len(units) > 1:
         size /= 1000
@@ -49,28 +49,18 @@ def in_bytes(size_bytes: int) -> str:
 
 
 def counted(files: int, size_bytes: int) -> str:
-    """`3 files, 1.2 MB`."""
+    """Write a number of files and their amount as `3 files, 1.2 MB`."""
     return f"{files:,} file{'' if files == 1 else 's'}, {in_bytes(size_bytes)}"
 
 
 def left_of(status: dict[str, Any]) -> dict[str, Any]:
-    """What a live bucket has not uploaded, in short."""
+    """Return what a live bucket has not uploaded, in short."""
     return {
         "files": status["dirty_files"],
         "bytes": status["dirty_bytes"],
         "url": status["url"],
         "staging": status["staging"]["folder"],
     }
-
-
-def left_notes(status: dict[str, Any]) -> list[str]:
-    """What a live bucket that was just opened has still to upload, in words."""
-    notes = lost_lines(status["losses"])
-    files = status["dirty_files"]
-    if files:
-        verb = "is" if files == 1 else "are"
-        notes.append(f"{counted(files, status['dirty_bytes'])} written earlier {verb} being uploaded")
-    return notes
 
 
 def lost_lines(losses: Iterable[dict[str, Any]]) -> list[str]:
@@ -91,7 +81,7 @@ def note_left(folder: Path, left: dict[str, Any]) -> None:
 
 
 def left_areas(settings: Settings) -> list[LeftArea]:
-    """The areas under the staging folder that nobody works on and that may have something left."""
+    """Find the areas under the staging folder that nobody works on and that may have something left."""
     from datacache.writeback.staging.area import areas
     from datacache.writeback.staging.losses import LOSSES, LossLog
 

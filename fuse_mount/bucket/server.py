@@ -24,21 +24,12 @@ from typing import TYPE_CHECKING, Any
 from datacache.core import ipc
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError, MountError
-from datacache.settings import load_settings
-from fuse_mount.bucket.areas import left_notes, left_of, note_left
-from fuse_mount.bucket.check import (
-    check_pyfuse3,
-    check_store,
-    open_live,
-    overlap_notes,
-    staging_notes,
-    written_before,
-)
+from fuse_mount.bucket.areas import left_of, note_left
 from fuse_mount.bucket.metrics import render_metrics
 from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
-from fuse_mount.lifecycle.state import BucketConfig, BucketFiles, BucketInfo, Failure, normal_url, with_failure
+from fuse_mount.lifecycle.state import BucketConfig, BucketFiles, BucketInfo, Failure, with_failure
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -90,18 +81,19 @@ class BucketServer:
 
     def run(self, report: process.Report) -> int:
         """Serve to the end; the exit code. Raises `DatacacheError` where it does not come to serving."""
-        check_pyfuse3()
+        session.check_pyfuse3()
         process.raise_open_files()  # each file that is open here has a file in the staging area
         from fuse_mount.bucket import pyfuse3_skin
         from fuse_mount.bucket.fs.bucket_fs import BucketFs
+        from fuse_mount.bucket.opening import open_live
 
         self._skin = pyfuse3_skin
         config, target, supervisor = self._config, self._config.mountpoint, os.getppid()
-        notes = self._open()
+        self._live, notes = open_live(config, restarted=self._restarts > 0)
         try:
             owner = {"uid": config.uid, "gid": config.gid, "umask": config.umask}
             self._fs = BucketFs(self._live, **owner, on_stale=pyfuse3_skin.forget_name)
-            placed = session.place(target, normal_url(config.url), allow_other=config.allow_other)
+            placed = session.place(target, config.url, allow_other=config.allow_other)
         except BaseException:
             self._live.close(discard=True)
             raise
@@ -109,7 +101,7 @@ class BucketServer:
         mount = session.mount_at(target)
         self._info = BucketInfo(
             mountpoint=Path(target),
-            url=normal_url(config.url),
+            url=config.url,
             ack=config.ack,
             pid=os.getpid(),
             supervisor=supervisor,
@@ -144,29 +136,6 @@ class BucketServer:
         self._files.remove_of(os.getpid())
         _log.info("%s is unmounted; left: %s", target, self._left)
         return 0
-
-    def _open(self) -> list[str]:
-        """Open the live bucket; what whoever mounts should know."""
-        config = self._config
-        settings = load_settings()
-        if config.staging:
-            settings = replace(settings, staging=Path(config.staging))
-        if config.credentials:  # a daemon that was started from here would have them, too
-            settings = replace(settings, credentials=Path(config.credentials), daemon="external")
-        before = written_before(settings, config.url)
-        self._live = open_live(config, settings, restarted=self._restarts > 0)
-        try:
-            status = self._live.status()
-            notes = left_notes(status)
-            if not self._restarts:
-                notes += check_store(config.url, settings, known=before, dirty=bool(status["dirty_files"]))
-                notes += staging_notes(status["staging"], settings) + overlap_notes(config, settings)
-        except BaseException:
-            self._live.close(discard=True)
-            raise
-        for note in notes:
-            _log.warning("%s", note)
-        return notes
 
     # --- threads --------------------------------------------------------------------------------------------
 

@@ -157,6 +157,19 @@ def check_device() -> None:
         raise MountError("fusermount3 is not installed", hint="Install the package fuse3, or mount as root.")
 
 
+def check_pyfuse3() -> None:
+    """Raise `MountError` unless pyfuse3, which read-write mounts need, can be loaded."""
+    try:
+        import pyfuse3  # noqa: F401
+        import trio  # noqa: F401
+    except ImportError as exc:
+        raise MountError(
+            f"a read-write mount needs pyfuse3, and it cannot be loaded: {exc}",
+            hint="Install it with `pip install 'dsctl[rw]'`. It is built on the spot: first `apt-get install "
+            "libfuse3-dev pkg-config gcc python3-dev` (or what your system calls them).",
+        ) from exc
+
+
 # --- mounting -----------------------------------------------------------------------------------------------
 
 

@@ -215,7 +215,7 @@ class MountHost:
         return found
 
     def _take(self, what: tuple[str, list[str]]) -> bool:
-        """False where somebody else has to go on serving it for the time being."""
+        """Take a mount over. Return false where somebody else has to go on serving it for the time being."""
         mountpoint, arguments = what
         served = arguments[0] == "--takeover" and "--only-if-dead" not in arguments
         failed, not_before = self._failures.get(mountpoint, (0, 0.0))

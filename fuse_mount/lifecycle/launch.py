@@ -22,7 +22,7 @@ from datacache.core.errors import DaemonError, DatacacheError, MountError, Stagi
 from datacache.daemon.client import DaemonClient
 from datacache.daemon.mount_leases import MountLeases
 from datacache.settings import Settings, load_settings
-from fuse_mount.bucket.check import check_pyfuse3
+from datacache.store.urls import split_url
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import keeping, pool, process
 from fuse_mount.lifecycle.state import (
@@ -39,7 +39,6 @@ from fuse_mount.lifecycle.state import (
     NoAnswerError,
     Progress,
     files_of,
-    normal_url,
 )
 
 _log = logging.getLogger("fuse_mount")
@@ -144,7 +143,8 @@ def mount_bucket(
     store refuse; nothing is mounted then."""
     if ack not in ACKS:
         raise UsageError(f"{ack!r} is no way to acknowledge", hint=f"There are {' and '.join(ACKS)}.")
-    url = normal_url(url)
+    store, prefix = split_url(url)
+    url = f"{store}/{prefix}"
     settings = settings or load_settings()
     target = session.resolved(mountpoint)
     files = BucketFiles(settings.home, target)
@@ -161,7 +161,7 @@ def mount_bucket(
             with contextlib.suppress(MountError):  # it was unmounted and only uploads yet: so will the new one
                 stop_server(known, flush_s=0.0, lazy=False)
     session.check_device()
-    check_pyfuse3()
+    session.check_pyfuse3()
     config = BucketConfig(
         url=url,
         mountpoint=target,

@@ -243,7 +243,7 @@ class Mounted:
     # --- state ----------------------------------------------------------------------------------------------------
 
     def failed(self, failure: Failure) -> None:
-        """A reader got an error: the state tells it, soon."""
+        """Have the state tell, soon, of an error that a reader got."""
         self._failures = with_failure(self._failures, failure)
         if self._note_due is None:
             self._note_due = time.monotonic() + _NOTE_EVERY_S

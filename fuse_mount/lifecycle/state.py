@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from datacache.core import ipc, lockfile
 from datacache.core.disk import replace_file
 from datacache.core.errors import MountError, UploadError
-from datacache.store.urls import split_url
 
 DEFAULT_OPENER = "datacache.api:open_snapshot"
 REVIVER = "datacache.api:open_mounted"
@@ -347,9 +346,3 @@ def make_private(folder: Path) -> None:
             f"the folder {folder} cannot be made: {exc.strerror}",
             hint="Set DATACACHE_HOME to a folder you can write to.",
         ) from exc
-
-
-def normal_url(url: str) -> str:
-    """Return the URL of a prefix as it is written down: aliases resolved, absolute, with a slash at its end."""
-    store, prefix = split_url(url)
-    return f"{store}/{prefix}"

@@ -497,7 +497,7 @@ class Supervisor:
 
 
 def _become_worker(channel: socket.socket, pool: Pool, *, bypass: bool) -> NoReturn:
-    """In the child: give back everything of the parent's but the one socket and the standard streams.
+    """Give back, in the child, everything of the parent's but the one socket and the standard streams.
 
     The clones above all: while any process has a copy, closing one does not abort its requests."""
     signal.set_wakeup_fd(-1)

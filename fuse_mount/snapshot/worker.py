@@ -153,7 +153,7 @@ class Worker:
 
     @contextlib.contextmanager
     def with_descriptor(self) -> Iterator[int | None]:
-        """The descriptor, which stays open meanwhile; None where it is closed."""
+        """Give the descriptor, which stays open meanwhile; None where it is closed."""
         with self._fd_lock:
             yield None if self._closed else self._fd
 

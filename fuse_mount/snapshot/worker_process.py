@@ -169,7 +169,7 @@ class _Process:
     # --- one mount ----------------------------------------------------------------------------------------------
 
     def _serve(self, mount: _Mount) -> None:
-        """A mount's thread: open, serve, close."""
+        """Open, serve and close a mount, in its thread."""
         config, ended = mount.config, "failed"
         try:
             snapshot = _opened(config)

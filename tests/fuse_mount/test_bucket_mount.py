@@ -20,7 +20,6 @@ import fuse_mount
 from datacache.core.errors import MountError, UploadError, UsageError
 from datacache.settings import load_settings
 from fuse_mount.kernel import session
-from fuse_mount.lifecycle import launch as bucket_launch
 from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.state import BucketFiles
 from tests.conformance.faults import FaultProxy
@@ -236,7 +235,7 @@ def test_who_mounts_again_what_is_brought_back_meanwhile_is_told_so(
         process.start(arguments, files, mounter.settings.environment(), foreground=False)
         wait_until(files.folder, lambda: mounter.now().pid not in (0, before.pid))
 
-    monkeypatch.setattr(bucket_launch, "check_pyfuse3", bring_back)
+    monkeypatch.setattr(session, "check_pyfuse3", bring_back)
     with pytest.raises(MountError, match="brought back meanwhile"):
         mounter()
     mounter.unmount()
