@@ -50,27 +50,17 @@ def errno_of(exc: BaseException) -> int:
 
 
 _MOST_REASON = 500
+_QUIET_S = 60.0
+_REMEMBERED = 1024
 
 
 class FailureLog:
-    """Logs each (path, reason) once in `quiet_s`, at most `burst` lines a second; counts the others.
+    """Logs each (path, reason) once a minute, at most `burst` lines a second; counts the others.
 
     What is logged is also given to `note`, from whatever thread reports it."""
 
-    def __init__(
-        self,
-        *,
-        quiet_s: float = 60.0,
-        burst: int = 20,
-        remembered: int = 1024,
-        prefix: str = "",
-        note: Callable[[Failure], None] | None = None,
-    ) -> None:
-        self._prefix = prefix
-        self._note = note
-        self._quiet_s = quiet_s
-        self._burst = burst
-        self._remembered = remembered
+    def __init__(self, *, burst: int = 20, prefix: str = "", note: Callable[[Failure], None] | None = None) -> None:
+        self._prefix, self._note, self._burst = prefix, note, burst
         self._lock = threading.Lock()  # guards all below
         self._seen: dict[tuple[str, str], float] = {}
         self._second = 0
@@ -83,7 +73,7 @@ class FailureLog:
         now = time.monotonic()
         key = (path, f"{type(exc).__name__}: {exc}")
         with self._lock:
-            if now - self._seen.get(key, -self._quiet_s) < self._quiet_s:
+            if now - self._seen.get(key, -_QUIET_S) < _QUIET_S:
                 return False
             if int(now) != self._second:
                 self._second, self._lines = int(now), 0
@@ -91,7 +81,7 @@ class FailureLog:
             if self._lines > self._burst:
                 self._left_out += 1
                 return False
-            if len(self._seen) >= self._remembered:
+            if len(self._seen) >= _REMEMBERED:
                 self._seen.clear()
             self._seen[key] = now
             left_out, self._left_out = self._left_out, 0

@@ -295,14 +295,16 @@ def _beneath(mountpoint: str, source: str, *, allow_other: bool) -> int | None:
 
 
 def _move_beneath(source: str, mountpoint: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    tree = libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
-    if tree < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    def syscall(*arguments: int | bytes) -> int:
+        found = int(ctypes.CDLL(None, use_errno=True).syscall(*arguments))
+        if found < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return found
+
+    tree = syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     try:
         flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_BENEATH
-        if libc.syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(mountpoint), flags) < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(mountpoint), flags)
     finally:
         os.close(tree)
 

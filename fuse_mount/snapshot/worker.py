@@ -27,7 +27,7 @@ from fuse_mount.kernel import protocol
 from fuse_mount.lifecycle.process import readable
 from fuse_mount.snapshot.fs import SnapshotFs
 
-FETCH_THREADS = 32
+_FETCH_THREADS = 32
 _KICK_S = 0.02
 _GIVEN_KEPT = 8192
 _SHORT_OF_MEMORY = 0.2
@@ -51,7 +51,6 @@ class Worker:
         owner: protocol.Ownership,
         *,
         failures: FailureLog | None = None,
-        fetch_threads: int = FETCH_THREADS,
     ) -> None:
         """`fd` is this object's from now on."""
         self._fs = fs
@@ -64,7 +63,7 @@ class Worker:
         statfs = protocol.encode_statfs(fs.total_bytes, fs.files)
         self._buffer = bytearray(protocol.REQUEST_BUFFER_BYTES)
         self._failures = failures or FailureLog()
-        self._pool = ThreadPoolExecutor(fetch_threads, thread_name_prefix="fetch")
+        self._pool = ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="fetch")
         self._fetching: dict[int, int] = {}
         self._fetching_lock = threading.Lock()  # guards _fetching
         self._fetched = threading.Condition(self._fetching_lock)
