@@ -222,7 +222,6 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
         self.failures = failures
         self.waiting: Waiting | None = None
         self._fs = fs
-        self._folders: dict[int, int] = {}  # handle of a folder -> its inode number
 
     # --- names -----------------------------------------------------------------------------------------------------
 
@@ -243,35 +242,26 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     @_request
     async def setattr(self, ino: int, attr: Any, fields: Any, fh: int | None, _ctx: Any) -> Any:
-        changes = Changes(
-            mode=attr.st_mode if fields.update_mode else None,
-            uid=attr.st_uid if fields.update_uid else None,
-            gid=attr.st_gid if fields.update_gid else None,
-            size=attr.st_size if fields.update_size else None,
-            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
-            ctime_ns=attr.st_ctime_ns if fields.update_ctime else None,
-        )
+        names = ("mode", "uid", "gid", "size", "mtime_ns", "ctime_ns")
+        changed = [name for name in names if getattr(fields, f"update_{name.removesuffix('_ns')}")]
+        changes = Changes(**{name: getattr(attr, f"st_{name}") for name in changed})
         return self._entry(await _answer(self._fs.names.setattr, ino, changes, fh))
 
     @_request
     async def opendir(self, ino: int, _ctx: Any) -> int:
-        handle = await _answer(self._fs.names.opendir, ino)
-        self._folders[handle] = ino
-        return handle
+        return await _answer(self._fs.names.opendir, ino)
 
     @_request
     async def readdir(self, fh: int, start: int, token: Any) -> None:
-        ino = self._folders[fh]
         entries = await _answer(self._fs.names.readdir, fh, start)
         for number, entry in enumerate(entries, start + 1):
-            attr = self._fs.names.enter(ino, entry)
+            attr = self._fs.names.enter(fh, entry)
             if not pyfuse3.readdir_reply(token, os.fsencode(entry.name), self._entry(attr), number):
                 self._fs.names.forget(attr.ino, 1)
                 return
 
     @_request
     async def releasedir(self, fh: int) -> None:
-        self._folders.pop(fh, None)
         self._fs.names.releasedir(fh)
 
     @_request

@@ -139,12 +139,11 @@ class Names:
             listing.was_read = True
             return listing.entries[start:]
 
-    def enter(self, ino: int, entry: DirEntry) -> Attr:
+    def enter(self, handle: int, entry: DirEntry) -> Attr:
         """Count that the kernel was told of an entry, and will `forget` it; return its attributes with an inode
         number."""
         with self._engine.lock:
-            folder = self._tree.get(ino)
-            state = entry.state
+            folder, state = self._tree.get(self._listings[handle].ino), entry.state
             node = self._tree.child(folder, entry.name)
             is_certain = state.complete or state.content is None
             if node is None and is_certain:
