@@ -187,8 +187,7 @@ class Names:
                     raise
                 return handle, self._nodes.attr(node, self._nodes.state_of(node) if node.draft is not None else old)
             self._usage.expect_room(1)  # who is to write nothing hears of it now, and not when it closes the file
-            gid = self._nodes.inherited_gid(folder, gid)
-            attributes = Attributes(stat.S_IFREG | stat.S_IMODE(mode), uid, gid, time.time_ns())
+            attributes = self._nodes.new_attributes(folder, stat.S_IFREG | stat.S_IMODE(mode), uid, gid)
             pending = self._engine.plan_change(key, attributes, Logged(0), base="", ready=False)
             self._engine.record([pending])
             node = self._tree.make(folder, text, is_folder=False)
@@ -205,9 +204,7 @@ class Names:
         """Make a new folder."""
         with self._engine.lock:
             folder, text = self._resolve_free_locked(parent, name)
-            setgid = stat.S_ISGID if self._nodes.attributes(folder).mode & stat.S_ISGID else 0
-            mode = stat.S_IFDIR | stat.S_IMODE(mode) | setgid
-            attributes = Attributes(mode, uid, self._nodes.inherited_gid(folder, gid), time.time_ns())
+            attributes = self._nodes.new_attributes(folder, stat.S_IFDIR | stat.S_IMODE(mode), uid, gid)
             key = f"{folder.key}{text}/"
             self._nodes.expect_short(key)
             self._engine.record([self._engine.plan_change(key, attributes, None, base="")])
@@ -221,8 +218,7 @@ class Names:
             folder, text = self._resolve_free_locked(parent, name)
             self._usage.expect_room(len(target))
             key = folder.key + text
-            gid = self._nodes.inherited_gid(folder, gid)
-            attributes = Attributes(stat.S_IFLNK | 0o777, uid, gid, time.time_ns())
+            attributes = self._nodes.new_attributes(folder, stat.S_IFLNK | 0o777, uid, gid)
             pending = self._engine.plan_change(key, attributes, Logged(len(target)), base="")
             self._engine.record([pending], blobs={key: target})
             return self._made_locked(folder, text, is_folder=False)

@@ -115,10 +115,12 @@ class Nodes:
             return self.root_attributes
         return self.view.folder_attributes(folder.key)
 
-    def inherited_gid(self, folder: Node, gid: int) -> int:
-        """Return the group of what is made in a folder by somebody of group `gid`."""
-        attributes = self.attributes(folder)
-        return attributes.gid if attributes.mode & stat.S_ISGID else gid
+    def new_attributes(self, folder: Node, mode: int, uid: int, gid: int) -> Attributes:
+        """Return the attributes of what somebody makes now in a folder, which may hand its group on."""
+        above = self.attributes(folder)
+        if above.mode & stat.S_ISGID:
+            gid, mode = above.gid, mode | stat.S_ISGID if stat.S_ISDIR(mode) else mode
+        return Attributes(mode, uid, gid, time.time_ns())
 
     def attr(self, node: Node, state: State) -> Attr:
         """Return the answer to stat(2) for a node."""
