@@ -79,12 +79,12 @@ def spawn(
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "fuse_mount", *arguments, option, str(theirs.fileno())]
     try:
-        with theirs, open(log, "ab", opener=open_private) as out:
+        with theirs, contextlib.nullcontext() if attached else open(log, "ab", opener=open_private) as out:
             child = subprocess.Popen(
                 command if attached else [*command, "--daemon"],
                 stdin=subprocess.DEVNULL,
-                stdout=None if attached else out,
-                stderr=None if attached else out,
+                stdout=out,
+                stderr=out,
                 env=dict(variables),
                 pass_fds=[theirs.fileno()],
                 start_new_session=own_session or not attached,
