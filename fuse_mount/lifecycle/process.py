@@ -76,21 +76,24 @@ def spawn(
 
     `attached` gives it this process's streams, and its session unless it is to have its `own_session`; else it has its
     own, writes into the log, and forks once more, so that it is nobody's child. Raises `MountError`."""
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "fuse_mount", *arguments, option, str(theirs.fileno())]
     try:
-        with theirs, contextlib.nullcontext() if attached else open(log, "ab", opener=open_private) as out:
-            child = subprocess.Popen(
-                command if attached else [*command, "--daemon"],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=dict(variables),
-                pass_fds=[theirs.fileno()],
-                start_new_session=own_session or not attached,
-            )
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "fuse_mount", *arguments, option, str(theirs.fileno())]
+        try:
+            with theirs, contextlib.nullcontext() if attached else open(log, "ab", opener=open_private) as out:
+                child = subprocess.Popen(
+                    command if attached else [*command, "--daemon"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env=dict(variables),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=own_session or not attached,
+                )
+        except BaseException:
+            ours.close()
+            raise
     except OSError as exc:
-        ours.close()
         raise MountError(
             f"the mount process cannot be started: {exc.strerror or exc}",
             hint=f"See whether memory, descriptors or the disk of {log} have run out.",
