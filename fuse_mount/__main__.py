@@ -1,17 +1,9 @@
-"""The processes of mounts: `python -m fuse_mount`, started by `process.spawn` and by the keeper.
-
-    python -m fuse_mount --supervise --pool ID --home DIR --workers N --first N [--alone] [--daemon]
-                                                                          serve snapshots (`supervisor`)
-    python -m fuse_mount --takeover MOUNTPOINT [--only-if-dead] [...]     have a mount taken over, and all that its
-                                                                          dead supervisor served; its home is
-                                                                          DATACACHE_HOME's
-    python -m fuse_mount --host [--ready-file FILE]                       start mounts on request (`host`)
-    python -m fuse_mount --bucket JSON [--only-if-dead] [...]             mount a bucket, read-write
-    python -m fuse_mount --bucket-server JSON [--restarts N] [...]        the server of such a mount, started by that
+"""The processes of mounts: `python -m fuse_mount`, started by `process.spawn` and by the keeper. `--help` lists them.
 
 When the mount can be read, or could not be made, one JSON line says so on the descriptor of `--ready-fd`. Nothing else
 is read or written there. A supervisor talks to who started it on the socket of `--first`. With `--daemon` it forks once
-more, so that whoever started it has no child to wait for.
+more, so that whoever started it has no child to wait for. A take-over, whose home is DATACACHE_HOME's, is of all that a
+dead supervisor served.
 
 What brings a mount back (`--only-if-dead`) runs below the mount host if there is one: it is passed on, unless
 `--hosted` says that it was.

@@ -80,16 +80,15 @@ class Handles:
         """Begin the draft of a file that is opened to be changed in part; return the handle."""
         with self._engine.lock:
             file = self._handles[handle].file
+
+        def begin() -> None:
+            if file.spoiled is not None:
+                raise file.spoiled
+            self._files.begin(file)
+
         try:
-            while True:
-                try:
-                    with self._engine.lock:
-                        if file.spoiled is not None:
-                            raise file.spoiled
-                        self._files.begin(file)
-                    return handle
-                except Needs as needs:
-                    needs.load()
+            self._do_now(begin)
+            return handle
         except (ObjectChangedError, ObjectNotFoundError) as exc:
             self._release_ungiven(handle)
             with self._engine.lock:
@@ -98,6 +97,16 @@ class Handles:
         except BaseException:
             self._release_ungiven(handle)
             raise
+
+    def _do_now(self, change: Callable[[], object]) -> None:
+        """Make a change under the lock, after all that it needs. Waits."""
+        while True:
+            try:
+                with self._engine.lock:
+                    change()
+                return
+            except Needs as needs:
+                needs.load()
 
     def _release_ungiven(self, handle: int) -> None:
         """Release a handle that nobody was given. What others wrote to the file meanwhile may be left to be done."""
@@ -148,13 +157,7 @@ class Handles:
             file = node.open
             file.handles += 1  # it is not to go meanwhile
         try:
-            while True:
-                try:
-                    with self._engine.lock:
-                        self._files.truncate(file, size)
-                    break
-                except Needs as needs:
-                    needs.load()
+            self._do_now(lambda: self._files.truncate(file, size))
             self.settle(file)
         finally:
             with self._engine.lock:
