@@ -31,7 +31,12 @@ def test_who_says_nothing_takes_one_place_of_a_few(settings: Settings, monkeypat
 def test_failures_are_forgotten_with_the_mount(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     host = MountHost(settings)
     host._failures["/gone"] = (3, math.inf)
-    monkeypatch.setattr(host, "_say_ready", host._ending.set)  # after one look
+
+    def look() -> list[tuple[str, list[str]]]:
+        host._ending.set()  # after one look
+        return []
+
+    monkeypatch.setattr(host, "_works", look)
     host._look_after()
     assert host._failures == {}
     host._server.close()

@@ -144,7 +144,7 @@ class Names:
         number."""
         with self._engine.lock:
             folder, state = self._tree.get(self._listings[handle].ino), entry.state
-            node = self._tree.child(folder, entry.name)
+            node = folder.child(entry.name)
             is_certain = state.complete or state.content is None
             if node is None and is_certain:
                 node = self._nodes.make(folder, entry.name, state)
@@ -261,7 +261,7 @@ class Names:
             base = state.base or self._view.remote_folder_base(folder.key, text)
             pendings, drop = self._view.plan_folder_deletion(state.key, base)
             self._engine.record(pendings + self._view.keep_folder(folder.key), drop=drop)
-            node = self._tree.child(folder, text)
+            node = folder.child(text)
             if node is not None:
                 self._tree.unname(node)
             self._nodes.touch(folder)
@@ -285,12 +285,12 @@ class Names:
                 self._rename_folder_locked(folder, state, new_folder, new_text, target)
             else:
                 self._rename_file_locked(folder, state, new_folder, new_text, target)
-            node = self._tree.child(folder, text)
+            node = folder.child(text)
             if node is not None:
                 node.ctime_ns = time.time_ns()
                 self._tree.rename(node, new_folder, new_text)
             else:
-                other = self._tree.child(new_folder, new_text)
+                other = new_folder.child(new_text)
                 if other is not None:
                     self._tree.unname(other)
                 # The kernel may have an inode under the name that is not what was renamed.

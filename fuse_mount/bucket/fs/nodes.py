@@ -74,7 +74,7 @@ class Nodes:
     def look(self, folder: Node, name: str, *, plain: bool = False) -> State | None:
         """Return what lies under a name; None for nothing. With `plain` without asking for attributes. The inode of a
         file that is not there any more loses the name."""
-        node = self.tree.child(folder, name)
+        node = folder.child(name)
         if node is not None and node.draft is not None:
             return self.state_of(node)
         state = self.view.look(folder.key, name, plain=plain)
@@ -170,7 +170,7 @@ class Nodes:
 
     def detach(self, folder: Node, name: str) -> None:
         """Take the name of a file that is about to lose it. Whoever has the file open goes on reading it."""
-        node = self.tree.child(folder, name)
+        node = folder.child(name)
         if node is None:
             return
         if node.open is not None:

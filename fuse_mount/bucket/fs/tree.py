@@ -125,6 +125,10 @@ class Node:
         key = "/".join(reversed(names))
         return f"{key}/" if self.is_folder and key else key
 
+    def child(self, name: str) -> Node | None:
+        """Return the node of a name in a folder, if there is one."""
+        return self.children.get(name) if self.children is not None else None
+
     @property
     def draft(self) -> Draft | None:
         """Return the draft of a file that is being written."""
@@ -155,15 +159,11 @@ class Tree:
         except KeyError:
             raise OSError(errno.ESTALE, "this inode number is not known any more") from None
 
-    def child(self, parent: Node, name: str) -> Node | None:
-        """Return the node of a name, if there is one."""
-        return parent.children.get(name) if parent.children is not None else None
-
     def find(self, key: str) -> Node | None:
         """Return the node of a key, if there is one."""
         node: Node | None = self.root
         for name in key.rstrip("/").split("/") if key else ():
-            node = self.child(node, name) if node is not None else None
+            node = node.child(name) if node is not None else None
         return node if node is not None and node.is_folder == (key.endswith("/") or not key) else None
 
     def below(self, folder: Node) -> list[Node]:
@@ -177,7 +177,7 @@ class Tree:
 
     def make(self, parent: Node, name: str, *, is_folder: bool) -> Node:
         """Return the node of a name, made if need be. One of the other kind has no name any more."""
-        node = self.child(parent, name)
+        node = parent.child(name)
         if node is not None and node.is_folder == is_folder:
             return node
         if node is not None:
@@ -195,7 +195,7 @@ class Tree:
 
     def rename(self, node: Node, parent: Node, name: str) -> None:
         """Give a node another name. Whoever had it has none any more."""
-        other = self.child(parent, name)
+        other = parent.child(name)
         if other is not None and other is not node:
             self.unname(other)
         old_parent = node.parent
