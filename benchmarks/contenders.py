@@ -7,21 +7,18 @@ that fails, or takes longer than `TIMEOUT_S` for an answer, raises `ContenderErr
 from __future__ import annotations
 
 import json
-import selectors
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import ROOT, Home, Workspace, foreign_environment, rounds_of
+from benchmarks.harness import Home, ToldProcess, Workspace, foreign_environment, rounds_of
 from benchmarks.images import KINDS, write_photographs
 from benchmarks.loader_peers.plan import ReadPlan, digest, image_files, total
 from benchmarks.usage import cpu_of_families
-from tests.servers import program
 
 TIMEOUT_S = 180.0
 OURS = ("ours", "bare_obstore", "bare_decode")
@@ -90,7 +87,7 @@ class RunningContender:
     def __init__(self, contender: Contender, log: Path) -> None:
         self.contender, self._log = contender, log
         arguments = ("read", contender.module, contender.source, json.dumps(asdict(contender.plan)))
-        self._process = _start(contender.python, contender.env, log, *arguments)
+        self._child = _start(contender.python, contender.env, log, *arguments)
         try:
             self._answer()
         except BaseException:
@@ -121,22 +118,12 @@ class RunningContender:
 
     def ask(self, command: str) -> dict[str, Any]:
         """Send a command and return the answer."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # then there is no answer either
-            self._process.stdin.write(command.encode() + b"\n")
-            self._process.stdin.flush()
+        self._child.say(command)
         return self._answer()
 
     def close(self) -> None:
         """End it. Idempotent."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe.close()
-        try:
-            self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._child.close()
 
     def __enter__(self) -> RunningContender:
         return self
@@ -145,15 +132,11 @@ class RunningContender:
         self.close()
 
     def _cpu(self) -> float:
-        return cpu_of_families([self._process.pid, *self.contender.beside()])
+        return cpu_of_families([self._child.pid, *self.contender.beside()])
 
     def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            line = self._process.stdout.readline() if selector.select(TIMEOUT_S) else b""
+        line = self._child.answer(TIMEOUT_S)
         if not line:
-            self._process.kill()
             raise ContenderError(f"{self.contender.name}: {_end_of(self._log)}")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -204,9 +187,7 @@ def make_ours(work: Workspace, images: ImageSet, folder: Path) -> tuple[Home, Pa
 def write(module: str, python: Path, env: Mapping[str, str], images: Path, target: Path, log: Path) -> None:
     """Write the images in a library's own format."""
     target.mkdir(exist_ok=True)
-    process = _start(python, env, log, "write", module, str(images), str(target))
-    process.communicate()
-    if process.returncode:
+    if _start(python, env, log, "write", module, str(images), str(target)).wait():
         raise ContenderError(f"writing for {module}: {_end_of(log)}")
 
 
@@ -216,14 +197,8 @@ def peers_environment(folder: Path) -> dict[str, str]:
     return foreign_environment() | {"TMPDIR": str(folder), "LITDATA_CACHE_DIR": str(folder)}
 
 
-def _start(python: Path, env: Mapping[str, str], log: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    # It dies with us: setpriv becomes the program, so the process id is its own.
-    guard = [program("setpriv", package="util-linux"), "--pdeathsig", "KILL", "--"]
-    command = [*guard, str(python), "-m", "benchmarks.loader_peers", *arguments]
-    with open(log, "ab") as errors:
-        return subprocess.Popen(
-            command, env=dict(env), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-        )
+def _start(python: Path, env: Mapping[str, str], log: Path, *arguments: str) -> ToldProcess:
+    return ToldProcess(python, "-m", "benchmarks.loader_peers", *arguments, env=env, log=log)
 
 
 def _end_of(log: Path) -> str:

@@ -191,7 +191,15 @@ class Field:
 
     def _signed(self, bucket: str) -> list[str]:
         """Return a URL for each file, good for a day."""
-        client = self._server.client()
+        import boto3
+        from botocore.config import Config
+
+        server = self._server
+        client = boto3.client(
+            "s3", endpoint_url=server.endpoint, aws_access_key_id=server.access_key,
+            aws_secret_access_key=server.secret_key, region_name=server.region,
+            config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
+        )  # fmt: skip
         names = sorted(path.name for path in (self._root / bucket).glob("*.tar"))
         requests = ({"Bucket": bucket, "Key": name} for name in names)
         return [client.generate_presigned_url("get_object", Params=one, ExpiresIn=86400) for one in requests]

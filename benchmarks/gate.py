@@ -10,60 +10,40 @@ import contextlib
 import fcntl
 import os
 import socket
-import subprocess
 import sys
 import threading
-from pathlib import Path
 from urllib.parse import urlsplit
+
+from benchmarks.harness import ToldProcess
 
 _PIPE_BYTES = 2**20
 
 
 class Gate:
-    """Stands at `endpoint` for another endpoint of this machine; shut at first. Close it."""
+    """Stands at `endpoint` for another endpoint of this machine; shut at first."""
 
     def __init__(self, endpoint: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gate", str(urlsplit(endpoint).port)],
-            cwd=Path(__file__).resolve().parent.parent,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.endpoint = f"http://127.0.0.1:{int(self._answer())}"
+        self._child = ToldProcess(sys.executable, "-m", "benchmarks.gate", str(urlsplit(endpoint).port))
+        self.endpoint = f"http://127.0.0.1:{int(self._child.answer())}"
 
     def open(self) -> None:
         """Let connections through."""
-        self._do("open")
+        self._tell("open")
 
     def shut(self) -> None:
         """Refuse them, and cut those that are open."""
-        self._do("shut")
-
-    def close(self) -> None:
-        """End it. Idempotent."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._tell("shut")
 
     def __enter__(self) -> Gate:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        self._child.close()
 
-    def _do(self, command: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{command}\n")
-        self._process.stdin.flush()
-        self._answer()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
+    def _tell(self, command: str) -> None:
+        self._child.say(command)
+        if not self._child.answer():
             raise SystemExit("the gate has died")
-        return line
 
 
 class _Relay:

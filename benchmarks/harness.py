@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import random
 import re
+import selectors
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests import leftovers
-from tests.servers import CephRgw, RcloneS3
+from tests.servers import CephRgw, RcloneS3, program
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "BENCHMARKS.md"
@@ -166,6 +167,62 @@ def foreign_environment() -> dict[str, str]:
     # Without PYTHONDONTWRITEBYTECODE: a program that compiles itself at every start is not what anybody uses.
     ours = ("DATACACHE_", "AWS_", "PYTHON", "MALLOC_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+class ToldProcess:
+    """A child that does what lines say and answers with lines. It dies with us. Close it."""
+
+    def __init__(self, *command: str | Path, env: Mapping[str, str] | None = None, log: Path | None = None) -> None:
+        guard = [program("setpriv", package="util-linux"), "--pdeathsig", "KILL", "--"]  # becomes the program
+        with contextlib.nullcontext() if log is None else open(log, "ab") as errors:
+            self._process = subprocess.Popen(
+                [*guard, *map(str, command)],
+                env=env,
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        self.pid = self._process.pid
+
+    def say(self, line: str) -> None:
+        """Tell it something; where it has ended there will be no answer."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """Tell it that nothing more comes. Idempotent."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def answer(self, timeout_s: float | None = None) -> str:
+        """Return its next line; nothing if it has ended or takes longer, and then it is killed."""
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            line = self._process.stdout.readline() if selector.select(timeout_s) else b""
+        if not line:
+            self._process.kill()
+        return line.decode()
+
+    def wait(self) -> int:
+        """Return its exit code when it has ended."""
+        self.hang_up()
+        return self._process.wait()
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        self.hang_up()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 # --- files ---

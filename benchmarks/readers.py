@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import obstore
 
-from benchmarks.harness import ROOT, Home, timed
+from benchmarks.harness import Home, ToldProcess, timed
 from benchmarks.peers import bare_store
 from datacache import api
 
@@ -32,40 +31,31 @@ class Readers:
     def __init__(
         self, home: Home, dataset: str, ways: Sequence[str], *, threads: int = 1, pause_s: float | None = None
     ) -> None:
-        numbers = [len(ways), threads, -1.0 if pause_s is None else pause_s]
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.readers", way, dataset, *map(str, [first, *numbers])],
-                cwd=ROOT,
-                env=home.env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for first, way in enumerate(ways)
+        numbers = [str(number) for number in (len(ways), threads, -1.0 if pause_s is None else pause_s)]
+        command = (sys.executable, "-m", "benchmarks.readers")
+        self._children = [
+            ToldProcess(*command, way, dataset, str(first), *numbers, env=home.env) for first, way in enumerate(ways)
         ]
 
     def __enter__(self) -> Readers:
-        for process in self._processes:  # until all have opened the snapshot
-            assert process.stdout is not None
-            process.stdout.readline()
+        for child in self._children:  # until all have opened the snapshot
+            child.answer()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        for child in self._children:
+            child.close()
 
     def begin(self) -> None:
         """Have all begin."""
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
+        for child in self._children:
+            child.say("begin")
 
     def end(self) -> list[list[float]]:
         """Return the seconds of each one's reads, when it has come to an end."""
-        return [json.loads(process.communicate()[0]) for process in self._processes]
+        for child in self._children:
+            child.hang_up()
+        return [json.loads(child.answer()) for child in self._children]
 
 
 def main() -> None:
