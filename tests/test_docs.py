@@ -69,6 +69,13 @@ def test_what_is_to_be_installed_is_our_distribution_with_an_extra_it_has() -> N
     assert project["name"] == "dsctl"
 
 
+def test_the_tree_of_the_architecture_has_every_folder_and_no_other() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    tree = text.partition("## The tree")[2].split("```")[1]
+    folders = {file.parent.name for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
+    assert set(re.findall(r"\b(\w+)/(?=\s)", tree)) - {"tests", "conformance"} == folders
+
+
 def test_every_setting_is_documented_and_no_other() -> None:
     text = (ROOT / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| `DATACACHE_([A-Z0-9_]+)`", text, re.MULTILINE)
