@@ -38,15 +38,11 @@ class PhotographKind(NamedTuple):
     width: int
     height: int
     quality: int
-    even_bytes: int = 0
-    """Every file has exactly so many, by its comment."""
 
 
-# How malloc treats buffers of one size, and those of many sizes on both sides of its thresholds, is not the same.
 KINDS = {
     "photographs": PhotographKind("107 KB", 640, 480, 81),
     "thumbnails": PhotographKind("1.6 KB", 48, 48, 75),
-    "even": PhotographKind("exactly 107 KB", 640, 480, 79, 107_000),
 }
 
 
@@ -56,8 +52,7 @@ def write_photographs(folder: Path, count: int, kind: PhotographKind) -> int:
     total = 0
     for number in range(count):
         name, jpeg = f"{number:07d}", drawn[number % _DRAWN]
-        comment = name.encode().ljust(max(0, kind.even_bytes - len(jpeg) - 4))
-        total += (folder / f"{name}.jpg").write_bytes(with_comment(jpeg, comment))
+        total += (folder / f"{name}.jpg").write_bytes(with_comment(jpeg, name.encode()))
     return total
 
 
@@ -70,8 +65,7 @@ def with_comment(jpeg: bytes, text: bytes) -> bytes:
 def _draw(seed: int, kind: PhotographKind) -> bytes:
     chance = np.random.default_rng(seed)
     shape = kind.height, kind.width
-    contrast = 45.0 if kind.even_bytes else chance.uniform(35, 65)
-    luma = 118 + contrast * _texture(chance, shape)
+    luma = 118 + chance.uniform(35, 65) * _texture(chance, shape)
     blue, red = 18 * _texture(chance, shape), 18 * _texture(chance, shape)
     # ITU-R BT.601, as JFIF has it.
     colours = np.stack([luma + 1.402 * red, luma - 0.344 * blue - 0.714 * red, luma + 1.772 * blue], axis=-1)

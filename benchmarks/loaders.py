@@ -9,8 +9,7 @@ says; workers stay from epoch to epoch. "packed" is our `packed=True`: one tenso
 a list of `bytes`, and so do we without it. Ours verify the checksum of every sample.
 
 Each contender first goes through an epoch whose samples' digests are added up. CPU time is that of the process and its
-workers. With `--malloc` each runs a second time with glibc told to keep freed memory, which is not how anybody starts a
-training but shows what of a difference is due to malloc. Ours do so themselves.
+workers. Ours have glibc keep freed memory.
 """
 
 from __future__ import annotations
@@ -47,8 +46,6 @@ OTHER_WAYS: dict[Peer, dict[str, dict[str, Any]]] = {
     LITDATA: {"batch_decode=1": {"batch_decode": 1}},
     ARRAY_RECORD: {"one by one": {"one_by_one": True}},
 }
-# glibc keeps freed memory instead of giving it back and faulting it in again (mallopt(3); 32 MiB is the most for mmap).
-RAISED_THRESHOLDS = {"MALLOC_TRIM_THRESHOLD_": str(2**28), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 
 
 def main() -> None:
@@ -60,19 +57,12 @@ def main() -> None:
         workers=([0, 2], [2]),
         batch=(64, 16),
         rounds=(7, 1),
-        malloc=False,
         only=[],
     ) as (args, work):
         missing: dict[str, str] = {}
         for kind in args.kinds:
             images = make_images(work.folder(kind), kind, args.files)
             found = list(contenders(work, work.folder(f"{kind}-copies"), images, args, missing))
-            if args.malloc:
-                found += [
-                    replace(c, name=f"{c.name}, malloc keeps", env={**c.env, **RAISED_THRESHOLDS})
-                    for c in found
-                    if c.module not in ("tar_limit", "ours")
-                ]
             for workers in args.workers:
                 chosen = [replace(c, plan=replace(c.plan, workers=workers)) for c in found]
                 passes = epochs_of(chosen, started(images), rounds=args.rounds, logs=work.path, missing=missing)
