@@ -10,8 +10,9 @@ A constructor opens nothing, so it never fails because a database is away.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from datacache.core.errors import CorruptManifestError, SnapshotNotFoundError, TagExistsError, UsageError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
@@ -174,6 +175,78 @@ class Catalog(Protocol):
     def close(self) -> None:
         """Close this process's connections. A later call opens them again."""
         ...
+
+
+class ListedDataset(NamedTuple):
+    """A dataset as a backend keeps it: it alone makes snapshots visible."""
+
+    latest: str
+    snapshots: dict[str, Any]
+    """In the order of their creation: id → where the backend has the record."""
+    tags: dict[str, str]
+    rev: Any = None
+    """By which a backend without transactions knows this state of the dataset again."""
+
+
+Change = Callable[[ListedDataset | None], ListedDataset | None]
+"""Gives the new listing for an old one; None stands for a dataset that does not exist. May be called several times."""
+
+
+class DatasetCatalog(ABC):
+    """Changes of tags and snapshots, for backends that can change one dataset in one step."""
+
+    @abstractmethod
+    def _change(self, name: str, change: Change) -> ListedDataset | None:
+        """Replace a dataset by the result of `change`, with no other change in between, and return the new one. Forget
+        the records that it no longer lists. A change that returns its argument changes nothing."""
+
+    @abstractmethod
+    def _note_removal(self, id: str) -> None:
+        """Write the document that says that a snapshot is removed now (`leases.REMOVED`)."""
+
+    def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
+        def change(old: ListedDataset | None) -> ListedDataset:
+            if old is None or id not in old.snapshots:
+                raise no_snapshot(dataset, id)
+            if not move:
+                check_tags_free(dataset, old.tags, [tag], id)
+            return old if old.tags.get(tag) == id else old._replace(tags=old.tags | {tag: id})
+
+        self._change(dataset, change)
+
+    def remove_tag(self, dataset: str, tag: str, *, id: str = "") -> bool:
+        was_there = False
+
+        def change(old: ListedDataset | None) -> ListedDataset | None:
+            nonlocal was_there
+            if old is None or tag not in old.tags or (id and old.tags[tag] != id):
+                return old
+            was_there = True
+            return old._replace(tags={other: named for other, named in old.tags.items() if other != tag})
+
+        self._change(dataset, change)
+        return was_there
+
+    def remove_snapshot(self, dataset: str, id: str, *, only_tags: Collection[str] | None = None) -> bool:
+        was_there = False
+
+        def change(old: ListedDataset | None) -> ListedDataset | None:
+            nonlocal was_there
+            if old is None or id not in old.snapshots:
+                return old
+            others = {tag for tag, named in old.tags.items() if named == id} - set(only_tags or ())
+            if others and only_tags is not None:
+                raise still_tagged(dataset, id, others)
+            was_there = True
+            left = {other: where for other, where in old.snapshots.items() if other != id}
+            if not left:
+                return None
+            tags = {tag: named for tag, named in old.tags.items() if named != id}
+            return ListedDataset([*left][-1] if old.latest == id else old.latest, left, tags, old.rev)
+
+        self._note_removal(id)  # first: a collection that no longer sees the snapshot sees this
+        self._change(dataset, change)
+        return was_there
 
 
 def batches(

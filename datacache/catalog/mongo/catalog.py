@@ -12,7 +12,8 @@ made anew is never mistaken for the old one.
     snapshots {_id: doc, dataset, id, created_at, record, at_s}    whole before a dataset lists it, never changed
     blobs     {_id: blob id, data, put_s, doomed?}                 see `mongo.blobs`; written before the snapshot
     derived   {_id, snapshot, name, root, at_s, ready}             the newest that is ready counts
-    documents {_id: kind/key, text, by}                            see `mongo.blobs`
+    documents {_id: kind/key, text, by}                            `by` is drawn for each write: a writer whose answer
+                                                                   was lost finds out by it whether it was done
     meta      {_id: "schema", version}, {_id: "identity", value}
 
 Each commit writes its own snapshot document under a fresh `doc`, so removing a snapshot and committing the same one at
@@ -33,7 +34,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from bson import ObjectId
 from pymongo.collection import Collection as MongoCollection
@@ -42,12 +43,14 @@ from pymongo.errors import DuplicateKeyError
 from datacache.catalog import leases
 from datacache.catalog.base import (
     REFRESH_AFTER_S,
+    Change,
     Collected,
+    DatasetCatalog,
+    ListedDataset,
     Live,
     blobs_missing,
+    check_document,
     check_tags_free,
-    no_snapshot,
-    still_tagged,
 )
 from datacache.catalog.mongo import blobs as blob_store
 from datacache.catalog.mongo.client import MongoDatabase, retried
@@ -65,31 +68,7 @@ _READS = 3
 _Document = dict[str, Any]
 
 
-_NEW = ObjectId("0" * 24)
-"""The `rev` of a document that is not written yet."""
-
-
-class _Listed(NamedTuple):
-    """A snapshot as its dataset lists it."""
-
-    id: str
-    doc: ObjectId
-
-
-class _Dataset(NamedTuple):
-    """A dataset's document."""
-
-    rev: ObjectId
-    latest: str
-    snapshots: tuple[_Listed, ...]
-    tags: dict[str, str]
-
-    def doc(self, id: str) -> ObjectId | None:
-        """Return the document that holds the record of snapshot `id`."""
-        return next((listed.doc for listed in self.snapshots if listed.id == id), None)
-
-
-class MongoCatalog:
+class MongoCatalog(DatasetCatalog):
     """A `Catalog` in the database that `url` names (`mongodb://HOST/DATABASE`, default `datacache`).
 
     Timeouts in the URL count; without, calls give up an unreachable server after 5 s. Raise `SettingsError` for an
@@ -135,12 +114,12 @@ class MongoCatalog:
         attempt = _Commit(self._database, record, tags, move_tags, needs=needs, check=check)
         with self._database.errors():
             try:
-                new = self._change(record.dataset, attempt.change)
+                new = self._changed(record.dataset, attempt.change)
             except DatacacheError:  # before anything was changed
                 attempt.take_back()
                 raise
             assert new is not None
-            if new.doc(record.id) == attempt.doc:
+            if new.snapshots[record.id] == attempt.doc:
                 return record
             attempt.take_back()  # another process has committed the same snapshot
         return self.snapshot(record.dataset, record.id) or record
@@ -162,63 +141,12 @@ class MongoCatalog:
     def snapshots(self, dataset: str, *, id_prefix: str = "") -> list[SnapshotRecord]:
         return self._records(dataset, lambda listed: listed.startswith(id_prefix))
 
-    def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
-
-        def change(old: _Dataset | None) -> _Dataset | None:
-            if old is None or old.doc(id) is None:
-                raise no_snapshot(dataset, id)
-            if old.tags.get(tag) == id:
-                return old
-            if not move:
-                check_tags_free(dataset, old.tags, [tag], id)
-            return old._replace(tags=old.tags | {tag: id})
-
+    def _note_removal(self, id: str) -> None:
         with self._database.errors():
-            self._change(dataset, change)
-
-    def remove_tag(self, dataset: str, tag: str, *, id: str = "") -> bool:
-        was_there = False
-
-        def change(old: _Dataset | None) -> _Dataset | None:
-            nonlocal was_there
-            if old is None or tag not in old.tags or (id and old.tags[tag] != id):
-                return old
-            was_there = True
-            return old._replace(tags={other: id for other, id in old.tags.items() if other != tag})
-
-        with self._database.errors():
-            self._change(dataset, change)
-        return was_there
-
-    def remove_snapshot(self, dataset: str, id: str, *, only_tags: Collection[str] | None = None) -> bool:
-        doc: ObjectId | None = None
-
-        def change(old: _Dataset | None) -> _Dataset | None:
-            nonlocal doc
-            there = old.doc(id) if old else None
-            if old is None or there is None:
-                return old
-            others = {tag for tag, named in old.tags.items() if named == id} - set(only_tags or ())
-            if others and only_tags is not None:
-                raise still_tagged(dataset, id, others)
-            doc = there
-            left = tuple(listed for listed in old.snapshots if listed.id != id)
-            if not left:
-                return None
-            latest = left[-1].id if old.latest == id else old.latest
-            tags = {tag: named for tag, named in old.tags.items() if named != id}
-            return _Dataset(_NEW, latest, left, tags)
-
-        with self._database.errors():
-            # First: a collection that no longer sees the snapshot sees this.
             removed = {"text": leases.removed_text(self._database.now_s()), "by": ObjectId()}
             self._database.collection("documents").update_one(
                 {"_id": f"{leases.REMOVED}/{id}"}, {"$set": removed}, upsert=True
             )
-            self._change(dataset, change)
-            if doc is not None:
-                self._database.collection("snapshots").delete_one({"_id": doc})
-        return doc is not None
 
     # --- besides the snapshots ------------------------------------------------------------------------------
 
@@ -260,45 +188,84 @@ class MongoCatalog:
         return self._database.collection("derived").find_one(ready, sort=[("at_s", -1), ("_id", -1)])
 
     def document(self, kind: str, key: str) -> str | None:
-        return blob_store.get_document(self._database, kind, key)
+        check_document(kind, key)
+        with self._database.errors():
+            found = self._database.collection("documents").find_one({"_id": f"{kind}/{key}"})
+        return None if found is None else str(found["text"])
 
     def set_document(self, kind: str, key: str, text: str, *, old: str | None) -> bool:
-        return blob_store.set_document(self._database, kind, key, text, old=old)
+        check_document(kind, key, text)
+        mine = {"_id": f"{kind}/{key}", "by": ObjectId()}
+
+        def attempt() -> bool:
+            documents = self._database.collection("documents")
+            if old is None:
+                with suppress(DuplicateKeyError):
+                    documents.insert_one(mine | {"text": text})
+                    return True
+            elif documents.update_one({"_id": mine["_id"], "text": old}, {"$set": mine | {"text": text}}).matched_count:
+                return True
+            return documents.count_documents(mine, limit=1) == 1  # by an attempt whose answer was lost
+
+        with self._database.errors():
+            return retried(attempt)
 
     def remove_document(self, kind: str, key: str, *, old: str | None = None) -> bool:
-        return blob_store.remove_document(self._database, kind, key, old=old)
+        check_document(kind, key)
+        wanted = {"_id": f"{kind}/{key}"} | ({} if old is None else {"text": old})
+        seen: list[bool] = []
+
+        def attempt() -> bool:
+            documents = self._database.collection("documents")
+            seen.append(documents.find_one(wanted, {"_id": 1}) is not None)
+            removed = seen[-1] and documents.delete_one(wanted).deleted_count == 1
+            return removed or any(seen[:-1])  # by an attempt whose answer was lost
+
+        with self._database.errors():
+            return retried(attempt)
 
     def documents(self, kind: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, str]]:
-        return blob_store.list_documents(self._database, kind, after=after, limit=limit)
+        check_document(kind, after or None)
+        if limit <= 0:
+            return []
+        end = f"{kind}0"  # '0' follows '/'
+        with self._database.errors():
+            found = self._database.collection("documents").find({"_id": {"$gt": f"{kind}/{after}", "$lt": end}})
+            return [(each["_id"].removeprefix(f"{kind}/"), each["text"]) for each in found.sort("_id", 1).limit(limit)]
 
     def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
         with self._database.errors():
-            return collect(self._database, live, grace_s=grace_s, dry_run=dry_run, now_s=now_s)
+            return collect(self._database, self.documents, live, grace_s=grace_s, dry_run=dry_run, now_s=now_s)
 
     def close(self) -> None:
         self._database.close()
 
     # --- the conditional update -----------------------------------------------------------------------------
 
-    def _change(self, name: str, change: Callable[[_Dataset | None], _Dataset | None]) -> _Dataset | None:
-        """Replace a dataset's document by the result of `change`, with no other change in between. Return the new one.
+    def _change(self, name: str, change: Change) -> ListedDataset | None:
+        with self._database.errors():
+            return self._changed(name, change)
 
-        `change` may be called several times. None stands for a dataset that does not exist; a change that returns its
-        argument changes nothing. A connection cut while the answer was on its way does no harm: all changes may be done
-        twice.
-        """
+    def _changed(self, name: str, change: Change) -> ListedDataset | None:
+        """Do as `_change`. A connection cut while the answer was on its way does no harm: all changes may be done
+        twice."""
         collection = self._database.collection("datasets")
         deadline = time.monotonic() + _RACE_TIMEOUT_S
+        listed: set[ObjectId] = set()
 
-        def attempt() -> tuple[bool, _Dataset | None]:
+        def attempt() -> tuple[bool, ListedDataset | None]:
             found = collection.find_one({"_id": name})
-            old = None if found is None else _parse_dataset(found)
+            old = None if found is None else _listing(found)
             new = change(old)
+            listed.update(old.snapshots.values() if old is not None else ())
             return new is old or _replace(collection, name, old, new), new
 
         while True:
             is_done, new = retried(attempt)
             if is_done:
+                gone = listed - set(new.snapshots.values() if new is not None else ())
+                if gone:
+                    self._database.collection("snapshots").delete_many({"_id": {"$in": list(gone)}})
                 return new
             if time.monotonic() > deadline:
                 raise CatalogUnavailableError(
@@ -345,10 +312,10 @@ class _Commit:
         self._written = self._claimed = False
         self.doc = ObjectId()
 
-    def change(self, old: _Dataset | None) -> _Dataset:
+    def change(self, old: ListedDataset | None) -> ListedDataset:
         """Return the dataset with the snapshot in it, after writing and claiming all that the snapshot needs."""
         name, id = self._record.dataset, self._record.id
-        there = old.doc(id) if old else None
+        there = old.snapshots.get(id) if old else None
         if old is not None and there == self.doc:
             return old  # done by the attempt whose answer was lost
         tags = old.tags if old else {}
@@ -356,17 +323,16 @@ class _Commit:
             check_tags_free(name, tags, self._tags, id)
         if self._check is not None and old is not None and (latest := self._latest(old)) is not None:
             self._check(latest)
-        listed = old.snapshots if old else ()
+        listed = old.snapshots if old else {}
         if there is None:
             self._write_document()
-            listed = (*listed, _Listed(id, self.doc))
+            listed = listed | {id: self.doc}
         self._claim_blobs()
         if self._begun_s is not None and not -60 < self._database.now_s() - self._begun_s < _COMMIT_TIMEOUT_S:
             raise CatalogError(f"the commit of {self._record.ref} was held up for too long", hint="Try again.")
-        return _Dataset(_NEW, id, listed, tags | dict.fromkeys(self._tags, id))
+        return ListedDataset(id, listed, tags | dict.fromkeys(self._tags, id))
 
     def take_back(self) -> None:
-        """Remove the document, which no dataset lists."""
         if self._begun_s is not None:
             self._database.collection("snapshots").delete_one({"_id": self.doc})
 
@@ -388,8 +354,9 @@ class _Commit:
         self._written = True
         self._claimed = False  # claims made before a garbage collection could see this document do not count
 
-    def _latest(self, old: _Dataset) -> SnapshotRecord | None:
-        found = self._database.collection("snapshots").find_one({"_id": old.doc(old.latest)}, {"record": 1})
+    def _latest(self, old: ListedDataset) -> SnapshotRecord | None:
+        latest = {"_id": old.snapshots.get(old.latest)}
+        found = self._database.collection("snapshots").find_one(latest, {"record": 1})
         return None if found is None else decode_record(found["record"])  # None: `old` is outdated
 
     def _claim_blobs(self) -> None:
@@ -401,12 +368,10 @@ class _Commit:
         self._claimed = True
 
 
-def _parse_dataset(found: _Document) -> _Dataset:
-    return _Dataset(
-        rev=found["rev"],
-        latest=found["latest"],
-        snapshots=tuple(_Listed(listed["id"], listed["doc"]) for listed in found["snapshots"]),
-        tags={tagged["tag"]: tagged["id"] for tagged in found["tags"]},
+def _listing(found: _Document) -> ListedDataset:
+    snapshots = {listed["id"]: listed["doc"] for listed in found["snapshots"]}
+    return ListedDataset(
+        found["latest"], snapshots, {tagged["tag"]: tagged["id"] for tagged in found["tags"]}, found["rev"]
     )
 
 
@@ -415,7 +380,9 @@ def _dataset_record(found: _Document) -> DatasetRecord:
     return DatasetRecord(name=found["_id"], latest=found["latest"], tags=dict(sorted(tags.items())))
 
 
-def _replace(collection: MongoCollection[_Document], name: str, old: _Dataset | None, new: _Dataset | None) -> bool:
+def _replace(
+    collection: MongoCollection[_Document], name: str, old: ListedDataset | None, new: ListedDataset | None
+) -> bool:
     """Replace the old document by the new one. Return False, with nothing changed, if it was another by now."""
     if new is None:
         assert old is not None
@@ -424,7 +391,7 @@ def _replace(collection: MongoCollection[_Document], name: str, old: _Dataset | 
         "_id": name,
         "rev": ObjectId(),
         "latest": new.latest,
-        "snapshots": [listed._asdict() for listed in new.snapshots],
+        "snapshots": [{"id": id, "doc": doc} for id, doc in new.snapshots.items()],
         # A list and not a map: a tag may hold a '.', which means a path in a field's name.
         "tags": [{"tag": tag, "id": id} for tag, id in new.tags.items()],
     }

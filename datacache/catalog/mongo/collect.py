@@ -7,8 +7,7 @@ effect: only the collection that wrote a doom acts on it. Errors of the driver p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bson import ObjectId
@@ -16,20 +15,29 @@ from bson import ObjectId
 from datacache.catalog import leases
 from datacache.catalog.base import Collected, Live, batches
 from datacache.catalog.mark import Marked, Roots
-from datacache.catalog.mongo.blobs import BATCH_IDS, list_documents
+from datacache.catalog.mongo.blobs import BATCH_IDS
 from datacache.catalog.mongo.client import MongoDatabase
 from datacache.manifest.model import BlobId
+
+Documents = Callable[..., list[tuple[str, str]]]
+"""Lists documents, see `Catalog.documents`."""
 
 PENDING_S = 3600
 """The document of a commit counts at least so long as one of a commit under way, whatever the grace period."""
 
 
 def collect(
-    database: MongoDatabase, live: Live, *, grace_s: float, now_s: float | None = None, dry_run: bool
+    database: MongoDatabase,
+    documents: Documents,
+    live: Live,
+    *,
+    grace_s: float,
+    now_s: float | None = None,
+    dry_run: bool,
 ) -> Collected:
     """Remove what is not reachable and is older than `grace_s`; see `Catalog.collect`."""
     now_s = database.now_s() if now_s is None else now_s
-    run = _Run(database, live, now_s, int(now_s - grace_s), int(now_s - max(grace_s, PENDING_S)))
+    run = _Run(database, documents, live, now_s=now_s, grace_s=grace_s)
     if not dry_run:
         # Blobs and records of version 1 have no time: theirs begins now.
         run.blobs.update_many({"put_s": None}, {"$set": {"put_s": int(now_s)}})
@@ -46,10 +54,18 @@ def collect(
 class _Run:
     """One garbage collection."""
 
-    def __init__(self, database: MongoDatabase, live: Live, now_s: float, cutoff_s: int, pending_cutoff_s: int) -> None:
-        self._database = database
+    def __init__(
+        self,
+        database: MongoDatabase,
+        documents: Documents,
+        live: Live,
+        *,
+        now_s: float,
+        grace_s: float,
+    ) -> None:
+        self._database, self._documents = database, documents
         self._now_s = now_s
-        self._cutoff_s, self._pending_cutoff_s = cutoff_s, pending_cutoff_s
+        self._cutoff_s, self._pending_cutoff_s = int(now_s - grace_s), int(now_s - max(grace_s, PENDING_S))
         self._marked = Marked(live)
         self._id = ObjectId()
         self._stale: list[ObjectId] = []  # derived; in a dry run they stay
@@ -90,7 +106,6 @@ class _Run:
         return len(found_young | {BlobId(id) for id in self._here(marked.blobs - marked.needed)})
 
     def measure(self, candidates: list[bytes]) -> tuple[int, int]:
-        """Return number and bytes of those candidates that exist."""
         sizes = self._sizes({}, candidates)
         return len(sizes), sum(sizes.values())
 
@@ -125,9 +140,8 @@ class _Run:
         derived = self._database.collection("derived").find({"_id": {"$nin": self._stale}}, {"root": 1})
         others = {BlobId(bytes.fromhex(id)) for id in pending} | {BlobId(bytes(d["root"])) for d in derived}
         # Read last: a snapshot that is not listed any more was noted as removed before that.
-        listing = partial(list_documents, self._database, limit=1000)
-        mounts = [text for _key, text in leases.all_documents(listing, leases.MOUNTS)]
-        removed = list(leases.all_documents(listing, leases.REMOVED))
+        mounts = [text for _key, text in leases.all_documents(self._documents, leases.MOUNTS)]
+        removed = list(leases.all_documents(self._documents, leases.REMOVED))
         held = leases.held_roots(mounts, removed, now_s=self._now_s, cutoff_s=self._cutoff_s)
         return Roots(frozenset(BlobId(bytes.fromhex(id)) for id in listed), frozenset(others), held)
 

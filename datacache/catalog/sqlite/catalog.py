@@ -20,14 +20,15 @@ from pathlib import Path
 from datacache.catalog import leases
 from datacache.catalog.base import (
     REFRESH_AFTER_S,
+    Change,
     Collected,
+    DatasetCatalog,
+    ListedDataset,
     Live,
     batches,
     blobs_missing,
     check_document,
     check_tags_free,
-    no_snapshot,
-    still_tagged,
 )
 from datacache.catalog.record import decode_record, encode_record
 from datacache.catalog.sqlite import clock
@@ -55,7 +56,7 @@ _BATCH_BYTES = 16 * 2**20
 _BATCH_BLOBS = 10_000
 
 
-class SqliteCatalog:
+class SqliteCatalog(DatasetCatalog):
     """A `Catalog` in the file `path`, which is created, readable by its owner only, when it is first needed."""
 
     def __init__(self, path: Path) -> None:
@@ -105,11 +106,12 @@ class SqliteCatalog:
     ) -> SnapshotRecord:
         dataset, id = record.dataset, record.id
         with self.writing(durable=True) as connection:
-            if check is not None and (latest := _latest(connection, dataset)) is not None:
+            old = _listing(connection, dataset)
+            if check is not None and old is not None and (latest := _record(connection, dataset, old.latest)):
                 check(latest)
             _check_blobs_are_there(connection, needs, record.ref)
-            if not move_tags:
-                check_tags_free(dataset, _tags(connection, dataset), tags, id)
+            if not move_tags and old is not None:
+                check_tags_free(dataset, old.tags, tags, id)
             connection.execute(
                 "INSERT OR IGNORE INTO snapshots (dataset, id, record) VALUES (?, ?, ?)",
                 (dataset, id, encode_record(record)),
@@ -145,43 +147,26 @@ class SqliteCatalog:
             ).fetchall()
         return [decode_record(text) for (text,) in rows]
 
-    def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
+    def _change(self, name: str, change: Change) -> ListedDataset | None:
         with self.writing(durable=True) as connection:
-            if _record(connection, dataset, id) is None:
-                raise no_snapshot(dataset, id)
-            if not move:
-                check_tags_free(dataset, _tags(connection, dataset), [tag], id)
-            connection.execute(_SET_TAG, (dataset, tag, id))
+            old = _listing(connection, name)
+            new = change(old)
+            if new is not old and old is not None:
+                left = new or old._replace(snapshots={}, tags={})
+                gone = [(name, id) for id in old.snapshots if id not in left.snapshots]
+                connection.executemany("DELETE FROM snapshots WHERE dataset = ? AND id = ?", gone)
+                untagged = [(name, tag) for tag in old.tags if tag not in left.tags]
+                connection.executemany("DELETE FROM tags WHERE dataset = ? AND tag = ?", untagged)
+                connection.executemany(_SET_TAG, [(name, tag, id) for tag, id in left.tags.items()])
+                connection.execute("UPDATE datasets SET latest = ? WHERE name = ?", (left.latest, name))
+            if new is None:
+                connection.execute("DELETE FROM datasets WHERE name = ?", (name,))
+            return new
 
-    def remove_tag(self, dataset: str, tag: str, *, id: str = "") -> bool:
-        with self.writing(durable=True) as connection:
-            cursor = connection.execute(
-                "DELETE FROM tags WHERE dataset = ? AND tag = ? AND id = iif(? = '', id, ?)", (dataset, tag, id, id)
-            )
-            return cursor.rowcount > 0
-
-    def remove_snapshot(self, dataset: str, id: str, *, only_tags: Collection[str] | None = None) -> bool:
+    def _note_removal(self, id: str) -> None:
         removed = leases.removed_text(self.now_s())
         with self.writing(durable=True) as connection:
-            if only_tags is not None:
-                names = {tag for tag, named in _tags(connection, dataset).items() if named == id}
-                if others := names - set(only_tags):
-                    raise still_tagged(dataset, id, others)
-            cursor = connection.execute("DELETE FROM snapshots WHERE dataset = ? AND id = ?", (dataset, id))
-            if cursor.rowcount == 0:
-                return False
             connection.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (leases.REMOVED, id, removed))
-            connection.execute("DELETE FROM tags WHERE dataset = ? AND id = ?", (dataset, id))
-            newest = connection.execute(
-                "SELECT id FROM snapshots WHERE dataset = ? ORDER BY seq DESC LIMIT 1", (dataset,)
-            ).fetchone()
-            if newest is None:
-                connection.execute("DELETE FROM datasets WHERE name = ?", (dataset,))
-            else:
-                connection.execute(
-                    "UPDATE datasets SET latest = ? WHERE name = ? AND latest = ?", (newest[0], dataset, id)
-                )
-            return True
 
     # --- besides the snapshots ------------------------------------------------------------------------------
 
@@ -367,18 +352,18 @@ def _record(connection: sqlite3.Connection, dataset: str, id: str) -> SnapshotRe
     return None if row is None else decode_record(row[0])
 
 
-def _latest(connection: sqlite3.Connection, dataset: str) -> SnapshotRecord | None:
+def _listing(connection: sqlite3.Connection, dataset: str) -> ListedDataset | None:
     row = connection.execute("SELECT latest FROM datasets WHERE name = ?", (dataset,)).fetchone()
-    return None if row is None else _record(connection, dataset, row[0])
+    if row is None:
+        return None
+    listed = connection.execute("SELECT id, seq FROM snapshots WHERE dataset = ? ORDER BY seq", (dataset,))
+    tags = connection.execute("SELECT tag, id FROM tags WHERE dataset = ?", (dataset,))
+    return ListedDataset(row[0], dict(listed.fetchall()), dict(tags.fetchall()))
 
 
 def _dataset_record(row: tuple[str, str, str]) -> DatasetRecord:
     name, latest, tags = row
     return DatasetRecord(name=name, latest=latest, tags=dict(sorted(json.loads(tags).items())))
-
-
-def _tags(connection: sqlite3.Connection, dataset: str) -> dict[str, str]:
-    return dict(connection.execute("SELECT tag, id FROM tags WHERE dataset = ?", (dataset,)))
 
 
 def _check_blobs_are_there(connection: sqlite3.Connection, needs: Collection[BlobId], what: str) -> None:

@@ -195,7 +195,6 @@ def is_damaged(exc: sqlite3.Error) -> bool:
 
 
 def is_full(exc: sqlite3.Error) -> bool:
-    """Tell whether the disk (or a quota) is full."""
     return _primary_code(exc) == sqlite3.SQLITE_FULL
 
 
