@@ -105,7 +105,7 @@ def open_url(url: str, settings: Settings | None = None) -> Snapshot:
 
     Reading what has changed there since is an error. The store's errors; `ObjectNotFoundError` where nothing is.
     """
-    from datacache.catalog.create import list_into
+    from datacache.catalog.create import ListedPlace
     from datacache.manifest.builder import ManifestBuilder
     from datacache.manifest.model import BlobId, Source
     from datacache.store.open import open_store
@@ -118,10 +118,11 @@ def open_url(url: str, settings: Settings | None = None) -> Snapshot:
     def load(ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
         return {id: blobs[id] for id in ids if id in blobs}
 
+    origin = f"{store_url}/{prefix}".rstrip("/")
     with closing(open_store(store_url, settings)) as store:
         builder = ManifestBuilder([Source(store.url, prefix)], blobs.update)
-        list_into(builder, store, prefix)
-    origin = f"{store_url}/{prefix}".rstrip("/")
+        for entry in ListedPlace(store=store, prefix=prefix, origin=origin).entries():
+            builder.add(entry)
     if builder.empty:
         raise ObjectNotFoundError(f"there is nothing under {origin}", url=origin, hint="Check the URL.")
     id, root = builder.finish()

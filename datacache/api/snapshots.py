@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from datacache.api.opening import open_catalog, open_snapshot
 from datacache.api.options import NamingOptions
@@ -63,8 +63,7 @@ def create_snapshot(
     `attributes` keeps permissions, and links that a read-write mount or s3fs-fuse wrote into a bucket, at the cost of a
     request for each object.
     """
-    from datacache.catalog.copy import THREADS, create_copied_snapshot
-    from datacache.catalog.create import ObjectAttributes
+    from datacache.catalog.create import THREADS, ListedPlace, ObjectAttributes, create_copied_snapshot
     from datacache.catalog.create import create_snapshot as create
     from datacache.catalog.objects import ObjectWriter
     from datacache.store.local.store import LocalStore
@@ -82,20 +81,25 @@ def create_snapshot(
         catalog = stack.enter_context(closing(open_catalog(settings)))
         links = links if links is not None else Links()
         links.follow = follow_links
-        how: dict[str, Any] = {"origin": f"{store_url}/{prefix}", "progress": progress}
-        how["warnings"] = lambda: _links_warnings(links, store_url)
         if store_url == "file://":
             store = RetryingStore(LocalStore(links=links), settings.store_timeout_s)
+        look = None
         if attributes:
             bucket = stack.enter_context(closing(open_bucket_backend(store_url, settings)))
             timeout_s = settings.store_timeout_s
-            how["look"] = ObjectAttributes(bucket, prefix, links, timeout_s=timeout_s, threads=threads).page
-        if not (copy or pin):
-            return create(catalog, store, prefix, named, **how)
-        writer = stack.enter_context(closing(ObjectWriter(catalog, settings, url=objects)))
-        return create_copied_snapshot(
-            catalog, store, prefix, writer, named, check_copies=check_copies, threads=threads, **how
+            look = ObjectAttributes(bucket, prefix, links, timeout_s=timeout_s, threads=threads).page
+        place = ListedPlace(
+            store=store,
+            prefix=prefix,
+            origin=f"{store_url}/{prefix}",
+            progress=progress,
+            look=look,
+            warnings=lambda: _links_warnings(links, store_url),
         )
+        if not (copy or pin):
+            return create(catalog, place, named)
+        writer = stack.enter_context(closing(ObjectWriter(catalog, settings, url=objects)))
+        return create_copied_snapshot(catalog, place, named, writer, check_copies=check_copies, threads=threads)
 
 
 def _links_warnings(links: Links, store_url: str) -> list[str]:

@@ -1,9 +1,15 @@
-"""Make a snapshot of what lies under a URL: list, build the manifest, commit.
+"""Make a snapshot of what lies under a URL: list, copy if that is asked for, build the manifest, commit.
 
-Used by `api.create_snapshot` and `catalog.copy`. Nothing is visible before the commit; a creation that was killed
-leaves only blobs, which the next one finds in place. `ObjectAttributes` adds to a listing (with `--attributes`)
-permissions and links from the metadata of objects, as a read-write mount or s3fs-fuse wrote them; that costs a request
-for each object. One thread, which has others at work."""
+Used by `api.create_snapshot`. Nothing is visible before the commit; a creation that was killed leaves only blobs and
+copies, which the next one finds in place.
+
+`create_copied_snapshot` copies the objects into content-addressed storage, so the snapshot outlives the bucket. Entries
+leave the listing with the keys of their copies, otherwise unchanged, so a diff with a version that is not copied shows
+no change. Copies of an earlier snapshot of the same place are not even read again. Memory is bounded by the bytes in
+flight.
+
+`ObjectAttributes` adds to a listing (with `--attributes`) permissions and links from the metadata of objects, as a
+read-write mount or s3fs-fuse wrote them; that costs a request for each object. One thread, which has others at work."""
 
 from __future__ import annotations
 
@@ -12,60 +18,91 @@ import posixpath
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TypeVar
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest, known_blobs
-from datacache.catalog.objects import ObjectWriter
+from datacache.catalog.objects import MAX_OBJECT_BYTES, ObjectWriter
 from datacache.core.concurrency import map_in_threads
-from datacache.core.errors import CorruptManifestError, ObjectNotFoundError
+from datacache.core.errors import CorruptManifestError, ObjectNotFoundError, StoredObjectsGoneError, UsageError
+from datacache.core.ids import ObjectRef
 from datacache.core.paths import stays_inside
 from datacache.manifest.builder import ManifestBuilder, sorted_entries
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
+from datacache.manifest.reader import Manifest, root_of
 from datacache.store.base import ObjectInfo, ObjectStore
+from datacache.store.bodies import read_whole
 from datacache.store.bucket import Bucket, LiveObject
 from datacache.store.local.walk import Links
 from datacache.store.retry import retry
 from datacache.writeback.model import Attributes, read_attributes
 
-Progress = Callable[[int, int], None]
-"""Called with the number of files and bytes that are done."""
-Look = Callable[[list[ObjectInfo]], list[ObjectInfo]]
-"""Gives the objects of a page with their attributes."""
-Copied = Callable[[Iterable[Entry]], Generator[Entry, None, None]]
-"""Takes entries in order and gives them with the keys of their copies."""
-_T = TypeVar("_T")
+THREADS = 32
+_PART_BYTES = 8 * 2**20
+_IN_FLIGHT_BYTES = 256 * 2**20
+_EARLIER = 20
+"""The number of a dataset's newest snapshots among which copies of the same place are looked for."""
+_READY_AT_A_TIME = 500
+_TRIES = 3
 _TARGET_BYTES = 4096
 """PATH_MAX: no target of a link is longer."""
 _LINKS = 40
 """The kernel follows no more."""
 _PLAIN = Attributes(0, 0, 0, 0)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedPlace:
+    """A prefix of a store, and how it is listed."""
+
+    store: ObjectStore
+    prefix: str
+    origin: str
+    """The URL, as people and the record know it."""
+    progress: Callable[[int, int], None] | None = None
+    """Called with the number of files and bytes that are done."""
+    look: Callable[[list[ObjectInfo]], list[ObjectInfo]] | None = None
+    """Gives the objects of a page with their attributes."""
+    warnings: Callable[[], Sequence[str]] = tuple
+    """Called after the listing."""
+
+    def entries(self) -> Iterator[Entry]:
+        return self._listed() if self.store.sorted_listing else iter(sorted_entries(self._listed()))
+
+    def _listed(self) -> Iterator[Entry]:
+        skip = len(self.prefix)
+        files = size = 0
+        for page in self.store.list(self.prefix):
+            for info in page if self.look is None else self.look(page):
+                path = info.key[skip:]
+                if not path:
+                    continue  # the prefix's own folder marker
+                files += 1
+                size += info.size_bytes
+                entry = Entry(_encode(path), info.size_bytes, info.mtime_ns, info.etag, info.version)
+                if info.target or info.at or info.mode:
+                    key = _encode(info.at) or None
+                    entry = entry._replace(key=key, mode=info.mode, target=_encode(info.target))
+                yield entry
+            if self.progress is not None:
+                self.progress(files, size)
 
 
 def create_snapshot(
-    catalog: Catalog,
-    store: ObjectStore,
-    prefix: str,
-    naming: Naming,
-    *,
-    origin: str,
-    progress: Progress | None = None,
-    copied: Copied | None = None,
-    copied_to: ObjectWriter | None = None,
-    warnings: Callable[[], Sequence[str]] = tuple,
-    look: Look | None = None,
+    catalog: Catalog, place: ListedPlace, naming: Naming, *, copier: Copier | None = None
 ) -> SnapshotRecord:
-    """List `prefix` of a store and commit what lies there as the snapshot that `naming` names.
+    """List a place and commit what lies there as the snapshot that `naming` names.
 
-    Idempotent: an unchanged prefix gives the same id. With `copied`, the snapshot refers to copies in `copied_to`.
-    `warnings` is called after the listing. Raise the store's errors, `ObjectNotFoundError` for a prefix with nothing
-    under it, `TagExistsError`, `UsageError` for bad names, `StoredObjectsGoneError`, and `OtherKindError` where the
-    dataset is something else and `replace` is false.
+    Idempotent: an unchanged prefix gives the same id. Raise the store's errors, `ObjectNotFoundError` for a prefix with
+    nothing under it, `TagExistsError`, `UsageError` for bad names, `StoredObjectsGoneError`, and `OtherKindError` where
+    the dataset is something else and `replace` is false.
     """
-    parameters = {"from": origin}
-    source = Source(store.url, prefix)
-    if copied_to is not None:
-        source = copied_to.source
+    parameters = {"from": place.origin}
+    source = Source(place.store.url, place.prefix)
+    if copier is not None:
+        source = copier.writer.source
         parameters["copied_to"] = f"{source.store}/{source.prefix}"
     lineage = Lineage("create", parameters)
     known = known_blobs(catalog, check_target(catalog, naming, lineage))
@@ -73,18 +110,23 @@ def create_snapshot(
     while True:
         try:
             builder = ManifestBuilder([source], catalog.put_blobs, known=known)
-            list_into(builder, store, prefix, progress, copied=copied, look=look)
+            with closing(copier.copied(place) if copier is not None else _plain(place)) as entries:
+                for entry in entries:
+                    builder.add(entry)
             if builder.empty:
-                what = "the bucket's name and the prefix" if not store.url.startswith("file:") else "the path"
-                raise ObjectNotFoundError(f"there is nothing under {origin}", url=origin, hint=f"Check {what}.")
+                what = "the bucket's name and the prefix" if not place.store.url.startswith("file:") else "the path"
+                raise ObjectNotFoundError(
+                    f"there is nothing under {place.origin}", url=place.origin, hint=f"Check {what}."
+                )
+            objects = None if copier is None else copier.writer
             return commit_manifest(
                 catalog,
                 builder,
                 naming,
-                origin=origin,
+                origin=place.origin,
                 lineage=lineage,
-                objects=copied_to,
-                warnings=warnings(),
+                objects=objects,
+                warnings=place.warnings(),
             )
         except CorruptManifestError:
             # The previous version was removed and collected meanwhile, or is damaged, or blobs of this one went while
@@ -95,47 +137,153 @@ def create_snapshot(
             known = frozenset()
 
 
-def list_into(
-    builder: ManifestBuilder,
-    store: ObjectStore,
-    prefix: str,
-    progress: Progress | None = None,
+def _plain(place: ListedPlace) -> Generator[Entry, None, None]:
+    yield from place.entries()
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+def create_copied_snapshot(
+    catalog: Catalog,
+    place: ListedPlace,
+    naming: Naming,
+    writer: ObjectWriter,
     *,
-    copied: Copied | None = None,
-    look: Look | None = None,
-) -> None:
-    """Add all that lies under the prefix to `builder`, in path order."""
-    entries: Iterable[Entry] = _entries(store, prefix, progress, look)
-    if not store.sorted_listing:
-        entries = sorted_entries(entries)
-    if copied is None:
-        for entry in entries:
-            builder.add(entry)
-    else:
-        with closing(copied(entries)) as copies:
-            for entry in copies:
-                builder.add(entry)
+    check_copies: bool = False,
+    threads: int = THREADS,
+) -> SnapshotRecord:
+    """Do as `create_snapshot`, and copy every object through `writer` first.
+
+    With `check_copies`, ask the storage for each copy that an earlier snapshot knows, and make lost ones again. Raise
+    `UsageError` for an object above `MAX_OBJECT_BYTES` and where the storage lies inside of what is copied.
+    """
+    source = writer.source
+    if source.store == place.store.url and source.prefix.startswith(place.prefix):
+        raise UsageError(
+            f"the storage for copies, {source.store}/{source.prefix}, lies inside of {place.origin}",
+            hint="Set DATACACHE_OBJECTS (or --objects) to a prefix or bucket of its own.",
+        )
+    tries = 1
+    while True:
+        earlier, known = _earlier(catalog, naming.name, place.origin, source)
+        copier = Copier(writer, known, check=check_copies, threads=threads)
+        try:
+            record = create_snapshot(catalog, place, naming, copier=copier)
+        except StoredObjectsGoneError:
+            if tries == _TRIES:
+                raise
+            tries += 1
+        else:
+            # If the earlier snapshot was removed meanwhile, garbage collection may have taken copies of both. If it is
+            # listed now, it was listed until the new one was.
+            if earlier is None or catalog.snapshot(naming.name, earlier.id) is not None:
+                return record
+        check_copies = True
 
 
-def _entries(store: ObjectStore, prefix: str, progress: Progress | None, look: Look | None) -> Iterator[Entry]:
-    skip = len(prefix)
-    files = size = 0
-    for page in store.list(prefix):
-        for info in page if look is None else look(page):
-            path = info.key[skip:]
-            if not path:
-                continue  # the prefix's own folder marker
-            files += 1
-            size += info.size_bytes
-            raw = path.encode("utf-8", "surrogateescape")
-            entry = Entry(raw, info.size_bytes, info.mtime_ns, info.etag, info.version)
-            if info.target or info.at or info.mode:
-                key = info.at.encode("utf-8", "surrogateescape") or None
-                target = info.target.encode("utf-8", "surrogateescape")
-                entry = entry._replace(key=key, mode=info.mode, target=target)
-            yield entry
-        if progress is not None:
-            progress(files, size)
+class Copier:
+    """Copies the objects of one place."""
+
+    def __init__(self, writer: ObjectWriter, known: Manifest | None, *, check: bool, threads: int) -> None:
+        self.writer = writer
+        self._known, self._check, self._threads = known, check, threads
+        self._elsewhere: dict[bytes, str] = {}
+        """The keys of objects that lie elsewhere than their paths say: links, which are few."""
+
+    def copied(self, place: ListedPlace) -> Generator[Entry, None, None]:
+        """Yield each entry of a place, in order, when its copy is there."""
+        files = size = 0
+        for ready in map_in_threads(
+            lambda rows: self._with_copies(place, rows),
+            self._work(place),
+            threads=self._threads,
+            # Twice: the parts as they are read, and the whole.
+            size_bytes=lambda rows: 2 * rows[0].size_bytes if rows[0].key is None or self._check else 0,
+            limit_bytes=_IN_FLIGHT_BYTES,
+        ):
+            for entry in ready:
+                files, size = files + 1, size + entry.size_bytes
+                yield entry
+            if place.progress is not None:
+                place.progress(files, size)
+
+    def _work(self, place: ListedPlace) -> Iterator[list[Entry]]:
+        """Yield, in order, entries with known keys many together, and those without one by one."""
+        ready: list[Entry] = []
+        at_a_time = 1 if self._check else _READY_AT_A_TIME
+        for entry in self._with_known_keys(place.entries()):
+            if (entry.key is None or len(ready) >= at_a_time) and ready:
+                yield ready
+                ready = []
+            if entry.key is None:
+                yield [entry]
+            else:
+                ready.append(entry)
+        if ready:
+            yield ready
+
+    def _with_known_keys(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """Give entries that the earlier snapshot has with the same ETag its keys. Both are in path order."""
+        known = self._known.entries() if self._known is not None else iter(())
+        before = next(known, None)
+        for listed in entries:
+            entry = listed
+            if entry.key is not None:
+                self._elsewhere[entry.path] = entry.key.decode("utf-8", "surrogateescape")
+                entry = entry._replace(key=None)
+            while before is not None and before.path < entry.path:
+                before = next(known, None)
+            yield entry._replace(key=before.key) if before is not None and _unchanged(before, entry) else entry
+
+    def _with_copies(self, place: ListedPlace, rows: list[Entry]) -> list[Entry]:
+        """Copy what still has to be copied. Runs in any thread."""
+        entry = rows[0]  # one that has to be copied, or checked, is alone
+        if entry.has_object and (
+            entry.key is None or (self._check and not self.writer.has(entry.key, entry.size_bytes))
+        ):
+            return [self._copy(place, entry)]
+        return rows
+
+    def _copy(self, place: ListedPlace, entry: Entry) -> Entry:
+        store = place.store
+        key = self._elsewhere.get(entry.path) or place.prefix + entry.path.decode("utf-8", "surrogateescape")
+        root = root_of(store.url, place.prefix, key)
+        ref = ObjectRef(store.url, key, entry.size_bytes, entry.etag, entry.version, root)
+        if entry.size_bytes > MAX_OBJECT_BYTES:
+            raise UsageError(
+                f"{ref.url} has {entry.size_bytes:,} bytes; at most {MAX_OBJECT_BYTES:,} can be copied",
+                hint="Without --copy, snapshots refer to objects of any size.",
+            )
+        stored = self.writer.put(read_whole(store, ref, _PART_BYTES))
+        return entry._replace(etag=entry.etag or stored.hex, version="", key=_encode(stored.key))
+
+
+def _unchanged(before: Entry, entry: Entry) -> bool:
+    return (
+        before.path == entry.path
+        and before.size_bytes == entry.size_bytes
+        and before.etag == entry.etag != ""
+        and not entry.etag.startswith("W/")  # a weak ETag does not promise the same bytes
+        and before.key is not None
+    )
+
+
+def _earlier(catalog: Catalog, name: str, origin: str, source: Source) -> tuple[SnapshotRecord | None, Manifest | None]:
+    """Return the newest snapshot of the same place whose copies lie in the same storage."""
+    for record in reversed(catalog.snapshots(name)[-_EARLIER:]):
+        if record.origin == origin:
+            manifest = Manifest.open(record.id, catalog.get_blobs)
+            if manifest.root.sources == (source,):
+                return record, manifest
+    return None, None
+
+
+# --- attributes ------------------------------------------------------------------------------------------------------
 
 
 class ObjectAttributes:

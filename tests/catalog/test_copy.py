@@ -268,7 +268,7 @@ def test_storage_inside_of_what_is_copied_is_refused(tmp_path: Path, settings: S
 def test_an_object_that_is_too_large_is_refused_by_name(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datacache.catalog.copy.MAX_OBJECT_BYTES", 10)
+    monkeypatch.setattr("datacache.catalog.create.MAX_OBJECT_BYTES", 10)
     write(tmp_path / "data", {"small": b"small", "video.mp4": b"x" * 11})
     with pytest.raises(UsageError, match=r"video\.mp4 has 11 bytes"):
         create_snapshot("faces", str(tmp_path / "data"), copy=True, settings=settings)
@@ -277,7 +277,7 @@ def test_an_object_that_is_too_large_is_refused_by_name(
 def test_objects_of_many_parts_are_copied_whole(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datacache.catalog.copy._PART_BYTES", 1000)
+    monkeypatch.setattr("datacache.catalog.create._PART_BYTES", 1000)
     write(tmp_path / "data", FILES)
     record = create_snapshot("faces", str(tmp_path / "data"), copy=True, settings=settings)
     assert list(verify_snapshot(record.ref, read=True, settings=settings)) == []

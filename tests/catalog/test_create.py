@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from datacache.catalog.commit import commit_manifest
-from datacache.catalog.create import create_snapshot
+from datacache.catalog.create import ListedPlace, create_snapshot
 from datacache.catalog.mark import reachable
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import CatalogError, TagExistsError
@@ -47,7 +47,9 @@ def store(request: pytest.FixtureRequest) -> MemoryStore:
 
 
 def create(catalog: SqliteCatalog, store: MemoryStore, name: str = "mask") -> SnapshotRecord:
-    return create_snapshot(catalog, store, "faces/", Naming(name=name), origin=f"{store.url}/faces/")
+    return create_snapshot(
+        catalog, ListedPlace(store=store, prefix="faces/", origin=f"{store.url}/faces/"), Naming(name=name)
+    )
 
 
 @promise("A new version writes what changed and nothing else")
