@@ -64,7 +64,6 @@ class Access:
         return Access(everybody=False, allowed=_sorted(set(self.allowed) | names))
 
     def deny(self, namespaces: Iterable[str]) -> Access:
-        """Close it to these."""
         names = set(namespaces)
         if self.everybody:
             return Access(everybody=True, denied=_sorted(set(self.denied) | names))

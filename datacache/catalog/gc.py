@@ -217,7 +217,6 @@ class _Objects:
         return _hash(key) in self._hashes
 
     def follow(self, manifest: Manifest) -> None:
-        """Add the objects to which a manifest refers."""
         sources = manifest.root.sources
         wanted = {number for number, source in enumerate(sources) if self._may_lie_here(source)}
         if not wanted:

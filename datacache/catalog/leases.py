@@ -177,7 +177,6 @@ class Creation:
         return until_s > now_s and _stored(self._catalog, SWEEPS, _OBJECTS) == self._sweeps
 
     def end(self) -> None:
-        """Give the lease back, after the commit."""
         if self._begun and self._owner == os.getpid():
             self._begun = False
             self._catalog.remove_document(CREATIONS, self.key)

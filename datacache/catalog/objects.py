@@ -80,8 +80,8 @@ class ObjectWriter:
 
     @cached_property
     def source(self) -> Source:
-        """The source of entries whose objects lie here. The first access asks the catalog for its identity and notes
-        there that a creation is under way."""
+        """Return the source of entries whose objects lie here. The first access asks the catalog for its identity and
+        notes there that a creation is under way."""
         self._creation.begin()
         return Source(self._store.url, f"{self._prefix}{self._catalog.identity()}/", content_addressed=True)
 
@@ -204,7 +204,6 @@ class NewFiles:
         return self.opened_objects
 
     def source(self, source: Source) -> int:
-        """Return a source's number in the manifest."""
         if source not in self._sources:
             self._sources.append(source)
         return self._sources.index(source)

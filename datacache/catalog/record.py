@@ -18,7 +18,6 @@ _FIELDS = frozenset(f.name for f in fields(SnapshotRecord))
 
 
 def encode_record(record: SnapshotRecord) -> str:
-    """Return the record as one line of JSON."""
     return json.dumps(asdict(record), separators=(",", ":"))
 
 

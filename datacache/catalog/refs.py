@@ -157,7 +157,6 @@ class Removal:
 
     @property
     def of_snapshot(self) -> bool:
-        """Tell whether the snapshot goes."""
         return not self.kept_tags
 
 

@@ -55,6 +55,11 @@ _DOWN = 20
 """A store that does not answer for so many objects in a row is away."""
 
 Kind = Literal["missing", "changed", "damaged", "unreadable"]
+_KINDS: dict[type[Exception], Kind] = {
+    ObjectNotFoundError: "missing",
+    ObjectChangedError: "changed",
+    ChecksumError: "damaged",
+}
 
 
 class Problem(NamedTuple):
@@ -205,15 +210,9 @@ class _Verifier:
                 self._unanswered += 1
                 if self._unanswered >= _DOWN:
                     raise
-            return _problem("unreadable", item, exc)
-        except ObjectNotFoundError as exc:
-            problem = _problem("missing", item, exc)
-        except ObjectChangedError as exc:
-            problem = _problem("changed", item, exc)
-        except ChecksumError as exc:
-            problem = _problem("damaged", item, exc)
+            return _problem(item, exc)
         except (StoreError, CorruptManifestError) as exc:
-            problem = _problem("unreadable", item, exc)
+            problem = _problem(item, exc)
         with self._lock:
             self._unanswered = 0
         return problem
@@ -256,13 +255,12 @@ class _Verifier:
                 md5_etags(ref.store).proven = True
         elif md5:
             with self._lock:
-                self._suspects.append((ref.store, _problem("damaged", item, mismatch(ref, expected, found))))
+                self._suspects.append((ref.store, _problem(item, mismatch(ref, expected, found))))
         else:
             raise mismatch(ref, expected, found)
 
 
 def _pages(store: ObjectStore, prefix: str) -> Generator[list[ObjectInfo], None, None]:
-    """List a prefix in the byte order of its keys."""
     if store.sorted_listing:
         yield from store.list(prefix)
         return
@@ -293,7 +291,7 @@ def _compared(store: ObjectStore, item: _Item, info: ObjectInfo) -> Problem | No
     except ObjectNotFoundError:
         return _missing(item)
     except ObjectChangedError as exc:
-        return _problem("changed", item, exc)
+        return _problem(item, exc)
     return None
 
 
@@ -301,5 +299,6 @@ def _missing(item: _Item) -> Problem:
     return Problem("missing", item.entry.path, item.ref.url, f"{item.ref.url} is not there")
 
 
-def _problem(kind: Kind, item: _Item, exc: DatacacheError) -> Problem:
-    return Problem(kind, item.entry.path, item.ref.url, exc.message)
+def _problem(item: _Item, exc: DatacacheError) -> Problem:
+    kinds = [kind for error, kind in _KINDS.items() if isinstance(exc, error)]
+    return Problem(kinds[0] if kinds else "unreadable", item.entry.path, item.ref.url, exc.message)
