@@ -13,7 +13,7 @@ generation: those of an earlier one are gone, and a worker that still holds one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from datacache.core.errors import LeaseLostError
 
@@ -27,6 +27,9 @@ CLOCK_SLACK_S = 5.0
 ended: its worker may be dead, and a live one renews it soon."""
 BEHIND = 2**40
 """Added to the place of a task that has failed, so that it is tried again after all others."""
+
+Changes = dict[str, Any]
+"""New values of fields of a `TaskState`; "behind" is added to the task's place."""
 
 
 class QueueRecord(NamedTuple):
@@ -114,7 +117,7 @@ class Open(NamedTuple):
 
 
 class TaskStore(Protocol):
-    """Queues and their tasks."""
+    """Queues and their tasks. What becomes of a task that a worker holds is the same in every storage."""
 
     url: str
     """The address for messages, without password."""
@@ -174,20 +177,47 @@ class TaskStore(Protocol):
         """Return what is left of the epoch, together with tasks of earlier epochs that were put back."""
         ...
 
+    def _change_held(
+        self, lease: Leased, change: Callable[[TaskState], Changes | None], *, lease_s: float = 0.0, durable: bool
+    ) -> None:
+        """Change a task as `change` says, with no other change in between, if this is the lease that it was given last;
+        else raise `LeaseLostError`. With `lease_s`, renew the lease. `change` returns None for what was done before."""
+        ...
+
     def report(self, lease: Leased, position: int, *, lease_s: float) -> None:
         """Note that the task's first `position` records are used, and renew the lease. A position never shrinks; at
         `lease.records` the task is done. Raise `LeaseLostError` if this is not the task's lease any more; an expired
         one is, for as long as no other worker took the task."""
-        ...
+
+        def change(task: TaskState) -> Changes | None:
+            if task.state == DONE and position <= task.position:
+                return None
+            if task.state != DOING:
+                raise lease_lost(lease, task)
+            new = max(task.position, position)
+            lost = 0 if new > task.position else task.lost
+            return {"position": new, "lost": lost, "state": DONE if new >= task.records else DOING}
+
+        self._change_held(lease, change, lease_s=lease_s, durable=position > 0)
 
     def release(self, lease: Leased) -> None:
         """Give the task back. Raise `LeaseLostError` as `report` does."""
-        ...
+        self._change_held(lease, lambda task: {"state": TODO} if task.state == DOING else None, durable=False)
 
     def fail(self, lease: Leased, error: str, *, max_failures: int) -> None:
         """Note that the task could not be done: give it back, behind all others, or at failure number `max_failures`
         make it failed. Raise `LeaseLostError` as `report` does."""
-        ...
+
+        def change(task: TaskState) -> Changes | None:
+            if task.state in (TODO, FAILED):
+                return None
+            if task.state != DOING:
+                raise lease_lost(lease, task)
+            failures = task.failures + 1
+            state = FAILED if failures >= max_failures else TODO
+            return {"failures": failures, "state": state, "errors": with_error(task, error), "behind": BEHIND}
+
+        self._change_held(lease, change, durable=True)
 
     def retry(self, queue: QueueRecord, number: int | None = None) -> int:
         """Put failed tasks of any epoch back (all, or those with this number), with their positions. Return how
@@ -214,6 +244,11 @@ class TaskStore(Protocol):
     def close(self) -> None:
         """Close this process's connections. A later call opens them again."""
         ...
+
+
+def with_error(task: TaskState, error: str) -> list[str]:
+    """Return a task's newest errors with one more."""
+    return [*task.errors, error[:ERROR_CHARACTERS]][-ERRORS_KEPT:]
 
 
 def lease_lost(lease: Leased, found: TaskState | None) -> LeaseLostError:

@@ -34,20 +34,20 @@ from pymongo.read_concern import ReadConcern
 
 from datacache.catalog.mongo.client import MongoDatabase, insert_new, retried
 from datacache.catalog.tasks.base import (
-    BEHIND,
     CLOCK_SLACK_S,
     DOING,
     DONE,
-    ERROR_CHARACTERS,
     ERRORS_KEPT,
     FAILED,
     TODO,
+    Changes,
     Count,
     Leased,
     NewTask,
     Open,
     QueueRecord,
     TaskState,
+    TaskStore,
     lease_lost,
 )
 
@@ -66,7 +66,7 @@ def _task_id(generation: int, epoch: int, number: int) -> str:
     return f"{generation}:{epoch}:{number}"
 
 
-class MongoTasks:
+class MongoTasks(TaskStore):
     """A `TaskStore` in the database that `url` names (see `MongoCatalog`)."""
 
     def __init__(self, url: str) -> None:
@@ -263,56 +263,31 @@ class MongoTasks:
             found = list(self._database.collection("tasks").aggregate([{"$match": which}, {"$group": group}]))
         return Open(found[0]["tasks"], max(0.0, found[0]["wait_ms"] / 1000)) if found else Open(0, 0.0)
 
-    def report(self, lease: Leased, position: int, *, lease_s: float) -> None:
-        new = {"$max": ["$position", position]}
-        update = [
-            {
-                "$set": {
-                    "position": new,
-                    "lost": {"$cond": [{"$gt": [position, "$position"]}, 0, "$lost"]},
-                    "state": {"$cond": [{"$gte": [new, "$records"]}, DONE, DOING]},
-                    "open": {"$lt": [new, "$records"]},
-                    "until": _later(lease_s),
-                }
-            }
-        ]
-        self._change_held(lease, update, done=lambda found: found["state"] == DONE and position <= found["position"])
-
-    def release(self, lease: Leased) -> None:
-        self._change_held(lease, [{"$set": {"state": TODO}}], done=lambda _found: True)
-
-    def fail(self, lease: Leased, error: str, *, max_failures: int) -> None:
-        failed = {"$gte": [{"$add": ["$failures", 1]}, max_failures]}
-        update = [
-            {
-                "$set": {
-                    "failures": {"$add": ["$failures", 1]},
-                    "state": {"$cond": [failed, FAILED, TODO]},
-                    "open": {"$not": [failed]},
-                    "place": {"$add": ["$place", BEHIND]},
-                    "errors": _with_error({"$literal": error[:ERROR_CHARACTERS]}),
-                }
-            }
-        ]
-        self._change_held(lease, update, done=lambda found: found["state"] in (TODO, FAILED))
-
-    def _change_held(self, lease: Leased, update: list[_Document], *, done: Callable[[_Document], bool]) -> None:
-        """Change a task if this is its lease. `done` tells from a task that is no longer held, but was with this lease,
-        whether an earlier attempt made this change."""
+    def _change_held(
+        self, lease: Leased, change: Callable[[TaskState], Changes | None], *, lease_s: float = 0.0, durable: bool
+    ) -> None:
+        del durable  # every write is
         id = _task_id(lease.generation, lease.epoch, lease.number)
-        held = {"_id": id, "token": lease.token, "claim": lease.claim, "state": DOING}
 
-        def attempt() -> None:
-            if self._change(held, update) is not None:
-                return
+        def attempt() -> bool:
             found = self._tasks.find_one({"_id": id})
-            if found is None:
-                raise lease_lost(lease, None)
-            if (found["token"], found["claim"]) != (lease.token, lease.claim) or not done(found):
-                raise lease_lost(lease, _state(found | {"held_ms": 0, "left_ms": 0}))
+            task = None if found is None else _state(found | {"held_ms": 0, "left_ms": 0})
+            if found is None or task is None or (found["token"], found["claim"]) != (lease.token, lease.claim):
+                raise lease_lost(lease, task)
+            changes = change(task)
+            if changes is None:
+                return True
+            behind, state = changes.pop("behind", 0), changes["state"]
+            update: _Document = {name: {"$literal": value} for name, value in changes.items()}
+            update |= {"open": state in (TODO, DOING), "place": {"$add": ["$place", behind]}}
+            if lease_s:
+                update["until"] = _later(lease_s)
+            same = {name: found[name] for name in ("_id", "token", "claim", "state", "position", "lost", "failures")}
+            return self._tasks.update_one(same, [{"$set": update}]).matched_count == 1
 
         with self._database.errors():
-            retried(attempt)
+            while not retried(attempt):  # changed meanwhile, by another thread of the worker or by who takes it over
+                pass
 
     def _change(
         self, condition: _Document, update: list[_Document], sort: list[tuple[str, int]] | None = None

@@ -14,22 +14,22 @@ from typing import Any
 
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.catalog.tasks.base import (
-    BEHIND,
     CLOCK_SLACK_S,
     DOING,
     DONE,
-    ERROR_CHARACTERS,
-    ERRORS_KEPT,
     FAILED,
     TODO,
+    Changes,
     Count,
     Leased,
     NewTask,
     Open,
     QueueRecord,
     TaskState,
+    TaskStore,
     lease_expired,
     lease_lost,
+    with_error,
 )
 
 _QUEUE = "SELECT name, generation, parameters, epoch, made FROM task_queues"
@@ -46,7 +46,7 @@ _CLAIMED = f"{_STATE} INDEXED BY tasks_by_claim WHERE generation = ? AND state =
 _ONE = "generation = ? AND epoch = ? AND number = ?"
 
 
-class SqliteTasks:
+class SqliteTasks(TaskStore):
     """A `TaskStore` in the file of `catalog`."""
 
     def __init__(self, catalog: SqliteCatalog) -> None:
@@ -179,50 +179,24 @@ class SqliteTasks:
             ).fetchone()
         return Open(tasks, max(0.0, (until_s or 0) - time.time()))
 
-    def report(self, lease: Leased, position: int, *, lease_s: float) -> None:
-        with self._catalog.writing(durable=position > 0) as connection:
-            task = self._held(connection, lease)
-            if task.state == DONE and position <= task.position:
+    def _change_held(
+        self, lease: Leased, change: Callable[[TaskState], Changes | None], *, lease_s: float = 0.0, durable: bool
+    ) -> None:
+        with self._catalog.writing(durable=durable) as connection:
+            row = connection.execute(f"{_STATE} WHERE {_ONE}", _key(lease)).fetchone()
+            task = None if row is None else _state(row)
+            if task is None or (task.token, row[-1]) != (lease.token, lease.claim):
+                raise lease_lost(lease, task)
+            changes = change(task)
+            if changes is None:
                 return
-            if task.state != DOING:
-                raise lease_lost(lease, task)
-            new = max(task.position, position)
-            lost, state = (0 if new > task.position else task.lost), (DONE if new >= task.records else DOING)
-            _update(
-                connection,
-                lease,
-                "position = ?, lost = ?, state = ?, until_s = ?",
-                (new, lost, state, time.time() + lease_s),
-            )
-
-    def release(self, lease: Leased) -> None:
-        with self._catalog.writing(durable=False) as connection:
-            if self._held(connection, lease).state == DOING:
-                _update(connection, lease, "state = ?", (TODO,))
-
-    def fail(self, lease: Leased, error: str, *, max_failures: int) -> None:
-        with self._catalog.writing(durable=True) as connection:
-            task = self._held(connection, lease)
-            if task.state in (TODO, FAILED):
-                return  # told before
-            if task.state != DOING:
-                raise lease_lost(lease, task)
-            state = FAILED if task.failures + 1 >= max_failures else TODO
-            _update(
-                connection,
-                lease,
-                "state = ?, failures = failures + 1, errors = ?, place = place + ?",
-                (state, _with_error(task, error), BEHIND),
-            )
-
-    @staticmethod
-    def _held(connection: sqlite3.Connection, lease: Leased) -> TaskState:
-        """Return the task, if this is the lease it was given last."""
-        row = connection.execute(f"{_STATE} WHERE {_ONE}", _key(lease)).fetchone()
-        task = None if row is None else _state(row)
-        if task is None or (task.token, row[-1]) != (lease.token, lease.claim):
-            raise lease_lost(lease, task)
-        return task
+            behind = changes.pop("behind", 0)
+            if "errors" in changes:
+                changes["errors"] = json.dumps(changes["errors"])
+            if lease_s:
+                changes["until_s"] = time.time() + lease_s
+            columns = "".join(f", {name} = ?" for name in changes)
+            _update(connection, lease, f"place = place + ?{columns}", (behind, *changes.values()))
 
     # --- looking on -----------------------------------------------------------------------------------------
 
@@ -273,7 +247,7 @@ def _take_over(
             return None
         task = _state(row, now_s)
         state = FAILED if task.lost + 1 >= max_lost else DOING
-        errors = _with_error(task, lease_expired(task.owner, task.position))
+        errors = json.dumps(with_error(task, lease_expired(task.owner, task.position)))
         lease = _leased(generation, task, "")
         _update(connection, lease, "state = ?, lost = lost + 1, errors = ?", (state, errors))
         if state == DOING:
@@ -304,7 +278,3 @@ def _key(lease: Leased) -> tuple[int, int, int]:
 
 def _leased(generation: int, task: TaskState, claim: str) -> Leased:
     return Leased(generation, *task[:6], task.token, claim)
-
-
-def _with_error(task: TaskState, error: str) -> str:
-    return json.dumps([*task.errors, error[:ERROR_CHARACTERS]][-ERRORS_KEPT:])
