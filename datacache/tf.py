@@ -13,13 +13,13 @@ Needs TensorFlow (`pip install 'dsctl[tensorflow]'`), and no PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from os import PathLike
-from typing import Any
+from typing import Any, Unpack
 
 from datacache.annotations.query import Query
 from datacache.api import open_catalog, open_samples
+from datacache.api.options import QueryOptions, take_query
 from datacache.conversion.index import Reading
 from datacache.core.errors import UsageError
 from datacache.loaders.selection import select
@@ -41,29 +41,30 @@ except ModuleNotFoundError as exc:
 __all__ = ["dataset"]
 
 
+class DatasetArguments(QueryOptions, total=False):
+    """Say which samples there are, and how they are given; see `dataset`."""
+
+    batch_size: int | None
+    drop_remainder: bool
+    shuffle: bool
+    seed: int
+    epoch: int | None
+    on_error: str
+
+
 def dataset(
     ref: str | PathLike[str],
     *,
     target: str | None = "auto",
-    labels: Sequence[str] = (),
-    any_label: bool = False,
-    where: str = "",
-    min_objects: int | None = None,
-    max_objects: int | None = None,
     split: str = "",
-    batch_size: int | None = None,
-    drop_remainder: bool = False,
-    shuffle: bool = False,
-    seed: int = 0,
-    epoch: int | None = None,
-    on_error: str = "raise",
     parse: bool = True,
     format: str | None = None,
     trust_sizes: bool = False,
     settings: Settings | None = None,
+    **arguments: Unpack[DatasetArguments],
 ) -> Any:
-    """The samples of a snapshot (`NAME@REF`), or of a shard set: in a snapshot, under a URL (`s3://bucket/shards`), or
-    in a folder (`./shards`). A `tf.data.Dataset`.
+    """Return the samples of a snapshot (`NAME@REF`), or of a shard set: in a snapshot, under a URL
+    (`s3://bucket/shards`), or in a folder (`./shards`). A `tf.data.Dataset`.
 
     Elements are `(image, target)`. The image is a string of its stored bytes, to be decoded with `tf.io.decode_image`
     and the like. The target is, by `target` (as for `datacache.torch.SnapshotDataset`):
@@ -90,21 +91,10 @@ def dataset(
     Raises `SnapshotNotFoundError`, `UsageError`, and `ShardError` for a set that is not whole. What is found wrong
     while reading is a `tf.errors.OpError` with the error's text, which names the file, or the shard and sample.
     """
-    if isinstance(labels, str):
-        raise UsageError(f"labels are a list of names, not the text {labels!r}")
-    options = TfOptions(
-        batch_size=batch_size,
-        drop_remainder=drop_remainder,
-        shuffle=shuffle,
-        seed=seed,
-        epoch=epoch,
-        on_error=on_error,
-    )
+    given: dict[str, Any] = dict(arguments)
+    query, options = take_query(given), TfOptions(**given)
     settings = settings or load_settings()
-    query = Query(
-        labels=tuple(labels), any_label=any_label, where=where, min_objects=min_objects, max_objects=max_objects
-    )
-    found = open_samples(ref, settings, lenient=on_error == "skip")
+    found = open_samples(ref, settings, lenient=options.on_error == "skip")
     if isinstance(found, Shards):
         if query != Query() or split:
             raise UsageError(

@@ -16,19 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from datacache.annotations.query import Query
 from datacache.api import open_catalog, open_shards, open_snapshot
-from datacache.conversion.index import Reading
-from datacache.core.errors import UsageError
+from datacache.api.options import QueryOptions, take_query
+from datacache.core.front import front
 from datacache.settings import Settings, load_settings
 
 try:
-    from datacache.loaders.dataset import Options
+    from datacache.loaders.dataset import Options, SnapshotSamples
     from datacache.loaders.packed import PackedBatch, collate
     from datacache.loaders.shard_dataset import ShardSamples, ShardStream
-    from datacache.loaders.snapshot_dataset import SnapshotSamples
 except ModuleNotFoundError as exc:
     if (exc.name or "").partition(".")[0] != "torch":
         raise
@@ -54,13 +52,21 @@ __all__ = [
     "collate",
     "loader",
 ]
-_HOME = {
-    "DevicePrefetcher": "datacache.loaders.device",
-    "ElasticDataset": "datacache.loaders.tasks.elastic",
-    "EpochSampler": "datacache.loaders.sampler",
-    "Loader": "datacache.loaders.loader",
-    "loader": "datacache.loaders.loader",
-}
+__getattr__, _ = front(__name__, __file__)
+
+
+class SampleArguments(TypedDict, total=False):
+    """Say how samples are given; see `SnapshotDataset`."""
+
+    decode: str
+    size: int | Sequence[int] | str | None
+    transform: Callable[..., Any] | None
+    packed: bool
+    on_error: str
+
+
+class SnapshotArguments(SampleArguments, QueryOptions, total=False):
+    """Say which images are samples, too."""
 
 
 class SnapshotDataset(SnapshotSamples):
@@ -95,30 +101,18 @@ class SnapshotDataset(SnapshotSamples):
         ref: str,
         *,
         target: str | None = "auto",
-        decode: str = "bytes",
-        size: int | Sequence[int] | str | None = None,
-        transform: Callable[..., Any] | None = None,
-        labels: Sequence[str] = (),
-        any_label: bool = False,
-        where: str = "",
-        min_objects: int | None = None,
-        max_objects: int | None = None,
         split: str = "",
-        packed: bool = False,
-        on_error: str = "raise",
         format: str | None = None,
         trust_sizes: bool = False,
         settings: Settings | None = None,
+        **arguments: Unpack[SnapshotArguments],
     ) -> None:
+        from datacache.conversion.index import Reading
         from datacache.loaders.selection import select
 
-        if isinstance(labels, str):
-            raise UsageError(f"labels are a list of names, not the text {labels!r}")
-        options = Options(decode=decode, size=size, transform=transform, packed=packed, on_error=on_error)
+        given: dict[str, Any] = dict(arguments)
+        query, options = take_query(given), Options(**given)
         settings = settings or load_settings()
-        query = Query(
-            labels=tuple(labels), any_label=any_label, where=where, min_objects=min_objects, max_objects=max_objects
-        )
         snapshot = open_snapshot(ref, settings)
         with closing(open_catalog(settings)) as catalog:
             reading = Reading(format=format, trust_sizes=trust_sizes)
@@ -148,25 +142,13 @@ class ShardDataset(ShardSamples):
         where: str | PathLike[str],
         *,
         target: str | None = "auto",
-        decode: str = "bytes",
-        size: int | Sequence[int] | str | None = None,
-        transform: Callable[..., Any] | None = None,
-        packed: bool = False,
-        on_error: str = "raise",
         settings: Settings | None = None,
+        **arguments: Unpack[SampleArguments],
     ) -> None:
-        options = Options(decode=decode, size=size, transform=transform, packed=packed, on_error=on_error)
+        options = Options(**arguments)
         settings = settings or load_settings()
-        shards = open_shards(where, settings, lenient=on_error == "skip")
+        shards = open_shards(where, settings, lenient=options.on_error == "skip")
         super().__init__(shards, target, options, settings)
 
     def __repr__(self) -> str:
         return f"<ShardDataset {self.shards.files.where}: {len(self):,} samples, targets: {self.kind}>"
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'datacache.torch' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOME[name]), name)

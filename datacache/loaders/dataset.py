@@ -24,9 +24,10 @@ from torch.utils.data import Dataset, get_worker_info
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.loaders.decode import MAX_SIDE, Size, decode_rgb
 from datacache.loaders.packed import EmptyBatch, PackedBatch, empty, pack_targets
-from datacache.loaders.source import Read, SampleSource, is_skippable
-from datacache.loaders.targets import scaled
+from datacache.loaders.selection import Selection
+from datacache.loaders.source import Read, SampleOptions, SampleSource, SnapshotSource
 from datacache.loaders.tuning import clock as timing
+from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
 
 log = logging.getLogger("datacache.loader")
@@ -35,7 +36,7 @@ _SKIPPERS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(SampleOptions):
     """How samples are given; the arguments of the datasets."""
 
     decode: str = "bytes"
@@ -47,14 +48,11 @@ class Options:
     """Called with `(image, target)`, or with `image` where there are no targets; gives the sample."""
     packed: bool = False
     """Batches are `PackedBatch`es of stored bytes."""
-    on_error: str = "raise"
-    """`skip`: a batch goes on without the samples that cannot be read, and they are counted."""
 
     def __post_init__(self) -> None:
         if self.decode not in ("bytes", "rgb"):
             raise UsageError(f"decode={self.decode!r}: there is no such way", hint="decode='bytes' or decode='rgb'.")
-        if self.on_error not in ("raise", "skip"):
-            raise UsageError(f"on_error={self.on_error!r}", hint="on_error='raise' or on_error='skip'.")
+        SampleOptions.__post_init__(self)
         if self.resized is not None and self.decode != "rgb":
             raise UsageError("size= is of decoded images", hint="Add decode='rgb'.")
         if self.packed and (self.decode != "bytes" or self.transform is not None):
@@ -64,7 +62,7 @@ class Options:
 
     @cached_property
     def resized(self) -> Size | None:
-        """What `size` means. `UsageError` if it is no size."""
+        """Return what `size` means. Raise `UsageError` if it is no size."""
         return _height_and_width(self.size)
 
 
@@ -85,18 +83,23 @@ class SampleDataset(SampleSource, Dataset):
 
     def __getitem__(self, sample: int) -> Any:
         sample = self._number(sample)
-        found = self.read_each([sample])[0]
-        return self._sample(sample, self._expect(found))
+        return self._sample(sample, self._expect(self.read_each([sample])[0]))
 
     def __getitems__(self, samples: Sequence[int]) -> Any:
-        """A whole batch: what is not on this node is fetched at once. A list of samples, or a `PackedBatch`."""
+        """Return a whole batch: what is not on this node is fetched at once. A list of samples, or a `PackedBatch`."""
         numbers = [self._number(sample) for sample in samples]
         return self._pack(numbers) if self.options.packed else self._batch(numbers)
 
+    def target(self, sample: int) -> Any:
+        """Return a sample's target, before any transform; boxes as tensors, which share its arrays' memory."""
+        target = super().target(sample)
+        if isinstance(target, dict):
+            return {name: torch.from_numpy(values) for name, values in target.items()}
+        return target
+
     def read(self, sample: int) -> bytes:
-        """A sample's stored bytes."""
-        sample = self._number(sample)
-        return bytes(self._expect(self.read_each([sample])[0]))
+        """Return a sample's stored bytes."""
+        return bytes(self._expect(self.read_each([self._number(sample)])[0]))
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -168,7 +171,7 @@ class SampleDataset(SampleSource, Dataset):
             pixels, own = decode_rgb(data, lambda: self.path(sample), options.resized)
             image = torch.from_numpy(pixels)
             if options.resized is not None:
-                target = scaled(target, own, options.resized)
+                target = _scaled(target, own, options.resized)
             began = clock.lap(timing.DECODE, began)
         else:
             image = bytes(data)
@@ -187,11 +190,8 @@ class SampleDataset(SampleSource, Dataset):
 
     def _unless_skipped(self, error: DatacacheError) -> None:
         """Raise what is wrong with a sample, or count it."""
-        if self.options.on_error == "raise" or not is_skippable(error):
+        if not self.options.skips(error):
             raise error
-        self._skip(error)
-
-    def _skip(self, error: DatacacheError) -> None:
         worker = get_worker_info()
         number = 0 if worker is None else 1 + worker.id % (_SKIPPERS - 1)
         if not int(self._skipped[number]):
@@ -199,8 +199,16 @@ class SampleDataset(SampleSource, Dataset):
         self._skipped[number] += 1
 
 
+class SnapshotSamples(SampleDataset, SnapshotSource):
+    """The files of a snapshot that were selected, in the byte order of their paths."""
+
+    def __init__(self, snapshot: Snapshot, selection: Selection, options: Options, settings: Settings) -> None:
+        SnapshotSource.__init__(self, snapshot, selection)
+        SampleDataset.__init__(self, options, settings)
+
+
 def _height_and_width(size: Any) -> Size | None:
-    """What is meant by `size=`: a number is both. `UsageError` for what is no size."""
+    """Return what `size=` means: a number is both. Raise `UsageError` for what is no size."""
     if size is None:
         return None
     sides: Any = (size, size) if isinstance(size, (int, np.integer)) else size
@@ -218,8 +226,15 @@ def _height_and_width(size: Any) -> Size | None:
     return found
 
 
+def _scaled(target: Any, own: Size, size: Size) -> Any:
+    """Scale a detection target to an image resized from `own` to `size`, and return it."""
+    if isinstance(target, dict) and "boxes" in target and own != size:
+        height, width = size[0] / own[0], size[1] / own[1]
+        target["boxes"] *= torch.tensor([width, height, width, height])
+    return target
+
+
 def _without(data: Any, offsets: NDArray[np.int64], lost: set[int]) -> tuple[Any, NDArray[np.int64]]:
-    """A packed batch's bytes and offsets without some samples."""
     bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
     kept = [bound for at, bound in enumerate(bounds) if at not in lost]
     ends = [0, *accumulate(stop - start for start, stop in kept)]

@@ -26,7 +26,7 @@ MAX_SIDE = 2**16
 def decode_rgb(
     data: bytes | memoryview, path: str | Callable[[], str], size: Size | None = None
 ) -> tuple[NDArray[np.uint8], Size]:
-    """The image's pixels, (height, width, 3) uint8, contiguous, and the height and width it has by itself.
+    """Return the image's pixels, (height, width, 3) uint8, contiguous, and the height and width it has by itself.
 
     With `size` they are resized to exactly that, whatever the image's own proportions (bilinear with antialiasing; a
     JPEG that is more than twice as large is reduced while it is decoded). EXIF orientation is applied.
@@ -63,7 +63,7 @@ def _said(path: str | Callable[[], str]) -> str:
 
 
 def _jpeg(data: bytes | memoryview, orientation: int, size: Size | None, own: Size) -> NDArray[np.uint8] | None:
-    """The common case; None for a JPEG that libjpeg-turbo has something to say about."""
+    """Decode the common case; None for a JPEG that libjpeg-turbo has something to say about."""
     least: dict[str, int] = {}
     if size is not None and orientation <= 1 and own[0] >= 2 * size[0] and own[1] >= 2 * size[1]:
         least = {"min_height": size[0], "min_width": size[1]}
@@ -75,7 +75,6 @@ def _jpeg(data: bytes | memoryview, orientation: int, size: Size | None, own: Si
 
 
 def _rgb(pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Grey becomes RGB, 16 bits 8; transparency goes."""
     if pixels.dtype == np.uint16:
         pixels = (pixels >> 8).astype(np.uint8)
     if pixels.ndim == 2:

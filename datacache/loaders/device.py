@@ -41,7 +41,7 @@ class DevicePrefetcher:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch from its beginning. One that is under way is given up."""
+        """Yield an epoch from its beginning. One that is under way is given up."""
         epoch = self._epoch = _Epoch(self.loader, self._transfer)
         try:
             while (batch := self._advance(epoch)) is not _END:
@@ -51,7 +51,7 @@ class DevicePrefetcher:
                 self._epoch = None  # left in the middle: the loader's workers may go
 
     def next(self) -> Any:
-        """The next batch, or None at the end of the epoch; the call after that begins another."""
+        """Return the next batch, or None at the end of the epoch; the call after that begins another."""
         if self._epoch is None:
             self._epoch = _Epoch(self.loader, self._transfer)
         batch = self._advance(self._epoch)
@@ -61,15 +61,15 @@ class DevicePrefetcher:
         return batch
 
     def set_epoch(self, epoch: int) -> None:
-        """The loader's, or else its sampler's. Between epochs only."""
+        """Set the epoch of the loader, or else of its sampler. Between epochs only."""
         target = self.loader if hasattr(self.loader, "set_epoch") else getattr(self.loader, "sampler", None)
         if target is not None and hasattr(target, "set_epoch"):
             target.set_epoch(epoch)
             self._state = _UNKNOWN
 
     def state_dict(self) -> Any:
-        """The loader's state when it had given the batch that the training got last: what was read ahead since does
-        not count. To know it, the loader is asked for its state after every batch."""
+        """Return the loader's state when it had given the batch that the training got last: what was read ahead since
+        does not count. To know it, the loader is asked for its state after every batch."""
         self._must_have("state_dict")
         return self.loader.state_dict() if self._state is _UNKNOWN else self._state
 
@@ -88,7 +88,7 @@ class DevicePrefetcher:
             )
 
     def _advance(self, epoch: _Epoch) -> Any:
-        """The batch whose turn it is; before it is returned, the one after it is read and its copy begins."""
+        """Return the batch whose turn it is; before it is returned, the one after it is read and its copy begins."""
         batch, state, error = epoch.ahead or epoch.read()
         epoch.ahead = None
         if epoch is self._epoch:
@@ -137,7 +137,6 @@ class _Transfer:
             self._stream = torch.cuda.Stream(self.device)
 
     def start(self, batch: Any) -> Any:
-        """The batch as it will be on the device."""
         import torch
 
         if self._stream is not None:
@@ -161,7 +160,7 @@ class _Transfer:
 
 
 def each_part(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure with everything in it that can be moved changed."""
+    """Return the same structure, with everything in it that can be moved changed."""
     import torch
 
     if isinstance(batch, torch.Tensor):
@@ -182,7 +181,7 @@ def each_part(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def pinned(part: Any) -> Any:
-    """In page-locked memory, without which a copy holds up the thread that asks for it."""
+    """Return a part in page-locked memory, without which a copy holds up the thread that asks for it."""
     import torch
 
     if not isinstance(part, torch.Tensor):
@@ -203,10 +202,9 @@ def record(part: Any, stream: Any) -> Any:
 
 
 def _attributes(part: Any) -> list[Any]:
-    slots = [name for kind in type(part).__mro__ for name in _names(kind.__dict__.get("__slots__", ()))]
-    values = [getattr(part, name, None) for name in slots if name not in ("__dict__", "__weakref__")]
-    return [*values, *getattr(part, "__dict__", {}).values()]
-
-
-def _names(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    values = list(getattr(part, "__dict__", {}).values())
+    for kind in type(part).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        values += [getattr(part, name, None) for name in names if name not in ("__dict__", "__weakref__")]
+    return values

@@ -1,8 +1,7 @@
 """`datacache.torch.loader`: a DataLoader that is set up by measuring, can be resumed, and says what holds it up.
 
-Used in the training's process. The parts: `sampler.py` (order and states), `tuning/autotune.py` (number of workers),
-`tuning/` (where the time goes), `allocator.py`, `device.py`. PyTorch is imported
-when a loader is made. One thread, one iteration at a time.
+Used in the training's process. The parts: `sampler.py` (order and states), `tuning/` (number of workers, and where the
+time goes), `device.py`. PyTorch is imported when a loader is made. One thread, one iteration at a time.
 """
 
 from __future__ import annotations
@@ -10,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from datacache.core.counters import Counters, counters_of
 from datacache.core.errors import UsageError
-from datacache.loaders.allocator import keep_freed_memory
-from datacache.loaders.order import Even, Shuffle
-from datacache.loaders.processes import processors
-from datacache.loaders.remaining import Remaining, State, stages_of
+from datacache.loaders.device import DevicePrefetcher
+from datacache.loaders.order import OrderOptions, Remaining, State, stages_of
+from datacache.loaders.processes import keep_freed_memory, processors
 from datacache.loaders.sampler import EpochSampler
 from datacache.loaders.tuning.autotune import Choice, choose, shut_down
 from datacache.loaders.tuning.clock import Clocks, Measured, MeasuredCollate, enter_worker
@@ -34,9 +32,10 @@ class Loader:
     """Batches of a map-style dataset, epoch after epoch: `for batch in loader`.
 
     `num_workers` and `prefetch_factor`: measured for about two seconds when they are first needed, unless given
-    (`choice` says what was found; 0 workers is best where nothing has to be decoded). `shuffle`, `seed`, `rank`,
-    `world`, `even`, `lookahead`: see `EpochSampler`. With `device`, batches are on that device, copied while the one
-    before is computed on. `collate_fn` is `datacache.torch.collate` for our datasets and PyTorch's for others.
+    (`choice` says what was found; 0 workers is best where nothing has to be decoded). `shuffle` (by default True),
+    `seed`, `rank`, `world`, `even`, `lookahead`: see `EpochSampler`. With `device`, batches are on that device, copied
+    while the one before is computed on. `collate_fn` is `datacache.torch.collate` for our datasets and PyTorch's for
+    others.
 
     Each iteration is the next epoch, or the one that `set_epoch` names; after `load_state_dict` it is what is left of
     the epoch of the state. `state_dict` counts the batches that the training got, not those that workers have ready.
@@ -53,17 +52,11 @@ class Loader:
         dataset: Any,
         batch_size: int,
         *,
-        shuffle: Shuffle | bool = True,
-        seed: int = 0,
         num_workers: int | None = None,
         prefetch_factor: int | None = None,
         drop_last: bool = False,
         collate_fn: Callable[[Any], Any] | None = None,
         device: Any = None,
-        rank: int | None = None,
-        world: int | None = None,
-        even: Even = "pad",
-        lookahead: bool = True,
         pin_memory: bool | None = None,
         persistent_workers: bool = True,
         multiprocessing_context: Any = None,
@@ -72,29 +65,21 @@ class Loader:
         report_every: float = 60.0,
         on_step: Callable[[Step], Any] | None = None,
         settings: Settings | None = None,
+        **order: Unpack[OrderOptions],
     ) -> None:
         _check(dataset, batch_size, num_workers, prefetch_factor)
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.device = device
         settings = settings or getattr(dataset, "settings", None) or load_settings()
-        self._sampler = EpochSampler(
-            dataset,
-            seed=seed,
-            shuffle=shuffle,
-            rank=rank,
-            world=world,
-            even=even,
-            lookahead=lookahead,
-            settings=settings,
-        )
-        self._seed, self._even = seed, even
+        self._sampler = EpochSampler(dataset, settings=settings, **order)
         from datacache.loaders.packed import CollateUnlessEmpty
 
         self._collate = CollateUnlessEmpty(collate_fn or default_collate(dataset))
         self._asked = (num_workers, prefetch_factor)
-        self._pin_memory = _is_cuda(device) if pin_memory is None else pin_memory
-        self._persistent, self._context = persistent_workers, multiprocessing_context
-        self._worker_init, self._timeout = worker_init_fn, timeout
+        on_cuda = device is not None and str(device).startswith("cuda")
+        self._pin_memory = on_cuda if pin_memory is None else pin_memory
+        self._worker_init, self._context = worker_init_fn, multiprocessing_context
+        self._of_workers = {"persistent_workers": persistent_workers, "timeout": timeout}
         self._report_every, self._on_step = report_every, on_step
         self._counters: Counters = counters_of(counters_dir(settings.home, settings.ram_dir), make_shared)
         self._choice: Choice | None = None
@@ -111,12 +96,13 @@ class Loader:
     # --- epochs -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the next epoch, or of what is left of one. It begins when the first batch is asked for."""
+        """Yield the batches of the next epoch, or of what is left of one. It begins when the first batch is asked
+        for."""
         batches, watch = self._ready()
         self._next_epoch()
         watch.begin(self._epoch, self._before)
         try:
-            iterator = iter(batches if self.device is None else self._on_device(batches))
+            iterator = iter(batches if self.device is None else DevicePrefetcher(batches, self.device))
             while True:
                 watch.asked()
                 batch, samples = self._next_batch(iterator)
@@ -131,8 +117,8 @@ class Loader:
             watch.end()
 
     def __len__(self) -> int:
-        """The batches of a whole epoch, also while the rest of one is iterated: learning-rate schedules and Lightning,
-        which adds what it had done before, count on that."""
+        """Return the batches of a whole epoch, also while the rest of one is iterated: learning-rate schedules and
+        Lightning, which adds what it had done before, count on that."""
         return self._count(len(self._sampler))
 
     @property
@@ -146,15 +132,15 @@ class Loader:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is. A state that was loaded goes on if it is of that epoch."""
+        """Set which epoch the next iteration is. A state that was loaded goes on if it is of that epoch."""
         if epoch != self._epoch or self._under_way:
             self._sampler.set_epoch(epoch)
             self._epoch, self._under_way, self._before = epoch, False, 0
         self._fixed = True
 
     def state_dict(self) -> State:
-        """What is to be saved for going on behind the batch that the training got last: JSON, a few hundred bytes.
-        Ranks in lockstep need that of one of them."""
+        """Return what is to be saved for going on behind the batch that the training got last: JSON, a few hundred
+        bytes. Ranks in lockstep need that of one of them."""
         return self._sampler.state_dict(consumed=self._given if self._under_way else 0)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -188,11 +174,10 @@ class Loader:
 
     @property
     def num_workers(self) -> int:
-        """How many worker processes there are."""
         return self.choice.num_workers
 
     def report(self) -> Report:
-        """What the steps of this epoch waited for. The first batch is left out: it has to start the workers."""
+        """Return what the steps of this epoch waited for. The first batch is left out: it has to start the workers."""
         return diagnose(Stretch(0, processors())) if self._watch is None else self._watch.report()
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -239,17 +224,16 @@ class Loader:
                 drop_last=self.drop_last,
                 collate_fn=MeasuredCollate(self._collate, clocks),
                 pin_memory=self._pin_memory,
-                persistent_workers=self._persistent and workers > 0,
                 multiprocessing_context=self._context if workers else None,
                 worker_init_fn=partial(_init_worker, clocks, self._worker_init),
-                timeout=self._timeout if workers else 0,
                 generator=self._generator,
+                **(self._of_workers if workers else {}),
             )
             self._batches = _Batches(dataloader)
         return self._batches, self._watch
 
     def _next_batch(self, iterator: Iterator[Any]) -> tuple[Any, int]:
-        """A batch that has samples, and how many numbers of samples it was made of."""
+        """Return a batch that has samples, and how many numbers of samples it was made of."""
         from datacache.loaders.packed import Nothing
 
         while True:
@@ -262,31 +246,23 @@ class Loader:
                 return batch, samples
 
     def _next_epoch(self) -> None:
-        if self._under_way:
+        # Without `_under_way`, the state was saved at the end of its epoch.
+        if self._under_way or not (self._fixed or self._batches_left()):
             self._epoch += 1
-            self._sampler.set_epoch(self._epoch)
-            self._before = 0
-        elif not self._fixed and not self._batches_left():
-            self._epoch += 1  # the state was saved at the end of its epoch
             self._sampler.set_epoch(self._epoch)
             self._before = 0
         self._fixed, self._under_way = False, True
         self._samples, self._given = self._sampler.remaining, 0
         # What workers that start now draw follows from the seed, the epoch and the rank.
         rank = self._sampler.state_dict(consumed=0)["rank"]
-        self._generator.manual_seed(hash((self._seed, self._epoch, rank)) & (2**63 - 1))
-
-    def _on_device(self, batches: _Batches) -> Any:
-        from datacache.loaders.device import DevicePrefetcher
-
-        return DevicePrefetcher(batches, self.device)
+        self._generator.manual_seed(hash((self._sampler.ordering.seed, self._epoch, rank)) & (2**63 - 1))
 
     def _count(self, samples: int) -> int:
         return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
 
     def _batches_left(self) -> int:
-        """The batches that are left to any rank: all ranks have to agree on which epoch is next."""
-        if self._even != "uneven":
+        """Return the batches that are left to any rank: all ranks have to agree on which epoch is next."""
+        if self._sampler.ordering.even != "uneven":
             return self._count(self._sampler.remaining)
         here = self._sampler.state_dict(consumed=0)
         return self._count(-(-_left(here) // here["world"]))
@@ -308,7 +284,7 @@ class _Batches:
 
 
 def default_collate(dataset: Any) -> Callable[[Any], Any]:
-    """What makes a batch of a dataset's samples where the user does not say."""
+    """Return what makes a batch of a dataset's samples where the user does not say."""
     if _is_ours(dataset):
         from datacache.loaders.packed import collate
 
@@ -319,7 +295,7 @@ def default_collate(dataset: Any) -> Callable[[Any], Any]:
 
 
 def _is_ours(dataset: Any, depth: int = 16) -> bool:
-    """Whether it is one of our datasets, or torch.utils.data's Subset or ConcatDataset of them."""
+    """Tell whether it is one of our datasets, or torch.utils.data's Subset or ConcatDataset of them."""
     if hasattr(dataset, "plan_source"):
         return True
     if not depth or dataset is None:
@@ -337,13 +313,8 @@ def _init_worker(clocks: Clocks, then: Callable[[int], Any] | None, worker: int)
 
 
 def _left(state: State) -> int:
-    """The samples of the epoch that no rank has taken."""
     _, stages = stages_of(state, {})
     return len(Remaining(state["size"], stages))
-
-
-def _is_cuda(device: Any) -> bool:
-    return device is not None and str(device).startswith("cuda")
 
 
 def _check(dataset: Any, batch_size: int, num_workers: int | None, prefetch_factor: int | None) -> None:

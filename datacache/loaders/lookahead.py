@@ -48,12 +48,12 @@ class Plannable(Protocol):
     """What a dataset says so that its order can be published. Called in a thread of its own; must not wait for data."""
 
     def plan_source(self) -> PlanSource | None:
-        """None where there is nothing to fetch, such as plain local files."""
+        """Return where samples are read from; None where there is nothing to fetch, such as plain local files."""
         ...
 
     def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """What each of these samples reads: shape (n, 1), the row of a whole object; or (n, 3), the row, the object's
-        first block that is read, and how many are."""
+        """Return what each of these samples reads: shape (n, 1), the row of a whole object; or (n, 3), the row, the
+        object's first block that is read, and how many are."""
         ...
 
 
@@ -63,52 +63,38 @@ class Order(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, start: int, stop: int, /) -> NDArray[np.int64]:
-        """The sample numbers at the places `start:stop`."""
+        """Return the sample numbers at the places `start:stop`."""
         ...
 
 
-def publish(
-    settings: Settings,
-    dataset: Plannable,
-    order: NDArray[np.int64] | Order,
-    *,
-    next_order: NDArray[np.int64] | Order | None = None,
-    start: int = 0,
-) -> Lookahead:
-    """Have the daemon fetch what `order` reads from its place `start` on, a window ahead of `Lookahead.advance`.
+class Lookahead:
+    """An order that the daemon was told: it fetches what `order` reads from its place `start` on, a window ahead of
+    `advance`.
 
     `next_order` is what comes right after it (the next epoch): the window reaches into it, and under the policy
-    `clairvoyant` what it uses last goes first. Returns at once. Publishes nothing if `settings.prefetch` is off or
-    `dataset` has no `plan_source`. Close it when the order is through or given up.
+    `clairvoyant` what it uses last goes first. Made at once; publishes nothing if `settings.prefetch` is off or
+    `dataset` has no `plan_source`. Close it when the order is through or given up; it ends with its process at the
+    latest. One thread advances it. A child of `fork()` inherits one that does nothing: it is its parent's.
     """
-    source = dataset.plan_source() if settings.prefetch and len(order) else None
-    after = np.empty(0, np.int64) if next_order is None else next_order
-    return Lookahead(settings, dataset, source, order=order, next_order=after, start=start)
-
-
-class Lookahead:
-    """A published order. One thread advances it. A child of `fork()` inherits one that does nothing: it is its
-    parent's. It ends with its process at the latest."""
 
     def __init__(
         self,
         settings: Settings,
         dataset: Plannable,
-        source: PlanSource | None,
-        *,
         order: NDArray[np.int64] | Order,
-        next_order: NDArray[np.int64] | Order,
-        start: int,
+        *,
+        next_order: NDArray[np.int64] | Order | None = None,
+        start: int = 0,
     ) -> None:
-        """Use `publish`. A `source` of None gives one that does nothing."""
-        self._settings, self._dataset, self._source = settings, dataset, source
-        self._order, self._next_order = order, next_order
+        self._settings, self._dataset = settings, dataset
+        self._source = dataset.plan_source() if settings.prefetch and len(order) else None
+        self._orders = [order] if next_order is None else [order, next_order]
         self._sender = threading.Lock()  # held while a thread sends
         self._retry_at_s = 0.0
         self._idle = threading.Event()
         self._idle.set()
         self._file: PerProcess[PlanFile | None] = PerProcess(lambda: None)
-        if source is not None:
+        if self._source is not None:
             try:
                 file = new_plan_file(lookahead_dir(settings.home, settings.ram_dir), start)
             except OSError as exc:  # a full disk, or a home that is not ours to write to
@@ -119,7 +105,8 @@ class Lookahead:
             self._send_soon()
 
     def advance(self, position: int) -> None:
-        """The samples before the place `position` have been asked for. One store into the file; waits for nobody."""
+        """Note that the samples before the place `position` have been asked for. One store into the file; waits for
+        nobody."""
         file = self._file.peek()
         if file is not None:
             words = file.words
@@ -156,16 +143,15 @@ class Lookahead:
             self._sent(_RETRY_S)
 
     def _send(self) -> None:
+        pause_s = _RETRY_S
         try:
             self._send_now()
+            pause_s = 1.0
         except (DatacacheError, _ClosedError) as exc:
             log.debug("the order is not published: %s", exc)
-            self._sent(_RETRY_S)
         except Exception:  # whatever it is, reading goes on without
             log.warning("the order is not published", exc_info=True)
-            self._sent(_RETRY_S)
-        else:
-            self._sent(1.0)
+        self._sent(pause_s)
 
     def _sent(self, pause_s: float) -> None:
         self._retry_at_s = time.monotonic() + pause_s
@@ -183,20 +169,23 @@ class Lookahead:
             dataset=source.dataset,
             snapshot=source.snapshot,
             refs=() if source.snapshot else source.refs,
-            columns=int(self._dataset.plan_items(_take(self._order, 0, 1)).shape[1]),
-            items=len(self._order),
-            next_items=len(self._next_order),
+            columns=int(self._dataset.plan_items(_take(self._orders[0], 0, 1)).shape[1]),
+            items=len(self._orders[0]),
+            next_items=sum(map(len, self._orders[1:])),
         )
         DaemonClient(self._settings).lookahead(header, lambda: self._items(file))
 
     def _items(self, file: PlanFile) -> Iterator[bytes]:
-        """All items in chunks, as they are sent."""
-        for order in (self._order, self._next_order):
+        for order in self._orders:
             for start in range(0, len(order), _CHUNK_SAMPLES):
                 if self._file.peek() is not file:
                     raise _ClosedError
                 samples = _take(order, start, min(start + _CHUNK_SAMPLES, len(order)))
                 yield np.ascontiguousarray(self._dataset.plan_items(samples), dtype="<u4").tobytes()
+
+
+publish = Lookahead
+"""As it is called where an order is read: `with publish(settings, dataset, order) as plan`."""
 
 
 class _ClosedError(Exception):

@@ -1,39 +1,43 @@
-"""The order of an epoch, and each rank's share of it.
+"""The order of an epoch, each rank's share of it, and what is left of it when a training stops in the middle.
 
 `EpochOrder` is the order of all samples in one epoch: a function of size, seed, epoch and shuffle alone, so it is the
 same for any number of ranks and workers. `RankOrder` is what one rank takes: its place k is place k*world + rank of
 what is left of the epoch. With the same global batch (ranks x batch size), the global batches are the same, too.
 
-Both are computed where they are asked for: memory is that of the slice asked for (and, for "blocks", of the groups).
-Used by `sampler.py`, `shard_dataset.py` and `lookahead.py`. Pure NumPy; immutable, so any thread may use them.
+A *stage* is a stretch of training with one number of ranks: place k of rank r is place k*world + r of what the stages
+before left over. What a stage leaves is given by how many places each rank took, so a state is a few numbers per rank,
+however large the dataset. Where ranks stopped at different points, what is left (`Remaining`) is a list of single
+places (those between the slowest and the fastest rank), then all the rest.
 
-A random permutation that needs no memory: any place of it is computed on its own.
+All is computed where it is asked for: memory is that of the slice asked for (and, for "blocks", of the groups).
+`Permutation` needs none: any place of it is computed on its own, by a Feistel network over a rectangle of numbers that
+is hardly larger than the range; the few values outside the range are sent through it again until they fall inside (both
+from Black and Rogaway 2002, "Ciphers with arbitrary finite domains": the generalised Feistel network, and cycle
+walking). Up to `_SMALL` values, for which a network is too coarse, they are sorted by a hash instead. The round
+function and the hash are the finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+generators"; its constants are David Stafford's "Mix13"), written out here so that orders never depend on NumPy's
+version: states of trainings rely on them, and they may never change. Good enough for shuffling, not for secrets.
 
-A Feistel network over a rectangle of numbers that is hardly larger than the range; the few values outside the range are
-sent through it again until they fall inside (both from Black and Rogaway 2002, "Ciphers with arbitrary finite domains":
-the generalised Feistel network, and cycle walking). Up to `_SMALL` values, for which a network is too coarse, they are
-sorted by a hash instead. The round function and the hash are the finaliser of SplitMix64 (Steele, Lea and Flood 2014,
-"Fast splittable pseudorandom number generators"; its constants are David Stafford's "Mix13"), written out here so that
-orders never depend on NumPy's version: states of trainings rely on them, and they may never change.
-
-Good enough for shuffling, not for secrets. Pure NumPy; immutable, so any thread may use it.
+Used by samplers, streams and task queues. Pure NumPy; immutable, so any thread may use them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from datacache.core.errors import UsageError
-from datacache.loaders.remaining import STATE_VERSION, Remaining, Stage, State, as_json
+from datacache.loaders.processes import rank_and_world
 
 Shuffle: TypeAlias = Literal["global", "blocks", "none"]
 Even: TypeAlias = Literal["pad", "drop", "uneven"]
+"""See `RankOrder`."""
 
 # What a key is for. Part of what a seed means: never to be changed.
 _GLOBAL: Final = 1
@@ -42,6 +46,52 @@ _WINDOW: Final = 3
 
 _WINDOW_GROUPS: Final = 16
 _WINDOW_SAMPLES: Final = 4096
+
+
+class OrderOptions(TypedDict, total=False):
+    """Say which samples a process reads, and in which order; see `Ordering`."""
+
+    seed: int
+    shuffle: Shuffle | bool
+    rank: int | None
+    world: int | None
+    even: Even
+    lookahead: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordering:
+    """Which samples a process reads, and in which order: arguments that samplers, loaders and streams share."""
+
+    seed: int = 0
+    shuffle: Shuffle | bool = "global"
+    """See `EpochOrder`. True is "global", False "none"."""
+    rank: int | None = None
+    world: int | None = None
+    """If not given, asked for each time, see `rank_and_world`: ranks are often known later than loaders."""
+    even: Even = "pad"
+    """See `RankOrder`."""
+    lookahead: bool = True
+    """Publish the order to the node's daemon."""
+
+    def of(self, dataset: Any, *, groups: ArrayLike | None = None, window: int | None = None) -> EpochOrder:
+        """Return the order of a dataset, or of a number of samples, in epoch 0."""
+        shuffle = self.shuffle
+        if isinstance(shuffle, bool):
+            shuffle = "global" if shuffle else "none"
+        if shuffle == "blocks" and groups is None and hasattr(dataset, "groups"):
+            groups = dataset.groups()
+        size = dataset if isinstance(dataset, int) else len(dataset)
+        return EpochOrder(size, seed=self.seed, shuffle=shuffle, groups=groups, window=window)
+
+    def share(self, order: EpochOrder, ranks: tuple[int, int] | None = None, stages: Sequence[Stage] = ()) -> RankOrder:
+        """Return what a rank, by default this process's, takes of what `stages` left of an order."""
+        rank, world = ranks or self.ranks()
+        return RankOrder(order, rank=rank, world=world, even=self.even, stages=stages)
+
+    def ranks(self) -> tuple[int, int]:
+        """Return this process's rank, and the number of ranks."""
+        return rank_and_world(self.rank, self.world)
 
 
 class EpochOrder:
@@ -87,11 +137,11 @@ class EpochOrder:
         return f"EpochOrder({self.size}, seed={self.seed}, epoch={self.epoch}, shuffle={self.shuffle!r})"
 
     def take(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The samples at places start … stop-1, cut off at the end as a slice is."""
+        """Return the samples at places start … stop-1, cut off at the end as a slice is."""
         return self.at(_places(start, stop, self.size))
 
     def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at any places (each 0 … size-1). Quickest in ascending order."""
+        """Return the samples at any places (each 0 … size-1). Quickest in ascending order."""
         if self._permutation is not None:
             return self._permutation(places)
         if self._blocks is not None:
@@ -99,14 +149,13 @@ class EpochOrder:
         return places.copy()
 
     def identity(self) -> dict[str, Any]:
-        """What a state has to agree with to be one of this order (of any epoch)."""
+        """Return what a state has to agree with to be one of this order (of any epoch)."""
         identity: dict[str, Any] = {"size": self.size, "seed": self.seed, "shuffle": self.shuffle}
         if self._blocks is not None:
             identity |= {"window": self._blocks.window, "groups": self._blocks.digest}
         return identity
 
     def of_epoch(self, epoch: int) -> EpochOrder:
-        """The same order in another epoch."""
         groups, window = (None, None) if self._blocks is None else (self._blocks.groups, self._blocks.window)
         return EpochOrder(self.size, seed=self.seed, epoch=epoch, shuffle=self.shuffle, groups=groups, window=window)
 
@@ -147,11 +196,10 @@ class RankOrder:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What is behind this rank's share."""
         return self._left.stages
 
     def take(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The samples at this rank's places start … stop-1, cut off at the end as a slice is."""
+        """Return the samples at this rank's places start … stop-1, cut off at the end as a slice is."""
         positions = _places(start, stop, self._length) * self.world + self.rank
         left = len(self._left)
         if len(positions) and positions[-1] >= left:
@@ -159,7 +207,7 @@ class RankOrder:
         return self.order.at(self._left.places(positions))
 
     def state_dict(self, taken: int) -> State:
-        """What has to be kept to go on after this rank took its first `taken` samples. JSON, and small."""
+        """Return what has to be kept to go on after this rank took its first `taken` samples. JSON, and small."""
         if not 0 <= taken <= self._length:
             raise UsageError(f"Rank {self.rank} has {self._length} samples and cannot have taken {taken}.")
         return {
@@ -232,7 +280,7 @@ _CHUNK: Final = 8192  # positions at a time: the temporary arrays of a round sta
 
 
 def mix(value: int) -> int:
-    """SplitMix64's finaliser of one 64-bit number."""
+    """Apply SplitMix64's finaliser to one 64-bit number."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * _MULTIPLIER_1) & _MASK
     value = ((value ^ (value >> 27)) * _MULTIPLIER_2) & _MASK
@@ -240,7 +288,7 @@ def mix(value: int) -> int:
 
 
 def derive_key(*parts: int) -> int:
-    """A 64-bit key for a sequence of numbers (a purpose, a seed, an epoch, …)."""
+    """Return a 64-bit key for a sequence of numbers (a purpose, a seed, an epoch, …)."""
     key = 0
     for part in parts:
         key = mix((key ^ (part & _MASK)) + _GOLDEN)
@@ -278,7 +326,7 @@ class Permutation:
         return values
 
     def _walk(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Through the network until all are inside. Less than one in 16 is ever outside."""
+        """Go through the network until all are inside. Less than one in 16 is ever outside."""
         size = np.uint64(self.size)
         values = self._network(values)
         outside = np.flatnonzero(values >= size)
@@ -302,22 +350,166 @@ class Permutation:
 
 
 def _hash_bits(values: NDArray[np.uint64], key: np.uint64, bits: np.uint64) -> NDArray[np.uint64]:
-    """The highest bits of `mix(values ^ key)`, without its last step, which mixes the lower ones."""
-    mixed = values ^ key
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(_MULTIPLIER_1)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(_MULTIPLIER_2)
+    """Return the highest bits of `mix(values ^ key)`, without its last step, which mixes the lower ones."""
+    mixed = _nearly_mixed(values ^ key)
     mixed >>= np.uint64(64) - bits
     return mixed
 
 
+def _nearly_mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(_MULTIPLIER_1)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(_MULTIPLIER_2)
+    return values
+
+
 def _by_hash(size: int, key: int) -> NDArray[np.int64]:
-    """Sorted by SplitMix64's outputs for this key, no two of which are the same."""
-    mixed = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key & _MASK)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(_MULTIPLIER_1)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(_MULTIPLIER_2)
+    """Return the numbers sorted by SplitMix64's outputs for this key, no two of which are the same."""
+    mixed = _nearly_mixed(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key & _MASK))
     mixed ^= mixed >> np.uint64(31)
     return np.argsort(mixed, kind="stable").astype(np.int64)
+
+
+# --- what is left ---------------------------------------------------------------------------------------------------
+
+STATE_VERSION: Final = 1
+
+State: TypeAlias = dict[str, Any]
+"""JSON: version; size, seed, shuffle (for blocks window and groups, too): of which order; epoch, world, rank, taken,
+stages: what is behind the rank that saved it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`taken` are the places that each of `world` ranks took; one number if all took the same."""
+
+    world: int
+    taken: tuple[int, ...] | int
+
+
+class Remaining:
+    """The places of an epoch that stages have left over, in the epoch's order: `singles`, then `start` … size-1."""
+
+    __slots__ = ("size", "stages", "singles", "start")
+
+    def __init__(self, size: int, stages: Sequence[Stage] = ()) -> None:
+        self.size = size
+        self.stages: tuple[Stage, ...] = ()
+        self.singles: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self.start = 0
+        for stage in stages:
+            self._take(stage)
+
+    def __len__(self) -> int:
+        return len(self.singles) + self.size - self.start
+
+    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the epoch's places at these positions of what is left."""
+        places = positions + (self.start - len(self.singles))
+        if len(self.singles):
+            single = positions < len(self.singles)
+            places[single] = self.singles[positions[single]]
+        return places
+
+    def _take(self, stage: Stage) -> None:
+        world, taken = stage.world, stage.taken
+        most = -(-len(self) // world)
+        slowest, fastest = (taken, taken) if isinstance(taken, int) else (min(taken), max(taken))
+        if not 0 <= slowest <= fastest <= most:
+            raise UsageError(
+                f"This state says that a rank took {fastest if fastest > most else slowest} samples, "
+                f"and there were {most} for each of {world} ranks."
+            )
+        first, stop = min(slowest * world, len(self)), min(fastest * world, len(self))
+        missed = np.empty(0, dtype=np.int64)
+        if not isinstance(taken, int) and first < stop:
+            turns = np.arange(slowest, fastest, dtype=np.int64)[:, np.newaxis]
+            missed = first + np.flatnonzero(turns >= np.array(taken, dtype=np.int64))
+            missed = self.places(missed[missed < stop])
+        start = self.start + max(0, stop - len(self.singles))
+        self.singles = np.concatenate([missed, self.singles[stop:]])
+        self.start = start
+        if len(self.singles):
+            self.stages = (*self.stages, stage)
+        else:  # however it came about: the first `start` places are done
+            self.stages = (Stage(1, start),) if start else ()
+
+
+def stages_of(
+    states: Mapping[str, Any] | Sequence[Mapping[str, Any]], order: Mapping[str, Any]
+) -> tuple[int, list[Stage]]:
+    """Return the epoch, and the stages that lie behind trainings which saved these states: one rank's (all ranks took
+    the same number), or the list of all ranks'. `order` is the order they have to be of, as `EpochOrder.identity()`
+    gives it."""
+    one = isinstance(states, Mapping)
+    every: list[Any] = list(states) if isinstance(states, list | tuple) else [states]
+    if not every:
+        raise UsageError(
+            "There is no state in this list.", hint="Give one rank's state, or a list of all ranks' states."
+        )
+    for state in every:
+        _check_state(state, order)
+    first = every[0]
+    for state in every:
+        for name in ("epoch", "world", "stages"):
+            if state[name] != first[name]:
+                raise UsageError(
+                    f"These states are not of one moment: {name} is {first[name]} for rank {first['rank']} "
+                    f"and {state[name]} for rank {state['rank']}.",
+                    hint="Save the states of all ranks at the same step.",
+                )
+    stages = [_stage(stage) for stage in first["stages"]]
+    if one:
+        return int(first["epoch"]), [*stages, Stage(first["world"], first["taken"])]
+    taken = {int(state["rank"]): int(state["taken"]) for state in every}
+    missing = sorted(set(range(first["world"])) - set(taken))
+    if missing or len(every) != first["world"]:
+        what = f"rank {missing[0]} is missing" if missing else "a rank is there twice"
+        raise UsageError(
+            f"These are {len(every)} states of {first['world']} ranks: {what}.",
+            hint="Give the states of all ranks, or one that is not in a list where all ranks took the same number.",
+        )
+    return int(first["epoch"]), [*stages, Stage(first["world"], tuple(taken[rank] for rank in range(first["world"])))]
+
+
+def as_json(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    return [
+        {"world": stage.world, "taken": stage.taken if isinstance(stage.taken, int) else list(stage.taken)}
+        for stage in stages
+    ]
+
+
+def _check_state(state: Any, order: Mapping[str, Any]) -> None:
+    if not isinstance(state, Mapping) or "version" not in state or "stages" not in state:
+        raise UsageError("This is not the state of a sampler.", hint="Give what `state_dict()` returned.")
+    if state["version"] != STATE_VERSION:
+        raise UsageError(
+            f"This state has version {state['version']}, and this release knows version {STATE_VERSION}.",
+            hint="Resume with the release that saved it, or a newer one.",
+        )
+    for name, value in order.items():
+        if state.get(name) != value:
+            raise UsageError(
+                f"This state is of another order: its {name} is {state.get(name)!r}, not {value!r}.",
+                hint="Resume with the dataset, the seed and the shuffle it was saved with.",
+            )
+    numbers = [state.get(name) for name in ("epoch", "world", "rank", "taken")]
+    if not all(_is_count(number) for number in numbers) or not state["rank"] < state["world"]:
+        raise UsageError("This is not the state of a sampler: its epoch, world, rank and taken cannot be.")
+    if not isinstance(state["stages"], list | tuple):
+        raise UsageError("This is not the state of a sampler: its stages are no list.")
+
+
+def _stage(raw: Any) -> Stage:
+    if isinstance(raw, Mapping) and _is_count(raw.get("world")) and raw["world"] > 0:
+        taken = raw.get("taken")
+        if isinstance(taken, int) and _is_count(taken):
+            return Stage(raw["world"], taken)
+        if isinstance(taken, list | tuple) and len(taken) == raw["world"] and all(map(_is_count, taken)):
+            return Stage(raw["world"], tuple(taken))
+    raise UsageError(f"This is not the state of a sampler: {raw!r} is no stage of a training.")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

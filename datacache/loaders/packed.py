@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from datacache.loaders.allocator import keep_freed_memory
 from datacache.loaders.device import each_part, pinned, record
+from datacache.loaders.processes import keep_freed_memory
 from datacache.loaders.segments import empty_shared, hand_over_segments
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
@@ -45,7 +45,6 @@ class PackedBatch:
         self.data, self.offsets, self.targets = data, offsets, targets
 
     def __len__(self) -> int:
-        """How many samples there are."""
         return len(self.offsets) - 1
 
     def __getitem__(self, at: int) -> PackedSample:
@@ -65,15 +64,14 @@ class PackedBatch:
         return f"<PackedBatch: {len(self)} samples, {len(self.data):,} bytes>"
 
     def pin_memory(self) -> PackedBatch:
-        """The same in page-locked memory, targets included."""
+        """Return the batch in page-locked memory, targets included."""
         return self._each(pinned)
 
     def to(self, device: Any, *, non_blocking: bool = False) -> PackedBatch:
-        """The same on a device, targets included."""
+        """Return the batch on a device, targets included."""
         return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def record_stream(self, stream: Any) -> None:
-        """See `torch.Tensor.record_stream`."""
         self._each(lambda part: record(part, stream))
 
     def _each(self, change: Callable[[Any], Any]) -> PackedBatch:
@@ -92,12 +90,12 @@ class EmptyBatch(list[Any]):
         return self if at == 0 else super().__getitem__(at)  # PyTorch's default_collate looks at the first sample
 
     def collated(self) -> Any:
-        """What `collate` makes of it: unpacked as any other batch is."""
+        """Return what `collate` makes of it: unpacked as any other batch is."""
         return tuple([] for _ in range(self.parts)) if self.parts else []
 
 
 def is_empty(samples: Any) -> bool:
-    """Whether what a dataset gave for a batch has no sample in it."""
+    """Tell whether what a dataset gave for a batch has no sample in it."""
     return isinstance(samples, list | PackedBatch) and not len(samples)
 
 
@@ -118,7 +116,8 @@ class CollateUnlessEmpty:
 
 
 def empty(shape: tuple[int, ...], dtype: Any = torch.uint8) -> Any:
-    """An empty tensor for a batch: in a DataLoader's worker, in shared memory, where it would have to go anyway."""
+    """Return an empty tensor for a batch: in a DataLoader's worker, in shared memory, where it would have to go
+    anyway."""
     if get_worker_info() is None:
         keep_freed_memory()
         return torch.empty(shape, dtype=dtype)
@@ -126,14 +125,15 @@ def empty(shape: tuple[int, ...], dtype: Any = torch.uint8) -> Any:
 
 
 def pack_targets(targets: Sequence[Any], kind: str | None = None) -> Any:
-    """Numbers as a tensor, everything else as a list. Of the kind "classification", none are a tensor of none."""
+    """Return numbers as a tensor, everything else as a list. Of the kind "classification", none are a tensor of
+    none."""
     if not targets and kind == "classification":
         return torch.empty(0, dtype=torch.int64)
     return _numbers(targets) if targets and isinstance(targets[0], _NUMBERS) else list(targets)
 
 
 def collate(batch: Any) -> Any:
-    """The `collate_fn` for everything our datasets give, and for what their transforms make of it.
+    """Collate, as a `collate_fn`, everything our datasets give, and for what their transforms make of it.
 
     A packed batch stays as it is. Samples that are tuples of one length, such as `(image, target)`, become a tuple of
     as many parts, a named tuple one of its kind; other samples are one part. A part is
@@ -179,7 +179,6 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 
 def _numbers(values: Sequence[Any]) -> Any:
-    """A tensor of numbers; a list if they are not, or are too large for one."""
     if all(isinstance(value, _NUMBERS) for value in values):
         with suppress(TypeError, OverflowError):
             return torch.from_numpy(np.array(values))

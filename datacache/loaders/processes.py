@@ -1,24 +1,26 @@
-"""How many processors this process may keep busy. Any thread.
-
-Which process of a distributed training this is. Used by samplers and streams; does not import PyTorch.
-"""
+"""What a loading process is and has: its processors, its rank, and the C library's memory. Any thread; no PyTorch."""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 
+from datacache.core.concurrency import PerProcess
 from datacache.core.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def processors() -> int:
-    """Those the process may run on, bounded by the quota of its container, and shared with the other ranks of this
-    machine (LOCAL_WORLD_SIZE, which torchrun sets); at least 1."""
+    """Count the processors that the process may run on, bounded by the quota of its container, and shared with the
+    other ranks of this machine (LOCAL_WORLD_SIZE, which torchrun sets); at least 1."""
     count = len(os.sched_getaffinity(0))
     limit = quota()
     if limit is not None:
@@ -28,7 +30,7 @@ def processors() -> int:
 
 
 def quota(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> float | None:
-    """The processors that control groups allow, None without a limit.
+    """Return the processors that control groups allow, None without a limit.
 
     See the kernel's admin-guide/cgroup-v2.rst (`cpu.max`) and scheduler/sched-bwc.rst (version 1). A container sees its
     own group as the root; elsewhere the groups above count, too.
@@ -59,8 +61,8 @@ def _folders(root: Path, membership: Path) -> list[Path]:
 
 
 def rank_and_world(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
-    """This process's rank and how many there are: as given, else as `torch.distributed` says where it is initialised,
-    else as the variables RANK and WORLD_SIZE say, else 0 of 1. `UsageError` where they make no sense."""
+    """Return this process's rank and how many there are: as given, else as `torch.distributed` says where it is
+    initialised, else as the variables RANK and WORLD_SIZE say, else 0 of 1. `UsageError` where they make no sense."""
     if (rank is None) != (world is None):
         raise UsageError("Give both `rank` and `world`, or neither.")
     if rank is not None and world is not None:
@@ -79,3 +81,49 @@ def rank_and_world(rank: int | None = None, world: int | None = None) -> tuple[i
             hint="torchrun sets both; or give `rank` and `world`.",
         )
     return int(given), int(of)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_MMAP_THRESHOLD_BYTES = 32 * 2**20
+_TRIM_THRESHOLD_BYTES = 256 * 2**20
+_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
+_TUNABLES = ("trim_threshold", "mmap_threshold", "mmap_max", "top_pad")
+
+
+def keep_freed_memory() -> bool:
+    """Keep the C library from giving a freed sample's memory back to the kernel, only to have it faulted in again.
+
+    glibc takes each block above 128 KiB from the kernel by a mapping of its own and unmaps it when it is freed, and it
+    trims the top of its heap: an image that is read and dropped costs a page fault for every 4 KiB, which the kernel
+    fills with zeros first. Datasets call this in the process that reads: the training's own, or a DataLoader's worker.
+    See mallopt(3). glibc refuses a mapping threshold above HEAP_MAX_SIZE / 2, which is 32 MiB on 64 bits.
+
+    Set the thresholds in this process, once; later calls and those of a forked child answer at once. Return False where
+    nothing was changed: the C library is not glibc, refused, or the user chose thresholds (`MALLOC_TRIM_THRESHOLD_`,
+    `GLIBC_TUNABLES`, …). The price is up to 256 MiB that the process holds on to.
+    """
+    return _kept.get()
+
+
+def _set_thresholds() -> bool:
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    chosen = any(name in os.environ for name in _VARIABLES)
+    if chosen or any(f"glibc.malloc.{name}=" in tunables for name in _TUNABLES):
+        return False
+    try:
+        if not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
+            return False
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, ValueError, AttributeError):  # not glibc, a static Python, or another allocator in its place
+        return False
+    mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
+    # Setting either ends glibc's own adjusting of both, so one without the other would be worse than none.
+    done = bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES) and mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES))
+    if not done:
+        log.debug("the C library refused the thresholds that keep freed memory")
+    return done
+
+
+_kept: PerProcess[bool] = PerProcess(_set_thresholds)

@@ -10,15 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from operator import length_hint
-from typing import Any, Final
+from typing import Any, Final, Unpack, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from datacache.loaders.lookahead import Lookahead, PlanSource, publish
-from datacache.loaders.order import EpochOrder, Even, RankOrder, Shuffle
-from datacache.loaders.processes import rank_and_world
-from datacache.loaders.remaining import Remaining, Stage, State, stages_of
+from datacache.loaders.order import Ordering, OrderOptions, RankOrder, Remaining, Stage, State, stages_of
 from datacache.settings import Settings, load_settings
 
 log = logging.getLogger(__name__)
@@ -42,27 +40,16 @@ class EpochSampler:
         self,
         dataset: Any,
         *,
-        seed: int = 0,
-        shuffle: Shuffle | bool = "global",
-        rank: int | None = None,
-        world: int | None = None,
-        even: Even = "pad",
-        lookahead: bool = True,
         groups: ArrayLike | None = None,
         window: int | None = None,
         settings: Settings | None = None,
+        **order: Unpack[OrderOptions],
     ) -> None:
         self._lookahead: Lookahead | None = None
-        if isinstance(shuffle, bool):
-            shuffle = "global" if shuffle else "none"
-        if shuffle == "blocks" and groups is None and hasattr(dataset, "groups"):
-            groups = dataset.groups()
-        size = dataset if isinstance(dataset, int) else len(dataset)
-        self._order = EpochOrder(size, seed=seed, shuffle=shuffle, groups=groups, window=window)
-        self._given = (rank, world)
-        self._even: Even = even
+        self.ordering = Ordering(**order)
+        self._order = self.ordering.of(dataset, groups=groups, window=window)
         self._settings = settings
-        self._dataset = _plannable(dataset) if lookahead and not isinstance(dataset, int) else None
+        self._dataset = _plannable(dataset) if self.ordering.lookahead and not isinstance(dataset, int) else None
         self._stages: tuple[Stage, ...] = ()
         self._iteration: _Iteration | None = None
         self._next: RankOrder | None = None
@@ -73,16 +60,15 @@ class EpochSampler:
         return self._order.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is. The epoch that a loaded state is of goes on where the state says; every
-        other one is whole."""
+        """Set which epoch the next iteration is. The epoch that a loaded state is of goes on where the state says;
+        every other one is whole."""
         if epoch != self.epoch:
             self._go_to(epoch, ())
 
     def __len__(self) -> int:
-        """This rank's samples in a whole epoch, also while the rest of one is iterated: learning-rate schedules and
-        Lightning, which adds what it had done before, count on that. What there is to come is `remaining`."""
-        rank, world = rank_and_world(*self._given)
-        return len(RankOrder(self._order, rank=rank, world=world, even=self._even))
+        """Return this rank's samples in a whole epoch, also while the rest of one is iterated: learning-rate schedules
+        and Lightning, which adds what it had done before, count on that. What there is to come is `remaining`."""
+        return len(self.ordering.share(self._order))
 
     @property
     def remaining(self) -> int:
@@ -92,14 +78,14 @@ class EpochSampler:
         return len(self._next_order())
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's samples: the epoch, or after `load_state_dict` what is left of it. That rest is iterated once:
-        if it came to its end, the next iteration is a whole epoch."""
+        """Yield this rank's samples: the epoch, or after `load_state_dict` what is left of it. That rest is iterated
+        once: if it came to its end, the next iteration is a whole epoch."""
         iteration = _Iteration(self._next_order())
         self._iteration = iteration
         return self._run(iteration)
 
     def state_dict(self, consumed: int | None = None) -> State:
-        """What has to be saved to go on from here: JSON, a few hundred bytes.
+        """Return what has to be saved to go on from here: JSON, a few hundred bytes.
 
         `consumed` is how many samples of the iteration the training has used on this rank. Without it, those that were
         handed out count as used. That is right where the sampler is read directly, and WRONG behind a DataLoader with
@@ -140,13 +126,12 @@ class EpochSampler:
         self._next = None
 
     def _next_order(self) -> RankOrder:
-        """What the next iteration goes through."""
         if self._iteration is not None and self._iteration.finished and self._stages:
             self._stages = ()
             self._next = None
-        rank, world = rank_and_world(*self._given)  # asked again each time: ranks are often known later than loaders
-        if self._next is None or (self._next.rank, self._next.world) != (rank, world):
-            self._next = RankOrder(self._order, rank=rank, world=world, even=self._even, stages=self._stages)
+        ranks = self.ordering.ranks()
+        if self._next is None or (self._next.rank, self._next.world) != ranks:
+            self._next = self.ordering.share(self._order, ranks, self._stages)
         return self._next
 
     def _run(self, iteration: _Iteration) -> Iterator[int]:
@@ -174,9 +159,7 @@ class EpochSampler:
         before, self._lookahead = self._lookahead, None
         try:
             if self._dataset.plan_source() is not None:
-                after = RankOrder(
-                    self._order.of_epoch(self.epoch + 1), rank=order.rank, world=order.world, even=self._even
-                )
+                after = self.ordering.share(self._order.of_epoch(self.epoch + 1), (order.rank, order.world))
                 settings = self._settings or getattr(self._dataset, "settings", None) or load_settings()
                 self._lookahead = publish(settings, self._dataset, order, next_order=after)
         except Exception:  # whatever it is, a training goes on without
@@ -188,7 +171,7 @@ class EpochSampler:
 
 
 def _plannable(dataset: Any) -> Any:
-    """What can say where the samples of a dataset lie; None, and a note in the log, if there is nothing."""
+    """Return what can say where the samples of a dataset lie; None, and a note in the log, if there is nothing."""
     inner, indices = dataset, []
     while not hasattr(inner, "plan_source") and hasattr(inner, "dataset") and hasattr(inner, "indices"):
         indices.append(inner.indices)
@@ -212,8 +195,7 @@ class _PartPlan:
         self.settings = getattr(dataset, "settings", None)
 
     def plan_source(self) -> PlanSource | None:
-        source: PlanSource | None = self._dataset.plan_source()
-        return source
+        return cast("PlanSource | None", self._dataset.plan_source())
 
     def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
         for indices in self._indices:
@@ -221,8 +203,8 @@ class _PartPlan:
                 samples = np.fromiter((indices[at] for at in samples.tolist()), np.int64, len(samples))
             else:
                 samples = np.asarray(indices, dtype=np.int64)[samples]
-        items: NDArray[np.uint32] = self._dataset.plan_items(samples % len(self._dataset))  # -1 is the last one
-        return items
+        of_all = samples % len(self._dataset)  # -1 is the last one
+        return cast("NDArray[np.uint32]", self._dataset.plan_items(of_all))
 
 
 class _Iteration:
@@ -239,7 +221,7 @@ class _Iteration:
         return self._taken - length_hint(self._chunk)
 
     def hand_out(self, samples: list[int]) -> Iterator[int]:
-        """The list's own iterator knows how many are left, so that handing one out costs nothing here."""
+        """Return the list's own iterator, which knows how many are left: handing one out costs nothing here."""
         self._taken += len(samples)
         self._chunk = iter(samples)
         return self._chunk

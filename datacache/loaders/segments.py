@@ -22,7 +22,7 @@ import weakref
 from contextlib import suppress
 from multiprocessing.reduction import DupFd, ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
@@ -45,7 +45,7 @@ _Name = tuple[int, bytes, int]
 
 
 def empty_shared(shape: tuple[int, ...], dtype: Any) -> Any:
-    """An empty tensor for a batch, in a segment; in ordinary shared memory if all are in use. In a worker."""
+    """Return an empty tensor for a batch, in a segment; in ordinary shared memory if all are in use. In a worker."""
     tensor = torch.empty(0, dtype=dtype)
     count = math.prod(shape)
     size_bytes = count * tensor.element_size()
@@ -57,7 +57,7 @@ def empty_shared(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def hand_over_segments() -> None:
-    """From now on this process, a DataLoader's worker, sends tensors as the module says."""
+    """Have this process, a DataLoader's worker, send tensors as the module says from now on."""
     _pool.get()
 
 
@@ -82,12 +82,12 @@ class _Segment:
         self._lease: weakref.ref[Any] | None = None
 
     def free(self) -> bool:
-        """Whether nobody has a tensor in it."""
+        """Tell whether nobody has a tensor in it."""
         held = self._lease is not None and self._lease() is not None
         return not held and self.words[_SENT] == self.words[_RELEASED]
 
     def lease(self) -> Any:
-        """What a tensor is made of: the segment is in use for as long as this lives."""
+        """Return what a tensor is made of: the segment is in use for as long as this lives."""
         lease = _lease_type(self.capacity).from_buffer(self._map, _HEADER_BYTES)
         self._lease = weakref.ref(lease)
         return lease
@@ -108,7 +108,7 @@ class _Pool:
         ForkingPickler.register(torch.Tensor, self._reduce)
 
     def take(self, size_bytes: int) -> Any | None:
-        """A lease of at least so many bytes, or None if all segments are in use or none can be made."""
+        """Return a lease of at least so many bytes, or None if all segments are in use or none can be made."""
         with self._lock:
             for address, segment in list(self._segments.items()):
                 if segment.words[_GIVEN_UP]:
@@ -140,12 +140,12 @@ class _Pool:
         self._segments.pop(address).close()
 
     def _reduce(self, tensor: Any) -> tuple[Any, ...]:
-        """How a tensor is pickled for the training."""
+        """Say how a tensor is pickled for the training."""
         try:
             reduced = self._place(tensor) if os.getpid() == self._pid and _plain(tensor) else None
         except Exception:  # noqa: BLE001 - a kind of tensor that nobody thought of: as PyTorch knows it
             reduced = None
-        return _as_torch_does(tensor) if reduced is None else reduced
+        return cast("tuple[Any, ...]", reduce_tensor(tensor)) if reduced is None else reduced
 
     def _place(self, tensor: Any) -> tuple[Any, ...] | None:
         if tensor.nbytes <= _SMALL_BYTES and tensor.is_contiguous():
@@ -162,18 +162,12 @@ class _Pool:
 
 
 def _plain(tensor: Any) -> bool:
-    """Whether a tensor is nothing but numbers in memory."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
         and not (tensor.requires_grad or tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
-
-
-def _as_torch_does(tensor: Any) -> tuple[Any, ...]:
-    reduced: tuple[Any, ...] = reduce_tensor(tensor)
-    return reduced
 
 
 # --- in the training -------------------------------------------------------------------------------------------------
@@ -192,7 +186,7 @@ class _Mapping:
         self.leases = 0
 
     def lease(self) -> Any:
-        """What a tensor is made of; when it goes, the worker may use the segment again."""
+        """Return what a tensor is made of; when it goes, the worker may use the segment again."""
         lease = _lease_type(self.capacity).from_buffer(self._map, _HEADER_BYTES)
         lease.mapping, lease.pid = self, os.getpid()
         self.leases += 1
@@ -208,7 +202,7 @@ class _Mapped:
         self._prune_at_s = 0.0
 
     def get(self, name: _Name, shared: Any | None) -> _Mapping:
-        """The mapping of a segment; `shared` is its descriptor, if the worker has sent it along."""
+        """Return the mapping of a segment; `shared` is its descriptor, if the worker has sent it along."""
         try:
             fd = None if shared is None else shared.detach()
         except (OSError, EOFError) as exc:  # in PyTorch's words, which loaders and users know
@@ -228,7 +222,7 @@ class _Mapped:
         return mapping
 
     def prune_soon(self) -> None:
-        """`prune`, but not more than once a second."""
+        """Call `prune`, but not more than once a second."""
         now_s = time.monotonic()
         if now_s >= self._prune_at_s and self._lock.acquire(blocking=False):  # a tensor may go while the lock is held
             self._lock.release()
@@ -255,7 +249,7 @@ class _Mapped:
 
 @functools.cache
 def _lease_type(capacity: int) -> Any:
-    """A type of memory of this size that tells when it goes. Sizes are rounded, so there are few."""
+    """Make a type of memory of this size that tells when it goes. Sizes are rounded, so there are few."""
 
     def gone(lease: Any) -> None:
         # A child made by fork() has copies of its parent's, which say nothing.
@@ -271,7 +265,7 @@ def _lease_type(capacity: int) -> Any:
 
 
 def _arrived(name: _Name, shared: Any | None, dtype: Any, place: tuple[Any, ...]) -> Any:
-    """A tensor of a worker's segment, in the training: `place` is its shape, strides and offset there."""
+    """Make a tensor of a worker's segment, in the training: `place` is its shape, strides and offset there."""
     mapping = _mapped.get().get(name, shared)
     try:
         whole = torch.frombuffer(mapping.lease(), dtype=dtype)

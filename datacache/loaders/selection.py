@@ -1,15 +1,18 @@
 """Which files of a snapshot are samples, and what their targets are.
 
-Used by `SnapshotDataset`. Without a target and a query, no annotation is read. All is done in one walk in the order of
-paths, and what is kept of a sample are some numbers. One thread.
+Used by `SnapshotDataset` and `datacache.tf`. Without a target and a query, no annotation is read. All is done in one
+walk in the order of paths by one thread, and what is kept of a sample are some numbers in columns, so that a million of
+them are a few arrays. Columns that are complete are read by any thread, forked and pickled.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +28,83 @@ from datacache.catalog.base import Catalog
 from datacache.conversion.index import Annotations, Reading
 from datacache.core.errors import CorruptManifestError, UsageError
 from datacache.core.ids import object_id
-from datacache.loaders.columns import BoxBuilder, BoxColumns, ClassBuilder, ClassColumn, FolderBuilder, check_kind
 from datacache.manifest.codec import Range
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 from datacache.shards.listing import SHARDS_JSON
 
 log = logging.getLogger("datacache.loader")
+
+KINDS = ("auto", "detection", "classification", "folder", "path")
+NO_CLASS = -1
+Boxes = dict[str, NDArray[Any]]
+"""`{"boxes": float32 (n, 4) as x1, y1, x2, y2 in pixels, "labels": int64 (n,)}`."""
+
+
+class BoxColumns:
+    """The boxes of each sample, with the ids of their classes: 8 bytes for each sample and 20 for each box."""
+
+    def __init__(self, classes: tuple[str, ...]) -> None:
+        self.classes = classes
+        self._ids = _numbered(classes)
+        self._ends: Any = array("q", [0])
+        self._boxes: Any = array("f")
+        self._labels: Any = array("i")
+
+    def add(self, _path: str, annotation: Annotation | None) -> None:
+        for box in annotation.boxes if annotation is not None else ():
+            self._boxes.extend((box.x1, box.y1, box.x2, box.y2))
+            self._labels.append(self._ids[box.label])
+        self._ends.append(len(self._labels))
+
+    def finish(self) -> None:
+        """Make arrays of the columns: all samples were added."""
+        self._ends, self._labels = np.asarray(self._ends), np.asarray(self._labels)
+        self._boxes = np.asarray(self._boxes).reshape(-1, 4)
+
+    def get(self, sample: int) -> Boxes:
+        """Return a sample's own copy."""
+        first, last = int(self._ends[sample]), int(self._ends[sample + 1])
+        return {"boxes": self._boxes[first:last].copy(), "labels": self._labels[first:last].astype(np.int64)}
+
+
+class ClassColumn:
+    """The class id of each sample, an int: of its annotation, or `NO_CLASS` where that has none."""
+
+    def __init__(self, classes: tuple[str, ...]) -> None:
+        self.classes = classes
+        self._ids = _numbered(classes)
+        self._values = array("i")
+
+    def add(self, _path: str, annotation: Annotation | None) -> None:
+        assert annotation is not None
+        self._values.append(class_of(annotation.labels, (box.label for box in annotation.boxes), self._ids))
+
+    def finish(self) -> None:
+        """Do nothing: the column is as it is read."""
+
+    def get(self, sample: int) -> int:
+        """Return a sample's class."""
+        return self._values[sample]
+
+
+class FolderColumn(ClassColumn):
+    """Makes classes of the names of the folders that files lie in, sorted once all are known."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def add(self, path: str, _annotation: Annotation | None) -> None:
+        folder = path.rpartition("/")[0].rpartition("/")[2]
+        self._values.append(self._ids.setdefault(folder, len(self._ids)))
+
+    def finish(self) -> None:
+        """Number the classes in the order of their names."""
+        self.classes = tuple(sorted(self._ids))
+        ids = np.zeros(len(self._ids), np.int32)
+        for id, name in enumerate(self.classes):
+            ids[self._ids[name]] = id
+        self._values = array("i", ids[np.asarray(self._values)].tobytes())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +120,16 @@ class Selection:
     kind: str | None
     """What targets are: `detection`, `classification`, `path`, or None for none."""
     targets: BoxColumns | ClassColumn | None = None
-    classes: tuple[str, ...] = ()
-    """The names of class ids."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return () if self.targets is None else self.targets.classes
+
+
+def check_kind(target: str | None) -> None:
+    """Raise `UsageError` for a target that there is not."""
+    if target is not None and target not in KINDS:
+        raise UsageError(f"target={target!r}: there is no such target", hint=f"One of {', '.join(KINDS)}, or None.")
 
 
 def select(
@@ -60,35 +141,53 @@ def select(
     split: str = "",
     reading: Reading | None = None,
 ) -> Selection:
-    """The samples that are meant. `UsageError` where there are none, and for a target that the data set does not have.
+    """Return the samples that are meant. Raise `UsageError` where there are none, and for a target that the data set
+    does not have.
 
     Images are meant where there are any, else all files. With targets of annotations, with a query or a split, images
     that cannot be used are left out.
     """
     check_kind(target)
     annotations = Annotations(snapshot, catalog, reading or Reading())
-    asked = query != Query()
-    if target == "auto" and not asked and not split and not _annotated(annotations, snapshot):
+    asked = query != Query() or bool(split)
+    if target == "auto" and not asked and not _annotated(annotations, snapshot):
         target = "path"
-    if target in ("auto", "detection", "classification") or asked or split:
-        return _of_annotations(snapshot, annotations, target, query, split)
-    _expect_no_shards(snapshot)
-    files = _Files(snapshot.manifest)
-    folders = FolderBuilder() if target == "folder" else None
-    for row, held, index in _meant(snapshot.manifest):
-        files.add(row, held, index)
-        if folders is not None:
-            folders.add(text(held.paths[index]))
-    if not files:
-        raise UsageError(f"{snapshot.record.ref} has no files", hint="See: dsctl snapshot show REF --files")
-    return files.selection(target) if folders is None else _of_folders(snapshot, files, folders)
-
-
-def _expect_no_shards(snapshot: Snapshot) -> None:
-    if snapshot.manifest.find(SHARDS_JSON.encode()) is not None:
-        raise UsageError(
-            f"{snapshot.record.ref} is a shard set", hint=f'ShardDataset("{snapshot.record.ref}") reads its samples.'
+    if not asked and target not in ("auto", "detection", "classification"):
+        return _of_files(snapshot, target)
+    table = annotations.table()
+    target, targets = _possible(snapshot, table, target)
+    files, labelled = _Files(snapshot.manifest, targets), False
+    kept = _in_split(annotations, split, snapshot) if split else None
+    for row, held, index, annotation in _usable(snapshot, table, query):
+        if kept is None or kept(annotation):
+            files.add(row, held, index, annotation)
+            labelled = labelled or len(set(annotation.labels)) == 1
+    if not files.rows:
+        raise UsageError(f"no image of {snapshot.record.ref} fits", hint="Ask for less. See: dsctl query, dsctl stats")
+    if table.images > table.usable:
+        log.warning(
+            "%s: %d of %d images cannot be used with their annotations and are no samples (dsctl stats %s)",
+            *(snapshot.record.ref, table.images - table.usable, table.images, snapshot.record.ref),
         )
+    if target == "auto":
+        target, files.targets = ("classification", targets) if labelled else ("path", None)
+    return files.selection(target, snapshot)
+
+
+def _of_files(snapshot: Snapshot, target: str | None) -> Selection:
+    """Select without annotations: all images, or all files if none is an image."""
+    ref, manifest = snapshot.record.ref, snapshot.manifest
+    if manifest.find(SHARDS_JSON.encode()) is not None:
+        raise UsageError(f"{ref} is a shard set", hint=f'ShardDataset("{ref}") reads its samples.')
+    files = _Files(manifest, FolderColumn() if target == "folder" else None)
+    images = any(is_image(path) for path in manifest.paths())
+    for row, held, index in _all(manifest):
+        path = held.paths[index]
+        if is_image(path) if images else not path.endswith(b"/"):
+            files.add(row, held, index, None)
+    if not files.rows:
+        raise UsageError(f"{ref} has no files", hint="See: dsctl snapshot show REF --files")
+    return files.selection(target, snapshot)
 
 
 def _annotated(annotations: Annotations, snapshot: Snapshot) -> bool:
@@ -104,88 +203,53 @@ def _annotated(annotations: Annotations, snapshot: Snapshot) -> bool:
     return any(snapshot.manifest.find(folder + METADATA) is not None for folder in folders)
 
 
-def _of_annotations(
-    snapshot: Snapshot, annotations: Annotations, target: str | None, query: Query, split: str
-) -> Selection:
-    table = annotations.table()
-    target = _possible(snapshot, table, target)
-    classes = class_ids(table)
-    ids = {name: number for number, name in enumerate(classes)}
-    files, folders, labelled = _Files(snapshot.manifest), FolderBuilder(), False
-    boxes, values = BoxBuilder(ids), ClassBuilder(ids)
-    kept = _in_split(annotations, split, snapshot) if split else None
-    for row, held, index, annotation in _usable(snapshot, table, query):
-        if kept is not None and not kept(annotation):
-            continue
-        files.add(row, held, index)
-        if target == "detection":
-            boxes.add(annotation)
-        elif target in ("classification", "auto"):
-            values.add(annotation)
-            labelled = labelled or len(set(annotation.labels)) == 1
-        elif target == "folder":
-            folders.add(annotation.path)
-    if not files:
-        raise UsageError(f"no image of {snapshot.record.ref} fits", hint="Ask for less. See: dsctl query, dsctl stats")
-    unusable = table.images - table.usable
-    if unusable:
-        log.warning(
-            "%s: %d of %d images cannot be used with their annotations and are no samples (dsctl stats %s)",
-            snapshot.record.ref,
-            unusable,
-            table.images,
-            snapshot.record.ref,
-        )
-    if target == "folder":
-        return _of_folders(snapshot, files, folders)
-    if target == "detection":
-        return files.selection("detection", boxes.finish(), classes)
-    if target == "classification" or (target == "auto" and labelled):
-        return files.selection("classification", values.finish(), classes)
-    return files.selection("path" if target == "auto" else target)
-
-
-def _possible(snapshot: Snapshot, table: Table, target: str | None) -> str | None:
-    """The target, as far as the table's totals decide it. `UsageError` where there is nothing for it."""
+def _possible(
+    snapshot: Snapshot, table: Table, target: str | None
+) -> tuple[str | None, BoxColumns | ClassColumn | None]:
+    """Return the target as far as the table's totals decide it, and its column. Raise `UsageError` where there is
+    nothing for it."""
     if target == "detection" and not table.boxes:
         raise UsageError(f"{snapshot.record.ref} has no boxes", hint="See what it has: dsctl stats")
     if target == "classification" and not table.labels:
         raise UsageError(f"{snapshot.record.ref} has no classes", hint="target='folder', 'path', or None.")
-    return "detection" if target == "auto" and table.boxes else target
+    if target == "detection" or (target == "auto" and table.boxes):
+        return "detection", BoxColumns(class_ids(table))
+    if target in ("classification", "auto"):
+        return target, ClassColumn(class_ids(table))
+    return target, FolderColumn() if target == "folder" else None
 
 
 class _Files:
-    """Takes the files that are samples, in path order."""
+    """Takes the files that are samples, in path order, and their targets."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, targets: BoxColumns | ClassColumn | None) -> None:
+        self.targets = targets
         self._manifest = manifest
-        self._rows, self._sizes, self._ids = array("q"), array("q"), bytearray()
+        self.rows, self._sizes, self._ids = array("q"), array("q"), bytearray()
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add(self, row: int, held: Range, index: int) -> None:
-        """The file at a row, which is at this position of a range."""
-        self._rows.append(row)
+    def add(self, row: int, held: Range, index: int, annotation: Annotation | None) -> None:
+        self.rows.append(row)
         self._sizes.append(held.sizes[index])
         self._ids += object_id(self._manifest.object_ref(held.entry(index)))
+        if self.targets is not None:
+            self.targets.add(text(held.paths[index]), annotation)
 
-    def selection(
-        self, kind: str | None, targets: BoxColumns | ClassColumn | None = None, classes: tuple[str, ...] = ()
-    ) -> Selection:
-        """All of them."""
-        return Selection(
-            rows=np.asarray(self._rows),
-            sizes=np.asarray(self._sizes),
-            ids=bytes(self._ids),
-            kind=kind,
-            targets=targets,
-            classes=classes,
-        )
+    def selection(self, target: str | None, snapshot: Snapshot) -> Selection:
+        """Return all of them. Raise `UsageError` for classes of folders where there is only one."""
+        if self.targets is not None:
+            self.targets.finish()
+        if isinstance(self.targets, FolderColumn):
+            target = "classification"
+            if len(self.targets.classes) < 2:
+                raise UsageError(
+                    f"the files of {snapshot.record.ref} all lie in one folder, so there are no classes",
+                    hint="target='path', or None, needs none.",
+                )
+        rows, sizes = np.asarray(self.rows), np.asarray(self._sizes)
+        return Selection(rows=rows, sizes=sizes, ids=bytes(self._ids), kind=target, targets=self.targets)
 
 
 def _all(manifest: Manifest) -> Iterator[tuple[int, Range, int]]:
-    """The row, and the range and the position in it, of each path."""
     row = 0
     for held in manifest.ranges(range(len(manifest.root.ranges))):
         for index in range(len(held.paths)):
@@ -193,18 +257,9 @@ def _all(manifest: Manifest) -> Iterator[tuple[int, Range, int]]:
             row += 1
 
 
-def _meant(manifest: Manifest) -> Iterator[tuple[int, Range, int]]:
-    """All images, or all files if none is an image."""
-    images = any(is_image(path) for path in manifest.paths())
-    for row, held, index in _all(manifest):
-        path = held.paths[index]
-        if is_image(path) if images else not path.endswith(b"/"):
-            yield row, held, index
-
-
 def _usable(snapshot: Snapshot, table: Table, query: Query) -> Iterator[tuple[int, Range, int, Annotation]]:
-    """The images that can be used and that the query means, each with its place in the manifest: one walk over both,
-    which are in the order of paths. `CorruptManifestError` if the table is of other files."""
+    """Yield the images that can be used and that the query means, each with its place in the manifest: one walk over
+    both, which are in the order of paths. Raise `CorruptManifestError` if the table is of other files."""
     wanted = None if query == Query() else find_paths(table, query)
     next_path = None if wanted is None else next(wanted, None)
     files = _all(snapshot.manifest)
@@ -227,7 +282,7 @@ def _usable(snapshot: Snapshot, table: Table, query: Query) -> Iterator[tuple[in
 
 
 def _in_split(annotations: Annotations, split: str, snapshot: Snapshot) -> Callable[[Annotation], bool]:
-    """Whether an image is in a split. `UsageError` if there is no such split."""
+    """Return what tells whether an image is in a split. Raise `UsageError` if there is no such split."""
     listed = annotations.splits()
     names = listed.names
     if split not in names:
@@ -236,16 +291,57 @@ def _in_split(annotations: Annotations, split: str, snapshot: Snapshot) -> Calla
     return lambda each: listed.of(_encode(each.path), _encode(each.source)) == split
 
 
-def _of_folders(snapshot: Snapshot, files: _Files, folders: FolderBuilder) -> Selection:
-    """The class of a file is the folder it lies in."""
-    classes, targets = folders.finish()
-    if len(classes) < 2:
-        raise UsageError(
-            f"the files of {snapshot.record.ref} all lie in one folder, so there are no classes",
-            hint="target='path', or None, needs none.",
-        )
-    return files.selection("classification", targets, classes)
-
-
 def _encode(path: str) -> bytes:
     return path.encode("utf-8", "surrogateescape")
+
+
+def _numbered(classes: Iterable[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(classes)}
+
+
+# --- targets in shards: what an image's `.json` member says ----------------------------------------------------------
+
+
+def boxes_of_json(raw: bytes | memoryview, class_ids: Mapping[str, int], sample: str) -> Boxes:
+    """Return the boxes in a shard's `.json` member. Raise `UsageError` if it has none."""
+    try:
+        found = json.loads(bytes(raw))["boxes"]
+        boxes = [(box["x1"], box["y1"], box["x2"], box["y2"]) for box in found]
+        labels = [box["class"] if "class" in box else class_ids[box["label"]] for box in found]
+    except (KeyError, TypeError, ValueError) as exc:
+        raise _says_nothing(sample, "boxes", exc) from exc
+    return {"boxes": np.array(boxes, np.float32).reshape(-1, 4), "labels": np.array(labels, np.int64)}
+
+
+def class_of_json(raw: bytes | memoryview, class_ids: Mapping[str, int], sample: str) -> int:
+    """Return the class in a shard's `.json` member, as `class_of` has it. Raise `UsageError` if it says nothing of
+    classes."""
+    try:
+        value = json.loads(bytes(raw))
+        labels = value.get("labels") or [box["label"] for box in value["boxes"]]
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise _says_nothing(sample, "classes", exc) from exc
+    return class_of(labels, (), class_ids)
+
+
+def path_of_json(raw: bytes | memoryview) -> str | None:
+    """Return the image's path in its snapshot, out of a shard's `.json` member; None if it does not say."""
+    try:
+        path = json.loads(bytes(raw))["path"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return path if isinstance(path, str) else None
+
+
+def class_of(labels: Iterable[str], boxed: Iterable[str], class_ids: Mapping[str, int]) -> int:
+    """Return the class of an image with these labels of the whole image, or else with boxes of these: where it is
+    one."""
+    found = set(labels) or set(boxed)
+    return class_ids.get(found.pop(), NO_CLASS) if len(found) == 1 else NO_CLASS
+
+
+def _says_nothing(sample: str, of: str, exc: Exception) -> UsageError:
+    return UsageError(
+        f"{sample}: its .json says nothing of {of} ({type(exc).__name__}: {exc})",
+        hint=f"Shards with {of} are made of a snapshot with annotations. For none: target=None.",
+    )

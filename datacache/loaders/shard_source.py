@@ -1,11 +1,6 @@
-"""The samples of a shard set, in the order in which they lie in its shards. See `source`.
+"""The samples of a shard set, in the order in which they lie in its shards (`source`); and shards as verified files.
 
-Used by `ShardDataset` and by `datacache.tf`.
-
-Shards as files of this machine, verified, for programs that read a shard by its path.
-
-A set in a folder lies there already; shards of a snapshot or a URL become local files (`reader.local_file`). A path is
-given only if the file's size and hash are those that `shards.json` says. Any thread.
+Used by `ShardDataset` and by `datacache.tf`, whose TFRecords are read by their paths. Any thread.
 """
 
 from __future__ import annotations
@@ -13,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +17,8 @@ from xxhash import xxh3_128
 from datacache.annotations.pairing import is_image
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, ShardError, StoreError, UsageError
 from datacache.core.ids import BLOCK_BYTES
-from datacache.loaders.columns import NO_CLASS, boxes_of_json, check_kind, class_of_json, path_of_json
 from datacache.loaders.lookahead import PlanSource
+from datacache.loaders.selection import NO_CLASS, boxes_of_json, check_kind, class_of_json, path_of_json
 from datacache.loaders.source import Read, SampleSource
 from datacache.loaders.tasks.queue import Span
 from datacache.reader.local_file import LocalFile, LocalFiles
@@ -45,12 +40,11 @@ class ShardSource(SampleSource):
         self._class_ids = {name: number for number, name in enumerate(self.classes)}
 
     def path(self, sample: int) -> str:
-        """A sample's shard and key."""
         shard, key = self.shards.name(sample)
         return f"{shard}/{key}"
 
     def target(self, sample: int) -> Any:
-        """See `SampleSource`. Boxes, paths and the class of boxes come out of the shard's `.json` members."""
+        """Return a sample's target. Boxes, paths and the class of boxes come out of the shard's `.json` members."""
         if self.kind == "detection":
             raw = self._json(sample)
             if raw is None:
@@ -68,21 +62,20 @@ class ShardSource(SampleSource):
         return self.shards.name(sample)[1] if named is None else named
 
     def _json(self, sample: int) -> bytes | memoryview | None:
-        """What the builder says of an image; None for files of another kind."""
+        """Return what the builder says of an image; None for files of another kind."""
         if not self._described:
             return None
         member = next((each for each in self.shards.members(sample) if each.extension == "json"), None)
         return None if member is None else self.shards.read(sample, member)
 
     def groups(self) -> NDArray[np.int64]:
-        """The sizes of the runs of samples that lie in one block of one shard, which is fetched as a whole."""
+        """Return the sizes of the runs of samples that lie in one block of one shard, which is fetched as a whole."""
         shards = self.shards.shards_of(np.arange(len(self), dtype=np.int64))
         blocks = shards * 2**32 + self.shards.offsets // BLOCK_BYTES
         starts = np.concatenate(([0], np.flatnonzero(np.diff(blocks)) + 1, [len(self)]))
         return np.diff(starts).astype(np.int64) if len(self) else np.zeros(0, np.int64)
 
     def spans(self) -> list[Span]:
-        """The shards, for tasks."""
         starts = self.shards.starts.tolist()
         return [
             Span(info.name, start, info.samples)
@@ -91,7 +84,7 @@ class ShardSource(SampleSource):
         ]
 
     def plan_source(self) -> PlanSource | None:
-        """For lookahead: rows of the manifest, or shards by number. None for a folder of this machine."""
+        """Return, for lookahead, rows of the manifest, or shards by number. None for a folder of this machine."""
         files = self.shards.files
         if not isinstance(files, SnapshotFiles):
             return None
@@ -101,7 +94,7 @@ class ShardSource(SampleSource):
         return PlanSource(record.dataset, "", files.refs())
 
     def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """For lookahead: shard, first block and number of blocks of each sample."""
+        """Return, for lookahead, shard, first block and number of blocks of each sample."""
         files = self.shards.files
         assert isinstance(files, SnapshotFiles)
         shards = self.shards.shards_of(samples)
@@ -129,7 +122,6 @@ class ShardSource(SampleSource):
 
 
 def _kind(shards: Shards, target: str | None, boxes: bool) -> str | None:
-    """What the targets are; `boxes`: whether there are any."""
     check_kind(target)
     classes = bool(np.any(shards.classes != NO_CLASS))
     if target == "auto":
@@ -164,23 +156,24 @@ class ShardPath:
             self.close()
 
     def close(self) -> None:
-        """Give the path up."""
         if self._file is not None:
             self._file.close()
 
 
 class ShardPaths:
-    """Makes local paths of shards, verified. Any thread."""
+    """Makes local paths of shards. A set in a folder lies there already; shards of a snapshot or a URL become local
+    files (`reader.local_file`). A path is given only if the file's size and hash are those that `shards.json` says."""
 
     def __init__(self, shards: Shards, settings: Settings) -> None:
         self._shards = shards
         files = shards.files
         self._local = LocalFiles(files.snapshot, settings) if isinstance(files, SnapshotFiles) else None
         self._rows = files.rows if isinstance(files, SnapshotFiles) else ()
-        self._verified: dict[int, _Identity] = {}
+        self._verified: dict[int, tuple[int, ...]] = {}
+        """By number: device, inode, time and size of the file that was verified."""
 
     def open(self, number: int) -> ShardPath:
-        """A shard's path. `ShardError` that names it if it is not there, or not what it should be; the
+        """Return a shard's path. Raise `ShardError` that names it if it is not there, or not what it should be; the
         store's error where that is away."""
         name, where = self._shards.set.shards[number].name, self._shards.files.where
         if number in self._shards.broken:
@@ -216,12 +209,16 @@ class ShardPaths:
             raise ShardError(f"{path} cannot be read: {exc.strerror}", shard=info.name) from exc
         try:
             found = os.fstat(fd)
-            identity = _Identity(found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
+            identity = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
             if found.st_size < info.size_bytes:
                 raise cut_short(where, info.name, found.st_size, info.size_bytes)
             if self._verified.get(number) == identity:
                 return
-            if found.st_size != info.size_bytes or _digest(fd) != info.digest:
+            digest, at = xxh3_128(), 0
+            while found.st_size == info.size_bytes and (data := os.pread(fd, _READ_BYTES, at)):
+                digest.update(data)
+                at += len(data)
+            if found.st_size != info.size_bytes or digest.hexdigest() != info.digest:
                 raise ShardError(
                     f"the bytes of {info.name} in {where} are not those that were written",
                     shard=info.name,
@@ -232,20 +229,3 @@ class ShardPaths:
             raise ShardError(f"{path} cannot be read: {exc.strerror}", shard=info.name) from exc
         finally:
             os.close(fd)
-
-
-class _Identity(NamedTuple):
-    """By which a file that was verified is known again."""
-
-    device: int
-    inode: int
-    mtime_ns: int
-    size_bytes: int
-
-
-def _digest(fd: int) -> str:
-    found, at = xxh3_128(), 0
-    while data := os.pread(fd, _READ_BYTES, at):
-        found.update(data)
-        at += len(data)
-    return found.hexdigest()

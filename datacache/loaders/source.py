@@ -1,16 +1,13 @@
-"""`SampleSource`: samples by number, their bytes and their targets, wherever they lie.
+"""`SampleSource`: samples by number, their bytes and their targets; and the files of a snapshot as samples.
 
 What the datasets of PyTorch and TensorFlow have in common, and what the two kinds of sources (the files of a snapshot,
 a shard set) differ in. Knows neither framework. Read-only: any thread, workers made by `fork` or `spawn`, and pickled.
-
-The files of a snapshot as samples, read from this node's cache where they are there. See `source`.
-
-Used by `SnapshotDataset` and by `datacache.tf`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +22,7 @@ from datacache.core.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     ShardError,
+    UsageError,
 )
 from datacache.core.ids import BLOCK_BYTES, ObjectId
 from datacache.loaders.lookahead import PlanSource
@@ -38,9 +36,25 @@ Read = bytes | memoryview | DatacacheError
 
 
 def is_skippable(error: BaseException) -> bool:
-    """Whether something is wrong with a sample, so that others can be read all the same. A store that is away or lets
-    nobody in is not: all samples would be left out."""
+    """Tell whether an error is of one sample, so that others can be read all the same. One of a store that is away or
+    lets nobody in is not: all samples would be left out."""
     return isinstance(error, _OF_SAMPLES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """How samples are given, as the datasets of PyTorch and TensorFlow have it in common."""
+
+    on_error: str = "raise"
+    """`skip`: go on without the samples that cannot be read."""
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "skip"):
+            raise UsageError(f"on_error={self.on_error!r}", hint="on_error='raise' or on_error='skip'.")
+
+    def skips(self, error: DatacacheError) -> bool:
+        """Tell whether to go on without a sample that has this error."""
+        return self.on_error == "skip" and is_skippable(error)
 
 
 class SampleSource:
@@ -56,23 +70,21 @@ class SampleSource:
     # --- what sources differ in --------------------------------------------------------------------------------------
 
     def path(self, sample: int) -> str:
-        """What a sample is called: its path, or its key in a shard."""
+        """Return what a sample is called: its path, or its key in a shard."""
         raise NotImplementedError
 
     def target(self, sample: int) -> Any:
-        """A sample's target, before any transform."""
+        """Return a sample's target, before any transform."""
         raise NotImplementedError
 
     def groups(self) -> NDArray[np.int64] | None:
-        """The sizes of the runs of samples that are read together; None where samples lie apart."""
-        raise NotImplementedError
+        """Return the sizes of the runs of samples that are read together; None where samples lie apart."""
+        return None
 
     def plan_source(self) -> PlanSource | None:
-        """See `lookahead.Plannable`."""
         raise NotImplementedError
 
     def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """See `lookahead.Plannable`."""
         raise NotImplementedError
 
     def _copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
@@ -80,27 +92,25 @@ class SampleSource:
         raise NotImplementedError
 
     def _view_here(self, sample: int) -> bytes | memoryview | None:
-        """A sample's verified bytes without waiting, if they are on this node."""
+        """Return a sample's verified bytes without waiting, if they are on this node."""
         raise NotImplementedError
 
     def _fetch(self, samples: Sequence[int]) -> list[Read]:
-        """Samples' bytes, or errors in their places, wherever they are: all at once."""
+        """Return samples' bytes, or errors in their places, wherever they are: all at once."""
         raise NotImplementedError
 
     # --- what they have in common -------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many samples there are."""
         return len(self._sizes)
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """The bytes of each sample. Not to be changed."""
         return self._sizes
 
     def read_each(self, samples: Sequence[int]) -> list[Read]:
-        """The stored bytes of samples, or what is wrong in their places. What is not on this node is fetched at once.
-        Views are not to be kept for long."""
+        """Return the stored bytes of samples, or what is wrong in their places. What is not on this node is fetched at
+        once. Views are not to be kept for long."""
         clock = timing.clock()
         began = clock.start()
         found: list[Read | None] = [self._view_here(sample) for sample in samples]
@@ -128,19 +138,13 @@ class SnapshotSource(SampleSource):
         self._ids = selection.ids
 
     def path(self, sample: int) -> str:
-        """See `SampleSource`."""
         return text(self.snapshot.manifest.path(int(self._rows[sample])))
 
     def target(self, sample: int) -> Any:
-        """See `SampleSource`."""
         return self.path(sample) if self._targets is None else self._targets.get(sample)
 
-    def groups(self) -> NDArray[np.int64] | None:
-        """Files lie apart: there are no groups that are read together."""
-        return None
-
     def spans(self) -> list[Span]:
-        """Some thousand files each, for tasks. Their names say which files: another selection has others."""
+        """Return runs of some thousand files, for tasks. Their names say which files: another selection has others."""
         found = []
         for start in range(0, len(self), _SPAN_FILES):
             count = min(_SPAN_FILES, len(self) - start)
@@ -149,12 +153,10 @@ class SnapshotSource(SampleSource):
         return found
 
     def plan_source(self) -> PlanSource | None:
-        """For lookahead: rows of the manifest."""
         record = self.snapshot.record
         return PlanSource(record.dataset, record.id)
 
     def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """For lookahead: the row of each sample, all of its object."""
         return self._rows[samples].astype(np.uint32).reshape(-1, 1)
 
     def _view_here(self, sample: int) -> memoryview | None:

@@ -10,7 +10,7 @@ import pytest
 
 _PROGRAM = """
 import resource, sys
-from datacache.loaders.allocator import keep_freed_memory
+from datacache.loaders.processes import keep_freed_memory
 
 said = keep_freed_memory() if sys.argv[1] == "keep" else None
 

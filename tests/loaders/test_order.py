@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
 from datacache.core.errors import UsageError
-from datacache.loaders.order import EpochOrder, Even, Permutation, RankOrder, derive_key, mix
-from datacache.loaders.remaining import Stage, stages_of
+from datacache.loaders.order import EpochOrder, Even, Permutation, RankOrder, Stage, derive_key, mix, stages_of
 from tests.promises import promise
 
 

@@ -30,8 +30,7 @@ from datacache.core.errors import (
     UsageError,
 )
 from datacache.core.ids import BLOCK_BYTES
-from datacache.loaders.columns import BoxBuilder
-from datacache.loaders.selection import select
+from datacache.loaders.selection import BoxColumns, select
 from datacache.loaders.tuning.clock import Clocks, Measured
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
@@ -165,11 +164,11 @@ def test_annotations_of_other_files_are_an_error(faces_ref: str, drawn_faces: Pa
 
 def test_boxes_take_some_bytes_each_while_they_are_read_too() -> None:
     boxes = tuple(Box("a", float(n), 1.5, 200.25 + n, 300.75) for n in range(5))
-    builder = BoxBuilder({"a": 0})
+    columns = BoxColumns(("a",))
     tracemalloc.start()
     for number in range(20_000):
-        builder.add(Annotation(f"{number:08d}.jpg", 640, 480, boxes))
-    columns = builder.finish()
+        columns.add("", Annotation(f"{number:08d}.jpg", 640, 480, boxes))
+    columns.finish()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 20_000 * 200

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from datacache import api
 from datacache.core.errors import UsageError
-from datacache.loaders.epochs import Epochs
+from datacache.loaders.shard_dataset import Epochs
 from datacache.settings import Settings
 from datacache.torch import ShardDataset
 from tests.loaders.conftest import COUNT

@@ -37,8 +37,8 @@ def encode_checkpoint(
     failed: Iterable[TaskState],
     put_back: Iterable[TaskState],
 ) -> str:
-    """JSON text: the epoch, which of its tasks are done, how far the others are, and of `failed` and `put_back` (seen
-    at different moments; the former counts) the tasks of earlier epochs."""
+    """Return as JSON text the epoch, which of its tasks are done, how far the others are, and of `failed` and
+    `put_back` (seen at different moments; the former counts) the tasks of earlier epochs."""
     done = np.zeros(parameters.tasks, np.uint8)
     positions: dict[str, int] = {}
     for task in tasks:
@@ -65,7 +65,8 @@ def encode_checkpoint(
 
 
 def check_checkpoint(text: str, parameters: TaskParameters) -> int:
-    """The epoch of a checkpoint; `TasksError` if it is none, or of a queue that was cut or ordered in another way."""
+    """Return the epoch of a checkpoint; raise `TasksError` if it is none, or of a queue that was cut or ordered in
+    another way."""
     try:
         saved: dict[str, Any] = json.loads(text)
         version, epoch, count = saved["version"], saved["epoch"], saved["tasks"]
@@ -88,8 +89,9 @@ def check_checkpoint(text: str, parameters: TaskParameters) -> int:
 
 
 def with_checkpoint(tasks: Sequence[NewTask], epoch: int, text: str) -> list[NewTask]:
-    """The tasks of an epoch (all, by number) as they were when a checkpoint was written: done, or to do from their
-    positions on; and those of earlier epochs that had failed. `text` is one that `check_checkpoint` has passed."""
+    """Return the tasks of an epoch (all, by number) as they were when a checkpoint was written: done, or to do from
+    their positions on; and those of earlier epochs that had failed. `text` is one that `check_checkpoint` has
+    passed."""
     saved = json.loads(text)
     restored = list(tasks)
     for number in np.flatnonzero(_done(saved, len(tasks))).tolist():
@@ -110,7 +112,7 @@ def _earlier(task: TaskState) -> dict[str, Any]:
 
 
 def _check_parts(saved: dict[str, Any], count: int) -> None:
-    """`ValueError` (or what else comes of it) unless tasks can be made of all of it."""
+    """Raise `ValueError` (or what else comes of it) unless tasks can be made of all of it."""
     done, most = _done(saved, count), saved["records"]
     positions = {int(number): position for number, position in saved["positions"].items()}
     earlier = [*saved["failed"], *saved.get("put_back", [])]
@@ -134,7 +136,6 @@ def _check_parts(saved: dict[str, Any], count: int) -> None:
 
 
 def _done(saved: dict[str, Any], count: int) -> NDArray[np.uint8]:
-    """For each task, whether it is done."""
     size = -(-count // 8)
     packed = zlib.decompressobj().decompress(base64.b64decode(saved["done"]), size + 1)
     if len(packed) != size:

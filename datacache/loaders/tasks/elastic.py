@@ -45,7 +45,7 @@ class Spanned(Protocol):
     def __getitem__(self, sample: int) -> Any: ...
 
     def spans(self) -> Sequence[Span]:
-        """Runs of samples, by names that other processes know them by, too."""
+        """Return runs of samples, by names that other processes know them by, too."""
         ...
 
 
@@ -156,8 +156,8 @@ class ElasticDataset:
         self._held.flush()
 
     def checkpoint(self) -> str:
-        """The queue's checkpoint, to be kept with the model's. Called in the loop when the batch has been trained with,
-        which counts as used."""
+        """Return the queue's checkpoint, to be kept with the model's. Called in the loop when the batch has been
+        trained with, which counts as used."""
         self._count_current()
         self.flush()
         return self._tasks.get_shard_checkpoint()
@@ -195,7 +195,7 @@ class ElasticDataset:
 
         from datacache.loaders.loader import default_collate
         from datacache.loaders.packed import CollateUnlessEmpty
-        from datacache.loaders.tuning.autotune import shut_down
+        from datacache.loaders.tuning.autotune import shut_down, start_method
 
         if self._iterating:
             raise UsageError("this ElasticDataset is being iterated over already")
@@ -206,7 +206,8 @@ class ElasticDataset:
             self._first_samples = self._check_spans()
             collate = CollateUnlessEmpty(self._collate_fn or default_collate(self.dataset))
             # The parent of workers may also be a fork server, which outlives the training.
-            parent = os.getpid() if self._options["num_workers"] and self._method() != "forkserver" else 0
+            method = start_method(self._options["multiprocessing_context"])
+            parent = os.getpid() if self._options["num_workers"] and method != "forkserver" else 0
             init = partial(_init_worker, parent, self._worker_init_fn)
             loader = DataLoader(
                 self.dataset, batch_sampler=_Sampler(self), collate_fn=collate, worker_init_fn=init, **self._options
@@ -230,15 +231,6 @@ class ElasticDataset:
             shut_down(self._reading)  # not when it is collected: an error's traceback may keep it for long
             self._reading = None
 
-    def _method(self) -> str:
-        """How workers are started."""
-        from datacache.loaders.tuning.autotune import start_method
-
-        context = self._options["multiprocessing_context"]
-        return (
-            context if isinstance(context, str) else start_method() if context is None else context.get_start_method()
-        )
-
     def _check_spans(self) -> dict[str, int]:
         spans, parameters = self.dataset.spans(), self._tasks.parameters
         if Plan.of(spans).digest != parameters.digest:
@@ -250,8 +242,8 @@ class ElasticDataset:
         return {span.name: span.first for span in spans}
 
     def _wait_for_task(self) -> bool:
-        """Until there is a task to fill batches from; false at the end. Nothing is under way meanwhile: the queue may
-        be waiting for what we have."""
+        """Wait until there is a task to fill batches from; false at the end. Nothing is under way meanwhile: the queue
+        may be waiting for what we have."""
         self._held.give_back_unused()
         while not self._held.stopped:
             if self._take():
@@ -265,7 +257,7 @@ class ElasticDataset:
         return False
 
     def _tell_of_failed(self) -> None:
-        """At the end of all epochs: what was listed as failed was not seen."""
+        """Warn at the end of all epochs that what was listed as failed was not seen."""
         failed = self._tasks.status().failed
         if failed:
             _log.warning(
@@ -278,7 +270,7 @@ class ElasticDataset:
             )
 
     def _read(self, loader: Any) -> Iterator[Any]:
-        """Batches until the sampler finds no task."""
+        """Yield batches until the sampler finds no task."""
         from datacache.loaders.packed import Nothing
 
         self._reading = iter(loader)
@@ -309,7 +301,7 @@ class ElasticDataset:
             self._held.used(mine.pieces)
 
     def _failed(self, exc: Exception) -> bool:
-        """A batch could not be read; whether to go on."""
+        """Note that a batch could not be read. Return whether to go on."""
         if not self._under_way:
             return False
         mine = self._under_way.popleft()
@@ -324,7 +316,6 @@ class ElasticDataset:
         return True
 
     def _take(self) -> bool:
-        """Have a task to fill batches from, if there is one."""
         while self._next is None or self._next.lost or self._next.given == len(self._next.samples):
             found = self._held.take(self._first_samples)
             self._next = found if isinstance(found, HeldTask) else None
@@ -334,8 +325,8 @@ class ElasticDataset:
         return True
 
     def batches(self) -> Iterator[list[int]]:
-        """The samples of one batch after the other, for the DataLoader, which is not to see errors: it would take them
-        for those of the batch that it is reading."""
+        """Yield the samples of one batch after the other, for the DataLoader, which is not to see errors: it would take
+        them for those of the batch that it is reading."""
         self._trouble = None
         try:
             yield from self._fill()
@@ -363,7 +354,7 @@ class ElasticDataset:
             yield from self._rest(samples, pieces)
 
     def _rest(self, samples: list[int], pieces: _Pieces) -> Iterator[list[int]]:
-        """A batch that is not full: others may wait for just these records, so it is not kept back."""
+        """Yield a batch that is not full: others may wait for just these records, so it is not kept back."""
         if not self._drop_last:
             self._under_way.append(_Batch(pieces, []))
             yield samples

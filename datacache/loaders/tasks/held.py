@@ -49,7 +49,6 @@ class HeldTask:
 
     @property
     def position(self) -> int:
-        """Records of the task that are used."""
         return self.begun + self.used
 
 
@@ -73,7 +72,6 @@ class HeldTasks:
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop` was called."""
         return self._stopped
 
     def stop(self) -> None:
@@ -81,8 +79,8 @@ class HeldTasks:
         self._stopped = True
 
     def take(self, first_samples: dict[str, int]) -> HeldTask | Wait | None:
-        """One more task; `Wait` where there is none now, None at the end. `first_samples` has the first sample of each
-        span."""
+        """Take one more task; `Wait` where there is none now, None at the end. `first_samples` has the first sample of
+        each span."""
         found = self._queue.try_fetch(self._worker)
         if not isinstance(found, Task):
             return found
@@ -102,8 +100,8 @@ class HeldTasks:
         return held
 
     def begin(self, pieces: Iterable[tuple[HeldTask, int]]) -> bool:
-        """The training is to get a batch with these pieces; false where it should not: all of them are somebody else's
-        now."""
+        """Note that the training gets a batch with these pieces; false where it should not: all of them are somebody
+        else's now."""
         with self._lock:
             ours = [held for held, _records in pieces if not held.lost]
             if self._stopped or not ours:
@@ -113,7 +111,7 @@ class HeldTasks:
             return True
 
     def used(self, pieces: Iterable[tuple[HeldTask, int]]) -> None:
-        """The training has used these records. Reports them where it is time to."""
+        """Note that the training has used these records. Report them where it is time to."""
         for held, records in pieces:
             held.used += records
             held.in_use = False  # from here on, after `stop`, the other thread may give it back
@@ -122,7 +120,7 @@ class HeldTasks:
                 self._report(held, self._queue)
 
     def fail(self, pieces: Iterable[tuple[HeldTask, int]], error: str) -> None:
-        """These tasks could not be done: report them as failed."""
+        """Report these tasks as failed."""
         for held in {id(held): held for held, _records in pieces}.values():
             if not self._drop(held):
                 continue
@@ -190,7 +188,6 @@ class HeldTasks:
             _log.warning("%s", exc)
 
     def _drop(self, held: HeldTask, *, even_in_use: bool = True) -> bool:
-        """Hold it no longer; whether it was held."""
         with self._lock:
             if held not in self._held or (held.in_use and not even_in_use):
                 return False

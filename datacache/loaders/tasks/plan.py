@@ -1,9 +1,8 @@
 """What a queue of tasks is made of: its parameters, the cutting of spans into tasks, and their order.
 
-Pure functions, used by `tasks`. The same plan, parameters and epoch give the same tasks in the same places on every
-machine: several workers may make the tasks of an epoch at once.
-
-The values that a task queue and its workers hand to and fro. The user imports them from `tasks`.
+Pure functions, used by `queue`, and the values that a task queue and its workers hand to and fro. The same plan,
+parameters and epoch give the same tasks in the same places on every machine: several workers may make the tasks of an
+epoch at once.
 """
 
 from __future__ import annotations
@@ -61,17 +60,16 @@ class TaskParameters:
             raise UsageError(f"a lease is between 0.05 s and 7 days long, not {self.lease_s:g} s")
 
     def encode(self) -> str:
-        """As JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def decode(cls, text: str) -> TaskParameters:
-        """From JSON. What a newer version has added is passed over."""
+        """Read JSON. What a newer version has added is passed over."""
         known = cls.__dataclass_fields__
         return cls(**{name: value for name, value in json.loads(text).items() if name in known})
 
     def same_as(self, other: TaskParameters) -> bool:
-        """Whether a queue made with these is one made with the others: all but what people call the data set."""
+        """Tell whether a queue made with these is one made with the others: all but what people call the data set."""
         return replace(self, dataset="") == replace(other, dataset="")
 
 
@@ -87,21 +85,18 @@ class Plan:
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> Plan:
-        """The plan of a data set's `spans()`."""
         return cls((span.name, span.count) for span in spans)
 
     @property
     def samples(self) -> int:
-        """All of them."""
         return sum(count for _name, count in self.spans)
 
     @property
     def digest(self) -> str:
-        """The same for the same spans."""
         return blake2b(self._json(), digest_size=16).hexdigest()
 
     def encode(self) -> bytes:
-        """Packed; `UsageError` where there are too many spans for one queue."""
+        """Pack the plan. Raise `UsageError` where there are too many spans for one queue."""
         packed = pack(self._json())
         if len(packed) > _PLAN_LIMIT_BYTES:
             raise UsageError(
@@ -111,11 +106,10 @@ class Plan:
 
     @classmethod
     def decode(cls, packed: bytes) -> Plan:
-        """From `encode`."""
         return cls((name, count) for name, count in json.loads(unpacked(packed)))
 
     def cut(self, records: int) -> list[tuple[str, int, int]]:
-        """The tasks of an epoch by number: name, first record in the span, records."""
+        """Return the tasks of an epoch by number: name, first record in the span, records."""
         return [
             (name, start, min(records, count - start))
             for name, count in self.spans
@@ -127,7 +121,7 @@ class Plan:
 
 
 def unpacked(kept: bytes) -> str:
-    """A plan or checkpoint as it was packed; `TasksError` if it is none."""
+    """Unpack a plan or checkpoint; raise `TasksError` if it is none."""
     try:
         return unpack(kept).decode()
     except ValueError as exc:
@@ -138,7 +132,7 @@ def unpacked(kept: bytes) -> str:
 
 
 def new_tasks(plan: Plan, parameters: TaskParameters, epoch: int) -> list[NewTask]:
-    """The tasks of an epoch, by number."""
+    """Return the tasks of an epoch, by number."""
     cut = plan.cut(parameters.records)
     places: Sequence[int] = range(len(cut))
     if parameters.shuffle:
@@ -150,7 +144,7 @@ def new_tasks(plan: Plan, parameters: TaskParameters, epoch: int) -> list[NewTas
 
 
 def record_key(parameters: TaskParameters, epoch: int, number: int) -> int | None:
-    """What the order of a task's records is drawn with; None for the order they lie in."""
+    """Return what the order of a task's records is drawn with; None for the order they lie in."""
     return derive_key(_RECORD_ORDER, parameters.seed, epoch, number) if parameters.shuffle else None
 
 
@@ -182,7 +176,6 @@ class Task:
 
     @property
     def epoch(self) -> int:
-        """The epoch it belongs to."""
         return self.lease.epoch
 
     @property
@@ -192,7 +185,6 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The span it is a piece of."""
         return self.lease.name
 
     @property
@@ -202,7 +194,6 @@ class Task:
 
     @property
     def count(self) -> int:
-        """How many records it has."""
         return self.lease.records
 
     @property
@@ -211,8 +202,8 @@ class Task:
         return self.lease.token
 
     def left(self) -> NDArray[np.int64]:
-        """The records that are not reported as used yet, as numbers in the span, in the order they are to be used in:
-        it is the same for whoever goes on with the task."""
+        """Return the records that are not reported as used yet, as numbers in the span, in the order they are to be
+        used in: it is the same for whoever goes on with the task."""
         places = np.arange(self.position, self.count, dtype=np.int64)
         if self.key is None:
             return self.start + places

@@ -149,12 +149,13 @@ class TaskQueue:
             self._tried(self.store.begin_epoch, queue)
 
     def report_batch_done(self, task: Task, records: int) -> bool:
-        """So many more records of the task are used; whether it is done with that. Renews the lease. `LeaseLostError`
-        if somebody else was given the task: then the caller drops it, and nothing of this report counts."""
+        """Report so many more records as used. Return whether the task is done with that. Renews the lease.
+        `LeaseLostError` if somebody else was given the task: then the caller drops it, and nothing of this report
+        counts."""
         return self.report(task, task.position + records)
 
     def report(self, task: Task, position: int) -> bool:
-        """As `report_batch_done`, by how many records of the task are used altogether. Idempotent."""
+        """Report as `report_batch_done` does, by how many records of the task are used altogether. Idempotent."""
         if not task.position <= position <= task.count:
             raise UsageError(f"task {task.number} is at record {task.position} of {task.count}, and not at {position}")
         self._tried(self.store.report, task.lease, position, lease_s=task.lease_s)
@@ -162,11 +163,11 @@ class TaskQueue:
         return position == task.count
 
     def report_done(self, task: Task) -> None:
-        """All records of the task are used. `LeaseLostError` as above."""
+        """Report all records of the task as used. `LeaseLostError` as above."""
         self.report(task, task.count)
 
     def renew(self, task: Task) -> None:
-        """The worker is alive, though it has nothing to report. `LeaseLostError` as above."""
+        """Renew the lease, with nothing to report. `LeaseLostError` as above."""
         self._tried(self.store.report, task.lease, 0, lease_s=task.lease_s)
 
     def release(self, task: Task) -> None:
@@ -174,15 +175,16 @@ class TaskQueue:
         self._tried(self.store.release, task.lease)
 
     def report_failed(self, task: Task, error: str) -> None:
-        """The task cannot be done. It is tried again after all others, from its position on; after `max_failures` it is
-        listed as failed, and the epoch goes on without it. `LeaseLostError` as above."""
+        """Report that the task cannot be done. It is tried again after all others, from its position on; after
+        `max_failures` it is listed as failed, and the epoch goes on without it. `LeaseLostError` as above."""
         most = self.parameters.max_failures
         self._tried(self.store.fail, task.lease, error, max_failures=most)
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
     def get_shard_checkpoint(self) -> str:
-        """What is done and how far the rest is, as JSON text. Each task is as it was at some moment during the call."""
+        """Return what is done and how far the rest is, as JSON text. Each task is as it was at some moment during the
+        call."""
         while True:
             queue = self._queue()
             if not queue.made:
@@ -223,11 +225,10 @@ class TaskQueue:
         return TaskParameters.decode(self._queue().parameters)
 
     def exists(self) -> bool:
-        """Whether it is there."""
         return self._tried(self.store.queue, self.name) is not None
 
     def status(self) -> TaskStatus:
-        """How far it is, who has which task, and what has failed."""
+        """Return how far it is, who has which task, and what has failed."""
         return _status(self.store, self._queue())
 
     def retry(self, number: int | None = None) -> int:
@@ -240,7 +241,7 @@ class TaskQueue:
         return self._tried(self.store.remove, self.name)
 
     def impatient(self) -> TaskQueue:
-        """The same queue, for calls that do not wait for a database that is away."""
+        """Return the same queue for calls that do not wait for a database that is away."""
         return TaskQueue(self.store, self.name, patience_s=0.0)
 
     def close(self) -> None:
@@ -279,7 +280,7 @@ class TaskQueue:
                 return
 
     def _tried(self, call: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
-        """Calls of a storage are idempotent: one that met a database that is away is made again."""
+        """Repeat a call, which is idempotent, where it met a database that is away is made again."""
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
@@ -291,12 +292,12 @@ class TaskQueue:
 
 
 def list_queues(store: TaskStore) -> list[TaskStatus]:
-    """All queues, by name."""
+    """Return all queues, by name."""
     return [_status(store, queue) for queue in store.queues()]
 
 
 def worker_name() -> str:
-    """A name for a worker that nobody else has: host, process, chance."""
+    """Return a name for a worker that nobody else has: host, process, chance."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.loaders.lookahead import publish
 from datacache.loaders.order import EpochOrder, Shuffle
-from datacache.loaders.source import SampleSource, is_skippable
+from datacache.loaders.source import SampleOptions, SampleSource
 from datacache.loaders.tensorflow.elements import Sample, batch_of_chunk, chunk_spec, elements_of_chunk, encode_chunk
 from datacache.settings import Settings
 
@@ -32,7 +32,7 @@ _CHUNKS_AHEAD = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class TfOptions:
+class TfOptions(SampleOptions):
     """How samples are given; arguments of `datacache.tf.dataset`."""
 
     batch_size: int | None = None
@@ -41,34 +41,31 @@ class TfOptions:
     seed: int = 0
     epoch: int | None = None
     """The epoch whose order every iteration has; None: one after another, from 0."""
-    on_error: str = "raise"
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise UsageError(f"batch_size={self.batch_size}")
-        if self.on_error not in ("raise", "skip"):
-            raise UsageError(f"on_error={self.on_error!r}", hint="on_error='raise' or on_error='skip'.")
+        SampleOptions.__post_init__(self)
 
     def epochs(self) -> Iterator[int]:
-        """The numbers of the epochs that iterations are, one after another. Any thread may take the next."""
+        """Return the numbers of the epochs that iterations are, one after another. Any thread may take the next."""
         return itertools.count() if self.epoch is None else itertools.repeat(self.epoch)
 
     def elements(self, samples: int) -> int:
-        """How many elements so many samples make."""
         if self.batch_size is None:
             return samples
         return samples // self.batch_size if self.drop_remainder else -(-samples // self.batch_size)
 
     def skips(self, error: DatacacheError) -> bool:
-        """Whether to go on without what cannot be read; it is logged then."""
-        if self.on_error == "raise" or not is_skippable(error):
+        """Tell whether to go on without what cannot be read, and log it then."""
+        if not super().skips(error):
             return False
         log.warning("left out: %s", error)
         return True
 
 
 def samples_dataset(source: SampleSource, options: TfOptions, settings: Settings) -> Any:
-    """The samples in an order of their own, each epoch another one."""
+    """Return the samples in an order of their own, each epoch another one."""
     groups = source.groups() if options.shuffle else None
     shuffle: Shuffle = "none" if not options.shuffle else "global" if groups is None else "blocks"
     order = EpochOrder(len(source), seed=options.seed, shuffle=shuffle, groups=groups)
@@ -84,14 +81,14 @@ def samples_dataset(source: SampleSource, options: TfOptions, settings: Settings
 
 
 def counted(found: Any, samples: int, options: TfOptions) -> Any:
-    """The dataset with its length, which TensorFlow cannot see; there is none where samples may be left out."""
+    """Return the dataset with its length, which TensorFlow cannot see; there is none where samples may be left out."""
     if options.on_error == "skip":
         return found
     return found.apply(tf.data.experimental.assert_cardinality(options.elements(samples)))
 
 
 def explained(generate: Callable[[], Iterator[Any]]) -> Callable[[], Iterator[Any]]:
-    """A generator whose errors carry their hints: TensorFlow makes one text of all that is raised."""
+    """Return a generator whose errors carry their hints: TensorFlow makes one text of all that is raised."""
 
     def generator() -> Iterator[Any]:
         try:
@@ -132,7 +129,7 @@ class Stream:
                 yield self._read(numbers)
 
     def _pieces(self, order: EpochOrder) -> Iterator[tuple[int, list[int]]]:
-        """Places and samples that are read at once: a batch's, or some, and not too many bytes."""
+        """Yield places and samples that are read at once: a batch's, or some, and not too many bytes."""
         step = max(_CHUNK_SAMPLES, self._options.batch_size or 0)
         for start in range(0, len(order), step):
             numbers = order.take(start, start + step)

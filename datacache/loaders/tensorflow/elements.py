@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from datacache.loaders.columns import NO_CLASS
+from datacache.loaders.selection import NO_CLASS
 
 Sample = tuple[bytes, Any]
 """An image's bytes, and its target as a `SampleSource` gives it."""
@@ -28,7 +28,7 @@ Sample = tuple[bytes, Any]
 
 
 def chunk_spec(kind: str | None, size: int | None) -> Any:
-    """The signature of chunks of this many samples (None: any number)."""
+    """Return the signature of chunks of this many samples (None: any number)."""
     images = tf.TensorSpec([size], tf.string)
     if kind == "detection":
         boxes, labels = tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int64)
@@ -39,7 +39,8 @@ def chunk_spec(kind: str | None, size: int | None) -> Any:
 
 
 def encode_chunk(samples: Sequence[Sample], kind: str | None) -> tuple[NDArray[Any], ...]:
-    """Samples as arrays of `chunk_spec`: images, and flat boxes with their number in each image, or other targets."""
+    """Return samples as arrays of `chunk_spec`: images, and flat boxes with their number in each image, or other
+    targets."""
     images = _objects([image for image, _ in samples])
     targets = [target for _, target in samples]
     if kind == "detection":
@@ -54,7 +55,6 @@ def encode_chunk(samples: Sequence[Sample], kind: str | None) -> tuple[NDArray[A
 
 
 def batch_of_chunk(kind: str | None, *chunk: Any) -> Any:
-    """A chunk as a batch."""
     if kind == "detection":
         images, boxes, labels, counts = chunk
         return images, {"boxes": _ragged(boxes, counts), "labels": _ragged(labels, counts)}
@@ -62,7 +62,6 @@ def batch_of_chunk(kind: str | None, *chunk: Any) -> Any:
 
 
 def elements_of_chunk(kind: str | None, *chunk: Any) -> Any:
-    """A chunk as a dataset of its samples."""
     if kind != "detection":
         return tf.data.Dataset.from_tensor_slices(chunk[0] if kind is None else chunk)
     images, boxes, labels, counts = chunk
@@ -83,13 +82,12 @@ _BOX_CLASS, _CLASS, _KEY = "image/object/class/label", "image/class/label", "ima
 
 
 def has_boxes(serialized: bytes) -> bool:
-    """Whether an example says anything of boxes, if only that there are none."""
+    """Tell whether an example says anything of boxes, if only that there are none."""
     features = tf.train.Example.FromString(serialized).features.feature
     return _SIDES[0] in features and _BOX_CLASS in features
 
 
 def parse_example(kind: str | None, serialized: Any) -> Any:
-    """The element of one serialized example."""
     found = tf.io.parse_single_example(serialized, _features(kind, batched=False))
     image = found["image/encoded"]
     if kind == "detection":
@@ -100,7 +98,6 @@ def parse_example(kind: str | None, serialized: Any) -> Any:
 
 
 def parse_examples(kind: str | None, serialized: Any) -> Any:
-    """The batch of a batch of serialized examples."""
     found = tf.io.parse_example(serialized, _features(kind, batched=True))
     images = found["image/encoded"]
     if kind == "detection":
@@ -129,7 +126,6 @@ def _features(kind: str | None, *, batched: bool) -> dict[str, Any]:
 
 
 def _size(found: dict[str, Any]) -> Any:
-    """What normalised boxes are to be multiplied with."""
     width, height = (tf.cast(found[f"image/{side}"], tf.float32) for side in ("width", "height"))
     return tf.stack([width, height, width, height], axis=-1)
 
@@ -139,7 +135,6 @@ def _boxes(sides: list[Any], size: Any) -> Any:
 
 
 def _only(total: Any, count: Any) -> Any:
-    """The class of an image that has exactly one."""
     return tf.where(count == 1, total, tf.constant(NO_CLASS, tf.int64))
 
 

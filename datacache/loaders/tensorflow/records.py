@@ -17,9 +17,9 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from datacache.core.errors import DatacacheError, UsageError
-from datacache.loaders.columns import NO_CLASS, check_kind
 from datacache.loaders.lookahead import PlanSource, publish
 from datacache.loaders.order import EpochOrder, Shuffle
+from datacache.loaders.selection import NO_CLASS, check_kind
 from datacache.loaders.shard_source import ShardPath, ShardPaths, ShardSource
 from datacache.loaders.tensorflow.dataset import TfOptions, counted, explained
 from datacache.loaders.tensorflow.elements import has_boxes, parse_example, parse_examples
@@ -38,7 +38,8 @@ _ALL_BLOCKS = 2**31
 
 
 def records_dataset(shards: Shards, target: str | None, options: TfOptions, settings: Settings, *, parse: bool) -> Any:
-    """The samples of a set, shard by shard; shuffled, the shards in random order and the samples of some of them."""
+    """Return the samples of a set, shard by shard; shuffled, the shards in random order and the samples of some of
+    them."""
     kind = _kind(shards, target) if parse else None
     turns = Turns(shards, options, settings)
     signature = tf.TensorSpec([None], tf.string)
@@ -59,7 +60,7 @@ def records_dataset(shards: Shards, target: str | None, options: TfOptions, sett
 
 
 def _records(paths: Any) -> Any:
-    """The records of a group of shards, one of each in turn."""
+    """Return the records of a group of shards, one of each in turn."""
     return tf.data.Dataset.from_tensor_slices(paths).interleave(
         lambda path: tf.data.TFRecordDataset(path, buffer_size=_READ_BYTES),
         cycle_length=_MIXED_SHARDS,
@@ -111,7 +112,6 @@ class Turns:
 
     @staticmethod
     def _finish(shards: list[ShardPath]) -> DatacacheError | None:
-        """Close what was read; what was wrong with it."""
         found: DatacacheError | None = None
         for shard in shards:
             try:
@@ -121,7 +121,6 @@ class Turns:
         return found
 
     def _open(self, numbers: list[int], opened: list[ShardPath]) -> DatacacheError | None:
-        """Put the paths of shards into `opened`; or none, and what is wrong."""
         for number in numbers:
             try:
                 opened.append(self._paths.open(number))
@@ -149,11 +148,9 @@ class ShardPlan:
             self._items = np.concatenate([self._items, np.array(counts, np.uint32)], axis=1)
 
     def plan_source(self) -> PlanSource | None:
-        """See `lookahead.Plannable`."""
         return self._source
 
     def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """See `lookahead.Plannable`; the samples are shards."""
         return self._items[samples]
 
 
@@ -172,7 +169,7 @@ def _kind(shards: Shards, target: str | None) -> str | None:
 
 
 def _has_boxes(shards: Shards) -> bool:
-    """By the first record that can be read: all are made alike."""
+    """Look at the first record that can be read: all are made alike."""
     error: DatacacheError | None = None
     for first in shards.starts[:-1].tolist():
         (found,) = shards.read_first([first])

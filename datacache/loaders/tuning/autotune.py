@@ -24,7 +24,7 @@ import numpy as np
 
 from datacache.loaders.processes import processors
 from datacache.loaders.tuning.clock import Clocks, Measured, MeasuredCollate, enter_worker
-from datacache.loaders.tuning.report import Report, Step, Tally, diagnose, share
+from datacache.loaders.tuning.report import Report, Tally, diagnose, share
 
 log = logging.getLogger("datacache.loader")
 
@@ -62,7 +62,7 @@ def choose(
     prefetch_factor: int | None = None,
     budget_s: float = _BUDGET_S,
 ) -> Choice:
-    """The number of workers that gives most samples a second, and none where they do not pay.
+    """Return the number of workers that gives most samples a second, and none where they do not pay.
 
     Measured once for a dataset and batch size in this process. It raises nothing: where measuring fails, the choice is
     0 workers, so that what is wrong with the dataset shows plainly. `context`: a DataLoader's
@@ -96,8 +96,8 @@ def measure(
     context: Any = None,
     on_batch: Callable[[], Any] = lambda: None,
 ) -> Report:
-    """What a DataLoader with so many workers does in about `seconds`, without the start of its workers. `batches` are
-    lists of `batch_size` sample numbers, more of them than are wanted. Raises what the dataset raises."""
+    """Report what a DataLoader with so many workers does in about `seconds`, without the start of its workers.
+    `batches` are lists of `batch_size` sample numbers, more of them than are wanted. Raise what the dataset raises."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -117,15 +117,13 @@ def measure(
         for _ in range(max(1, workers)):
             next(iterator, None)
         tally.begin()
-        began = before = time.perf_counter()
-        least = 2 * workers
-        while before - began < seconds or least > 0:
+        before, least = tally.began_s, 2 * workers
+        while before - tally.began_s < seconds or least > 0:
             asked_cpu_s = time.thread_time()
-            batch = next(iterator, None)
-            if batch is None:
+            if next(iterator, None) is None:
                 break
             now, cpu_s = time.perf_counter(), time.thread_time()
-            tally.add(Step(0, 0, batch_size, 0, now - before, now - before), cpu_s - asked_cpu_s)
+            tally.add(batch_size, now - before, now - before, cpu_s - asked_cpu_s)
             before, least = now, least - 1
             on_batch()
         return diagnose(tally.stretch())
@@ -134,7 +132,7 @@ def measure(
 
 
 def candidates(processors: int) -> list[int]:
-    """The numbers of workers that are worth a try."""
+    """Return the numbers of workers that are worth a try."""
     counts = [0, 1]
     while 2 * counts[-1] <= processors:
         counts.append(2 * counts[-1])
@@ -142,7 +140,7 @@ def candidates(processors: int) -> list[int]:
 
 
 def best(tried: Sequence[Report]) -> Report:
-    """The fewest workers that are not clearly slower than more. `tried`: by number of workers, ascending."""
+    """Return the fewest workers that are not clearly slower than more. `tried`: by number of workers, ascending."""
     found = tried[0]
     for report in tried[1:]:
         if report.samples_per_s >= _GAIN * found.samples_per_s:
@@ -155,9 +153,12 @@ def shut_down(iterator: Any) -> None:
     getattr(iterator, "_shutdown_workers", lambda: None)()
 
 
-def start_method() -> str:
-    """How this process starts workers, without making that choice final as `multiprocessing` would."""
-    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+def start_method(context: Any = None) -> str:
+    """Return how workers are started with a DataLoader's `multiprocessing_context`. Without one, do not make the choice
+    final as `multiprocessing` would."""
+    if context is None:
+        return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return context if isinstance(context, str) else str(context.get_start_method())
 
 
 class _Trial:
@@ -176,8 +177,7 @@ class _Trial:
             return Choice(0, None, "num_workers=0: there are no samples.")
         self._touch()
         tried = [self._measure(0)]
-        method = self._context or start_method()
-        method = method if isinstance(method, str) else str(method.get_start_method())
+        method = start_method(self._context)
         workers, why = 0, self._why_none(tried[0])
         if not why and method != "fork":
             # A spawned worker imports everything anew, which takes longer than the whole budget.
@@ -196,10 +196,8 @@ class _Trial:
         prefetch = (prefetch_factor or self._prefetch(workers)) if workers else None
         depth = f", prefetch_factor={prefetch}" if workers else ""
         if self._cold >= _COLD:
-            why += (
-                f". {100 * self._cold:.0f} % of what was read was not in the cache: more workers do not help with that;"
-            )
-            why += " lookahead or dsctl warm does"
+            why += f". {100 * self._cold:.0f} % of what was read was not in the cache: more workers do not help with"
+            why += " that; lookahead or dsctl warm does"
         return Choice(workers, prefetch, f"num_workers={workers}{depth}: {why}.", tuple(tried))
 
     def _touch(self) -> None:
@@ -208,31 +206,29 @@ class _Trial:
         clocks = Clocks(0)
         dataset, collate = Measured(self._dataset, clocks), MeasuredCollate(self._collate, clocks)
         draw = np.random.default_rng(len(self._dataset))
-        touched_s: list[float] = []
 
-        def touch(size: int) -> Any:
+        def touch(size: int) -> tuple[float, Any, list[int]]:
             samples = draw.integers(0, len(self._dataset), size).tolist()
             before = time.perf_counter()
             batch = collate(dataset.__getitems__(samples))
-            touched_s.append(time.perf_counter() - before)
-            self._touched.append(samples)
-            return batch
+            return time.perf_counter() - before, batch, samples
 
         few = min(self._batch_size, 4)
-        touch(few)  # the first has to open everything
+        touched = [touch(few)]  # the first has to open everything
         began = time.perf_counter()
-        touch(few)
-        size = max(few, min(self._batch_size, int(few * _BATCH_S / max(touched_s[1], 1e-6))))
+        touched.append(touch(few))
+        size = max(few, min(self._batch_size, int(few * _BATCH_S / max(touched[1][0], 1e-6))))
         if size > few:
-            self._touched, touched_s = [], []
+            touched = []
         while True:
-            batch = touch(size)
-            if time.perf_counter() - began >= _TOUCH_S or len(self._touched) >= _TOUCHED_BATCHES:
+            touched.append(touch(size))
+            if time.perf_counter() - began >= _TOUCH_S or len(touched) >= _TOUCHED_BATCHES:
                 break
-        usage = clocks.usage()
-        self._batch_bytes = _nbytes(batch) * self._batch_size / size
+        usage, took_s = clocks.usage(), [each[0] for each in touched]
+        self._touched = [samples for _took, _batch, samples in touched]
+        self._batch_bytes = _nbytes(touched[-1][1]) * self._batch_size / size
         self._cold = share(usage.misses, usage.samples)
-        self._uneven = max(touched_s[1:], default=0.0) > 2 * sorted(touched_s)[len(touched_s) // 2]
+        self._uneven = max(took_s[1:], default=0.0) > 2 * sorted(took_s)[len(took_s) // 2]
 
     def _measure(self, workers: int) -> Report:
         left_s = self._deadline - time.perf_counter()
@@ -273,15 +269,12 @@ class _Trial:
 
 
 def _nbytes(batch: Any) -> int:
-    """Estimate the bytes to hand over in a batch."""
     if hasattr(batch, "nbytes"):
         return int(batch.nbytes)
     if isinstance(batch, bytes | bytearray | memoryview | str):
         return len(batch)
-    if isinstance(batch, dict):
-        return sum(_nbytes(value) for value in batch.values())
-    if isinstance(batch, list | tuple):
-        return sum(_nbytes(value) for value in batch)
+    if isinstance(batch, dict | list | tuple):
+        return sum(map(_nbytes, batch.values() if isinstance(batch, dict) else batch))
     slots = getattr(type(batch), "__slots__", ())
     return sum(_nbytes(getattr(batch, name, 0)) for name in slots if name != "__dict__")
 

@@ -53,20 +53,28 @@ class Usage(NamedTuple):
     """All time of workers on processors."""
 
     def minus(self, earlier: Usage) -> Usage:
-        """Return what was done since `earlier`."""
         return Usage(*(max(0.0, now - then) for now, then in zip(self, earlier, strict=True)))
 
 
-class Began(NamedTuple):
-    """The clocks at the start of a batch."""
+class NoClock:
+    """Does nothing, at the price of a call: the clock of a process that nobody measures."""
 
-    wall_s: float
-    cpu_s: float
-    queued_s: float
+    __slots__ = ()
+
+    def start(self) -> float:
+        """Return now, for the first `lap`."""
+        return 0.0
+
+    def lap(self, stage: int, since: float) -> float:
+        """Add the time since `since` to a stage and return now, for the next lap."""
+        return 0.0
+
+    def count(self, samples: int, size_bytes: int, misses: int = 0) -> None:
+        """Count samples, their bytes as stored, and how many had to be fetched."""
 
 
-class Clock:
-    """One process's row."""
+class Clock(NoClock):
+    """Keeps one process's row."""
 
     __slots__ = ("_cpu_s", "_schedstat", "_schedstat_of", "_values")
 
@@ -76,33 +84,29 @@ class Clock:
         self._cpu_s = 0.0
 
     def start(self) -> float:
-        """Return now, for the first `lap`."""
         return time.perf_counter()
 
     def lap(self, stage: int, since: float) -> float:
-        """Add the time since `since` to a stage and return now, for the next lap."""
         now = time.perf_counter()
         self._values[stage] += now - since
         return now
 
     def count(self, samples: int, size_bytes: int, misses: int = 0) -> None:
-        """Count samples, their bytes as stored, and how many had to be fetched."""
         values = self._values
         values[_SAMPLES] += samples
         values[_BYTES] += size_bytes
         values[_MISSES] += misses
 
-    def begin(self) -> Began:
-        """Return the start of a batch, for `fetched`."""
-        return Began(time.perf_counter(), _cpu_s(), self._queued_s())
-
-    def fetched(self, began: Began) -> None:
+    @contextmanager
+    def batch(self) -> Iterator[None]:
         """Count one batch's way through the dataset."""
-        wall, cpu, values = time.perf_counter() - began.wall_s, _cpu_s(), self._values
+        wall_s, cpu_s, queued_s = time.perf_counter(), _cpu_s(), self._queued_s()
+        yield
+        wall, cpu, values = time.perf_counter() - wall_s, _cpu_s(), self._values
         values[_BATCHES] += 1
         values[_FETCH] += wall
-        values[_FETCH_CPU] += min(wall, cpu - began.cpu_s)
-        values[_FETCH_QUEUED] += min(wall, self._queued_s() - began.queued_s)
+        values[_FETCH_CPU] += min(wall, cpu - cpu_s)
+        values[_FETCH_QUEUED] += min(wall, self._queued_s() - queued_s)
         if _in_worker:
             values[_CPU] += cpu - self._cpu_s
             self._cpu_s = cpu
@@ -125,29 +129,12 @@ class Clock:
             os.close(self._schedstat)
 
 
-class NoClock:
-    """The clock of a process that nobody measures: does nothing, at the price of a call."""
-
-    __slots__ = ()
-
-    def start(self) -> float:
-        """Return 0."""
-        return 0.0
-
-    def lap(self, stage: int, since: float) -> float:
-        """Return 0."""
-        return 0.0
-
-    def count(self, samples: int, size_bytes: int, misses: int = 0) -> None:
-        """Count nothing."""
-
-
 NO_CLOCK = NoClock()
-_clock: Clock | NoClock = NO_CLOCK
+_clock: NoClock = NO_CLOCK
 _in_worker = False
 
 
-def clock() -> Clock | NoClock:
+def clock() -> NoClock:
     """Return the clock of the loader that reads in this process now. Ask once a batch: it changes."""
     return _clock
 
@@ -158,19 +145,20 @@ def _cpu_s() -> float:
 
 
 class Clocks:
-    """The rows of a loader: row 0 for its own process, one for each worker. Goes to workers, forked or spawned, as part
-    of their arguments."""
+    """Holds the rows of a loader: row 0 for its own process, one for each worker. Goes to workers, forked or spawned,
+    as part of their arguments."""
 
     def __init__(self, workers: int) -> None:
         self._rows = 1 + workers
         self._shared = RawArray(ctypes.c_double, self._rows * _ROW)
-        self._here: dict[int, Clock] = {}
+        self._own: Clock | None = None
 
     def row(self, number: int) -> Clock:
         """Return a process's clock: 0 is the loader's own, 1 and up its workers'."""
-        if number not in self._here:
-            self._here[number] = Clock(self._values()[number * _ROW : (number + 1) * _ROW])
-        return self._here[number]
+        if number:
+            return Clock(self._values()[number * _ROW : (number + 1) * _ROW])
+        self._own = self._own or Clock(self._values()[:_ROW])
+        return self._own
 
     def usage(self, first: int = 0) -> Usage:
         """Return the sums over the rows from `first` on."""
@@ -186,11 +174,11 @@ class Clocks:
         return memoryview(self._shared).cast("B").cast("d")  # its own format, "<d", cannot be indexed
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_rows": self._rows, "_shared": self._shared, "_here": {}}
+        return self.__dict__ | {"_own": None}
 
 
 class Measured:
-    """A map-style dataset with timed batches. Everything else shows through and is set on the dataset: a user's
+    """Times the batches of a map-style dataset. Everything else shows through and is set on the dataset: a user's
     `worker_init_fn` finds this object as `get_worker_info().dataset`."""
 
     def __init__(self, dataset: Any, clocks: Clocks) -> None:
@@ -208,12 +196,9 @@ class Measured:
         return self._measured[at]
 
     def __getitems__(self, samples: Sequence[int]) -> Any:
-        with measuring(self._measured_by) as mine:
-            began = mine.begin()
+        with measuring(self._measured_by) as mine, mine.batch():
             batches = getattr(self._measured, "__getitems__", None)
-            batch = batches(samples) if batches else [self._measured[at] for at in samples]
-            mine.fetched(began)
-        return batch
+            return batches(samples) if batches else [self._measured[at] for at in samples]
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_measured", "_measured_by") or name.startswith("__"):
@@ -231,7 +216,7 @@ class Measured:
 
 
 class MeasuredCollate:
-    """A timed `collate_fn`."""
+    """Times a `collate_fn`."""
 
     def __init__(self, collate: Callable[[Any], Any], clocks: Clocks) -> None:
         self._collate, self._clocks = collate, clocks

@@ -74,10 +74,9 @@ class Report:
 
     @property
     def text(self) -> str:
-        """The share of waiting, and what is waited for."""
         if not self.stretch.steps:
             return self.words
-        return f"data: {100 * self.data_share:.0f} % of each step is spent waiting for data. {self.words}"
+        return f"data: {_percent(self.data_share)} of each step is spent waiting for data. {self.words}"
 
     def __str__(self) -> str:
         return self.text
@@ -87,7 +86,6 @@ class Report:
 
     @property
     def data_share(self) -> float:
-        """The share of the time spent waiting for data."""
         return share(self.stretch.data_s, self.stretch.step_s)
 
     @property
@@ -97,7 +95,6 @@ class Report:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples a second that the training got."""
         return share(self.stretch.samples, self.stretch.step_s)
 
     @property
@@ -111,15 +108,13 @@ class Report:
         return share(self.stretch.cpu_s, self.stretch.samples)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the numbers for JSON."""
         of_stretch = ("workers", "steps", "samples", "data_s", "step_s")
         of_report = ("data_share", "miss_share", "samples_per_s", "bytes_per_s", "cpu_s_per_sample")
-        return {
-            "bottleneck": self.bottleneck,
-            "text": self.text,
-            **{name: getattr(self.stretch, name) for name in of_stretch},
-            **{name: getattr(self, name) for name in of_report},
-        }
+        return (
+            {"bottleneck": self.bottleneck, "text": self.text}
+            | {name: getattr(self.stretch, name) for name in of_stretch}
+            | {name: getattr(self, name) for name in of_report}
+        )
 
 
 class Tally:
@@ -128,31 +123,24 @@ class Tally:
     def __init__(self, clocks: Clocks, workers: int) -> None:
         self._clocks = clocks
         self._empty = Stretch(workers, processors())
-        self._first_row = 1 if workers else 0
         self.begin()
 
     def begin(self) -> None:
-        """Forget all steps, and count from now."""
         self._sums = self._empty
-        self._usage = self._clocks.usage(self._first_row)
-        self._cpu_s = time.process_time()
-        self.began_s = time.perf_counter()
+        self._usage = self._used()
+        self._cpu_s, self.began_s = time.process_time(), time.perf_counter()
 
-    def add(self, step: Step, receive_cpu_s: float) -> None:
-        """Count a step."""
-        sums = self._sums
-        self._sums = sums._replace(
-            steps=sums.steps + 1,
-            samples=sums.samples + step.samples,
-            data_s=sums.data_s + step.data_s,
-            step_s=sums.step_s + step.step_s,
-            receive_cpu_s=sums.receive_cpu_s + receive_cpu_s,
-        )
+    def add(self, samples: int, data_s: float, step_s: float, receive_cpu_s: float) -> None:
+        workers, cores, steps, *sums, cpu_s, usage = self._sums
+        added = (was + more for was, more in zip(sums, (samples, data_s, step_s, receive_cpu_s), strict=True))
+        self._sums = Stretch._make((workers, cores, steps + 1, *added, cpu_s, usage))
 
     def stretch(self) -> Stretch:
-        """Return the sums until now."""
-        usage = self._clocks.usage(self._first_row).minus(self._usage)
+        usage = self._used().minus(self._usage)
         return self._sums._replace(usage=usage, cpu_s=time.process_time() - self._cpu_s + usage.cpu_s)
+
+    def _used(self) -> Usage:
+        return self._clocks.usage(1 if self._empty.workers else 0)
 
 
 class Watch:
@@ -177,14 +165,12 @@ class Watch:
         self._bytes = 0.0
 
     def begin(self, epoch: int, step: int) -> None:
-        """Begin an epoch, or go on at a step of it."""
         self._place = (epoch, step)
         self._handed_out_s = 0.0
         self._bytes = self._clocks.size_bytes()
         self._epoch.begin()
 
     def asked(self) -> None:
-        """Note that the training asks for a batch."""
         self._asked_s, self._asked_cpu_s = time.perf_counter(), time.thread_time()
 
     def handed_out(self, samples: int) -> None:
@@ -208,8 +194,8 @@ class Watch:
             self._epoch.begin()
             self._since_log.begin()
         else:
-            self._epoch.add(step, receive_cpu_s)
-            self._since_log.add(step, receive_cpu_s)
+            self._epoch.add(samples, data_s, step_s, receive_cpu_s)
+            self._since_log.add(samples, data_s, step_s, receive_cpu_s)
             if now_s - self._since_log.began_s >= self._report_every > 0:
                 self._log(self._since_log.stretch())
                 self._since_log.begin()
@@ -217,13 +203,11 @@ class Watch:
             self._on_step(step)
 
     def end(self) -> None:
-        """End the epoch, whole or given up."""
         stretch = self._epoch.stretch()
         if stretch.steps and self._report_every > 0:
             self._log(stretch)
 
     def report(self) -> Report:
-        """Return what the epoch shows until now."""
         return diagnose(self._epoch.stretch())
 
     def _log(self, stretch: Stretch) -> None:
@@ -249,7 +233,8 @@ def diagnose(stretch: Stretch) -> Report:
         return Report(stretch, "training", ready)
     scores = _scores(stretch)
     bottleneck = max(scores, key=lambda name: scores[name])
-    return Report(stretch, bottleneck, _words(bottleneck, stretch))
+    waits = bottleneck == "store" and not stretch.usage.misses
+    return Report(stretch, bottleneck, _WORDS["waiting" if waits else bottleneck].format(**_numbers(stretch)))
 
 
 def _scores(stretch: Stretch) -> dict[Bottleneck, float]:
@@ -260,8 +245,7 @@ def _scores(stretch: Stretch) -> dict[Bottleneck, float]:
     told_s = usage.read_s + usage.miss_s + usage.decode_s + usage.transform_s
     # A dataset without a clock: on a processor or queued for one it computed, else it waited for something.
     untold_s = max(0.0, usage.fetch_s - told_s)
-    waited_s = max(0.0, usage.fetch_s - usage.fetch_cpu_s - usage.fetch_queued_s - usage.miss_s)
-    waited_s = min(untold_s, waited_s)
+    waited_s = min(untold_s, max(0.0, usage.fetch_s - usage.fetch_cpu_s - usage.fetch_queued_s - usage.miss_s))
     seconds: dict[Bottleneck, float] = {
         "store": usage.miss_s + waited_s,
         "reading": usage.read_s,
@@ -282,50 +266,39 @@ def _scores(stretch: Stretch) -> dict[Bottleneck, float]:
     return scores
 
 
-def _words(bottleneck: Bottleneck, stretch: Stretch) -> str:
+_WORDS: dict[str, str] = {
+    "waiting": "Reading waits: {waiting} of the dataset's time goes into neither computing nor reading from the cache"
+    " (a store or disk behind it, a lock). More workers help (they wait at the same time): try num_workers={more}.",
+    "store": "The store: {missed} of the samples were not in the cache and came at {missed_mb_per_s:,.0f} MB/s. Warm"
+    " the cache (dsctl warm), or let lookahead fetch what comes next; more workers do not help.",
+    "reading": "Reading what is cached, at {read_mb_per_s:,.0f} MB/s in each process. Packed batches (packed=True) and"
+    " shards (dsctl shard) cost less for each sample, and RAM (DATACACHE_RAM_BYTES) is faster than a slow disk.",
+    "decoding": "Decoding: {computing} Smaller images cost less: dsctl convert --resize makes them once and for all.",
+    "transform": "The transform: {computing} Cheaper operations, or the same on the device, help too.",
+    "collate": "Making batches: {collating} of the loading time goes into collate. packed=True or a cheaper collate_fn"
+    " helps; so do images of one, smaller size.",
+    "handing": "Handing batches between processes: workers read and decode only {busy} of the time, the rest is the"
+    " batches' way to the training. Try num_workers=0, packed=True, or tensors instead of many Python objects.",
+    "other": "The loader itself: {other} of the waiting is neither reading nor making batches (copying to the device,"
+    " the order of samples). Larger batches make it less.",
+}
+
+
+def _numbers(stretch: Stretch) -> dict[str, Any]:
     usage = stretch.usage
-    loading_s = usage.fetch_s + usage.collate_s
+    loading_s, missed = usage.fetch_s + usage.collate_s, share(usage.misses, usage.samples)
     busy = _percent(min(1.0, share(loading_s, stretch.workers * stretch.step_s)))
-    if bottleneck == "store" and not usage.misses:
-        more = max(2 * stretch.workers, 2)
-        return (
-            f"Reading waits: {_percent(share(usage.fetch_s - usage.fetch_cpu_s, usage.fetch_s))} of the dataset's time"
-            " goes into neither computing nor reading from the cache (a store or disk behind it, a lock)."
-            f" More workers help (they wait at the same time): try num_workers={more}."
-        )
-    if bottleneck == "store":
-        part = share(usage.misses, usage.samples)
-        return (
-            f"The store: {_percent(part)} of the samples were not in the cache and came at"
-            f" {usage.size_bytes * part / stretch.step_s / 1e6:,.0f} MB/s. Warm the cache (dsctl warm), or let"
-            " lookahead fetch what comes next; more workers do not help."
-        )
-    if bottleneck == "reading":
-        return (
-            f"Reading what is cached, at {usage.size_bytes / max(usage.read_s, 1e-9) / 1e6:,.0f} MB/s in each process."
-            " Packed batches (packed=True) and shards (dsctl shard) cost less for each sample, and RAM"
-            " (DATACACHE_RAM_BYTES) is faster than a slow disk."
-        )
-    if bottleneck == "decoding":
-        less = "Smaller images cost less: dsctl convert --resize makes them once and for all."
-        return f"Decoding: {_computing(stretch, busy)} {less}"
-    if bottleneck == "transform":
-        return f"The transform: {_computing(stretch, busy)} Cheaper operations, or the same on the device, help too."
-    if bottleneck == "collate":
-        return (
-            f"Making batches: {_percent(share(usage.collate_s, loading_s))} of the loading time goes into collate."
-            " packed=True or a cheaper collate_fn helps; so do images of one, smaller size."
-        )
-    if bottleneck == "handing":
-        return (
-            f"Handing batches between processes: workers read and decode only {busy} of the time, the rest is the"
-            " batches' way to the training. Try num_workers=0, packed=True, or tensors instead of many Python objects."
-        )
-    part = max(0.0, 1 - share(loading_s, stretch.data_s))
-    return (
-        f"The loader itself: {_percent(part)} of the waiting is neither reading nor making batches (copying to the"
-        " device, the order of samples). Larger batches make it less."
-    )
+    return {
+        "waiting": _percent(share(usage.fetch_s - usage.fetch_cpu_s, usage.fetch_s)),
+        "more": max(2 * stretch.workers, 2),
+        "missed": _percent(missed),
+        "missed_mb_per_s": usage.size_bytes * missed / stretch.step_s / 1e6,
+        "read_mb_per_s": usage.size_bytes / max(usage.read_s, 1e-9) / 1e6,
+        "computing": _computing(stretch, busy),
+        "collating": _percent(share(usage.collate_s, loading_s)),
+        "busy": busy,
+        "other": _percent(max(0.0, 1 - share(loading_s, stretch.data_s))),
+    }
 
 
 def _computing(stretch: Stretch, busy: str) -> str:
@@ -337,8 +310,9 @@ def _computing(stretch: Stretch, busy: str) -> str:
     if not workers:
         head = "the training's own process does it, as there are no workers"
     if queued >= _SOME:
-        waits = f"{_percent(queued)} of that it waits for a processor"
-        return f"{head}, and {waits}: {count} are too few for all that runs."
+        return (
+            f"{head}, and {_percent(queued)} of that it waits for a processor: {count} are too few for all that runs."
+        )
     if used >= _FULL:
         return f"{head}, and all of {count} is in use: more of them would help."
     if not workers:
