@@ -14,12 +14,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from datacache.core.errors import UsageError
+
+SHOWN = 50
+"""Lines of a listing for people, of which `--json` has all."""
 _LINES_IN_MEMORY_BYTES = 8 * 2**20
 EVERY_S = 10.0
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
@@ -55,6 +61,17 @@ def format_time(stamp: str) -> str:
 
 NEXT_LINE = "\n       "
 """Between the parts of an error that has several."""
+
+
+def write_file(path: Path, data: bytes, option: str) -> None:
+    """Write a whole file or nothing. `UsageError` where it cannot be written."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as exc:
+        partial.unlink(missing_ok=True)
+        raise UsageError(f"{option}: {path} cannot be written: {exc.strerror}") from exc
 
 
 def printable(text: str) -> str:
@@ -144,14 +161,18 @@ class Output:
         print("]}")
 
     def lines(self, texts: Iterable[str]) -> None:
-        """Lines for people; nothing with `--json`."""
-        for text in texts:
-            self.line(text)
+        """Lines for people; nothing with `--json`, and then they are not made."""
+        for text in texts if not self.json else ():
+            print(text)
 
     def line(self, text: str = "") -> None:
         """A line for people; nothing with `--json`."""
         if not self.json:
             print(text)
+
+    def fields(self, texts: dict[str, str]) -> None:
+        """A line for each label that has a text, for people."""
+        self.lines(f"{label + ':':10}{printable(text)}" for label, text in texts.items() if text)
 
     def warning(self, message: str) -> None:
         """Something to know that is no failure."""
@@ -163,8 +184,7 @@ class Output:
     def error(self, kind: str, message: str, hint: str) -> None:
         """Why the command failed, and what to do."""
         if self.json:
-            error = {"type": kind, "message": message, "hint": hint}
-            print(json.dumps({"error": error}), file=sys.stderr)
+            print(json.dumps({"error": {"type": kind, "message": message, "hint": hint}}), file=sys.stderr)
             return
         lines = [printable(line) for line in message.split(NEXT_LINE)]
         print(f"error: {NEXT_LINE.join(lines)}", file=sys.stderr)
@@ -177,7 +197,17 @@ class Output:
             return
         clean = [[printable(cell) for cell in row] for row in rows]
         if sys.stdout.isatty():
-            _rich_table(headers, clean, right)
+            from rich import box
+            from rich.console import Console
+            from rich.table import Table
+            from rich.text import Text
+
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+            for n, header in enumerate(headers):
+                table.add_column(header, justify="right" if n in right else "left", overflow="fold")
+            for cells in clean:
+                table.add_row(*map(Text, cells))
+            Console(highlight=False).print(table)
             return
         widths = [max(len(row[n]) for row in [headers, *clean]) for n in range(len(headers))]
         for row in [headers, *clean]:
@@ -186,6 +216,22 @@ class Output:
                 for n, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             print("  ".join(cells).rstrip())
+
+    def listing(
+        self,
+        values: Sequence[Any],
+        headers: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        right: Sequence[int] = (),
+        empty: str,
+    ) -> None:
+        """The command's result: `values` with `--json`, otherwise a table, or the line `empty` where there are none."""
+        self.result(values)
+        if values:
+            self.table(headers, rows, right=right)
+        else:
+            self.line(empty)
 
     @contextmanager
     def progress(self, text: str) -> Iterator[Progress]:
@@ -197,13 +243,8 @@ class Output:
         from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
+        text_column = TextColumn("{task.description}", markup=False)
+        columns = (SpinnerColumn(), text_column, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             yield Progress(lambda _text: None, bar=bar, task=bar.add_task(text, total=None))
 
@@ -212,8 +253,7 @@ class Output:
 
     def log_to_stderr(self, level: int) -> None:
         """Show what the libraries log, as warnings."""
-        handler = _LogHandler(self)
-        logging.basicConfig(level=level, handlers=[handler], format="%(message)s", force=True)
+        logging.basicConfig(level=level, handlers=[_LogHandler(self)], format="%(message)s", force=True)
 
 
 class _LogHandler(logging.Handler):
@@ -226,17 +266,3 @@ class _LogHandler(logging.Handler):
             self._out.warning(self.format(record))
         else:
             print(f"{record.levelname.lower()}: {record.name}: {self.format(record)}", file=sys.stderr)
-
-
-def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for n, header in enumerate(headers):
-        table.add_column(header, justify="right" if n in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console(highlight=False).print(table)

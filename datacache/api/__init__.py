@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from datacache.api.options import ReadingOptions as ReadingOptions
     from datacache.api.options import ShardOptions as ShardOptions
     from datacache.api.options import make_query as make_query
+    from datacache.api.options import take as take
     from datacache.api.snapshots import collect_garbage as collect_garbage
     from datacache.api.snapshots import create_snapshot as create_snapshot
     from datacache.api.snapshots import dataset_access as dataset_access

@@ -10,10 +10,9 @@ import ast
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 
-def front(name: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
+def front(name: str, file: str) -> tuple[Callable[[str], object], list[str]]:
     """Return the `__getattr__` and `__all__` of the module `name` in `file`, by its imports for type checkers.
 
     There `from m import a as a` offers `a`; after `from m import n as _n`, the assignment `b = _n.c` offers `b`. Names
@@ -30,7 +29,7 @@ def front(name: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
                 module, _, there = ast.unparse(line.value).partition(".")
                 places[ast.unparse(line.targets[0])] = ".".join(filter(None, places[module])), there
 
-    def get(attribute: str) -> Any:
+    def get(attribute: str) -> object:
         if attribute.startswith("_") or attribute not in places:
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         module, there = places[attribute]

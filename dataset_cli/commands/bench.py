@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from datacache import api
 from datacache.core.counters import count
-from dataset_cli.app import App, json_option, pass_app
+from datacache.core.errors import UsageError
+from dataset_cli.app import App, command
 from dataset_cli.output import format_bytes, printable
 
 if TYPE_CHECKING:
-    from datacache.api import Report
     from dataset_cli.output import Progress
 
 _TARGETS = ("auto", "detection", "classification", "folder", "path", "none")
@@ -28,7 +29,7 @@ def bench() -> None:
     """Measure what this machine does with your data."""
 
 
-@bench.command()
+@command(bench)
 @click.argument("dataset")
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples in a batch.")
 @click.option("--decode", type=click.Choice(["rgb", "bytes"]), default="rgb", show_default=True, help="Pixels, or not.")
@@ -37,9 +38,7 @@ def bench() -> None:
 @click.option("--target", type=click.Choice(_TARGETS), default="auto", show_default=True, help="What is learned.")
 @click.option("--workers", metavar="LIST", help="Numbers to try, as 0,1,4 (default: 0, 1, 2, 4, … processors).")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="For each.")
-@json_option
-@pass_app
-def loader(app: App, /, *, dataset: str, workers: str | None, seconds: float, **how: Any) -> None:
+def loader(app: App, /, *, dataset: str, workers: str | None, seconds: float, batch_size: int, **how: Any) -> None:
     """Measure loading a data set with PyTorch.
 
     DATASET is a snapshot (NAME@REF), of shards or not, or a shard set's URL or folder. Samples are drawn at random,
@@ -52,63 +51,52 @@ def loader(app: App, /, *, dataset: str, workers: str | None, seconds: float, **
     try:
         import torch as _torch  # noqa: F401 - asked for before anything is opened
     except ModuleNotFoundError as exc:
-        from datacache.core.errors import UsageError
+        text = "this measures PyTorch's DataLoader, and PyTorch is not installed"
+        raise UsageError(text, hint="pip install 'dsctl[torch]'") from exc
+    from datacache.torch import ShardDataset, SnapshotDataset
 
-        raise UsageError("this measures PyTorch's DataLoader, and PyTorch is not installed", hint=_HOW_TO_GET) from exc
-    from datacache import api
-
-    counts, size = _counts(workers), _size(how["size"])
+    counts, how["size"] = _counts(workers), _size(how["size"])
+    how["target"] = None if how["target"] == "none" else how["target"]
     with app.out.progress(f"opening {dataset}") as bar:
-        samples = _open(app, dataset, size, how)
-        rows = [_measure(samples, number, how["batch_size"], seconds, bar) for number in counts]
-    chosen = api.best_report(rows)
-    text = _choice(rows, chosen)
+        is_snapshot = isinstance(api.open_samples(dataset, app.settings), api.Snapshot)
+        samples = (SnapshotDataset if is_snapshot else ShardDataset)(dataset, settings=app.settings, **how)
+        rows = [_measure(samples, number, batch_size, seconds, bar) for number in counts]
+    chosen, processors = api.best_report(rows), api.processor_count()
+    best = chosen.stretch.workers
+    why = "" if len(rows) == 1 else ": more are not clearly faster" if chosen is not rows[-1] else ": the most tried"
+    text = f"Best: num_workers={best}{why}. {chosen.words}"
     app.out.result(
         {
             "dataset": dataset,
             "samples": len(samples),
-            "batch_size": how["batch_size"],
+            "batch_size": batch_size,
             "decode": how["decode"],
-            "size": size,
-            "processors": api.processor_count(),
+            "size": how["size"],
+            "processors": processors,
             "rows": [row.as_dict() for row in rows],
-            "choice": {"num_workers": chosen.stretch.workers, "text": text},
-        }
+            "choice": {"num_workers": best, "text": text},
+        },
+        f"{printable(dataset)}  {len(samples):,} samples, batches of {batch_size}, {count(processors, 'processor')}",
     )
-    if not app.out.json:
-        processors = count(api.processor_count(), "processor")
-        app.out.line(f"{printable(dataset)}  {len(samples):,} samples, batches of {how['batch_size']}, {processors}")
-        app.out.table(
-            ["WORKERS", "SAMPLES/S", "READ", "CPU A SAMPLE", "MISSES", "HELD UP BY"],
-            [_row(row) for row in rows],
-            right=(0, 1, 2, 3, 4),
-        )
-        app.out.line()
-        app.out.line(text)
+    app.out.table(
+        ["WORKERS", "SAMPLES/S", "READ", "CPU A SAMPLE", "MISSES", "HELD UP BY"],
+        [
+            [
+                str(row.stretch.workers),
+                f"{row.samples_per_s:,.0f}",
+                f"{format_bytes(row.bytes_per_s)}/s",
+                f"{1000 * row.cpu_s_per_sample:.2f} ms",
+                f"{100 * row.miss_share:.0f} %",
+                row.bottleneck,
+            ]
+            for row in rows
+        ],
+        right=(0, 1, 2, 3, 4),
+    )
+    app.out.lines(["", text])
 
 
-_HOW_TO_GET = "pip install 'dsctl[torch]'"
-
-
-def _open(app: App, where: str, size: tuple[int, int] | None, how: dict[str, Any]) -> Any:
-    """The data set, as a training would open it."""
-    from datacache.api import Snapshot, open_samples
-    from datacache.torch import ShardDataset, SnapshotDataset
-
-    options: dict[str, Any] = {
-        "decode": how["decode"],
-        "size": size,
-        "packed": how["packed"],
-        "target": None if how["target"] == "none" else how["target"],
-        "settings": app.settings,
-    }
-    found = open_samples(where, app.settings)
-    return SnapshotDataset(where, **options) if isinstance(found, Snapshot) else ShardDataset(where, **options)
-
-
-def _measure(samples: Any, workers: int, batch_size: int, seconds: float, bar: Progress) -> Report:
-    from datacache import api
-
+def _measure(samples: Any, workers: int, batch_size: int, seconds: float, bar: Progress) -> api.Report:
     began, done = time.monotonic(), 0
 
     def show() -> None:
@@ -120,27 +108,7 @@ def _measure(samples: Any, workers: int, batch_size: int, seconds: float, bar: P
     return api.measure_loading(samples, workers=workers, batch_size=batch_size, seconds=seconds, on_batch=show)
 
 
-def _row(row: Report) -> list[str]:
-    return [
-        str(row.stretch.workers),
-        f"{row.samples_per_s:,.0f}",
-        f"{format_bytes(row.bytes_per_s)}/s",
-        f"{1000 * row.cpu_s_per_sample:.2f} ms",
-        f"{100 * row.miss_share:.0f} %",
-        row.bottleneck,
-    ]
-
-
-def _choice(rows: list[Report], chosen: Report) -> str:
-    workers = chosen.stretch.workers
-    why = "" if len(rows) == 1 else ": more are not clearly faster" if chosen is not rows[-1] else ": the most tried"
-    return f"Best: num_workers={workers}{why}. {chosen.words}"
-
-
 def _counts(text: str | None) -> list[int]:
-    from datacache import api
-    from datacache.core.errors import UsageError
-
     if text is None:
         return api.worker_counts()
     numbers = [part.strip() for part in text.split(",")]
@@ -150,8 +118,6 @@ def _counts(text: str | None) -> list[int]:
 
 
 def _size(text: str | None) -> tuple[int, int] | None:
-    from datacache.core.errors import UsageError
-
     if text is None:
         return None
     width, _, height = text.lower().partition("x")

@@ -8,15 +8,14 @@ and the data sets that it has that from.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from dataset_cli.app import App, DatasetName, json_option, pass_app
+from datacache import api
+from datacache.core.errors import UsageError
+from dataset_cli.app import App, DatasetName, command
 from dataset_cli.output import format_time
-
-if TYPE_CHECKING:
-    from datacache.api import Access
 
 
 class _Group(click.Group):
@@ -40,61 +39,44 @@ def dataset() -> None:
     """See the data sets there are, and say who may have them."""
 
 
-@dataset.command("list")
-@json_option
-@pass_app
+@command(dataset, "list")
 def list_(app: App) -> None:
     """List the data sets."""
-    from datacache.api import access_of
-
-    found = []
+    values, rows = [], []
     with app.catalog() as catalog:
         for record in catalog.datasets():
-            snapshots = catalog.snapshots(record.name)
-            access = access_of(catalog, record.name, default=app.settings.access)
-            found.append((record, snapshots, access))
-    created = [{each.id: each.created_at for each in snapshots} for _record, snapshots, _access in found]
-    app.out.result(
-        [
-            {
-                "name": record.name,
-                "snapshots": len(snapshots),
-                "latest": record.latest,
-                "latest_created_at": times.get(record.latest, ""),
-                "tags": record.tags,
-                "access": _as_json(access),
-            }
-            for (record, snapshots, access), times in zip(found, created, strict=True)
-        ]
-    )
-    if not found:
-        app.out.line("There are no data sets yet. Make one: dsctl snapshot create NAME --from URL")
-        return
-    app.out.table(
+            times = {each.id: each.created_at for each in catalog.snapshots(record.name)}
+            access = api.access_of(catalog, record.name, default=app.settings.access)
+            created_at = times.get(record.latest, "")
+            values.append(
+                {
+                    "name": record.name,
+                    "snapshots": len(times),
+                    "latest": record.latest,
+                    "latest_created_at": created_at,
+                    "tags": record.tags,
+                    "access": _as_json(access),
+                }
+            )
+            tags = ", ".join(record.tags)
+            rows.append(
+                [record.name, f"{len(times):,}", record.latest[:12], format_time(created_at), tags, str(access)]
+            )
+    app.out.listing(
+        values,
         ["NAME", "SNAPSHOTS", "LATEST", "CREATED (UTC)", "TAGS", "OPEN TO"],
-        [
-            [
-                record.name,
-                f"{len(snapshots):,}",
-                record.latest[:12],
-                format_time(times.get(record.latest, "")),
-                ", ".join(record.tags),
-                str(access),
-            ]
-            for (record, snapshots, access), times in zip(found, created, strict=True)
-        ],
+        rows,
         right=(1,),
+        empty="There are no data sets yet. Make one: dsctl snapshot create NAME --from URL",
     )
 
 
-@dataset.command()
+@command(dataset)
 @click.argument("name", type=DatasetName())
 @click.option("--allow", multiple=True, metavar="NAMESPACE", help="Open it to this namespace; may be repeated.")
 @click.option("--deny", multiple=True, metavar="NAMESPACE", help="Not to this one any more; may be repeated.")
 @click.option("--all", "to_all", is_flag=True, help="Open it to all namespaces.")
 @click.option("--none", "to_none", is_flag=True, help="Open it to no namespace.")
-@json_option
-@pass_app
 def access(app: App, *, name: str, allow: tuple[str, ...], deny: tuple[str, ...], to_all: bool, to_none: bool) -> None:
     """Show or change which namespaces of Kubernetes may mount a data set.
 
@@ -107,9 +89,6 @@ def access(app: App, *, name: str, allow: tuple[str, ...], deny: tuple[str, ...]
     dsctl dataset access mask --allow team-a --allow team-b    open to these two
     dsctl dataset access mask --all --deny guests              open to all but these
     """
-    from datacache import api
-    from datacache.core.errors import UsageError
-
     if both := sorted(set(allow) & set(deny)):
         raise UsageError(f"{both[0]} cannot be both allowed and denied")
     for one, other, given in (
@@ -119,7 +98,6 @@ def access(app: App, *, name: str, allow: tuple[str, ...], deny: tuple[str, ...]
     ):
         if given:
             raise UsageError(f"{one} and {other} do not go together", hint="Leave one of them out.")
-    default = app.settings.access
     if allow or deny or to_all or to_none:
         everybody = to_all if to_all or to_none else None
         before, found = api.set_dataset_access(name, everybody=everybody, allow=allow, deny=deny, settings=app.settings)
@@ -131,11 +109,11 @@ def access(app: App, *, name: str, allow: tuple[str, ...], deny: tuple[str, ...]
     if not found.chosen:
         text += f" (inherited from {', '.join(found.made_of)}, of which it is made)"
     if not found.listed:
-        text += f" (it has no list of its own; DATACACHE_ACCESS is {default})"
+        text += f" (it has no list of its own; DATACACHE_ACCESS is {app.settings.access})"
     app.out.result({"name": name, "access": _as_json(found)}, text)
 
 
-def _as_json(access: Access) -> dict[str, Any]:
+def _as_json(access: api.Access) -> dict[str, Any]:
     return {
         "everybody": access.everybody,
         "allowed": list(access.allowed),

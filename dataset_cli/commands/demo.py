@@ -21,45 +21,45 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from datacache.core.counters import count
-from dataset_cli.app import App, json_option, pass_app
+import fuse_mount
+from datacache import api
+from datacache.core.counters import count as counted
+from datacache.core.errors import CacheError, DaemonError, MountError, UsageError
+from dataset_cli.app import FOLDER, App, command
 from dataset_cli.commands.snapshot import as_json
-from dataset_cli.demo import ending as demo_training
+from dataset_cli.demo import ending
 from dataset_cli.output import format_bytes
 
 if TYPE_CHECKING:
-    from datacache.api import SnapshotRecord
     from datacache.settings import Settings
 
 _NAME, _TAG = "mask", "v1"
 _YOLO = "mask-yolo"
 _SHOWN = 12
 _SSD_BYTES, _RAM_BYTES = 10**9, 64 * 2**20
-
-
-class Epoch(NamedTuple):
-    """One reading of all files, in an order of its own."""
-
-    files: int
-    bytes: int
-    seconds: float
-    files_per_s: float
-
-
-@click.command()
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where (default: a new folder in /tmp).",
+_KEPT = (
+    f"  dsctl snapshot show {_NAME}@{_TAG} --files",
+    f"  dsctl query {_NAME}@{_TAG} --label without_mask --min-objects 2",
+    f"  mkdir -p /tmp/mask && dsctl mount {_YOLO}@{_TAG} /tmp/mask && ls /tmp/mask",
 )
+_GONE = (
+    "Everything is cleaned up. Try next, with your own data:",
+    "  dsctl snapshot create faces --from s3://BUCKET/PREFIX --tag v1",
+    "  dsctl convert faces@v1 --to yolo --as faces-yolo --split train=0.8,val=0.2",
+    "  dsctl mount faces-yolo DIR",
+    "or keep the demo's to play with: dsctl demo --keep",
+)
+
+
+@command()
+@click.option("--dir", "directory", type=FOLDER, help="Where (default: a new folder in /tmp).")
 @click.option("--keep", is_flag=True, help="Leave the folder with bucket and home to look at.")
 @click.option("--count", type=click.IntRange(1, 100_000), default=200, show_default=True, help="Images to draw.")
 @click.option(
@@ -71,76 +71,86 @@ class Epoch(NamedTuple):
     metavar="SECONDS",
     help="How long to train, where PyTorch is installed; 0: not at all.",
 )
-@json_option
-@pass_app
 def demo(app: App, directory: Path | None, keep: bool, count: int, train_s: float) -> None:
     """Try everything on a small drawn dataset.
 
     Snapshots it, mounts it, reads two epochs, compares every byte, converts it to YOLO, draws preview.png, trains a
     small detector from shards where PyTorch is installed, draws what it finds into predictions.png, and cleans up.
     """
-    from datacache import api
-    from datacache.api import memory_dir
-    from datacache.core.errors import MountError
-
     with ExitStack() as cleanup:
         folder = _folder(directory, keep, cleanup)
-        bucket = folder / "bucket"
-        settings = _own_settings(app.settings, folder)
+        bucket, home = folder / "bucket", folder / "home"
+        settings = replace(
+            app.settings,
+            home=home,
+            catalog=f"sqlite:///{home / 'catalog.db'}",
+            ssd_bytes=min(app.settings.ssd_bytes, _SSD_BYTES),
+            ram_bytes=min(app.settings.ram_bytes, _RAM_BYTES),
+            stores=(),
+        )
         pictures = directory or (folder if keep else Path.cwd())
         _draw(app, bucket, count)
         record = api.create_snapshot(_NAME, bucket.as_uri(), settings=settings, tags=[_TAG], move_tags=True)
         size = format_bytes(record.total_bytes)
         app.out.line(f"snapshot  {_NAME}@{_TAG} is {record.ref}: {record.files:,} files, {size}")
         if not keep:
-            cleanup.callback(shutil.rmtree, memory_dir(settings.home, settings.ram_dir), ignore_errors=True)
+            cleanup.callback(shutil.rmtree, api.memory_dir(home, settings.ram_dir), ignore_errors=True)
         cleanup.callback(_stop_daemon, settings)
-        paths = _paths(record.ref, settings)
+        with api.open_snapshot(record.ref, settings) as snapshot:
+            paths = snapshot.paths()
         try:
             read = cleanup.enter_context(_mounted(app, record.ref, folder / "mnt", settings))
             mounted = True
         except MountError as exc:
             app.out.warning(f"nothing can be mounted here ({exc.message}); reading through Python instead")
-            snapshot = cleanup.enter_context(api.open_snapshot(record.ref, settings))
-            read, mounted = snapshot.read, False
+            read, mounted = cleanup.enter_context(api.open_snapshot(record.ref, settings)).read, False
         epochs = [_epoch(app, number, paths, read, bucket) for number in (1, 2)]
         app.out.line(f"compared  every byte of {len(paths):,} files with the bucket: equal")
-        tiers = api.connect(settings).cache_status()["tiers"]
-        _print_tiers(app, tiers)
+        tiers = api.cache_status(settings)["tiers"]
+        for tier in tiers:
+            used = f"{format_bytes(tier['used_bytes'])} in {counted(tier['blocks'], 'block')}"
+            app.out.line(f"tier      {tier['name']}: {used}")
         converted = _convert(app, record.ref, settings)
         picture = _draw_preview(app, record.ref, _free_name(pictures, "preview"), settings)
         training = None
         if train_s:
             place = _free_name(pictures, "predictions")
-            training = demo_training.train(
+            training = ending.train(
                 app, converted.ref, bucket=bucket, picture=place, seconds=train_s, settings=settings
             )
-        with _catalog(settings) as catalog:
-            shown = as_json(record, catalog.dataset(_NAME))
-            as_yolo = as_json(converted, catalog.dataset(converted.dataset))
+        with closing(api.open_catalog(settings)) as catalog:
+            shown, as_yolo = (as_json(each, catalog.dataset(each.dataset)) for each in (record, converted))
     app.out.result(
         {
             "ok": True,
             "snapshot": shown,
             "mounted": mounted,
-            "epochs": [epoch._asdict() for epoch in epochs],
+            "epochs": epochs,
             "tiers": tiers,
             "compared_files": len(paths),
             "converted": as_yolo,
-            "preview": str(picture) if picture else None,
+            "preview": picture,
             "training": training,
-            "home": str(settings.home),
+            "home": str(home),
             "bucket": str(bucket),
             "kept": keep,
         }
     )
-    _say_what_next(app, folder, settings, keep)
+    unset = ["  unset DATACACHE_CATALOG"] if os.environ.get("DATACACHE_CATALOG") else []
+    app.out.lines(
+        [
+            "",
+            *(
+                [f"All of it is in {folder}. Try next:", f"  export DATACACHE_HOME={home}", *unset, *_KEPT]
+                if keep
+                else _GONE
+            ),
+        ]
+    )
 
 
 def _folder(directory: Path | None, keep: bool, cleanup: ExitStack) -> Path:
-    """The demo's folder, which is removed at the end unless it is to stay or was there before."""
-    from datacache.core.errors import UsageError
-
+    """Return the demo's folder, which is removed at the end unless it is to stay or was there before."""
     if directory is None:
         folder = Path(tempfile.mkdtemp(prefix="datacache-demo-"))
     else:
@@ -159,21 +169,7 @@ def _folder(directory: Path | None, keep: bool, cleanup: ExitStack) -> Path:
     return folder
 
 
-def _own_settings(settings: Settings, folder: Path) -> Settings:
-    home = folder / "home"
-    return replace(
-        settings,
-        home=home,
-        catalog=f"sqlite:///{home / 'catalog.db'}",
-        ssd_bytes=min(settings.ssd_bytes, _SSD_BYTES),
-        ram_bytes=min(settings.ram_bytes, _RAM_BYTES),
-        stores=(),
-    )
-
-
 def _draw(app: App, bucket: Path, count: int) -> None:
-    from datacache.core.errors import UsageError
-
     try:
         from dataset_cli.demo.faces import draw_faces
     except ImportError as exc:
@@ -185,45 +181,27 @@ def _draw(app: App, bucket: Path, count: int) -> None:
     app.out.line(f"bucket    {bucket}: {faces.images:,} images, {kinds}")
 
 
-def _paths(ref: str, settings: Settings) -> list[str]:
-    from datacache import api
-
-    with api.open_snapshot(ref, settings) as snapshot:
-        return snapshot.paths()
-
-
 @contextmanager
 def _mounted(app: App, ref: str, mountpoint: Path, settings: Settings) -> Iterator[Callable[[str], bytes]]:
-    """Mount; what reads a file there."""
-    from datacache.core.errors import MountError
-    from fuse_mount import mount_snapshot, unmount
-
+    """Mount; give what reads a file there."""
     mountpoint.mkdir(exist_ok=True)
     try:
-        info = mount_snapshot(ref, mountpoint, settings=settings)
+        info = fuse_mount.mount_snapshot(ref, mountpoint, settings=settings)
         try:
-            app.out.line(f"mount     {mountpoint}, served by {count(len(info.workers), 'worker')}")
+            app.out.line(f"mount     {mountpoint}, served by {counted(len(info.workers), 'worker')}")
             yield lambda path: (mountpoint / path).read_bytes()
         finally:
             try:
-                unmount(mountpoint, settings=settings)
+                fuse_mount.unmount(mountpoint, settings=settings)
             except MountError:  # somebody looks into it, an indexer perhaps
-                unmount(mountpoint, lazy=True, settings=settings)
+                fuse_mount.unmount(mountpoint, lazy=True, settings=settings)
     finally:
         with suppress(OSError):
             mountpoint.rmdir()
 
 
-def _print_tiers(app: App, tiers: list[dict[str, Any]]) -> None:
-    for tier in tiers:
-        used = f"{format_bytes(tier['used_bytes'])} in {count(tier['blocks'], 'block')}"
-        app.out.line(f"tier      {tier['name']}: {used}")
-
-
-def _epoch(app: App, number: int, paths: list[str], read: Callable[[str], bytes], bucket: Path) -> Epoch:
+def _epoch(app: App, number: int, paths: list[str], read: Callable[[str], bytes], bucket: Path) -> dict[str, Any]:
     """Read all files in a random order against the clock, then compare them with the bucket."""
-    from datacache.core.errors import CacheError
-
     order = random.Random(number).sample(paths, len(paths))
     with app.out.progress(f"epoch {number}") as bar:
         begun = time.perf_counter()
@@ -235,16 +213,14 @@ def _epoch(app: App, number: int, paths: list[str], read: Callable[[str], bytes]
     for path, data in zip(order, got, strict=True):
         if data != (bucket / path).read_bytes():
             raise CacheError(f"{path} differs from the bucket", hint="This is a defect. Please report it.")
-    epoch = Epoch(len(order), sum(map(len, got)), seconds, len(order) / seconds)
+    size, rate = sum(map(len, got)), len(order) / seconds
     kind = "from the bucket" if number == 1 else "from this node"
-    app.out.line(f"epoch {number}   {epoch.files_per_s:>9,.0f} files/s ({kind}, {format_bytes(epoch.bytes)})")
-    return epoch
+    app.out.line(f"epoch {number}   {rate:>9,.0f} files/s ({kind}, {format_bytes(size)})")
+    return {"files": len(order), "bytes": size, "seconds": seconds, "files_per_s": rate}
 
 
-def _convert(app: App, ref: str, settings: Settings) -> SnapshotRecord:
-    """From VOC to YOLO: labels are new, images are not."""
-    from datacache import api
-
+def _convert(app: App, ref: str, settings: Settings) -> api.SnapshotRecord:
+    """Convert from VOC to YOLO: labels are new, images are not."""
     done = api.convert(
         ref, to="yolo", name=_YOLO, split="train=0.8,val=0.2", tags=[_TAG], move_tags=True, settings=settings
     )
@@ -253,68 +229,23 @@ def _convert(app: App, ref: str, settings: Settings) -> SnapshotRecord:
     return done.record
 
 
-def _draw_preview(app: App, ref: str, path: Path, settings: Settings) -> Path | None:
-    """A picture of some images with their boxes. None where it cannot be written."""
-    from datacache import api
-    from datacache.api import Picture
-    from datacache.api import draw_pictures as preview
-
+def _draw_preview(app: App, ref: str, path: Path, settings: Settings) -> str | None:
+    """Draw a picture of some images with their boxes. None where it cannot be written."""
     with api.open_annotations(ref, settings=settings) as (snapshot, table):
         rows = [row for _, row in zip(range(_SHOWN), table.rows(), strict=False)]
-        pictures = [Picture(row.path, snapshot.read(row.path), row.annotation) for row in rows]
-    data = preview(pictures, title=f"{_NAME}@{_TAG}", subtitle=f"{len(rows)} of {table.images:,} images")
-    try:
-        path.write_bytes(data)
-    except OSError as exc:
-        app.out.warning(f"{path} cannot be written: {exc.strerror}")
-        return None
-    app.out.line(f"preview   {path}: {len(rows)} images with their boxes")
-    return path
+        pictures = [api.Picture(row.path, snapshot.read(row.path), row.annotation) for row in rows]
+    data = api.draw_pictures(pictures, title=f"{_NAME}@{_TAG}", subtitle=f"{len(rows)} of {table.images:,} images")
+    return ending.write_picture(app, path, data, f"preview   {path}: {len(rows)} images with their boxes")
 
 
 def _free_name(folder: Path, name: str) -> Path:
-    """`preview.png`, or a name beside it if somebody else's is there."""
+    """Return `preview.png`, or a name beside it if somebody else's is there."""
     names = (folder / f"{name}{number or ''}.png" for number in range(1000))
     return next((path for path in names if not path.exists()), folder / f"{name}.png")
 
 
 def _stop_daemon(settings: Settings) -> None:
-    from datacache import api
-    from datacache.core.errors import DaemonError
-
     client = api.running_daemon(settings)
     if client is not None:
-        try:
+        with suppress(DaemonError):  # gone already
             client.stop()
-        except DaemonError:
-            return  # gone already
-
-
-@contextmanager
-def _catalog(settings: Settings) -> Iterator[Any]:
-    """The demo's own catalog."""
-    from datacache import api
-
-    catalog = api.open_catalog(settings)
-    try:
-        yield catalog
-    finally:
-        catalog.close()
-
-
-def _say_what_next(app: App, folder: Path, settings: Settings, keep: bool) -> None:
-    app.out.line()
-    if keep:
-        app.out.line(f"All of it is in {folder}. Try next:")
-        app.out.line(f"  export DATACACHE_HOME={settings.home}")
-        if os.environ.get("DATACACHE_CATALOG"):
-            app.out.line("  unset DATACACHE_CATALOG")
-        app.out.line(f"  dsctl snapshot show {_NAME}@{_TAG} --files")
-        app.out.line(f"  dsctl query {_NAME}@{_TAG} --label without_mask --min-objects 2")
-        app.out.line(f"  mkdir -p /tmp/mask && dsctl mount {_YOLO}@{_TAG} /tmp/mask && ls /tmp/mask")
-        return
-    app.out.line("Everything is cleaned up. Try next, with your own data:")
-    app.out.line("  dsctl snapshot create faces --from s3://BUCKET/PREFIX --tag v1")
-    app.out.line("  dsctl convert faces@v1 --to yolo --as faces-yolo --split train=0.8,val=0.2")
-    app.out.line("  dsctl mount faces-yolo DIR")
-    app.out.line("or keep the demo's to play with: dsctl demo --keep")

@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+import fuse_mount
+from datacache import api
+from datacache.core import lockfile
 from datacache.core.counters import count
-from dataset_cli.app import App, json_option, pass_app
+from datacache.core.errors import DatacacheError, MountError
+from dataset_cli.app import App, command
 from dataset_cli.output import format_bytes, printable
-from dataset_cli.variables import differences
+from dataset_cli.variables import differences, misspelt
 
 if TYPE_CHECKING:
-    from datacache.api import Catalog
     from datacache.settings import Settings
 
 _RESEND_SINCE = (6, 9)
@@ -43,9 +46,7 @@ class Check(NamedTuple):
     hint: str = ""
 
 
-@click.command()
-@json_option
-@pass_app
+@command()
 def doctor(app: App) -> None:
     """Check that this node can do what the settings ask for.
 
@@ -85,10 +86,8 @@ def _checks(app: App) -> Iterator[Check]:
 
 
 def _lost_mounts(settings: Settings) -> Iterator[Check]:
-    from fuse_mount import is_lost, list_mounts
-
-    for info in list_mounts(settings):
-        if is_lost(info, settings):
+    for info in fuse_mount.list_mounts(settings):
+        if fuse_mount.is_lost(info, settings):
             hint = f"Mount it again: dsctl mount {info.ref} {shlex.quote(str(info.mountpoint))}"
             yield Check("mount", "fail", f"{info.mountpoint}: its processes have died, nobody serves it", hint)
 
@@ -152,8 +151,6 @@ def _open_files() -> Check:
 
 def variables(names: Iterable[str]) -> Iterator[Check]:
     """Variables that nobody reads, though somebody meant them for us."""
-    from dataset_cli.variables import misspelt
-
     for name, meant in misspelt(names).items():
         yield Check("variables", "warn", f"{name} is set, and is no setting", f"Did you mean {meant}?")
 
@@ -233,11 +230,8 @@ def ram(settings: Settings) -> Check:
 
 
 def _pyfuse3() -> Check:
-    from datacache.core.errors import MountError
-    from fuse_mount import check_pyfuse3
-
     try:
-        check_pyfuse3()
+        fuse_mount.check_pyfuse3()
     except MountError as exc:
         return Check("pyfuse3", "warn", f"{exc.message}; snapshots can be mounted without", exc.hint)
     return Check("pyfuse3", "ok", "buckets can be mounted read-write")
@@ -245,8 +239,6 @@ def _pyfuse3() -> Check:
 
 def staging(settings: Settings) -> Check:
     """Whether read-write mounts can stage what they write."""
-    from datacache.core import lockfile
-
     folder = settings.staging_root
     hint = "Set DATACACHE_STAGING to a folder on durable storage that you can write to."
     if not folder.is_dir():
@@ -269,15 +261,11 @@ def staging(settings: Settings) -> Check:
 
 
 def _kind_of(folder: Path) -> str:
-    from fuse_mount import mounts
-
     device = os.stat(folder).st_dev
-    return next((mount.kind for mount in mounts() if mount.device == device), "")
+    return next((mount.kind for mount in fuse_mount.mounts() if mount.device == device), "")
 
 
 def _catalog_and_stores(app: App) -> Iterator[Check]:
-    from datacache.core.errors import DatacacheError
-
     origins: dict[str, None] = {store.url: None for store in app.settings.stores}
     try:
         with app.catalog() as catalog:
@@ -295,7 +283,7 @@ def _catalog_and_stores(app: App) -> Iterator[Check]:
             break
 
 
-def _latest_origins(catalog: Catalog, names: list[str]) -> Iterator[str]:
+def _latest_origins(catalog: api.Catalog, names: list[str]) -> Iterator[str]:
     """The places that data sets were listed from: not those that were converted or imported."""
     for name in names:
         dataset = catalog.dataset(name)
@@ -306,12 +294,8 @@ def _latest_origins(catalog: Catalog, names: list[str]) -> Iterator[str]:
 
 def _store(settings: Settings, url: str, seen: set[str]) -> Check | None:
     """One page of a listing says whether a store is there and lets us in."""
-    from datacache import api
-    from datacache.api import split_url
-    from datacache.core.errors import DatacacheError
-
     try:
-        store_url, _prefix = split_url(url)
+        store_url, _prefix = api.split_url(url)
         if store_url in seen:
             return None
         seen.add(store_url)
@@ -322,9 +306,6 @@ def _store(settings: Settings, url: str, seen: set[str]) -> Check | None:
 
 
 def _daemon(settings: Settings) -> Iterator[Check]:
-    from datacache import api
-    from datacache.core.errors import DatacacheError
-
     try:
         client = api.running_daemon(settings)
         if client is None:

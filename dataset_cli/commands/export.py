@@ -6,18 +6,15 @@ With `--json` it prints `{"ref", "directory", "files", "bytes", "kept", "cloned"
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from dataset_cli.app import App, SnapshotRef, json_option, pass_app
+from datacache import api
+from dataset_cli.app import App, SnapshotRef, command
 from dataset_cli.output import format_bytes, printable
 
-if TYPE_CHECKING:
-    from datacache.api import Exported
 
-
-@click.command()
+@command()
 @click.argument("ref", type=SnapshotRef())
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
@@ -29,19 +26,13 @@ if TYPE_CHECKING:
     "hard: as hard links; whoever changes one in DIR changes the bucket (what datacache stored is not linked). "
     "none: as copies.",
 )
-@json_option
-@pass_app
 def export(app: App, *, ref: str, directory: Path, link: str) -> None:
     """Write a snapshot's files into DIR, for tools that want a plain folder.
 
     DIR is not there yet, is empty, or holds an export of the same snapshot: what is there is kept, so that an
     export that was killed can be run again. The file .datacache-exported in it says which snapshot it is.
     """
-    from datacache import api
-    from datacache.api import resolve
-
-    with app.catalog() as catalog:
-        record = resolve(catalog, ref)
+    record = app.resolve(ref)
     with app.out.progress(f"exporting {ref}") as bar:
         done = api.export_snapshot(
             f"{record.dataset}@{record.id}",
@@ -54,15 +45,7 @@ def export(app: App, *, ref: str, directory: Path, link: str) -> None:
         )
     for path in done.left_out:
         app.out.warning(f"left out, because no folder can hold it: {path!r}")
-    app.out.result(done.as_json(), f"{record.ref} is in {printable(str(done.directory))}: {_counts(done)}")
-
-
-def _counts(done: Exported) -> str:
-    kinds = {
-        "copied": done.copied,
-        "cloned": done.cloned,
-        "hard links": done.linked,
-        "there already": done.kept,
-    }
-    parts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
-    return f"{done.files:,} files, {format_bytes(done.bytes)}" + (f" ({parts})" if parts else "")
+    kinds = {"copied": done.copied, "cloned": done.cloned, "hard links": done.linked, "there already": done.kept}
+    parts = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number)
+    counts = f"{done.files:,} files, {format_bytes(done.bytes)}" + (f" ({parts})" if parts else "")
+    app.out.result(done.as_json(), f"{record.ref} is in {printable(str(done.directory))}: {counts}")

@@ -9,34 +9,35 @@ anything could not be uploaded, or was lost and nobody has said `--forget-lost` 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import fuse_mount
 from datacache.core.errors import DatacacheError, MountError, UploadError, UsageError
-from dataset_cli.app import App, json_option, pass_app
+from dataset_cli.app import FOLDER, App, command, raise_all
+from dataset_cli.commands.writes import FORGET_LOST, conflict_lines
 from dataset_cli.output import NEXT_LINE, format_bytes
 
 if TYPE_CHECKING:
+    from datacache.settings import Settings
     from dataset_cli.output import Progress
-    from fuse_mount import BucketInfo, LeftArea
 
 _GOES_ON = "The upload goes on, and what failed is tried again."
 
 
-@click.command()
+@command()
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--staging",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Where to look for what mounts have left behind (default: DATACACHE_STAGING, or staging/ in the home).",
 )
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait at most (default: until it is done).")
 @click.option("--forget-lost", is_flag=True, help="Tell what was lost once more, and then no longer.")
-@json_option
-@pass_app
 def flush(app: App, directory: Path | None, staging: Path | None, timeout: float | None, forget_lost: bool) -> None:
     """Wait until everything written so far is in the bucket.
 
@@ -44,86 +45,77 @@ def flush(app: App, directory: Path | None, staging: Path | None, timeout: float
 
     Fails as long as a program's bytes were lost, as those of a full disk are, and nobody has said --forget-lost.
     """
-    from fuse_mount import left_areas, list_bucket_mounts
-
     if directory is not None:
         if staging is not None:
             raise UsageError("give a mount or a staging folder, not both")
-        info = _mount_of(directory, list_bucket_mounts(app.settings))
+        info = _mount_of(directory, fuse_mount.list_bucket_mounts(app.settings))
         done, told = _flush_mount(app, info, timeout, forget_lost)
         app.out.result([done], told)
-        lost = _lost(done)
-        if lost:
-            raise lost
+        raise_all(_lost([done]), UploadError)
         return
     settings = app.settings if staging is None else replace(app.settings, staging=staging.absolute())
     results: list[dict[str, Any]] = []
     errors: list[DatacacheError] = []
-    for info in list_bucket_mounts(app.settings) if staging is None else []:
+    for where in _places(settings, with_mounts=staging is None):
         try:
-            done, told = _flush_mount(app, info, timeout, forget_lost)
+            if isinstance(where, fuse_mount.BucketInfo):
+                done, told = _flush_mount(app, where, timeout, forget_lost)
+            else:
+                done, told = _flush_left(app, where, settings, timeout, forget_lost)
             results.append(done)
             app.out.line(told)
         except DatacacheError as exc:
-            results.append(_result(info.url, str(info.mountpoint), info.staging, error=exc))
+            results.append(_result(where, error=exc))
             errors.append(exc)
-    for area in left_areas(settings):
-        try:
-            done, told = _flush_left(app, area, settings, timeout, forget_lost)
-            results.append(done)
-            app.out.line(told)
-        except DatacacheError as exc:
-            results.append(_result(area.url, None, str(area.folder), error=exc))
-            errors.append(exc)
-    errors += [lost for lost in map(_lost, results) if lost is not None]
     app.out.result(results, "" if results else "nothing is waiting to be uploaded")
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise UploadError(NEXT_LINE.join(exc.message for exc in errors), hint=errors[0].hint)
+    raise_all(errors + _lost(results), UploadError)
 
 
-def follow_flush(app: App, info: BucketInfo, timeout_s: float | None, *, still: str) -> dict[str, Any]:
+def _places(settings: Settings, *, with_mounts: bool) -> Iterator[fuse_mount.BucketInfo | fuse_mount.LeftArea]:
+    """Yield the read-write mounts, and then what mounts have left behind by the time these are flushed."""
+    if with_mounts:
+        yield from fuse_mount.list_bucket_mounts(settings)
+    yield from fuse_mount.left_areas(settings)
+
+
+def follow_flush(app: App, info: fuse_mount.BucketInfo, timeout_s: float | None, *, still: str) -> dict[str, Any]:
     """Flush a mount with a progress bar. An error, and Ctrl-C, say what is left; `still` is added to what to do."""
-    from fuse_mount import bucket_status, counted, flush_mount
-
-    before = bucket_status(info)
+    before = fuse_mount.bucket_status(info)
     try:
         with app.out.progress(f"uploading to {info.url}") as bar:
-            flush_mount(info, timeout_s=timeout_s, progress=_Shown(bar))
+            fuse_mount.flush_mount(info, timeout_s=timeout_s, progress=lambda status: _show(bar, status))
     except UploadError as exc:
         exc.hint = f"{exc.hint} {still}".strip()
         raise
     except KeyboardInterrupt:
-        left = bucket_status(info)
-        app.out.warning(
-            f"not uploaded yet: {counted(left['dirty_files'], left['dirty_bytes'])}, staged in {info.staging}. {still}"
-        )
+        left = fuse_mount.bucket_status(info)
+        amount = fuse_mount.counted(left["dirty_files"], left["dirty_bytes"])
+        app.out.warning(f"not uploaded yet: {amount}, staged in {info.staging}. {still}")
         raise
-    return _result(info.url, str(info.mountpoint), info.staging, before=before, after=bucket_status(info))
+    return _result(info, before=before, after=fuse_mount.bucket_status(info))
 
 
-def _flush_mount(app: App, info: BucketInfo, timeout_s: float | None, forget: bool) -> tuple[dict[str, Any], str]:
+def _flush_mount(
+    app: App, info: fuse_mount.BucketInfo, timeout_s: float | None, forget: bool
+) -> tuple[dict[str, Any], str]:
     """Flush a mount: the result, and what to say of it."""
-    from fuse_mount import forget_lost
-
     done = follow_flush(app, info, timeout_s, still=_GOES_ON)
     if forget and done["losses"]:
-        done |= {"losses": forget_lost(info), "forgotten": True}  # what has come since is among them
+        done |= {"losses": fuse_mount.forget_lost(info), "forgotten": True}  # what has come since is among them
     return done, _told(done, f"written to {info.mountpoint} is in {info.url}")
 
 
 def _flush_left(
-    app: App, area: LeftArea, settings: Any, timeout_s: float | None, forget: bool
+    app: App, area: fuse_mount.LeftArea, settings: Settings, timeout_s: float | None, forget: bool
 ) -> tuple[dict[str, Any], str]:
     """Flush what a mount has left behind: the result, and what to say of it."""
-    from fuse_mount import flush_area
-
     if area.problem:
         raise MountError(f"the staging area {area.folder} cannot be used: {area.problem}")
     with app.out.progress(f"uploading to {area.url}") as bar:
-        status = flush_area(area, settings, timeout_s=timeout_s, progress=_Shown(bar), forget_lost=forget)
-    done = _result(area.url, None, str(area.folder), after=status)
+        status = fuse_mount.flush_area(
+            area, settings, timeout_s=timeout_s, progress=lambda status: _show(bar, status), forget_lost=forget
+        )
+    done = _result(area, after=status)
     if status is None:
         return done, f"{area.folder} was taken over by a mount meanwhile, which uploads it"
     done["forgotten"] = forget and bool(done["losses"])
@@ -132,49 +124,39 @@ def _flush_left(
 
 def _told(done: dict[str, Any], is_there: str) -> str:
     """Return what to say of what was flushed: all of it is there, or all but what was lost."""
-    from dataset_cli.commands.writes import conflict_lines
-    from fuse_mount import lost_lines
-
-    forgotten = [f"forgotten: {line}" for line in lost_lines(done["losses"])] if done["forgotten"] else []
+    forgotten = [f"forgotten: {line}" for line in fuse_mount.lost_lines(done["losses"])] if done["forgotten"] else []
     everything = "everything else" if done["losses"] else "everything"
     return "\n".join([*forgotten, f"{everything} {is_there}", *conflict_lines(done["conflicts"])])
 
 
-def _lost(done: dict[str, Any]) -> UploadError | None:
-    """Return what to fail with for what was lost; None where nothing was, or somebody has seen it."""
-    from dataset_cli.commands.writes import FORGET_LOST
-    from fuse_mount import lost_lines
-
-    if done["forgotten"] or not done["losses"]:
-        return None
-    hint = FORGET_LOST.format(where=done["mountpoint"] or "").rstrip()
-    return UploadError(NEXT_LINE.join(lost_lines(done["losses"])), hint=hint)
-
-
-class _Shown:
-    """Shows how a flush is getting on."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-
-    def __call__(self, status: dict[str, Any]) -> None:
-        from fuse_mount import counted
-
-        if "flush_files" not in status:  # it has only just begun
-            return
-        under_way = sum(done for _key, done, _size in status["uploading"])
-        left_bytes = max(status["flush_bytes_left"] - under_way, 0)
-        failed = f", {status['failed_files']:,} failed" if status["failed_files"] else ""
-        waits = ", the store does not answer" if status["store_problem"] else ""
-        text = f"{counted(status['flush_files_left'], left_bytes)} left, {format_bytes(status['upload_bytes_per_s'])}/s"
-        self._bar.update(text + failed + waits, status["flush_bytes"] - left_bytes, max(status["flush_bytes"], 1))
+def _lost(results: list[dict[str, Any]]) -> list[DatacacheError]:
+    """Return what to fail with for what was lost, and nobody has seen."""
+    return [
+        UploadError(
+            NEXT_LINE.join(fuse_mount.lost_lines(done["losses"])),
+            hint=FORGET_LOST.format(where=done["mountpoint"] or "").rstrip(),
+        )
+        for done in results
+        if done["losses"] and not done["forgotten"]
+    ]
 
 
-def _mount_of(path: Path, mounts: list[BucketInfo]) -> BucketInfo:
-    """The mount that a path is or lies in."""
-    from fuse_mount import resolved
+def _show(bar: Progress, status: dict[str, Any]) -> None:
+    """Show how a flush is getting on."""
+    if "flush_files" not in status:  # it has only just begun
+        return
+    under_way = sum(done for _key, done, _size in status["uploading"])
+    left_bytes = max(status["flush_bytes_left"] - under_way, 0)
+    left, rate = fuse_mount.counted(status["flush_files_left"], left_bytes), format_bytes(status["upload_bytes_per_s"])
+    failed = f", {status['failed_files']:,} failed" if status["failed_files"] else ""
+    waits = ", the store does not answer" if status["store_problem"] else ""
+    done = status["flush_bytes"] - left_bytes
+    bar.update(f"{left} left, {rate}/s{failed}{waits}", done, max(status["flush_bytes"], 1))
 
-    target = Path(resolved(path))
+
+def _mount_of(path: Path, mounts: list[fuse_mount.BucketInfo]) -> fuse_mount.BucketInfo:
+    """Return the mount that a path is or lies in."""
+    target = Path(fuse_mount.resolved(path))
     for info in sorted(mounts, key=lambda info: len(str(info.mountpoint)), reverse=True):
         if target.is_relative_to(info.mountpoint):
             return info
@@ -182,23 +164,25 @@ def _mount_of(path: Path, mounts: list[BucketInfo]) -> BucketInfo:
 
 
 def _result(
-    url: str,
-    mountpoint: str | None,
-    staging: str,
+    where: fuse_mount.BucketInfo | fuse_mount.LeftArea,
     *,
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
     error: DatacacheError | None = None,
 ) -> dict[str, Any]:
-    def more(name: str) -> int:
-        return (after[name] - (before[name] if before else 0)) if after else 0
-
+    if isinstance(where, fuse_mount.BucketInfo):
+        mountpoint, staging = str(where.mountpoint), where.staging
+    else:
+        mountpoint, staging = None, str(where.folder)
+    more = {
+        name: after[name] - (before[name] if before else 0) if after else 0
+        for name in ("uploaded_files", "uploaded_bytes")
+    }
     return {
-        "url": url,
+        "url": where.url,
         "mountpoint": mountpoint,
         "staging": staging,
-        "uploaded_files": more("uploaded_files"),
-        "uploaded_bytes": more("uploaded_bytes"),
+        **more,
         "losses": after.get("losses", []) if after else [],
         "forgotten": False,
         "conflicts": after["conflicts"] if after else [],

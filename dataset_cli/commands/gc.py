@@ -8,15 +8,14 @@ with stored objects could not be looked through.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from dataset_cli.app import App, json_option, pass_app
+from datacache import api
+from datacache.core.counters import count
+from dataset_cli.app import App, command
 from dataset_cli.output import format_bytes, format_seconds, printable
-
-if TYPE_CHECKING:
-    from datacache.api import GarbageReport
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -27,14 +26,14 @@ class Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
-        """Seconds."""
+        """Return seconds."""
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", str(value).lower())
         if match is None or match[2] not in _SECONDS:
             self.fail(f"{value!r} is no duration; write 90s, 30m, 24h or 7d", param, context)
         return float(match[1]) * _SECONDS[match[2]]
 
 
-@click.command()
+@command()
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option(
     "--grace",
@@ -43,8 +42,6 @@ class Duration(click.ParamType[float]):
     show_default=True,
     help="Keep what was needed, or stored, a shorter time ago.",
 )
-@json_option
-@pass_app
 def gc(app: App, *, dry_run: bool, grace: float) -> int:
     """Remove what no snapshot needs any more.
 
@@ -53,18 +50,27 @@ def gc(app: App, *, dry_run: bool, grace: float) -> int:
     at the same time: what was stored for one that is not finished stays. So does a removed snapshot that is mounted
     somewhere, until it is unmounted, or its node was not heard of for a week.
     """
-    from datacache import api
-
     with app.out.progress("looking through the catalog") as bar:
         report = api.collect_garbage(grace_s=grace, dry_run=dry_run, settings=app.settings, progress=bar.update)
-    app.out.result(_as_json(report))
+    value = _as_json(report)
+    app.out.result(value)
     for problem in report.problems:
         app.out.warning(problem)
-    _show(app, report)
+    done = "would remove" if report.dry_run else "removed"
+    app.out.line(f"catalog: {done} {count(value['blobs'], 'blob')}, {format_bytes(value['blob_bytes'])}")
+    for storage in report.storages:
+        if not storage.problem:
+            removed = f"{count(storage.objects, 'object')}, {format_bytes(storage.size_bytes)}"
+            app.out.line(f"{printable(storage.url)}: {done} {removed}; {storage.kept:,} in use")
+    if young := value["young_blobs"] + value["young_objects"]:
+        since = format_seconds(report.grace_s)
+        app.out.line(f"{young:,} more stay for now: needed or stored less than {since} ago, or mounted")
+    if report.mounted:
+        app.out.line(f"removed, and mounted still: {', '.join(map(printable, report.mounted))}")
     return 1 if report.problems else 0
 
 
-def _as_json(report: GarbageReport) -> dict[str, Any]:
+def _as_json(report: api.GarbageReport) -> dict[str, Any]:
     catalog, storages = report.catalog, report.storages
     return {
         "dry_run": report.dry_run,
@@ -90,22 +96,3 @@ def _as_json(report: GarbageReport) -> dict[str, Any]:
             for storage in storages
         ],
     }
-
-
-def _show(app: App, report: GarbageReport) -> None:
-    value = _as_json(report)
-    done = "would remove" if report.dry_run else "removed"
-    app.out.line(f"catalog: {done} {_count(value['blobs'], 'blob')}, {format_bytes(value['blob_bytes'])}")
-    for storage in report.storages:
-        if not storage.problem:
-            removed = f"{_count(storage.objects, 'object')}, {format_bytes(storage.size_bytes)}"
-            app.out.line(f"{printable(storage.url)}: {done} {removed}; {storage.kept:,} in use")
-    if young := value["young_blobs"] + value["young_objects"]:
-        grace = format_seconds(report.grace_s)
-        app.out.line(f"{young:,} more stay for now: needed or stored less than {grace} ago, or mounted")
-    if report.mounted:
-        app.out.line(f"removed, and mounted still: {', '.join(map(printable, report.mounted))}")
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

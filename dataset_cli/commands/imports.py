@@ -12,28 +12,32 @@ line, and not in the JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple
 
 import click
 
-from dataset_cli.app import App, SnapshotRef
+from datacache import api
+from datacache.core.errors import ImportFailedError
+from datacache.settings import parse_bytes
+from dataset_cli.app import App, Size, SnapshotRef, options
 from dataset_cli.output import format_bytes
 
-if TYPE_CHECKING:
-    from datacache.api import Failure, JsonlProgress, SnapshotRecord, UnpackLimits
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 _SHOWN = 20
-_OPTIONS = (
+import_options = options(
     click.option("--from-jsonl", "lines", metavar="FILE", help="JSON lines: url, path, label, …; '-' for stdin."),
     click.option("--from-export", "export", metavar="PATH", help="A zip, tar, folder or .json of an annotation tool."),
     click.option("--images", type=SnapshotRef(), help="With --from-export: take the images of this snapshot."),
     click.option("--concurrency", type=click.IntRange(1, 256), help="With --from-jsonl: lines at a time."),
     click.option("--skip-failed", is_flag=True, help="With --from-jsonl: leave out lines that fail."),
     click.option("--report", metavar="FILE", help="With --from-jsonl: write the failures there, as JSON lines."),
-    click.option("--max-object", metavar="SIZE", help="With --from-jsonl: the largest copy (default and most: 1GiB)."),
+    click.option(
+        "--max-object",
+        type=Size(),
+        metavar="SIZE",
+        help="With --from-jsonl: the largest copy (default and most: 1GiB).",
+    ),
     click.option(
         "--object-timeout", type=click.FloatRange(min=1), help="With --from-jsonl: seconds for one (default: 300)."
     ),
@@ -57,6 +61,7 @@ _OPTIONS = (
         help="With --from-export: members, total, member (bytes) or ratio; may be given several times.",
     ),
 )
+"""`import_snapshot` takes them."""
 _JSONL_ONLY = ("concurrency", "skip_failed", "report", "max_object", "object_timeout", "allow_local", "allow_network")
 _EXPORT_ONLY = ("images", "limits")
 
@@ -64,20 +69,13 @@ _EXPORT_ONLY = ("images", "limits")
 class Imported(NamedTuple):
     """What `snapshot create` prints of an import."""
 
-    record: SnapshotRecord
+    record: api.SnapshotRecord
     value: dict[str, Any]
     notes: Sequence[str]
 
 
-def import_options(command: _F) -> _F:
-    """Add the options of imports to a command; it gets them as keywords for `import_snapshot`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
 def import_snapshot(
-    app: App, name: str, *, url: str | None, copy: bool, objects: str, imports: dict[str, Any], options: dict[str, Any]
+    app: App, name: str, *, url: str | None, copy: bool, imports: dict[str, Any], options: dict[str, Any]
 ) -> Imported | None:
     """Do the import that is asked for; None where it is none. `imports` are the options of `import_options`, `options`
     those that every snapshot has."""
@@ -91,24 +89,23 @@ def import_snapshot(
     if export is not None and copy:
         raise click.UsageError("--copy is for --from and --from-jsonl; what an export holds is copied anyway")
     if lines is not None:
-        return _from_jsonl(app, name, lines, copy=copy, objects=objects, imports=imports, options=options)
+        return _from_jsonl(app, name, lines, copy=copy, imports=imports, options=options)
     if export is not None:
-        return _from_export(app, name, export, objects=objects, imports=imports, options=options)
+        return _from_export(app, name, export, imports=imports, options=options)
     return None
 
 
 def _from_jsonl(
-    app: App, name: str, file: str, *, copy: bool, objects: str, imports: dict[str, Any], options: dict[str, Any]
+    app: App, name: str, file: str, *, copy: bool, imports: dict[str, Any], options: dict[str, Any]
 ) -> Imported:
-    from datacache import api
-    from datacache.core.errors import ImportFailedError
-
-    chosen: dict[str, Any] = {"skip_failed": imports["skip_failed"], "concurrency": imports["concurrency"] or 0}
-    chosen |= {name: imports[name] for name in ("allow_local", "allow_network")}
-    if imports["max_object"]:
-        chosen["max_object_bytes"] = _size("--max-object", imports["max_object"])
-    if imports["object_timeout"]:
-        chosen["object_timeout_s"] = imports["object_timeout"]
+    chosen: dict[str, Any] = {key: imports[key] for key in ("skip_failed", "allow_local", "allow_network")}
+    for option, keyword in (
+        ("concurrency", "concurrency"),
+        ("max_object", "max_object_bytes"),
+        ("object_timeout", "object_timeout_s"),
+    ):
+        if imports[option] is not None:
+            chosen[keyword] = imports[option]
     with ExitStack() as stack:
         report = stack.enter_context(_open_report(imports["report"])) if imports["report"] else None
         failures = _Failures(app, report)
@@ -117,9 +114,7 @@ def _from_jsonl(
                 made = api.import_jsonl(
                     name,
                     file,
-                    settings=app.settings,
                     copy=copy,
-                    objects=objects,
                     progress=lambda progress: bar.update(_describe(progress), progress.done, progress.total),
                     on_failure=failures.add,
                     **chosen,
@@ -136,27 +131,21 @@ def _from_jsonl(
     return Imported(made.record, value, notes)
 
 
-def _from_export(
-    app: App, name: str, path: str, *, objects: str, imports: dict[str, Any], options: dict[str, Any]
-) -> Imported:
-    from datacache import api
-
-    limits = _limits(imports["limits"])
+def _from_export(app: App, name: str, path: str, *, imports: dict[str, Any], options: dict[str, Any]) -> Imported:
+    limits, images = _limits(imports["limits"]), imports["images"] or ""
     with app.out.progress(f"reading {path}") as bar:
         made = api.import_export(
             name,
             path,
-            images=imports["images"] or "",
-            settings=app.settings,
-            objects=objects,
+            images=images,
             limits=limits,
             progress=lambda done, files, size: bar.update(f"{done:,} files, {format_bytes(size)}", done, files),
             **options,
         )
     notes = [f"{made.files:,} files of the export, {made.images:,} of them images"]
-    if imports["images"]:
+    if images:
         replaced = f" ({made.replaced:,} more are in the export itself)" if made.replaced else ""
-        notes.append(f"{made.referenced:,} images of {imports['images']}{replaced}")
+        notes.append(f"{made.referenced:,} images of {images}{replaced}")
     if made.leading:
         notes.append(f"without the leading {made.leading}")
     if made.passed_over:
@@ -171,12 +160,12 @@ class _Failures:
 
     def __init__(self, app: App, report: IO[str] | None) -> None:
         self._app, self._report = app, report
-        self._first: list[Failure] = []
+        self._first: list[api.Failure] = []
         self._all: list[dict[str, Any]] = []
         self._count = 0
 
-    def add(self, failure: Failure) -> None:
-        """One failure; they come in the order of the lines."""
+    def add(self, failure: api.Failure) -> None:
+        """Take one failure; they come in the order of the lines."""
         self._count += 1
         if len(self._first) < _SHOWN:
             self._first.append(failure)
@@ -187,7 +176,7 @@ class _Failures:
 
     @property
     def value(self) -> dict[str, Any]:
-        """For `--json`."""
+        """The failures for `--json`."""
         return {} if self._report is not None else {"failures": self._all}
 
     def show(self) -> None:
@@ -200,32 +189,24 @@ class _Failures:
             self._app.out.warning(f"{self._count - len(self._first):,} more lines failed; {where} has them all")
 
 
-def _describe(progress: JsonlProgress) -> str:
+def _describe(progress: api.JsonlProgress) -> str:
     failed = f", {progress.failed:,} failed" if progress.failed else ""
     resumed = f", {progress.resumed:,} done before" if progress.resumed else ""
     return f"{progress.done:,} of {progress.total:,} lines, {format_bytes(progress.total_bytes)}{resumed}{failed}"
 
 
-def _limits(given: Sequence[str]) -> UnpackLimits:
-    from datacache.api import UnpackLimits
-
+def _limits(given: Sequence[str]) -> api.UnpackLimits:
     names = {"members": "members", "ratio": "ratio", "total": "total_bytes", "member": "member_bytes"}
     values: dict[str, int] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or name not in names:
             raise click.UsageError(f"--unpack-limit {text}: write {', '.join(f'{name}=N' for name in names)}")
-        values[names[name]] = _size("--unpack-limit", value)
-    return UnpackLimits(**values)
-
-
-def _size(option: str, text: str) -> int:
-    from datacache.settings import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as exc:
-        raise click.UsageError(f"{option}: {exc}") from exc
+        try:
+            values[names[name]] = parse_bytes(value)
+        except ValueError as exc:
+            raise click.UsageError(f"--unpack-limit: {exc}") from exc
+    return api.UnpackLimits(**values)
 
 
 def _open_report(file: str) -> IO[str]:

@@ -6,17 +6,17 @@ With `--json`, `pvc` prints a `List` of the same objects, which kubectl takes as
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from dataset_cli.app import App, json_option, pass_app
+from datacache import api
+from dataset_cli.app import App, command
 
 _DATASET_CLASS, _BUCKET_CLASS = "datacache-dataset", "datacache-bucket"
 _QUOTA = "100Gi"
 _MIB = 2**20
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_QUANTITY = re.compile(r"[1-9][0-9]*(k|[MGTPE]|[KMGTPE]i)?")
 _POD_IMAGE = "busybox:1.37.0"
 
 
@@ -25,19 +25,24 @@ def k8s() -> None:
     """Print PVCs of snapshots and buckets; forget what a static PV meant."""
 
 
-def _checked_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not _NAME.fullmatch(value):
-        raise click.BadParameter("letters a to z, digits and '-', at most 63, none of '-' at the ends")
-    return value
+def _matching(pattern: str, what: str) -> Callable[..., str | None]:
+    """Return a check of an option's text. `click.BadParameter` says `what` it should be."""
+
+    def check(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(pattern, value):
+            raise click.BadParameter(what)
+        return value
+
+    return check
 
 
-def _checked_size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not _QUANTITY.fullmatch(value):
-        raise click.BadParameter("a number with a unit of Kubernetes, such as 100Gi")
-    return value
+_checked_name = _matching(
+    "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "letters a to z, digits and '-', at most 63, none of '-' at the ends"
+)
+_checked_size = _matching("[1-9][0-9]*(k|[MGTPE]|[KMGTPE]i)?", "a number with a unit of Kubernetes, such as 100Gi")
 
 
-@k8s.command()
+@command(k8s)
 @click.argument("what", metavar="REF|URL")
 @click.option("--name", callback=_checked_name, help="Name of the PVC (default: made from REF or URL, and --subpath).")
 @click.option("--namespace", callback=_checked_name, help="Its namespace (default: kubectl's).")
@@ -51,8 +56,6 @@ def _checked_size(_context: click.Context, _parameter: click.Parameter, value: s
 @click.option("--pinned-id", is_flag=True, hidden=True)  # its former name
 @click.option("--size", callback=_checked_size, help=f"Of a bucket: the quota (default: {_QUOTA}).")
 @click.option("--with-pod", is_flag=True, help="Print a pod that lists it, too.")
-@json_option
-@pass_app
 def pvc(
     app: App,
     /,
@@ -77,21 +80,24 @@ def pvc(
     """
     import yaml
 
-    subpath = _checked_subpath(subpath)
+    if subpath.startswith("/") or ".." in subpath.split("/"):
+        raise click.UsageError("--subpath is a folder inside, without '..' and without a slash before it")
+    subpath = "/".join(part for part in subpath.split("/") if part not in ("", "."))
     by_id |= pinned_id
     if "://" in what:
         if warm or pin or by_id:
             raise click.UsageError("--warm, --pin and --by-id are for snapshots: a bucket's content changes")
-        url = _bucket(what)
+        url = "/".join(api.split_url(what)).rstrip("/")
         annotations, size = {"bucket": url}, size or _QUOTA
         default, access, class_ = url.partition("://")[2], "ReadWriteMany", _BUCKET_CLASS
     else:
         if size:
             raise click.UsageError("--size is for buckets: a snapshot has the size that it has")
-        ref, total_bytes = _snapshot(app, what, by_id=by_id)
+        record = app.resolve(what)
+        ref = f"{record.dataset}@{record.id}" if by_id else str(api.parse_ref(what))
         annotations = {"dataset": ref} | ({"warm": warm} if warm else {}) | ({"pin": "true"} if pin else {})
         default, access, class_ = what, "ReadOnlyMany", _DATASET_CLASS
-        size = f"{max(1, -(-total_bytes // _MIB))}Mi"
+        size = f"{max(1, -(-record.total_bytes // _MIB))}Mi"
     if subpath:
         annotations["subpath"] = subpath
     name = name or _name_of(f"{default}/{subpath}")
@@ -111,10 +117,8 @@ def pvc(
     app.out.result(listed, yaml.safe_dump_all(objects, sort_keys=False, allow_unicode=True, width=1000).rstrip())
 
 
-@k8s.command()
+@command(k8s)
 @click.argument("handle", metavar="VOLUMEHANDLE")
-@json_option
-@pass_app
 def forget(app: App, /, *, handle: str) -> None:
     """Have the reference of a PV that was written by hand resolved anew.
 
@@ -125,45 +129,20 @@ def forget(app: App, /, *, handle: str) -> None:
     \b
     dsctl k8s forget mask-latest
     """
-    from datacache import api
-
     with app.catalog() as catalog:
         known = api.forget_volume(catalog, handle)
     words = "its reference is resolved anew when it is mounted next" if known else "nothing is known of it"
     app.out.result({"handle": handle, "known": known}, f"{handle}: {words}")
 
 
-def _snapshot(app: App, text: str, *, by_id: bool) -> tuple[str, int]:
-    """The reference to write down, and the snapshot's size."""
-    from datacache.api import parse_ref, resolve
-
-    ref = parse_ref(text)
-    with app.catalog() as catalog:
-        record = resolve(catalog, ref)
-    return (f"{record.dataset}@{record.id}" if by_id else str(ref)), record.total_bytes
-
-
-def _bucket(text: str) -> str:
-    from datacache.api import split_url
-
-    store, prefix = split_url(text)
-    return f"{store}/{prefix}".rstrip("/")
-
-
-def _checked_subpath(text: str) -> str:
-    if text.startswith("/") or ".." in text.split("/"):
-        raise click.UsageError("--subpath is a folder inside, without '..' and without a slash before it")
-    return "/".join(part for part in text.split("/") if part not in ("", "."))
-
-
 def _name_of(text: str) -> str:
-    """A name in Kubernetes that reminds of a reference or URL."""
+    """Return a name in Kubernetes that reminds of a reference or URL."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].rstrip("-")
     return name or "data"
 
 
 def _pod(metadata: dict[str, str], *, read_only: bool) -> dict[str, Any]:
-    """A pod that lists the volume, as a user that owns nothing."""
+    """Return a pod that lists the volume, as a user that owns nothing."""
     volume: dict[str, Any] = {"name": "data", "persistentVolumeClaim": {"claimName": metadata["name"]}}
     return {
         "apiVersion": "v1",

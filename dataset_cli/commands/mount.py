@@ -9,49 +9,22 @@ mounts, or with `--all`, a list of these, each with `"error"` and `"hint"`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import click
 
+import fuse_mount
+from datacache import api
 from datacache.core.errors import DatacacheError, MountError, UploadError, UsageError
-from dataset_cli.app import App, SnapshotRef, json_option, pass_app
+from dataset_cli.app import FOLDER, App, Size, SnapshotRef, command, raise_all
 from dataset_cli.commands.flush import follow_flush
-from dataset_cli.output import NEXT_LINE, format_bytes
-
-if TYPE_CHECKING:
-    from fuse_mount import BucketInfo, MountInfo
+from dataset_cli.commands.writes import mount_as_json, rw_as_json
+from dataset_cli.output import format_bytes
 
 _LAST_FLUSH_S = 60.0
 """For what was written between the end of the flush and the unmount."""
-
-
-def as_json(info: MountInfo) -> dict[str, Any]:
-    """The JSON shape of a mount."""
-    return {
-        "mountpoint": str(info.mountpoint),
-        "ref": info.ref,
-        "files": info.files,
-        "bytes": info.total_bytes,
-        "pid": info.pid,
-        "workers": list(info.workers),
-        "log": str(info.log),
-        "errors": [failure.to_dict() for failure in info.failures],
-    }
-
-
-def rw_as_json(info: BucketInfo) -> dict[str, Any]:
-    """The JSON shape of a read-write mount."""
-    return {
-        "mountpoint": str(info.mountpoint),
-        "url": info.url,
-        "ack": info.ack,
-        "staging": info.staging,
-        "pid": info.pid,
-        "supervisor": info.supervisor,
-        "restarts": info.restarts,
-        "notes": list(info.notes),
-        "log": str(info.log),
-    }
+_OF_BUCKETS = ("ack", "staging", "ttl_s", "upload_every_s", "quota_bytes")
+"""Options that snapshots do not have."""
 
 
 class _RefOrUrl(SnapshotRef):
@@ -73,20 +46,9 @@ def _umask(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     return number
 
 
-def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    from datacache.settings import parse_bytes
-
-    if value is None:
-        return None
-    try:
-        return parse_bytes(value)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc)) from exc
-
-
-@click.command()
+@command()
 @click.argument("what", metavar="REF|URL", type=_RefOrUrl())
-@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", metavar="DIR", type=FOLDER)
 @click.option("--rw", is_flag=True, help="Mount a bucket prefix (a URL), to be written.")
 @click.option(
     "--ack",
@@ -96,20 +58,25 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
 )
 @click.option(
     "--staging",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="With --rw: the folder to stage in (default: DATACACHE_STAGING, or staging/ in the home).",
 )
 @click.option(
-    "--ttl", type=click.FloatRange(min=0), help="With --rw: seconds for which a listing is believed. Default 5."
+    "--ttl",
+    "ttl_s",
+    type=click.FloatRange(min=0),
+    help="With --rw: seconds for which a listing is believed. Default 5.",
 )
 @click.option(
     "--upload-every",
+    "upload_every_s",
     type=click.FloatRange(min=0, min_open=True),
     help="With --rw: seconds after which what stays open is uploaded, again and again. Default 30.",
 )
 @click.option(
     "--quota",
-    callback=_size,
+    "quota_bytes",
+    type=Size(),
     metavar="SIZE",
     help="With --rw: how much there may be under the prefix, such as 10GiB (default: any amount).",
 )
@@ -119,23 +86,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
 @click.option("--allow-other/--no-allow-other", default=None, help="Whether other users may use it (default: as root).")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes that serve a snapshot (one a core, ≤ 4).")
 @click.option("--foreground", "-f", is_flag=True, help="Stay until it is unmounted; Ctrl-C unmounts.")
-@json_option
-@pass_app
-def mount(
-    app: App,
-    /,
-    *,
-    what: str,
-    directory: Path,
-    rw: bool,
-    ack: str | None,
-    staging: Path | None,
-    ttl: float | None,
-    upload_every: float | None,
-    quota: int | None,
-    workers: int | None,
-    **options: Any,
-) -> None:
+def mount(app: App, /, *, what: str, directory: Path, rw: bool, workers: int | None, **options: Any) -> None:
     """Show a snapshot as a directory, or with --rw a bucket to write to.
 
     A snapshot is read-only. A bucket prefix can be read and written: what is written is staged on this side, durable
@@ -147,44 +98,24 @@ def mount(
     dsctl mount mask@v1 /mnt/mask
     dsctl mount --rw s3://runs/exp-7 /mnt/exp-7
     """
-    writing = {"ack": ack, "staging": staging, "ttl_s": ttl, "upload_every_s": upload_every}
-    writing["quota_bytes"] = quota
+    writing = {name: options.pop(name) for name in _OF_BUCKETS}
     given = {name: value for name, value in writing.items() if value is not None}
+    done = "was mounted" if options["foreground"] else "is mounted"
     if rw:
         _check_url(what, directory)
         if workers is not None:
             raise UsageError("--workers is for snapshots: a read-write mount is served by one process")
-        _mount_bucket(app, what, directory, given | options)
+        bucket = fuse_mount.mount_bucket(what, directory, settings=app.settings, **given, **options)
+        text = f"{bucket.url} {done} at {bucket.mountpoint}, to read and write; staged in {bucket.staging}"
+        app.out.result(rw_as_json(bucket), "\n".join([text, *bucket.notes]))
         return
     _check_ref(what, directory)
     if given:
         flag = "--" + next(iter(given)).removesuffix("_s").removesuffix("_bytes").replace("_", "-")
         raise UsageError(f"{flag} is for read-write mounts", hint="A snapshot cannot be written; see --rw.")
-    _mount_snapshot(app, what, directory, options | {"workers": workers})
-
-
-def _mount_snapshot(app: App, ref: str, directory: Path, options: dict[str, Any]) -> None:
-    from fuse_mount import mount_snapshot
-
-    info = mount_snapshot(ref, directory, settings=app.settings, **options)
-    done = "was mounted" if options["foreground"] else "is mounted"
-    app.out.result(
-        as_json(info),
-        f"{info.ref.partition('@')[0]}@{info.snapshot_id[:12]} {done} at {info.mountpoint}: "
-        f"{info.files:,} files, {format_bytes(info.total_bytes)}",
-    )
-
-
-def _mount_bucket(app: App, url: str, directory: Path, options: dict[str, Any]) -> None:
-    from fuse_mount import mount_bucket
-
-    info = mount_bucket(url, directory, settings=app.settings, **options)
-    done = "was mounted" if options["foreground"] else "is mounted"
-    app.out.result(
-        rw_as_json(info), f"{info.url} {done} at {info.mountpoint}, to read and write; staged in {info.staging}"
-    )
-    for note in info.notes:
-        app.out.line(note)
+    info = fuse_mount.mount_snapshot(what, directory, settings=app.settings, workers=workers, **options)
+    ref, size = f"{info.ref.partition('@')[0]}@{info.snapshot_id[:12]}", format_bytes(info.total_bytes)
+    app.out.result(mount_as_json(info), f"{ref} {done} at {info.mountpoint}: {info.files:,} files, {size}")
 
 
 def _looks_like_url(text: str) -> bool:
@@ -192,8 +123,6 @@ def _looks_like_url(text: str) -> bool:
 
 
 def _check_url(text: str, directory: Path) -> None:
-    from datacache.api import parse_ref
-
     if _looks_like_url(text):
         return
     scheme, _, rest = text.partition(":/")
@@ -207,7 +136,7 @@ def _check_url(text: str, directory: Path) -> None:
             hint=f"For a bucket write s3://{text}, for a folder of this machine ./{text}. If a snapshot has this name: "
             f"it can only be read, dsctl mount {text} {directory}",
         )
-    parse_ref(text)
+    api.parse_ref(text)
     raise UsageError(
         f"--rw mounts a bucket, and {text!r} names a snapshot, which never changes",
         hint=f"To read the snapshot: dsctl mount {text} {directory}. To write a bucket, give its URL: "
@@ -216,18 +145,16 @@ def _check_url(text: str, directory: Path) -> None:
 
 
 def _check_ref(text: str, directory: Path) -> None:
-    from datacache.api import parse_ref
-
     if _looks_like_url(text):
         raise UsageError(
             f"{text!r} is a place, not a snapshot",
             hint=f"To read and write it: dsctl mount --rw {text} {directory}. To read one fixed version of it, make a "
             f"snapshot first: dsctl snapshot create NAME --from {text}; dsctl mount NAME {directory}",
         )
-    parse_ref(text)
+    api.parse_ref(text)
 
 
-@click.command()
+@command()
 @click.argument("directories", metavar="DIR...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--all", "everything", is_flag=True, help="All mounts of this home.")
 @click.option("--lazy", is_flag=True, help="Take it away at once and let those who use it finish.")
@@ -237,8 +164,6 @@ def _check_ref(text: str, directory: Path) -> None:
     help="Whether a read-write mount is unmounted only when all is uploaded (default: wait).",
 )
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait for the uploads; it stays mounted then.")
-@json_option
-@pass_app
 def umount(
     app: App,
     /,
@@ -254,100 +179,70 @@ def umount(
     A read-write mount is flushed first. What --no-wait or --lazy leave behind is uploaded by the next mount, or by
     `dsctl flush`. Of several mounts each is tried, whatever becomes of the others.
     """
-    from fuse_mount import list_bucket_mounts, list_mounts, resolved
-
     if everything == bool(directories):
         raise UsageError("say which mounts: give their directories, or --all for all of this home")
     if (lazy or wait is False) and (timeout is not None or wait):
         raise UsageError("--lazy and --no-wait wait for nothing", hint="Leave --wait and --timeout out.")
     if everything:
-        snapshots = [info.mountpoint for info in list_mounts(app.settings)]
-        directories = (*snapshots, *(info.mountpoint for info in list_bucket_mounts(app.settings)))
-    how = _How(lazy, wait, timeout, strict=not everything)
+        snapshots = [info.mountpoint for info in fuse_mount.list_mounts(app.settings)]
+        directories = (*snapshots, *(info.mountpoint for info in fuse_mount.list_bucket_mounts(app.settings)))
+    waits = not lazy and wait is not False
+
+    def unmount(directory: Path) -> tuple[dict[str, Any], str]:
+        info = fuse_mount.bucket_mount_at(directory, app.settings)
+        if info is not None:
+            return _unmount_bucket(app, info, wait=waits, lazy=lazy, timeout_s=timeout)
+        if not everything and (wait is not None or timeout is not None):
+            raise UsageError(
+                f"--wait, --no-wait and --timeout are for read-write mounts, and none of this home is at {directory}",
+                hint="dsctl status lists the mounts.",
+            )
+        if not fuse_mount.unmount(directory, lazy=lazy, settings=app.settings):
+            raise MountError(f"nothing is mounted at {directory}", hint="dsctl status lists the mounts.")
+        target = fuse_mount.resolved(directory)
+        return {"mountpoint": target, "unmounted": True}, f"{target} is unmounted"
+
     if len(directories) == 1 and not everything:
-        app.out.result(*_unmount(app, directories[0], how))
+        app.out.result(*unmount(directories[0]))
         return
     results: list[dict[str, Any]] = []
     errors: list[DatacacheError] = []
     for directory in directories:
         try:
-            found, text = _unmount(app, directory, how)
+            found, text = unmount(directory)
             results.append(found | {"error": None, "hint": ""})
             app.out.line(text)
         except DatacacheError as exc:
-            failed = {"mountpoint": resolved(directory), "unmounted": False, "error": exc.message, "hint": exc.hint}
-            results.append(failed)
+            target = fuse_mount.resolved(directory)
+            results.append({"mountpoint": target, "unmounted": False, "error": exc.message, "hint": exc.hint})
             errors.append(exc)
     app.out.result(results, "" if results else "nothing is mounted")
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise MountError(NEXT_LINE.join(exc.message for exc in errors), hint=errors[0].hint)
-
-
-class _How(NamedTuple):
-    """The options of an unmount."""
-
-    lazy: bool
-    wait: bool | None
-    timeout_s: float | None
-    strict: bool
-    """True if what is said of read-write mounts is refused for others."""
-
-
-def _unmount(app: App, directory: Path, how: _How) -> tuple[dict[str, Any], str]:
-    """Unmount one: what to print as JSON, and in words."""
-    from fuse_mount import bucket_mount_at, resolved, unmount
-
-    info = bucket_mount_at(directory, app.settings)
-    if info is not None:
-        wait = not how.lazy and how.wait is not False
-        return _unmount_bucket(app, info, wait=wait, lazy=how.lazy, timeout_s=how.timeout_s)
-    if how.strict and (how.wait is not None or how.timeout_s is not None):
-        raise UsageError(
-            f"--wait, --no-wait and --timeout are for read-write mounts, and none of this home is at {directory}",
-            hint="dsctl status lists the mounts.",
-        )
-    if not unmount(directory, lazy=how.lazy, settings=app.settings):
-        raise MountError(f"nothing is mounted at {directory}", hint="dsctl status lists the mounts.")
-    target = resolved(directory)
-    return {"mountpoint": target, "unmounted": True}, f"{target} is unmounted"
+    raise_all(errors, MountError)
 
 
 def _unmount_bucket(
-    app: App, info: BucketInfo, *, wait: bool, lazy: bool, timeout_s: float | None
+    app: App, info: fuse_mount.BucketInfo, *, wait: bool, lazy: bool, timeout_s: float | None
 ) -> tuple[dict[str, Any], str]:
-    from fuse_mount import bucket_status, counted, lost_lines, stop_server, take_away_dead
-
-    try:
-        bucket_status(info)
-    except MountError:
-        take_away_dead(info)
-        text = f"{info.mountpoint} is unmounted. Nothing had served it: {_way_on(info, 'what may be left')}"
-        return {"mountpoint": str(info.mountpoint), "unmounted": True, "left": None}, text
-    if wait:
-        done = follow_flush(
-            app,
-            info,
-            timeout_s,
-            still=f"{info.mountpoint} stays mounted. To unmount it all the same: "
-            f"dsctl umount --no-wait {info.mountpoint}",
-        )
-        for line in lost_lines(done["losses"]):
-            app.out.warning(line)
-    left = stop_server(info, flush_s=_LAST_FLUSH_S if wait else 0.0, lazy=lazy)
-    amount = counted(left["files"], left["bytes"])
-    if left["files"] and wait:
-        raise UploadError(
-            f"{info.mountpoint} is unmounted, but {amount} of it are not uploaded", hint=_way_on(info, "what is left")
-        )
+    """Unmount one: what to print as JSON, and in words."""
+    way_on = (
+        f"lies in {info.staging} and is uploaded by `{fuse_mount.mount_command(info)}` or "
+        f"`{fuse_mount.flush_command(info)}`"
+    )
+    done = {"mountpoint": str(info.mountpoint), "unmounted": True}
     text = f"{info.mountpoint} is unmounted"
+    try:
+        fuse_mount.bucket_status(info)
+    except MountError:
+        fuse_mount.take_away_dead(info)
+        return done | {"left": None}, f"{text}. Nothing had served it: what may be left {way_on}"
+    if wait:
+        still = f"{info.mountpoint} stays mounted. To unmount it all the same: dsctl umount --no-wait {info.mountpoint}"
+        for line in fuse_mount.lost_lines(follow_flush(app, info, timeout_s, still=still)["losses"]):
+            app.out.warning(line)
+    left = fuse_mount.stop_server(info, flush_s=_LAST_FLUSH_S if wait else 0.0, lazy=lazy)
+    amount = fuse_mount.counted(left["files"], left["bytes"])
+    if left["files"] and wait:
+        raise UploadError(f"{text}, but {amount} of it are not uploaded", hint=f"what is left {way_on}")
     if left["files"]:
-        text += f". Not uploaded yet: {amount}; {_way_on(info, 'it')}"
-    return {"mountpoint": str(info.mountpoint), "unmounted": True, "left": left}, text
-
-
-def _way_on(info: BucketInfo, what: str) -> str:
-    from fuse_mount import flush_command, mount_command
-
-    return f"{what} lies in {info.staging} and is uploaded by `{mount_command(info)}` or `{flush_command(info)}`"
+        text += f". Not uploaded yet: {amount}; it {way_on}"
+    return done | {"left": left}, text

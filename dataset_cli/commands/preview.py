@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from heapq import nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
-from dataset_cli.annotated import open_annotations, reading_options, write_file
-from dataset_cli.app import App, SnapshotRef, json_option, pass_app
-
-if TYPE_CHECKING:
-    from datacache.api import Picture, Query, Row, Snapshot, Table
+from datacache import api
+from datacache.core.errors import DatacacheError, UsageError
+from dataset_cli.app import FILE, App, SnapshotRef, command, query_options, reading_options
+from dataset_cli.output import write_file
 
 
 class _Choice(NamedTuple):
@@ -28,21 +27,15 @@ class _Choice(NamedTuple):
     note: str = ""
 
 
-@click.command()
+@command()
 @click.argument("ref", type=SnapshotRef())
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The picture: a .png file.")
+@click.option("--out", required=True, type=FILE, help="The picture: a .png file.")
 @click.option("--n", "most", type=click.IntRange(1, 400), default=16, show_default=True, help="So many images.")
-@click.option("--label", "labels", multiple=True, metavar="LABEL", help="Images with this label; several: with all.")
-@click.option("--any-label", is_flag=True, help="With one of the labels.")
-@click.option("--min-objects", type=click.IntRange(0), metavar="N", help="At least N boxes, of each --label if given.")
-@click.option("--max-objects", type=click.IntRange(0), metavar="N", help="At most N boxes, counted so.")
-@click.option("--where", default="", metavar="CONDITION", help="As for dsctl query.")
+@query_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed chooses other images.")
 @click.option("--against", type=SnapshotRef(), help="Images that are not the same there; its boxes are thin and grey.")
 @click.option("--columns", type=click.IntRange(1, 40), help="Images in a row (default: as many as rows).")
 @reading_options
-@json_option
-@pass_app
 def preview(
     app: App,
     /,
@@ -50,15 +43,10 @@ def preview(
     ref: str,
     out: Path,
     most: int,
-    labels: tuple[str, ...],
-    any_label: bool,
-    min_objects: int | None,
-    max_objects: int | None,
-    where: str,
     seed: int,
     against: str | None,
     columns: int | None,
-    **how: Any,
+    **options: Any,
 ) -> None:
     """Draw images with their boxes and labels, a colour for each class.
 
@@ -69,22 +57,17 @@ def preview(
     dsctl preview mask@v3 --out bare.png --label no_mask --where 'min_side < 32' --n 25
     dsctl preview mask@v3 --out changed.png --against mask@v2
     """
-    from datacache import api
-    from datacache.core.errors import UsageError
-
     if out.suffix.lower() != ".png":
         raise UsageError(f"--out: {out} is not named as a picture", hint="Name it .png.")
-    query = api.make_query(
-        labels=labels, any_label=any_label, min_objects=min_objects, max_objects=max_objects, where=where
-    )
+    query = api.make_query(**api.take(options, api.QueryOptions))
     with ExitStack() as stack:
-        snapshot, table = stack.enter_context(open_annotations(app, ref, **how))
+        snapshot, table = stack.enter_context(app.annotations(ref, **options))
         name, old = snapshot.record.ref, None
         choices: Iterator[_Choice]
         if against is None:
             choices = map(_Choice, _paths(table, query))
         else:
-            old = stack.enter_context(open_annotations(app, against, **how))
+            old = stack.enter_context(app.annotations(against, **options))
             choices = _changed(snapshot, table, *old, query)
         images, chosen = _choose(choices, most, seed)
         if not chosen:
@@ -112,27 +95,24 @@ def preview(
     )
 
 
-def _paths(table: Table, query: Query) -> Iterator[str]:
-    """The images that are asked for. If nothing special is, those that cannot be used are among them."""
-    from datacache.api import find_paths
-
+def _paths(table: api.Table, query: api.Query) -> Iterator[str]:
+    """Yield the images that are asked for. If nothing special is, those that cannot be used are among them."""
     if query.as_json():
-        return find_paths(table, query)
+        return api.find_paths(table, query)
     return (path for _, summary in table.summaries() for path in summary.paths())
 
 
-def _changed(snapshot: Snapshot, table: Table, before: Snapshot, old: Table, query: Query) -> Iterator[_Choice]:
-    """The images whose bytes or annotations are not the same in both; a query asks for how they are now."""
-    from datacache.api import compare_annotations as compare
-    from datacache.api import diff_manifests as diff
-
+def _changed(
+    snapshot: api.Snapshot, table: api.Table, before: api.Snapshot, old: api.Table, query: api.Query
+) -> Iterator[_Choice]:
+    """Yield the images whose bytes or annotations are not the same in both; a query asks for how they are now."""
     contents = {
         change.path.decode("utf-8", "surrogateescape")
-        for change in diff(before.manifest, snapshot.manifest)
+        for change in api.diff_manifests(before.manifest, snapshot.manifest)
         if change.kind == "changed"
     }
     wanted = set(_paths(table, query)) if query.as_json() else None
-    for change in compare(old, table):
+    for change in api.compare_annotations(old, table):
         if change.before is None or change.after is None:
             note = "added" if change.before is None else "removed"
         else:
@@ -146,8 +126,8 @@ def _changed(snapshot: Snapshot, table: Table, before: Snapshot, old: Table, que
 
 
 def _choose(choices: Iterator[_Choice], most: int, seed: int) -> tuple[int, list[_Choice]]:
-    """How many there are, and some of them in the order of their paths. Each image has a number that only its path and
-    the seed make, and the lowest are taken: images that are added push out few of those that were chosen."""
+    """Return how many there are, and some of them in the order of their paths. Each image has a number that only its
+    path and the seed make, and the lowest are taken: images that are added push out few of those that were chosen."""
     from xxhash import xxh3_64_intdigest
 
     total = 0
@@ -162,23 +142,18 @@ def _choose(choices: Iterator[_Choice], most: int, seed: int) -> tuple[int, list
     return total, sorted(chosen)
 
 
-def _picture(choice: _Choice, snapshot: Snapshot, table: Table, old: tuple[Snapshot, Table] | None) -> Picture:
-    from datacache.api import Picture
-    from datacache.core.errors import DatacacheError
-
+def _picture(
+    choice: _Choice, snapshot: api.Snapshot, table: api.Table, old: tuple[api.Snapshot, api.Table] | None
+) -> api.Picture:
     row = table.row(choice.path)
-    before: Row | None = old[1].row(choice.path) if old is not None else None
+    before = old[1].row(choice.path) if old is not None else None
     holder = snapshot if row is not None or old is None else old[0]
-    note = choice.note
+    notes, data = [choice.note] if choice.note else [], None
     try:
-        data: bytes | None = holder.read(choice.path)
+        data = holder.read(choice.path)
     except DatacacheError as exc:
-        data, note = None, exc.message
-    problems = row.problems if row is not None and row.annotation is None else ()
-    return Picture(
-        choice.path,
-        data,
-        row.annotation if row is not None else None,
-        before.annotation if before is not None else None,
-        ", ".join([*([note] if note else []), *(problem.code for problem in problems)]),
-    )
+        notes = [exc.message]
+    if row is not None and row.annotation is None:
+        notes += [problem.code for problem in row.problems]
+    now, then = (found.annotation if found is not None else None for found in (row, before))
+    return api.Picture(choice.path, data, now, then, ", ".join(notes))

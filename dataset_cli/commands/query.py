@@ -9,58 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from dataset_cli.annotated import open_annotations, reading_options
-from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
+from datacache import api
+from datacache.core.errors import UsageError
+from dataset_cli.app import App, DatasetName, SnapshotRef, command, naming_options, query_options, reading_options
+from dataset_cli.commands.snapshot import described
 from dataset_cli.output import printable
-
-if TYPE_CHECKING:
-    from datacache.api import ImageSummary, Query, Table
 
 _ALIGNED = 1_000
 """Lines over which columns are aligned; what follows is printed as it comes."""
 
 
-@click.command()
+@command()
 @click.argument("ref", type=SnapshotRef())
-@click.option("--label", "labels", multiple=True, metavar="LABEL", help="Images with this label; several: with all.")
-@click.option("--any-label", is_flag=True, help="With one of the labels.")
-@click.option("--min-objects", type=click.IntRange(0), metavar="N", help="At least N boxes, of each --label if given.")
-@click.option("--max-objects", type=click.IntRange(0), metavar="N", help="At most N boxes, counted so.")
-@click.option("--where", default="", metavar="CONDITION", help='Such as: width >= 640 and count("no_mask") > 1')
+@query_options
 @click.option("--count", "only_count", is_flag=True, help="Print how many there are.")
 @click.option("--paths", "only_paths", is_flag=True, help="Print the paths alone.")
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Print the first N.")
 @click.option("--as", "name", type=DatasetName(), help="Make a snapshot of these images and their annotations.")
-@click.option("--tag", "tags", multiple=True, help="With --as: tag it; may be given several times.")
-@click.option("--move-tags", is_flag=True, help="With --as: move tags that name another snapshot.")
-@click.option("--replace", is_flag=True, help="With --as: Make it the next version, even of something else.")
-@click.option("--message", "-m", default="", help="With --as: a line on why it was made.")
+@naming_options("--as")
 @reading_options
-@json_option
-@pass_app
 def query(
-    app: App,
-    /,
-    *,
-    ref: str,
-    labels: tuple[str, ...],
-    any_label: bool,
-    min_objects: int | None,
-    max_objects: int | None,
-    where: str,
-    only_count: bool,
-    only_paths: bool,
-    limit: int | None,
-    name: str | None,
-    tags: tuple[str, ...],
-    move_tags: bool,
-    replace: bool,
-    message: str,
-    **how: Any,
+    app: App, /, *, ref: str, only_count: bool, only_paths: bool, limit: int | None, name: str | None, **options: Any
 ) -> None:
     """Find images by what is annotated in them.
 
@@ -75,52 +48,57 @@ def query(
     image), with < <= > >= == != in, and or not, + - * / // %, and with count("label"), has("label"),
     "label" in labels and like(path, "pattern").
     """
-    from datacache import api
-    from datacache.core.errors import UsageError
-
-    wanted = api.make_query(
-        labels=labels, any_label=any_label, min_objects=min_objects, max_objects=max_objects, where=where
-    )
-    if name is not None:
-        if only_count or only_paths or limit is not None:
-            raise UsageError("--as makes a snapshot, and prints no images", hint="Leave out --count, --paths, --limit.")
-        _subset(app, ref, name, wanted, how, tags=tags, move_tags=move_tags, replace=replace, message=message)
-        return
-    if tags or move_tags or replace or message:
+    wanted = api.make_query(**api.take(options, api.QueryOptions))
+    naming = api.take(options, api.NamingOptions)
+    if name is not None and (only_count or only_paths or limit is not None):
+        raise UsageError("--as makes a snapshot, and prints no images", hint="Leave out --count, --paths, --limit.")
+    if name is None and any(naming.values()):
         raise UsageError(
             "--tag, --move-tags, --replace and --message are for a new snapshot", hint="Name it with --as."
         )
-    with open_annotations(app, ref, **how) as (snapshot, table):
-        result: dict[str, Any] = {"ref": snapshot.record.ref, "images": table.images}
-        if only_count:
-            matches = api.count_images(table, wanted)
-            app.out.result(result | {"matches": matches}, str(matches))
-        elif app.out.json:
-            listed = list(_found(table, wanted, only_paths, limit))
-            matches = len(listed) if limit is None else api.count_images(table, wanted)
-            app.out.result(result | {"matches": matches, "found": listed})
-        elif only_paths:
-            for path in islice(api.find_paths(table, wanted), limit):
-                app.out.line(printable(path))
+    with app.annotations(ref, **options) as (snapshot, table):
+        images = table.images
+        if name is not None:
+            ref, paths = snapshot.ref, list(api.find_paths(table, wanted))  # a tag that moves now does not matter
         else:
-            shown = 0
-            for shown, line in enumerate(_lines(islice(api.find_images(table, wanted), limit)), 1):  # noqa: B007
-                app.out.line(line)
-            matches = shown if limit is None else api.count_images(table, wanted)
-            rest = f"; the first {shown:,} are shown" if shown < matches else ""
-            app.out.line(f"{matches:,} of {table.images:,} images{rest}")
+            _print(app, snapshot.record.ref, table, wanted, only_count=only_count, only_paths=only_paths, limit=limit)
+            return
+    parameters = wanted.as_json()
+    record = api.subset(ref, paths, name=name, parameters=parameters, settings=app.settings, **naming, **options)
+    found = f"{record.ref}  {len(paths):,} of {images:,} images, {record.files:,} files"
+    app.out.result(described(app, record), found)
 
 
-def _found(table: Table, wanted: Query, only_paths: bool, limit: int | None) -> Iterator[Any]:
-    from datacache import api
+def _print(
+    app: App, ref: str, table: api.Table, wanted: api.Query, *, only_count: bool, only_paths: bool, limit: int | None
+) -> None:
+    def matches(shown: int) -> int:
+        return shown if limit is None else api.count_images(table, wanted)
 
+    result: dict[str, Any] = {"ref": ref, "images": table.images}
+    if only_count:
+        number = api.count_images(table, wanted)
+        app.out.result(result | {"matches": number}, str(number))
+        return
     if only_paths:
-        return islice(api.find_paths(table, wanted), limit)
-    return (image._asdict() for image in islice(api.find_images(table, wanted), limit))
+        paths = islice(api.find_paths(table, wanted), limit)
+        found: list[Any] = list(paths) if app.out.json else []
+        app.out.lines(map(printable, paths))
+    else:
+        images = islice(api.find_images(table, wanted), limit)
+        found = [image._asdict() for image in images] if app.out.json else []
+        shown = 0
+        for shown, line in enumerate(_lines(images), 1):  # noqa: B007
+            app.out.line(line)
+        if not app.out.json:
+            rest = f"; the first {shown:,} are shown" if shown < matches(shown) else ""
+            app.out.line(f"{matches(shown):,} of {table.images:,} images{rest}")
+    if app.out.json:
+        app.out.result(result | {"matches": matches(len(found)), "found": found})
 
 
-def _lines(found: Iterable[ImageSummary]) -> Iterator[str]:
-    """Path, size and labels, in columns."""
+def _lines(found: Iterable[api.ImageSummary]) -> Iterator[str]:
+    """Yield path, size and labels, in columns."""
     cells = ((printable(each.path), f"{each.width}x{each.height}", _labels(each.labels)) for each in found)
     first = list(islice(cells, _ALIGNED))
     widths = [max((len(row[n]) for row in first), default=0) for n in range(2)]
@@ -129,40 +107,5 @@ def _lines(found: Iterable[ImageSummary]) -> Iterator[str]:
 
 
 def _labels(labels: dict[str, int]) -> str:
-    """`mask 2, street`: how many boxes have a label, or that the whole image has it."""
+    """Return `mask 2, street`: how many boxes have a label, or that the whole image has it."""
     return ", ".join(printable(label) + (f" {boxes:,}" if boxes else "") for label, boxes in labels.items())
-
-
-def _subset(
-    app: App,
-    ref: str,
-    name: str,
-    wanted: Query,
-    how: dict[str, Any],
-    *,
-    tags: tuple[str, ...],
-    move_tags: bool,
-    replace: bool,
-    message: str,
-) -> None:
-    from datacache import api
-    from dataset_cli.commands.snapshot import as_json
-
-    with open_annotations(app, ref, **how) as (snapshot, table):
-        ref = snapshot.ref  # a tag that moves meanwhile does not matter
-        images, of = list(api.find_paths(table, wanted)), table.images
-    record = api.subset(
-        ref,
-        images,
-        name=name,
-        parameters=wanted.as_json(),
-        tags=tags,
-        move_tags=move_tags,
-        replace=replace,
-        message=message,
-        settings=app.settings,
-        **how,
-    )
-    with app.catalog() as catalog:
-        value = as_json(record, catalog.dataset(name))
-    app.out.result(value, f"{record.ref}  {len(images):,} of {of:,} images, {record.files:,} files")

@@ -12,50 +12,44 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from datacache import api
 from datacache.core.counters import count
-from dataset_cli.app import App, DatasetName, SnapshotRef, json_option, pass_app
-from dataset_cli.commands.snapshot import as_json
+from dataset_cli.app import FILE, App, DatasetName, Size, SnapshotRef, command, naming_options, voc_options
+from dataset_cli.commands.snapshot import described
 from dataset_cli.output import format_bytes, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from datacache.api import Sharded, ShardProblem
 
 FORMATS = ("webdataset", "tfrecord")
 _SHOWN = 20
 
 
-@click.command()
+@command()
 @click.argument("ref", type=SnapshotRef(), required=False)
 @click.option("--to", "to", metavar="URL", help="Where they go: s3://bucket/prefix, a folder, any fsspec URL.")
 @click.option("--format", "format", type=click.Choice(FORMATS), default=FORMATS[0], show_default=True)
-@click.option("--max-size", metavar="SIZE", default="256MB", show_default=True, help="No shard is larger than this.")
+@click.option(
+    "--max-size",
+    "max_size_bytes",
+    type=Size(),
+    metavar="SIZE",
+    default="256MB",
+    show_default=True,
+    help="No shard is larger than this.",
+)
 @click.option("--shuffle", is_flag=True, help="Put the samples in a random order.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Another seed, another order.")
 @click.option("--as", "name", type=DatasetName(), help="Make a snapshot of the shards, so that they are cached.")
-@click.option("--tag", "tags", multiple=True, help="With --as: tag it; may be given several times.")
-@click.option("--move-tags", is_flag=True, help="With --as: move tags that name another snapshot.")
-@click.option("--replace", is_flag=True, help="With --as: Make it the next version, even of something else.")
-@click.option("--message", "-m", default="", help="With --as: a line on why it was made.")
+@naming_options("--as")
 @click.option("--overwrite", is_flag=True, help="Write all shards anew, whatever is at the URL.")
-@click.option(
-    "--classes", type=click.Path(dir_okay=False, path_type=Path), help="These classes in this order: a name a line."
-)
+@click.option("--classes", type=FILE, help="These classes in this order: a name a line.")
 @click.option("--classes-from-folders", is_flag=True, help="An image's class is the folder that it is in.")
 @click.option("--annotations", metavar="FORMAT", help="What the annotations are in, where that cannot be told.")
-@click.option(
-    "--voc-origin", type=click.IntRange(0, 1), default=0, show_default=True, help="1: VOC pixels count from 1."
-)
-@click.option("--trust-sizes", is_flag=True, help="Take images' sizes from the annotations: no image is opened.")
+@voc_options
 @click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor).")
 @click.option("--check", "check", metavar="URL", help="Instead: read every byte of the shards there and check it.")
-@json_option
-@pass_app
 def shard(app: App, /, *, ref: str | None, to: str | None, check: str | None, **options: Any) -> int:
     """Write a snapshot's samples as shards, or check shards.
 
@@ -77,31 +71,18 @@ def shard(app: App, /, *, ref: str | None, to: str | None, check: str | None, **
     return 0
 
 
-def _make(app: App, ref: str, to: str, *, max_size: str, classes: Path | None, **options: Any) -> None:
-    from datacache import api
-
-    size_bytes, listed = _size(max_size), api.read_classes(classes) if classes else None
+def _make(app: App, ref: str, to: str, *, classes: Path | None, **options: Any) -> None:
+    listed = api.read_classes(classes) if classes else None
     with app.out.progress(f"sharding {ref}") as bar:
 
         def show(what: str, done: int, total: int, written: int) -> None:
             bar.update(f"{what} {done:,} samples" + (f", {format_bytes(written)}" if written else ""), done, total)
 
-        done = api.shard(
-            ref, to=to, max_size_bytes=size_bytes, classes=listed, settings=app.settings, progress=show, **options
-        )
-    built, record = done.built, done.record
-    snapshot = None
-    if record is not None:
-        with app.catalog() as catalog:
-            snapshot = as_json(record, catalog.dataset(record.dataset))
-    app.out.result(_as_json(done, snapshot))
-    if app.out.json:
-        return
-    found = built.set
-    sizes = (
-        f"{found.samples:,} samples in {len(found.shards):,} {found.format} shards, {format_bytes(found.size_bytes)}"
-    )
-    app.out.line(f"{printable(done.url)}  {sizes}")
+        done = api.shard(ref, to=to, classes=listed, settings=app.settings, progress=show, **options)
+    built, found = done.built, done.built.set
+    snapshot = described(app, done.record) if done.record is not None else None
+    sizes = f"{len(found.shards):,} {found.format} shards, {format_bytes(found.size_bytes)}"
+    app.out.result(_as_json(done, snapshot), f"{printable(done.url)}  {found.samples:,} samples in {sizes}")
     if not built.made:
         app.out.line("It was there already, from the same snapshot and options: no shard was written.")
     elif built.made < len(found.shards):
@@ -109,40 +90,33 @@ def _make(app: App, ref: str, to: str, *, max_size: str, classes: Path | None, *
     if found.classes:
         shown = ", ".join(map(printable, found.classes[:_SHOWN])) + (" …" if len(found.classes) > _SHOWN else "")
         app.out.line(f"classes   {len(found.classes):,}: {shown}")
-    app.out.lines(_report(done, ref))
-    if record is not None and snapshot is not None:
-        tags = ", ".join(snapshot["tags"])
-        app.out.line(f"snapshot  {record.ref}" + (f"  tags: {tags}" if tags else ""))
-    app.out.lines(_next(done))
-
-
-def _report(done: Sharded, ref: str) -> list[str]:
-    """What is to be known of the samples."""
-    built = done.built
     counts = built.counts
-    if counts is None:
-        return []
-    lines = []
-    if counts.unannotated:
-        lines.append(f"noted     {counts.unannotated:,} images have no annotation; they are in, without boxes")
-    if counts.unusable:
-        lines.append(f"left out  {counts.unusable:,} images that cannot be used")
-    if built.left_out:
-        boxes = sum(built.left_out.values())
-        lines.append(f"left out  {boxes:,} boxes of classes that are not among those asked for")
-    if counts.renamed:
-        lines.append(f"renamed   {counts.renamed:,} samples: another file is called so but for its extension or dots")
+    for number, text in (
+        (
+            (counts.unannotated, "noted     {:,} images have no annotation; they are in, without boxes"),
+            (counts.unusable, "left out  {:,} images that cannot be used"),
+            (sum(built.left_out.values()), "left out  {:,} boxes of classes that are not among those asked for"),
+            (counts.renamed, "renamed   {:,} samples: another file is called so but for its extension or dots"),
+        )
+        if counts is not None
+        else ()
+    ):
+        if number:
+            app.out.line(text.format(number))
     actions: Counter[str] = Counter()
     for problem in built.problems:
         actions[problem.action] += problem.times
-    if actions:
+    if counts is not None and actions:
         said = f"{actions['repaired']:,} repaired, {actions['skipped']:,} left out, {actions['noted']:,} noted"
-        lines.append(f"problems  {said}; see: dsctl stats {printable(ref)}")
-    return lines
+        app.out.line(f"problems  {said}; see: dsctl stats {printable(ref)}")
+    if snapshot is not None:
+        tags = ", ".join(snapshot["tags"])
+        app.out.line(f"snapshot  {snapshot['ref']}" + (f"  tags: {tags}" if tags else ""))
+    app.out.lines(_next(done))
 
 
-def _next(done: Sharded) -> list[str]:
-    """What to type now."""
+def _next(done: api.Sharded) -> list[str]:
+    """Return what to type now."""
     found, url = done.built.set, printable(done.url)
     where = done.record.ref if done.record is not None else url.removeprefix("file://")
     first, last = found.shards[0].name, found.shards[-1].name
@@ -157,7 +131,7 @@ def _next(done: Sharded) -> list[str]:
     ]
 
 
-def _as_json(done: Sharded, snapshot: dict[str, Any] | None) -> dict[str, Any]:
+def _as_json(done: api.Sharded, snapshot: dict[str, Any] | None) -> dict[str, Any]:
     built = done.built
     report = None
     if built.counts is not None:
@@ -178,8 +152,6 @@ def _as_json(done: Sharded, snapshot: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _check(app: App, url: str) -> int:
-    from datacache import api
-
     with app.out.progress(f"checking {url}") as bar:
         found, problems = api.verify_shards(
             url,
@@ -190,7 +162,9 @@ def _check(app: App, url: str) -> int:
     value |= {"shards": len(found.shards), "problems": [problem._asdict() for problem in problems]}
     app.out.result(value)
     if problems:
-        app.out.lines(_described(problems))
+        app.out.lines(printable(f"{problem.shard} {problem.message}") for problem in problems[:_SHOWN])
+        if len(problems) > _SHOWN:
+            app.out.line(f"… and {len(problems) - _SHOWN:,} more: --json lists all")
         app.out.line(f"{printable(url)} is not whole: {count(len(problems), 'problem')}")
         app.out.line(
             f"Make it again: dsctl shard {found.source} --to {printable(url)} --overwrite, with the options that are "
@@ -200,20 +174,3 @@ def _check(app: App, url: str) -> int:
     whole = f"{found.samples:,} samples in {len(found.shards):,} shards, {format_bytes(found.size_bytes)}"
     app.out.line(f"{printable(url)} is whole: {whole}; every byte was read")
     return 0
-
-
-def _described(problems: Sequence[ShardProblem]) -> list[str]:
-    lines = [printable(f"{problem.shard} {problem.message}") for problem in problems[:_SHOWN]]
-    if len(problems) > _SHOWN:
-        lines.append(f"… and {len(problems) - _SHOWN:,} more: --json lists all")
-    return lines
-
-
-def _size(text: str) -> int:
-    from datacache.core.errors import UsageError
-    from datacache.settings import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as exc:
-        raise UsageError(f"--max-size: {exc}") from exc

@@ -11,28 +11,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from dataset_cli.annotated import open_annotations, reading_options, write_file
-from dataset_cli.app import App, SnapshotRef, json_option, pass_app
-from dataset_cli.output import printable
-
-if TYPE_CHECKING:
-    from datacache.api import Statistics
+from datacache import api
+from datacache.core.errors import UsageError
+from dataset_cli.app import FILE, App, SnapshotRef, command, reading_options
+from dataset_cli.output import printable, write_file
 
 _BAR, _CLASSES, _SIZES, _COUNTS = 24, 50, 8, 12
 
 
-@click.command()
+@command()
 @click.argument("ref", type=SnapshotRef())
-@click.option(
-    "--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: a .png, .svg or .pdf file."
-)
+@click.option("--plot", "picture", type=FILE, help="Draw it: a .png, .svg or .pdf file.")
 @reading_options
-@json_option
-@pass_app
 def stats(app: App, /, *, ref: str, picture: Path | None, **how: Any) -> None:
     """Show a data set's classes, sizes and problems.
 
@@ -42,9 +36,6 @@ def stats(app: App, /, *, ref: str, picture: Path | None, **how: Any) -> None:
     dsctl stats mask@v3
     dsctl stats mask@v3 --plot mask.png
     """
-    from datacache import api
-    from datacache.core.errors import UsageError
-
     format = picture.suffix.lower().removeprefix(".") if picture is not None else ""
     if picture is not None and format not in api.PLOT_FORMATS:
         raise UsageError(f"--plot: {picture} is not named as a picture", hint="Name it .png, .svg or .pdf.")
@@ -52,29 +43,21 @@ def stats(app: App, /, *, ref: str, picture: Path | None, **how: Any) -> None:
     if picture is not None:
         write_file(picture, api.plot_statistics(found, name, format=format), "--plot")
     app.out.result({"ref": name, **found.as_json()})
-    if not app.out.json:
-        print_statistics(app, found, name)
+    print_statistics(app, found, name)
     if picture is not None:
         app.out.line(f"\n{printable(str(picture))} shows it")
 
 
-def collect(app: App, ref: str, **how: Any) -> tuple[str, Statistics]:
-    """A snapshot's reference by its id, and its statistics."""
-    from datacache import api
-
-    with open_annotations(app, ref, **how) as (snapshot, table):
+def collect(app: App, ref: str, **how: Any) -> tuple[str, api.Statistics]:
+    """Return a snapshot's reference by its id, and its statistics."""
+    with app.annotations(ref, **how) as (snapshot, table):
         return snapshot.record.ref, api.collect_statistics(table)
 
 
-def print_stats(app: App, ref: str) -> None:
-    """The statistics of a snapshot, for people; nothing with `--json`."""
-    if not app.out.json:
-        name, found = collect(app, ref)
-        print_statistics(app, found, name)
-
-
-def print_statistics(app: App, found: Statistics, name: str) -> None:
-    """The same for what was collected."""
+def print_statistics(app: App, found: api.Statistics, name: str) -> None:
+    """Print statistics for people; nothing with `--json`."""
+    if app.out.json:
+        return
     line = app.out.line
     line(f"{name}  {found.images:,} images, {found.boxes:,} boxes, {len(found.classes):,} classes")
     for number, what in (
@@ -111,8 +94,8 @@ def print_statistics(app: App, found: Statistics, name: str) -> None:
         app.out.table(["PROBLEM", "WAS", "TIMES"], problems, right=(2,))
 
 
-def _boxes_per_image(found: Statistics) -> list[tuple[str, int]]:
-    """A row for each number while they are few, else for equally many numbers each."""
+def _boxes_per_image(found: api.Statistics) -> list[tuple[str, int]]:
+    """Return a row for each number while they are few, else for equally many numbers each."""
     most = max(found.boxes_per_image, default=0)
     step = -(-(most + 1) // _COUNTS)
     rows = [0] * (most // step + 1)

@@ -15,37 +15,35 @@ from typing import Any
 
 import click
 
+import fuse_mount
+from datacache import api
 from datacache.core.counters import count
-from dataset_cli.app import App, json_option, pass_app
+from datacache.core.errors import CatalogError, DaemonError, DatacacheError
+from dataset_cli.app import App, command
 from dataset_cli.commands.cache import print_cache
-from dataset_cli.commands.mount import as_json
-from dataset_cli.commands.writes import error_lines, left_lines, left_state, read_write_lines, read_write_state
+from dataset_cli.commands.writes import (
+    error_lines,
+    left_lines,
+    left_state,
+    mount_as_json,
+    read_write_lines,
+    read_write_state,
+)
 from dataset_cli.output import format_seconds, printable
 from dataset_cli.variables import differences
 
 
-@click.command()
+@command()
 @click.option("--metrics", is_flag=True, help="Print the daemon's and the read-write mounts' metrics for Prometheus.")
-@json_option
-@pass_app
 def status(app: App, metrics: bool) -> None:
     """Show catalog, daemon, cache and mounts of this home.
 
     Exits with 1 if the catalog cannot be reached.
     """
-    from datacache import api
-    from datacache.core.errors import CatalogError, DaemonError
-    from fuse_mount import is_lost, list_bucket_mounts, list_mounts
-
     if metrics:
         _print_metrics(app)
         return
-    catalog_state: dict[str, Any] = {"url": None, "datasets": None, "error": None}
-    try:
-        with app.catalog() as catalog:
-            catalog_state |= {"url": catalog.url, "datasets": len(catalog.datasets())}
-    except CatalogError as exc:
-        catalog_state["error"] = exc.message
+    catalog = _catalog_state(app)
     daemon = cache = daemon_error = None
     try:
         client = api.running_daemon(app.settings)
@@ -57,67 +55,67 @@ def status(app: App, metrics: bool) -> None:
     differing = differences(app.settings, daemon) if daemon is not None else []
     for each in differing:
         app.out.warning(f"{each.message}. {each.hint}")
-    mounts = [as_json(info) | {"lost": is_lost(info, app.settings)} for info in list_mounts(app.settings)]
-    home = str(app.settings.home)
-    read_write = [read_write_state(info) for info in list_bucket_mounts(app.settings, ending=True)]
+    mounts = [
+        mount_as_json(info) | {"lost": fuse_mount.is_lost(info, app.settings)}
+        for info in fuse_mount.list_mounts(app.settings)
+    ]
+    read_write = [read_write_state(info) for info in fuse_mount.list_bucket_mounts(app.settings, ending=True)]
     staged = left_state(app.settings)
-    shown: dict[str, Any] = {
-        "home": home,
-        "catalog": catalog_state,
-        "daemon": daemon,
-        "daemon_error": daemon_error,
-        "differing": [each._asdict() for each in differing],
-        "cache": cache,
-        "mounts": mounts,
-    }
-    app.out.result(shown | {"read_write": read_write, "staged": staged})
-    if not app.out.json:
-        _print(app, shown, read_write, staged)
-    if catalog_state["error"]:
-        raise click.exceptions.Exit(1)
-
-
-def _print(app: App, shown: dict[str, Any], read_write: list[dict[str, Any]], staged: list[dict[str, Any]]) -> None:
-    catalog_state, daemon, cache = shown["catalog"], shown["daemon"], shown["cache"]
-    app.out.line(f"home     {shown['home']}")
-    known = catalog_state["error"] or count(catalog_state["datasets"] or 0, "dataset")
-    app.out.line(f"catalog  {catalog_state['url']}: {known}" if catalog_state["url"] else f"catalog  {known}")
-    running = (
-        f"pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}"
-        if daemon
-        else "not running; it starts when it is needed"
+    home = str(app.settings.home)
+    app.out.result(
+        {
+            "home": home,
+            "catalog": catalog,
+            "daemon": daemon,
+            "daemon_error": daemon_error,
+            "differing": [each._asdict() for each in differing],
+            "cache": cache,
+            "mounts": mounts,
+            "read_write": read_write,
+            "staged": staged,
+        },
+        f"home     {home}",
     )
-    if shown["daemon_error"]:
-        running = "does not answer"
+    known = catalog["error"] or f"{catalog['url']}: {count(catalog['datasets'], 'dataset')}"
+    app.out.line(f"catalog  {known}")
+    running = "does not answer" if daemon_error else "not running; it starts when it is needed"
+    if daemon is not None:
+        running = f"pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}"
     app.out.line(f"daemon   {running}")
-    for mount in shown["mounts"]:
+    for mount in mounts:
         app.out.line(f"mount    {mount['mountpoint']}  {mount['ref']}  {mount['files']:,} files")
         if mount["lost"]:
             again = f"dsctl mount {mount['ref']} {shlex.quote(mount['mountpoint'])}"
             app.out.line(f"         error: its processes have died, nobody serves it → Mount it again: {again}")
-        app.out.lines(printable(line) for line in error_lines(mount["errors"]))
+        app.out.lines(map(printable, error_lines(mount["errors"])))
     for state in read_write:
-        app.out.lines(printable(line) for line in read_write_lines(state))
+        app.out.lines(map(printable, read_write_lines(state)))
     for area in staged:
-        app.out.lines(printable(line) for line in left_lines(area))
-    if cache is not None:
+        app.out.lines(map(printable, left_lines(area)))
+    if cache is not None and not app.out.json:
         app.out.line()
         print_cache(app.out, cache)
+    if catalog["error"]:
+        raise click.exceptions.Exit(1)
+
+
+def _catalog_state(app: App) -> dict[str, Any]:
+    try:
+        with app.catalog() as catalog:
+            return {"url": catalog.url, "datasets": len(catalog.datasets()), "error": None}
+    except CatalogError as exc:
+        return {"url": None, "datasets": None, "error": exc.message}
 
 
 def _print_metrics(app: App) -> None:
-    from datacache import api
-    from datacache.core.errors import DatacacheError
-    from fuse_mount import bucket_status, list_bucket_mounts, render_metrics
-
     client = api.running_daemon(app.settings)
     if client is not None:
         print(client.metrics(), end="")
     found = []
-    for info in list_bucket_mounts(app.settings):
+    for info in fuse_mount.list_bucket_mounts(app.settings):
         try:
-            found.append((info, bucket_status(info)))
+            found.append((info, fuse_mount.bucket_status(info)))
         except DatacacheError as exc:
             app.out.warning(exc.message)
     if found:
-        print(render_metrics(found, app.settings.home), end="")
+        print(fuse_mount.render_metrics(found, app.settings.home), end="")

@@ -9,20 +9,18 @@ and `"failures"`, arrays of `{"epoch", "number", "name", "start", "records", "po
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
-from dataset_cli.app import App, DatasetName, json_option, pass_app
+from datacache import api
+from datacache.core.counters import count
+from datacache.core.errors import TasksError
+from dataset_cli.app import App, DatasetName, command, confirm
 from dataset_cli.commands.gc import Duration
-from dataset_cli.output import format_seconds, printable
+from dataset_cli.output import SHOWN, format_seconds, printable
 
-if TYPE_CHECKING:
-    from datacache.api import TaskQueue, TaskState, TaskStatus
-
-_SHOWN = 50
 _CHECKPOINT_LIMIT_BYTES = 64 * 2**20
 
 
@@ -31,7 +29,7 @@ def tasks() -> None:
     """Queues of training tasks, for workers that come and go."""
 
 
-@tasks.command()
+@command(tasks)
 @click.argument("name", type=DatasetName())
 @click.argument("dataset", metavar="REF_OR_URL")
 @click.option("--records", type=click.IntRange(1), default=1024, show_default=True, help="The most of one task.")
@@ -47,8 +45,6 @@ def tasks() -> None:
     "--shuffle/--no-shuffle", default=True, help="Tasks and their records in random order (default: shuffle)."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Another seed, another order.")
-@json_option
-@pass_app
 def create(app: App, /, *, name: str, dataset: str, **options: Any) -> None:
     """Cut a data set into tasks: a snapshot, or shards in a snapshot, at a URL or in a folder.
 
@@ -57,8 +53,6 @@ def create(app: App, /, *, name: str, dataset: str, **options: Any) -> None:
     \b
     dsctl tasks create mask-training mask-shards@v1 --epochs 90
     """
-    from datacache import api
-
     queue = api.create_tasks(name, dataset, settings=app.settings, patience_s=0.0, **options)
     status = queue.status()
     p = status.parameters
@@ -69,40 +63,31 @@ def create(app: App, /, *, name: str, dataset: str, **options: Any) -> None:
     )
 
 
-@tasks.command("list")
-@json_option
-@pass_app
+@command(tasks, "list")
 def list_(app: App) -> None:
     """List the queues."""
-    from datacache import api
-
-    found = api.list_tasks(app.settings)
-    app.out.result([_as_json(status) for status in found])
-    if not found:
-        app.out.line("There are no task queues yet. Make one: dsctl tasks create NAME REF_OR_URL")
-        return
-    rows = [_as_json(status) for status in found]
-    app.out.table(
+    values = [_as_json(status) for status in api.list_tasks(app.settings)]
+    app.out.listing(
+        values,
         ["NAME", "EPOCH", "TODO", "DOING", "DONE", "FAILED", "DATA SET"],
         [
             [
-                row["name"],
-                f"{row['epoch'] + 1} of {row['epochs']}" + (", finished" if row["finished"] else ""),
-                *(f"{row[state]:,}" for state in ("todo", "doing", "done")),
-                f"{row['failed'] + row['failed_before']:,}",
-                row["dataset"],
+                value["name"],
+                f"{value['epoch'] + 1} of {value['epochs']}" + (", finished" if value["finished"] else ""),
+                *(f"{value[state]:,}" for state in ("todo", "doing", "done")),
+                f"{value['failed'] + value['failed_before']:,}",
+                value["dataset"],
             ]
-            for row in rows
+            for value in values
         ],
         right=(2, 3, 4, 5),
+        empty="There are no task queues yet. Make one: dsctl tasks create NAME REF_OR_URL",
     )
 
 
-@tasks.command()
+@command(tasks)
 @click.argument("name", type=DatasetName())
 @click.option("--failed", "only_failed", is_flag=True, help="All failed tasks with all their errors, and nothing else.")
-@json_option
-@pass_app
 def show(app: App, name: str, only_failed: bool) -> None:
     """Show how far a queue is, who has which task, and what has failed."""
     status = _queue(app, name).status()
@@ -110,66 +95,54 @@ def show(app: App, name: str, only_failed: bool) -> None:
     app.out.result(_as_json(status) | {"leases": leases, "failures": [_task_as_json(task) for task in status.failed]})
     if not only_failed:
         _show_progress(app, status)
-        _show_leases(app, status)
     _show_failures(app, status, all_of_them=only_failed)
 
 
-@tasks.command()
+@command(tasks)
 @click.argument("name", type=DatasetName())
 @click.option("--task", "number", type=click.IntRange(0), help="Only the task with this number.")
-@json_option
-@pass_app
 def retry(app: App, name: str, number: int | None) -> None:
     """Put failed tasks back, to be tried again from where they failed."""
-    count = _queue(app, name).retry(number)
-    app.out.result({"name": name, "retried": count}, f"put {count:,} failed task{'' if count == 1 else 's'} back")
+    retried = _queue(app, name).retry(number)
+    app.out.result({"name": name, "retried": retried}, f"put {count(retried, 'failed task')} back")
 
 
-@tasks.command()
+@command(tasks)
 @click.argument("name", type=DatasetName())
 @click.option("--epoch", "epoch_only", is_flag=True, help="Only the epoch that it is in.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@json_option
-@pass_app
 def reset(app: App, name: str, epoch_only: bool, yes: bool) -> None:
     """Begin a queue anew. Workers that hold tasks lose them."""
     queue = _queue(app, name)
-    _confirm(queue, yes, f"Begin {'the epoch' if epoch_only else 'all epochs'} of {name} anew?")
+    confirm(yes, f"begin {'the epoch' if epoch_only else 'all epochs'} of {name} anew", about=_held(queue))
     queue.reset(epoch_only=epoch_only)
     status = queue.status()
     app.out.result(_as_json(status), f"{name} begins anew at epoch {status.epoch + 1}")
 
 
-@tasks.command()
+@command(tasks)
 @click.argument("name", type=DatasetName())
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@json_option
-@pass_app
 def rm(app: App, name: str, yes: bool) -> None:
     """Remove a queue. Workers that hold tasks lose them; the data set is not touched."""
     queue = _queue(app, name)
-    _confirm(queue, yes, f"Remove the task queue {name}?")
+    confirm(yes, f"remove the task queue {name}", about=_held(queue))
     queue.remove()
     app.out.result({"name": name, "removed": True}, f"removed {name}")
 
 
-@tasks.command()
+@command(tasks, has_json=False)
 @click.argument("name", type=DatasetName())
-@pass_app
 def checkpoint(app: App, name: str) -> None:
     """Print what is done, as JSON, to go back to with restore: dsctl tasks checkpoint NAME > FILE"""
     print(_queue(app, name).get_shard_checkpoint())
 
 
-@tasks.command()
+@command(tasks)
 @click.argument("name", type=DatasetName())
 @click.argument("file", type=click.File("rb"))
-@json_option
-@pass_app
 def restore(app: App, name: str, file: BinaryIO) -> None:
     """Go back to a checkpoint: what was not done then is to do again. Workers that hold tasks lose them."""
-    from datacache.core.errors import TasksError
-
     raw = file.read(_CHECKPOINT_LIMIT_BYTES)
     try:
         text = raw.decode()
@@ -186,27 +159,18 @@ def restore(app: App, name: str, file: BinaryIO) -> None:
     )
 
 
-def _queue(app: App, name: str) -> TaskQueue:
-    from datacache import api
-
+def _queue(app: App, name: str) -> api.TaskQueue:
     return api.open_tasks(name, app.settings, patience_s=0.0)
 
 
-def _confirm(queue: TaskQueue, yes: bool, question: str) -> None:
-    from datacache.core.errors import UsageError
-
+def _held(queue: api.TaskQueue) -> str:
     held = len(queue.status().doing)
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError(f"this must be confirmed: {question}", hint="Add --yes.")
-    workers = f" {held:,} tasks are being done." if held else ""
-    click.confirm(f"{question}{workers}", abort=True, err=True)
+    return f" {held:,} tasks are being done." if held else ""
 
 
-def _as_json(status: TaskStatus) -> dict[str, Any]:
+def _as_json(status: api.TaskStatus) -> dict[str, Any]:
     counts = dict.fromkeys(("todo", "doing", "done", "failed"), 0)
-    counts |= {state: count.tasks for state, count in status.counts.items()}
+    counts |= {state: found.tasks for state, found in status.counts.items()}
     p = status.parameters
     if not status.counts:  # the first worker makes them
         counts["todo"] = p.tasks
@@ -220,12 +184,12 @@ def _as_json(status: TaskStatus) -> dict[str, Any]:
         "records": p.samples,
         **counts,
         "failed_before": sum(task.epoch < status.epoch for task in status.failed),
-        "used": sum(count.used for count in status.counts.values()),
+        "used": sum(found.used for found in status.counts.values()),
         "parameters": asdict(p),
     }
 
 
-def _task_as_json(task: TaskState) -> dict[str, Any]:
+def _task_as_json(task: api.TaskState) -> dict[str, Any]:
     value = task._asdict()
     value["worker"] = value.pop("owner")
     value["errors"] = list(task.errors)
@@ -233,26 +197,20 @@ def _task_as_json(task: TaskState) -> dict[str, Any]:
     return value
 
 
-def _ended(status: TaskStatus) -> str:
-    if not status.finished:
-        return ""
-    return f", finished, {len(status.failed):,} failed" if status.failed else ", finished"
-
-
-def _show_progress(app: App, status: TaskStatus) -> None:
+def _show_progress(app: App, status: api.TaskStatus) -> None:
     value = _as_json(status)
     used, records = value["used"], value["records"]
-    for label, text in {
-        "queue": value["name"],
-        "data set": value["dataset"],
-        "epoch": f"{status.epoch + 1} of {value['epochs']}" + _ended(status),
-        "tasks": ", ".join(f"{value[state]:,} {state}" for state in ("todo", "doing", "done", "failed")),
-        "records": f"{used:,} of {records:,} used ({used / records:.1%})",
-    }.items():
-        app.out.line(f"{label + ':':10}{printable(text)}")
-
-
-def _show_leases(app: App, status: TaskStatus) -> None:
+    failed = f", {len(status.failed):,} failed" if status.failed else ""
+    ended = f", finished{failed}" if status.finished else ""
+    app.out.fields(
+        {
+            "queue": value["name"],
+            "data set": value["dataset"],
+            "epoch": f"{status.epoch + 1} of {value['epochs']}{ended}",
+            "tasks": ", ".join(f"{value[state]:,} {state}" for state in ("todo", "doing", "done", "failed")),
+            "records": f"{used:,} of {records:,} used ({used / records:.1%})",
+        }
+    )
     if not status.doing:
         return
     app.out.line()
@@ -267,16 +225,16 @@ def _show_leases(app: App, status: TaskStatus) -> None:
                 format_seconds(max(0.0, task.held_s)),
                 f"{format_seconds(task.left_s)} left" if task.left_s > 0 else "expired",
             ]
-            for task in status.doing[:_SHOWN]
+            for task in status.doing[:SHOWN]
         ],
         right=(3,),
     )
-    if len(status.doing) > _SHOWN:
-        app.out.line(f"… and {len(status.doing) - _SHOWN:,} more; --json has all")
+    if len(status.doing) > SHOWN:
+        app.out.line(f"… and {len(status.doing) - SHOWN:,} more; --json has all")
 
 
-def _show_failures(app: App, status: TaskStatus, *, all_of_them: bool) -> None:
-    shown = status.failed if all_of_them else status.failed[:_SHOWN]
+def _show_failures(app: App, status: api.TaskStatus, *, all_of_them: bool) -> None:
+    shown = status.failed if all_of_them else status.failed[:SHOWN]
     if all_of_them and not shown:
         app.out.line("no task has failed")
     for task in shown:
@@ -285,8 +243,8 @@ def _show_failures(app: App, status: TaskStatus, *, all_of_them: bool) -> None:
             f"failed: task {task.number} of epoch {task.epoch + 1}, {printable(task.name)} records {task.start:,} to"
             f" {task.start + task.records - 1:,}, after {task.position:,} of {task.records:,}"
         )
-        app.out.lines(f"  {printable(line)}" for error in task.errors[slice(None) if all_of_them else slice(-1, None)]
-                      for line in error.splitlines())  # fmt: skip
+        errors = task.errors if all_of_them else task.errors[-1:]
+        app.out.lines(f"  {printable(line)}" for error in errors for line in error.splitlines())
     if shown:
         app.out.line()
         if len(shown) < len(status.failed):

@@ -8,39 +8,28 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import click
 
-from dataset_cli.app import App, SnapshotRef, json_option, pass_app
-from dataset_cli.commands.diff import SHOWN, limit_of
+from datacache import api
+from dataset_cli.app import App, SnapshotRef, command, listing_options, most_listed
 from dataset_cli.output import Lines, format_bytes, printable
-
-if TYPE_CHECKING:
-    from datacache.api import ObjectProblem as Problem
 
 KINDS = ("missing", "changed", "damaged", "unreadable")
 
 
-@click.command()
+@command()
 @click.argument("ref", type=SnapshotRef())
 @click.option("--read", is_flag=True, help="Read every byte, and compare it with the store's checksum.")
-@click.option("--limit", type=click.IntRange(min=0), help=f"List so many problems (default: {SHOWN}; all with --json).")
-@click.option("--all", "everything", is_flag=True, help="List all problems.")
-@json_option
-@pass_app
+@listing_options("problems")
 def verify(app: App, *, ref: str, read: bool, limit: int | None, everything: bool) -> int:
     """Check that every object is still what the snapshot says.
 
     Asks the stores, not the cache: sizes, ETags and versions, or with --read all bytes. Exit code 1 if an object is
     missing, changed, damaged or unreadable. Some stores have no checksum of some objects: it says how many there are.
     """
-    from datacache import api
-    from datacache.api import resolve
-
-    most = limit_of(app, limit, everything)
-    with app.catalog() as catalog:
-        record = resolve(catalog, ref)
+    most = most_listed(app, limit, everything)
+    record = app.resolve(ref)
     counts: Counter[str] = Counter()
     unchecked: list[int] = []
     with Lines() as lines:
@@ -51,46 +40,30 @@ def verify(app: App, *, ref: str, read: bool, limit: int | None, everything: boo
                 bar.update(f"verifying {record.ref}  {done:,} of {files:,}{bad}", done, files)
 
             exact = f"{record.dataset}@{record.id}"
-            for problem in api.verify_snapshot(
+            for kind, raw, url, message in api.verify_snapshot(
                 exact, read=read, settings=app.settings, progress=show, unchecked=unchecked.append
             ):
-                counts[problem.kind] += 1
+                counts[kind] += 1
+                path = raw.decode("utf-8", "surrogateescape")
                 if most is None or len(lines) < most:
-                    lines.add(_as_json(problem) if app.out.json else f"{problem.kind}: {_described(problem)}")
-        value = {"ref": record.ref, "id": record.id, "files": record.files, "bytes": record.total_bytes, "read": read}
-        value |= {"ok": not counts, **{kind: counts[kind] for kind in KINDS}}
-        if read:
-            value["unchecked"] = sum(unchecked)
-        app.out.result_with(value, "problems", lines)
-        if not counts:
+                    value = {"kind": kind, "path": path, "url": url, "message": message}
+                    lines.add(json.dumps(value) if app.out.json else f"{kind}: {printable(f'{path}: {message}')}")
+        result = {"ref": record.ref, "id": record.id, "files": record.files, "bytes": record.total_bytes, "read": read}
+        result |= {"ok": not counts, **{kind: counts[kind] for kind in KINDS}}
+        app.out.result_with(result | ({"unchecked": sum(unchecked)} if read else {}), "problems", lines)
+        if counts:
+            app.out.lines(lines)
+            if rest := counts.total() - len(lines):
+                app.out.line(f"… and {rest:,} more: --all")
+            found = ", ".join(f"{counts[kind]:,} {kind}" for kind in KINDS if counts[kind])
+            app.out.line(f"{record.ref} is not whole: {found}, of {record.files:,} files")
+        else:
             how = "every byte was read" if read else "sizes and ETags were compared"
             app.out.line(f"{record.ref} is whole: {record.files:,} files, {format_bytes(record.total_bytes)}; {how}")
-            _tell_unchecked(app, record.files, sum(unchecked))
-            return 0
-        app.out.lines(lines)
-        if rest := counts.total() - len(lines):
-            app.out.line(f"… and {rest:,} more: --all")
-        found = ", ".join(f"{counts[kind]:,} {kind}" for kind in KINDS if counts[kind])
-        app.out.line(f"{record.ref} is not whole: {found}, of {record.files:,} files")
-        _tell_unchecked(app, record.files, sum(unchecked))
-        if record.lineage is not None and "copied_to" in record.lineage.parameters:
-            again = f"dsctl snapshot create {record.dataset} --from {printable(record.origin)} --copy --check-copies"
-            app.out.line(f"Copies of what is unchanged in its place are made again by: {again}")
-    return 1
-
-
-def _tell_unchecked(app: App, files: int, unchecked: int) -> None:
-    if unchecked:
-        app.out.line(
-            f"{unchecked:,} of {files:,} files could not be checked: the store has no checksum of the whole object"
-        )
-
-
-def _described(problem: Problem) -> str:
-    path, message = problem.path.decode("utf-8", "surrogateescape"), problem.message
-    return printable(f"{path}: {message}")
-
-
-def _as_json(problem: Problem) -> str:
-    path = problem.path.decode("utf-8", "surrogateescape")
-    return json.dumps({"kind": problem.kind, "path": path, "url": problem.url, "message": problem.message})
+    if number := sum(unchecked):
+        why = "the store has no checksum of the whole object"
+        app.out.line(f"{number:,} of {record.files:,} files could not be checked: {why}")
+    if counts and record.lineage is not None and "copied_to" in record.lineage.parameters:
+        again = f"dsctl snapshot create {record.dataset} --from {printable(record.origin)} --copy --check-copies"
+        app.out.line(f"Copies of what is unchanged in its place are made again by: {again}")
+    return 1 if counts else 0

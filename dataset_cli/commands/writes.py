@@ -1,4 +1,4 @@
-"""How read-write mounts, and what mounts have left behind, are shown by `dsctl status`."""
+"""How mounts, and what they have left behind, are shown by `dsctl status`, `mount` and `flush`."""
 
 from __future__ import annotations
 
@@ -6,41 +6,71 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import fuse_mount
 from datacache.core.counters import count
 from datacache.core.errors import DatacacheError
-from dataset_cli.commands.mount import rw_as_json
 from dataset_cli.output import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from datacache.settings import Settings
-    from fuse_mount import BucketInfo
 
 _SHOWN = 10
 """Failures and conflicts for people; `--json` has up to a hundred."""
 FORGET_LOST = "Write it again, if you still have it; then: dsctl flush --forget-lost {where}"
 
 
-def read_write_state(info: BucketInfo) -> dict[str, Any]:
-    """A mount with the state of its live bucket; `error` says why there is none."""
-    from fuse_mount import bucket_status, is_mounted, is_supervised
+def mount_as_json(info: fuse_mount.MountInfo) -> dict[str, Any]:
+    """Return the JSON shape of a mount."""
+    return {
+        "mountpoint": str(info.mountpoint),
+        "ref": info.ref,
+        "files": info.files,
+        "bytes": info.total_bytes,
+        "pid": info.pid,
+        "workers": list(info.workers),
+        "log": str(info.log),
+        "errors": [failure.to_dict() for failure in info.failures],
+    }
 
-    more = {"mounted": is_mounted(info), "supervised": is_supervised(info), "live": None, "error": None, "hint": ""}
+
+def rw_as_json(info: fuse_mount.BucketInfo) -> dict[str, Any]:
+    """Return the JSON shape of a read-write mount."""
+    return {
+        "mountpoint": str(info.mountpoint),
+        "url": info.url,
+        "ack": info.ack,
+        "staging": info.staging,
+        "pid": info.pid,
+        "supervisor": info.supervisor,
+        "restarts": info.restarts,
+        "notes": list(info.notes),
+        "log": str(info.log),
+    }
+
+
+def read_write_state(info: fuse_mount.BucketInfo) -> dict[str, Any]:
+    """Return a mount with the state of its live bucket; `error` says why there is none."""
+    more = {
+        "mounted": fuse_mount.is_mounted(info),
+        "supervised": fuse_mount.is_supervised(info),
+        "live": None,
+        "error": None,
+        "hint": "",
+    }
     state: dict[str, Any] = rw_as_json(info) | more
     try:
-        state["live"] = bucket_status(info)
+        state["live"] = fuse_mount.bucket_status(info)
     except DatacacheError as exc:
         state |= {"error": exc.message, "hint": exc.hint}
     return state
 
 
 def left_state(settings: Settings) -> list[dict[str, Any]]:
-    """Staging areas without a mount, with what is left in them (null: not counted since the last owner died)."""
-    from fuse_mount import left_areas
-
+    """Return staging areas without a mount, with what is left in them (null: not counted since the last owner died)."""
     try:
-        found = left_areas(settings)
+        found = fuse_mount.left_areas(settings)
     except DatacacheError as exc:
         unknown: dict[str, Any] = {"files": None, "bytes": None, "problem": exc.message, "losses": []}
         return [{"folder": str(settings.staging_root), "url": ""} | unknown]
@@ -48,9 +78,7 @@ def left_state(settings: Settings) -> list[dict[str, Any]]:
 
 
 def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
-    """A mount for people."""
-    from fuse_mount import counted
-
+    """Yield a mount for people."""
     live = state["live"]
     yield f"rw mount {state['mountpoint']}  {state['url']}  (close waits until: {state['ack']})"
     if state["restarts"]:
@@ -67,7 +95,8 @@ def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
     if live["dirty_files"]:
         age = format_seconds(live["oldest_dirty_s"] or 0)
         rate = f"{format_bytes(live['upload_bytes_per_s'])}/s"
-        yield f"         {counted(live['dirty_files'], live['dirty_bytes'])} to upload, the oldest for {age}; {rate}"
+        amount = fuse_mount.counted(live["dirty_files"], live["dirty_bytes"])
+        yield f"         {amount} to upload, the oldest for {age}; {rate}"
     else:
         yield "         everything is uploaded"
     if live["store_problem"]:
@@ -95,7 +124,7 @@ def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
 
 
 def conflict_lines(conflicts: list[dict[str, Any]]) -> Iterator[str]:
-    """Conflicts that nobody has seen to, for people."""
+    """Yield the conflicts that nobody has seen to, for people."""
     for conflict in conflicts[-_SHOWN:]:
         kept = f"; ours is {conflict['kept_as']}" if conflict["kept_as"] else ""
         yield f"conflict {conflict['key']}: {conflict['reason']}{kept}"
@@ -106,7 +135,7 @@ def conflict_lines(conflicts: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def error_lines(errors: list[dict[str, Any]]) -> Iterator[str]:
-    """The last errors that a mount gave to who read or wrote, for people: of those with one way out, the newest."""
+    """Yield the last errors that a mount gave to readers and writers: of those with one way out, the newest."""
     alike = Counter((error["errno"], error["hint"] or error["reason"]) for error in errors[:_SHOWN])
     for error in errors[:_SHOWN]:
         others = alike.pop((error["errno"], error["hint"] or error["reason"]), 0) - 1
@@ -122,9 +151,7 @@ def error_lines(errors: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def left_lines(area: dict[str, Any]) -> Iterator[str]:
-    """A staging area without a mount, for people."""
-    from fuse_mount import counted
-
+    """Yield a staging area without a mount, for people."""
     yield f"staged   {area['folder']}  {area['url']}"
     if area["problem"]:
         yield f"         {area['problem']}"
@@ -133,15 +160,13 @@ def left_lines(area: dict[str, Any]) -> Iterator[str]:
     if area["files"] == 0:
         yield "         → When you have seen to it: dsctl flush --forget-lost"
         return
-    amount = "some files" if area["files"] is None else counted(area["files"], area["bytes"] or 0)
+    amount = "some files" if area["files"] is None else fuse_mount.counted(area["files"], area["bytes"] or 0)
     doubt = "may wait" if area["files"] is None else "wait"
     yield f"         {amount} {doubt} here, and no mount uploads them: dsctl flush"
 
 
 def _loss(loss: dict[str, Any]) -> Iterator[str]:
-    from fuse_mount import lost_lines
-
-    yield from (f"lost     {line}" for line in lost_lines([loss]))
+    yield from (f"lost     {line}" for line in fuse_mount.lost_lines([loss]))
 
 
 def _failure(failure: dict[str, Any]) -> Iterator[str]:

@@ -11,17 +11,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataset_cli.app import App
+from datacache.core.errors import CacheError
 
 if TYPE_CHECKING:
     from datacache.settings import Settings
+    from dataset_cli.app import App
 
 _SHOWN = 12
 
 
 def train(app: App, ref: str, *, bucket: Path, picture: Path, seconds: float, settings: Settings) -> Any:
-    """Train for some seconds on the split `train` of a YOLO snapshot and look at `val`. What was done, as JSON; None
-    where it could not be, which is said."""
+    """Train for some seconds on the split `train` of a YOLO snapshot and look at `val`. Return what was done, as JSON;
+    None where it could not be, which is said."""
     name = ref.partition("@")[0]
     if find_spec("torch") is None:
         app.out.line("training  left out: it needs PyTorch (pip install 'dsctl[torch]')")
@@ -30,7 +31,6 @@ def train(app: App, ref: str, *, bucket: Path, picture: Path, seconds: float, se
         bar.update("starting PyTorch")
         import torch
 
-        from datacache.core.errors import CacheError
         from datacache.torch import ShardDataset
         from dataset_cli.demo import story
         from dataset_cli.demo.detector import score
@@ -65,17 +65,18 @@ def train(app: App, ref: str, *, bucket: Path, picture: Path, seconds: float, se
         model = f"{bucket.as_uri()}/models/{name}.pt"
         story.put_model(model, network, {"classes": list(test.classes), "size": list(size), "shards": parts}, settings)
         if not story.same(found, look(story.get_model(model, settings)[0], test)[0]):
-            raise CacheError(
-                "the model that was read back finds other boxes", hint="This is a defect. Please report it."
-            )
+            text = "the model that was read back finds other boxes"
+            raise CacheError(text, hint="This is a defect. Please report it.")
     losses = f"loss {epochs[0].loss:.2f}, then {epochs[-1].loss:.2f}"
-    app.out.line(
-        f"training  a detector, {took:.0f} s, {len(epochs)} epochs of {len(training):,} images in shards: {losses}"
+    precision = f"average precision {result.average_precision:.2f}"
+    app.out.lines(
+        [
+            f"training  a detector, {took:.0f} s, {len(epochs)} epochs of {len(training):,} images in shards: {losses}",
+            f"test      {len(test):,} other images: F1 {result.f1:.2f}, {precision}",
+            f"model     {model}; read back, it finds the same boxes",
+        ]
     )
-    app.out.line(
-        f"test      {len(test):,} other images: F1 {result.f1:.2f}, average precision {result.average_precision:.2f}"
-    )
-    app.out.line(f"model     {model}; read back, it finds the same boxes")
+    shown = story.picture(parts["val"], size, found, _SHOWN, settings)
     return {
         "shards": parts,
         "images": len(training),
@@ -87,15 +88,16 @@ def train(app: App, ref: str, *, bucket: Path, picture: Path, seconds: float, se
         "f1": result.f1,
         "average_precision": result.average_precision,
         "model": model,
-        "predictions": _draw(app, picture, story.picture(parts["val"], size, found, _SHOWN, settings)),
+        "predictions": write_picture(app, picture, shown, f"picture   {picture}: what it found, and what there is"),
     }
 
 
-def _draw(app: App, path: Path, data: bytes) -> str | None:
+def write_picture(app: App, path: Path, data: bytes, text: str) -> str | None:
+    """Write a picture, and say `text`. Return its path; None where it cannot be written, which is said."""
     try:
         path.write_bytes(data)
     except OSError as exc:
         app.out.warning(f"{path} cannot be written: {exc.strerror}")
         return None
-    app.out.line(f"picture   {path}: what it found, and what there is")
+    app.out.line(text)
     return str(path)

@@ -16,19 +16,6 @@ from typing import Any
 import torch
 
 from datacache import api
-from datacache.api import (
-    Annotation,
-    Box,
-    Picture,
-    Query,
-    SnapshotRecord,
-    find_paths,
-    open_store,
-    read_header,
-    split_object_url,
-    split_url,
-)
-from datacache.api import draw_pictures as preview
 from datacache.core.errors import ObjectNotFoundError
 from datacache.settings import Settings
 from datacache.torch import ShardDataset
@@ -44,8 +31,8 @@ def draw_into(url: str, *, count: int, seed: int, settings: Settings) -> bool:
     """Faces with and without masks, annotated as VOC, into a folder or a bucket. False if they are there already."""
     from dataset_cli.demo.faces import draw_faces
 
-    store_url, prefix = split_url(url)
-    with closing(open_store(store_url, settings)) as store, tempfile.TemporaryDirectory() as folder:
+    store_url, prefix = api.split_url(url)
+    with closing(api.open_store(store_url, settings)) as store, tempfile.TemporaryDirectory() as folder:
         with suppress(ObjectNotFoundError):
             store.head(f"{prefix}ImageSets/Main/val.txt")
             return False
@@ -58,12 +45,12 @@ def draw_into(url: str, *, count: int, seed: int, settings: Settings) -> bool:
 
 def shards_of_split(
     ref: str, split: str, bucket: str, *, name: str, tags: Sequence[str] = (), settings: Settings
-) -> SnapshotRecord | None:
+) -> api.SnapshotRecord | None:
     """Shards of one split of a snapshot of the YOLO format, in `bucket`, as a snapshot of dataset `name-shards`. The
     subset they are made of is a snapshot of dataset `name`. None where no image is in the split."""
     with api.open_annotations(ref, settings=settings) as (_, table):
-        query = Query(where=f"folder == 'images/{split}'")
-        images = list(find_paths(table, query))
+        query = api.Query(where=f"folder == 'images/{split}'")
+        images = list(api.find_paths(table, query))
     if not images:
         return None
     named: dict[str, Any] = {"tags": tags, "move_tags": bool(tags), "settings": settings}
@@ -76,7 +63,7 @@ def fitting_size(ref: str, settings: Settings) -> tuple[int, int]:
     """Height and width that a data set's images are resized to: half of what the first one has, and no more than what
     a processor can learn from in a minute."""
     raw = ShardDataset(ref, target=None, settings=settings)
-    header = read_header(raw.read(0))
+    header = api.read_header(raw.read(0))
     high, wide = header.displayed_height, header.displayed_width
     scale = min(0.5, _LONGEST_PX / max(high, wide))
     return _multiple(high * scale), _multiple(wide * scale)
@@ -94,7 +81,7 @@ def picture(ref: str, size: tuple[int, int], found: Sequence[Found], count: int,
     shown = min(count, len(dataset))
     for number in range(shown):
         data, target = dataset[number]
-        header = read_header(data)
+        header = api.read_header(data)
         high, wide = header.displayed_height, header.displayed_width
         kept = found[number].scores >= LEAST
         scale = torch.tensor([wide / size[1], high / size[0]]).repeat(2)
@@ -104,14 +91,16 @@ def picture(ref: str, size: tuple[int, int], found: Sequence[Found], count: int,
         truth = _boxes(target["boxes"], target["labels"], dataset.classes)
         note = f"{int(right(seen, target).sum())} of them right, {len(truth)} true"
         tiles.append(
-            Picture(path, data, Annotation(path, wide, high, boxes), Annotation(path, wide, high, truth), note)
+            api.Picture(
+                path, data, api.Annotation(path, wide, high, boxes), api.Annotation(path, wide, high, truth), note
+            )
         )
     subtitle = f"{shown} of {len(dataset):,} images the detector was not trained on"
-    return preview(tiles, title=f"Found in {ref}", subtitle=subtitle, before="the truth")
+    return api.draw_pictures(tiles, title=f"Found in {ref}", subtitle=subtitle, before="the truth")
 
 
-def _boxes(boxes: Any, labels: Any, classes: Sequence[str]) -> tuple[Box, ...]:
-    return tuple(Box(classes[label], *box) for box, label in zip(boxes.tolist(), labels.tolist(), strict=True))
+def _boxes(boxes: Any, labels: Any, classes: Sequence[str]) -> tuple[api.Box, ...]:
+    return tuple(api.Box(classes[label], *box) for box, label in zip(boxes.tolist(), labels.tolist(), strict=True))
 
 
 def same(one: Sequence[Found], other: Sequence[Found]) -> bool:
@@ -125,15 +114,15 @@ def put_model(url: str, network: Detector, about: dict[str, Any], settings: Sett
     out = io.BytesIO()
     weights = {name: value.cpu() for name, value in network.state_dict().items()}
     torch.save({"about": about, "weights": weights}, out)
-    store_url, key = split_object_url(url)
-    with closing(open_store(store_url, settings)) as store:
+    store_url, key = api.split_object_url(url)
+    with closing(api.open_store(store_url, settings)) as store:
         store.put(key, out.getvalue())
 
 
 def get_model(url: str, settings: Settings, device: str = "cpu") -> tuple[Detector, dict[str, Any]]:
     """A stored detector, and what is known about it."""
-    store_url, key = split_object_url(url)
-    with closing(open_store(store_url, settings)) as store:
+    store_url, key = api.split_object_url(url)
+    with closing(api.open_store(store_url, settings)) as store:
         ref = store.head(key).ref(store_url)
         starts = range(0, ref.size_bytes, _READ_BYTES)
         data = b"".join(store.read(ref, start, min(start + _READ_BYTES, ref.size_bytes)) for start in starts)

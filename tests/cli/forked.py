@@ -22,7 +22,9 @@ def start() -> None:
     it should be nobody's home.
     """
     modules = [command.partition(":")[0] for command in COMMANDS.values()]
-    forkserver.set_forkserver_preload([__name__, "datacache.api", "datacache.daemon.client", *modules])
+    parts = ["annotations", "node", "snapshots"]
+    fronts = [*(f"datacache.api.{part}" for part in parts), "fuse_mount.bucket.areas", "fuse_mount.lifecycle.launch"]
+    forkserver.set_forkserver_preload([__name__, *fronts, *modules])
     forkserver.ensure_running()
 
 
