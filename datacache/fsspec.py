@@ -62,9 +62,9 @@ class DatacacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec h
             return [self.info(path)] if detail else [base]
         prefix = inner.encode("utf-8", "surrogateescape") + b"/" if inner else b""
         out = []
-        for child in snapshot.tree.children(prefix):
+        for child in snapshot.rows.tree.children(prefix):
             name = f"{base}/{child.name.decode('utf-8', 'surrogateescape')}"
-            entry = None if child.is_dir else snapshot.tree.entry(child.row)
+            entry = None if child.is_dir else snapshot.rows.tree.entry(child.row)
             out.append(
                 {
                     "name": name,

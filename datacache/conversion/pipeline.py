@@ -214,7 +214,7 @@ def _ended(snapshot: Snapshot, images: Iterable[Image], files: NewFiles, report:
         if not image.goes_on:
             yield image
             continue
-        data = bytes(snapshot.read_row(image.row, 0, image.entry.size_bytes))
+        data = bytes(snapshot.rows.read_row(image.row, 0, image.entry.size_bytes))
         try:
             stored = files.objects.put(data[: jpeg_end(data)])
         except BrokenImageError:  # what looked like its end belongs to something behind it

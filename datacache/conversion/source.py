@@ -214,16 +214,16 @@ class Files:
 
     def done(self) -> None:
         """Let go of what was read so far."""
-        self._snapshot.unmap_pages()
+        self._snapshot.rows.unmap_pages()
 
     def _here(self, part: Part) -> memoryview | None:
         if part.object is not None and part.stop:
-            return self._snapshot.view_object(part.object, part.stop)
-        return self._snapshot.read_local(part.row, part.start, part.stop)
+            return self._snapshot.rows.view_object(part.object, part.stop)
+        return self._snapshot.rows.read_local(part.row, part.start, part.stop)
 
     def _fetch(self, part: Part) -> Data:
         row, stop = part.row, part.stop
         if part.ends_only and stop > BLOCK_BYTES:
-            tail = self._snapshot.read_row(row, stop - TAIL_BYTES, stop)
-            return b"".join([self._snapshot.read_row(row, 0, HEAD_BYTES), tail])
-        return self._snapshot.read_row(row, part.start, stop)
+            tail = self._snapshot.rows.read_row(row, stop - TAIL_BYTES, stop)
+            return b"".join([self._snapshot.rows.read_row(row, 0, HEAD_BYTES), tail])
+        return self._snapshot.rows.read_row(row, part.start, stop)

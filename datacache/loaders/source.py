@@ -164,12 +164,12 @@ class SnapshotSource(SampleSource):
         if not size:
             return memoryview(b"")
         if size <= BLOCK_BYTES:
-            return self.snapshot.view_object(self._object(sample), size)
+            return self.snapshot.rows.view_object(self._object(sample), size)
         out = np.empty(size, np.uint8).data
-        return out if self.snapshot.copy_object(self._object(sample), out) else None
+        return out if self.snapshot.rows.copy_object(self._object(sample), out) else None
 
     def _copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
-        left, copy = [], self.snapshot.copy_object
+        left, copy = [], self.snapshot.rows.copy_object
         sizes = self._sizes[samples].tolist()
         for at, (sample, size, start) in enumerate(zip(samples.tolist(), sizes, starts, strict=True)):
             if size and not copy(self._object(sample), out[start : start + size]):
@@ -178,7 +178,7 @@ class SnapshotSource(SampleSource):
 
     def _fetch(self, samples: Sequence[int]) -> list[Read]:
         def read(sample: int) -> bytes | memoryview:
-            return self.snapshot.read_row(int(self._rows[sample]), 0, int(self._sizes[sample]))
+            return self.snapshot.rows.read_row(int(self._rows[sample]), 0, int(self._sizes[sample]))
 
         # The last ones first: what an order was published of is fetched in that order, so once the last has come, most
         # are here and nobody has to be asked for them.

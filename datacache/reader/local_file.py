@@ -150,7 +150,7 @@ class LocalFiles:
 
         def copy(number: int) -> None:
             start = number * BLOCK_BYTES
-            write_all(fd, self._snapshot.read_row(row, start, min(start + BLOCK_BYTES, size_bytes)), start)
+            write_all(fd, self._snapshot.rows.read_row(row, start, min(start + BLOCK_BYTES, size_bytes)), start)
 
         try:
             for first in range(0, block_count(size_bytes), _BLOCKS_AT_ONCE):

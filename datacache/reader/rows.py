@@ -1,4 +1,4 @@
-"""Reading a snapshot by row and by object id: what mounts and loaders use. `Snapshot` adds reading by path.
+"""Read a snapshot by row and by object id, as mounts and loaders do: `Snapshot.rows`.
 
 Rows are positions in the manifest. Several threads may call it, and a child of `fork()` may go on.
 """
@@ -35,6 +35,10 @@ class RowReader:
         self._is_listed = is_listed
         self._listed_until = 0.0
         self._objects: dict[int, tuple[ObjectId, int]] = {}  # row → object id and size
+
+    def object_at(self, row: int) -> tuple[ObjectId, int]:
+        """Return the object of a row, and its size."""
+        return self._objects.get(row) or self._object(row)
 
     def read_local(self, row: int, start: int, stop: int) -> memoryview | None:
         """Return bytes of a row without waiting and without a copy, if one block on this node has them all."""
@@ -98,12 +102,9 @@ class RowReader:
         """Let go of the memory that was read, now and then in a pass through a large snapshot."""
         self._local.unmap_pages()
 
-    def _cut_off(self, ref: str) -> bool:
-        """Let every later read raise `SnapshotClosedError`; False if that was done before."""
-        if isinstance(self._blocks, _Closed):
-            return False
-        self.manifest = self.tree = self._blocks = self._local = cast("Any", _Closed(ref))
-        return True
+    def cut_off(self, closed: Closed) -> None:
+        """Let every later read raise `SnapshotClosedError`."""
+        self.manifest = self.tree = self._blocks = self._local = cast("Any", closed)
 
     def _object(self, row: int) -> tuple[ObjectId, int]:
         entry = self.manifest.entry(row)
@@ -127,7 +128,7 @@ class RowReader:
                 exc.hint = "Its data were collected. Open, or mount, a snapshot that there is."
 
 
-class _Closed:
+class Closed:
     """Stands in for the parts of a closed snapshot and raises at any use, so that open ones need no check."""
 
     def __init__(self, ref: str) -> None:

@@ -1,8 +1,7 @@
 """`Snapshot`: an immutable set of files, read by path.
 
-`datacache.open_snapshot()` returns it; the fsspec file system reads through it; mounts and loaders use its `RowReader`
-side. Safe from several threads, across `fork()`, and
-picklable (the other process opens the same immutable id).
+`datacache.open_snapshot()` returns it; the fsspec file system reads through it; mounts and loaders use its `rows`. Safe
+from several threads, across `fork()`, and picklable (the other process opens the same immutable id).
 """
 
 from __future__ import annotations
@@ -10,20 +9,20 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from datacache.core.errors import PathNotFoundError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_id
-from datacache.manifest.model import Entry, SnapshotRecord
+from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.reader.blocks import NodeBlocks
-from datacache.reader.rows import IDS_KEPT, RowReader
+from datacache.reader.rows import IDS_KEPT, Closed, RowReader
 
 _FOR_USERS = ("close", "open", "paths", "read", "read_range", "record", "ref", "stat", "view")
 
 
 class Stat(NamedTuple):
-    """What is known of a path without reading it."""
+    """The facts of a path that are known without reading it."""
 
     path: str
     size_bytes: int
@@ -36,7 +35,7 @@ class Stat(NamedTuple):
     """The target of a symbolic link, relative to its folder. All else is said of the file there."""
 
 
-class Snapshot(RowReader):
+class Snapshot:
     """The files of one snapshot. Paths are str, with surrogateescape where the store's bytes are not UTF-8."""
 
     def __init__(
@@ -50,25 +49,28 @@ class Snapshot(RowReader):
         is_listed: Callable[[], bool] = lambda: True,
     ) -> None:
         """See `RowReader` for `is_listed`. `reopen` opens the same snapshot in a process that unpickles this one."""
-        super().__init__(record, manifest, blocks, is_listed)
+        self.record = record
+        self.manifest = manifest
+        self.rows = RowReader(record, manifest, blocks, is_listed)
+        self._local = blocks.local
         self._reopen = reopen
         self._on_close = on_close
         self._small: dict[str, BlockId] = {}  # path → its only block
 
     @property
     def ref(self) -> str:
-        """The immutable name, `dataset@id`."""
+        """Return the immutable name, `dataset@id`."""
         return f"{self.record.dataset}@{self.record.id}"
 
     def __len__(self) -> int:
-        """How many files there are."""
+        """Return how many files there are."""
         return self.record.files
 
     def __contains__(self, path: str) -> bool:
         return self.manifest.find(_encode(path)) is not None
 
     def __iter__(self) -> Iterator[str]:
-        """The files' paths in byte order, streamed."""
+        """Yield the files' paths in byte order."""
         for entry in self.manifest.entries():
             if not entry.path.endswith(b"/"):
                 yield entry.path.decode("utf-8", "surrogateescape")
@@ -85,11 +87,11 @@ class Snapshot(RowReader):
         return f"<Snapshot {self.record.ref}: {self.record.files:,} files, {self.record.total_bytes:,} bytes>"
 
     def paths(self) -> list[str]:
-        """The files' paths in byte order; folder markers are not among them."""
+        """Return the files' paths in byte order; folder markers are not among them."""
         return list(self)
 
     def stat(self, path: str) -> Stat:
-        """Size, time and ETag of a file, or of a directory that has files. `PathNotFoundError` if it is neither."""
+        """Return the facts of a file, or of a directory that has files. `PathNotFoundError` if it is neither."""
         raw = _encode(path)
         row = self.manifest.find(raw)
         if row is not None:
@@ -103,49 +105,48 @@ class Snapshot(RowReader):
         raise self._missing(path)
 
     def read(self, path: str) -> bytes:
-        """All bytes of a file. `PathNotFoundError`, or the store's error where they cannot be had."""
+        """Return all bytes of a file. `PathNotFoundError`, or the store's error where they cannot be had."""
         block = self._small.get(path)
         if block is not None:
             data = self._local.copy(block)
             if data is not None:
                 return data
         row = self._row(path)
-        obj, size = self._objects.get(row) or self._object(row)
+        obj, size = self.rows.object_at(row)
         if 0 < size <= BLOCK_BYTES:
             if len(self._small) >= IDS_KEPT:
                 self._small.clear()  # cheap to make again; the simplest bound
             self._small[path] = block_id(obj, 0)
-        return bytes(self.read_row(row, 0, size))
+        return bytes(self.rows.read_row(row, 0, size))
 
     def view(self, path: str) -> memoryview:
-        """All bytes of a file as `read` gives them, but without a copy where they are in one block on this node.
+        """Return all bytes of a file as `read` gives them, but without a copy where they are in one block on this node.
 
         For code that decodes or copies at once: keeping the view keeps its region's disk space."""
         row = self._row(path)
-        size = (self._objects.get(row) or self._object(row))[1]
-        here = self.read_local(row, 0, size)
-        return here if here is not None else memoryview(self.read_row(row, 0, size))
+        size = self.rows.object_at(row)[1]
+        here = self.rows.read_local(row, 0, size)
+        return here if here is not None else memoryview(self.rows.read_row(row, 0, size))
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes `start` to `stop` of a file, cut at its end like a slice."""
-        return bytes(self.read_row(self._row(path), start, stop))
+        """Return bytes `start` to `stop` of a file, cut at its end like a slice."""
+        return bytes(self.rows.read_row(self._row(path), start, stop))
 
     def open(self, path: str) -> io.BufferedReader:
-        """The file as a seekable binary stream."""
+        """Open the file as a seekable binary stream."""
         return io.BufferedReader(_SnapshotFile(self, self._row(path), path), buffer_size=128 * 1024)
 
     def object_ref(self, path: str) -> ObjectRef:
-        """The object, and the version of it, that holds a file's bytes."""
+        """Return the object, and the version of it, that holds a file's bytes."""
         return self.manifest.object_ref(self.manifest.entry(self._row(path)))
-
-    def entry(self, path: str) -> Entry:
-        """The manifest's entry of a file."""
-        return self.manifest.entry(self._row(path))
 
     def close(self) -> None:
         """Give back the catalog's connections and the stores'. Later reads raise `SnapshotClosedError`; reads under way
         in other threads go on. Closing again does nothing."""
-        if self._cut_off(self.ref):
+        if not isinstance(self._local, Closed):
+            closed = Closed(self.ref)
+            self.manifest = self._local = cast("Any", closed)
+            self.rows.cut_off(closed)
             self._on_close()
 
     def __enter__(self) -> Snapshot:
@@ -208,7 +209,7 @@ class _SnapshotFile(io.RawIOBase):
         stop = min(self._at + len(view), self._size, (self._at // BLOCK_BYTES + 1) * BLOCK_BYTES)
         if self._at >= stop:
             return 0
-        data = self._snapshot.read_row(self._row, self._at, stop)
+        data = self._snapshot.rows.read_row(self._row, self._at, stop)
         view[: len(data)] = data
         self._at += len(data)
         return len(data)

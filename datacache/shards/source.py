@@ -188,7 +188,7 @@ class SnapshotFiles:
         number, last = start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
         if number == last:
             first, id = number * BLOCK_BYTES, BlockId(self._objects[shard] + number.to_bytes(4, "big"))
-            found = self.snapshot.peek_block(id, start - first, stop - first)
+            found = self.snapshot.rows.peek_block(id, start - first, stop - first)
             return None if found is None else (found,)
         parts = []
         for each in range(number, last + 1):
@@ -204,7 +204,7 @@ class SnapshotFiles:
             raise missing(self.where, name)
         if stop > self._sizes[shard]:
             raise cut_short(self.where, name, self._sizes[shard], stop)
-        return self.snapshot.read_row(row, start, stop)
+        return self.snapshot.rows.read_row(row, start, stop)
 
     def read_all(self, places: Sequence[Extent]) -> list[bytes | memoryview | DatacacheError]:
         """See `ShardFiles`. It fetches a block with several places once."""
@@ -268,7 +268,7 @@ class SnapshotFiles:
         """Return the part of `start:stop` that lies in a block, if it is here."""
         first = number * BLOCK_BYTES
         id = BlockId(self._objects[shard] + number.to_bytes(4, "big"))
-        return self.snapshot.peek_block(id, max(start - first, 0), min(stop - first, BLOCK_BYTES))
+        return self.snapshot.rows.peek_block(id, max(start - first, 0), min(stop - first, BLOCK_BYTES))
 
     def refs(self) -> tuple[ObjectRef, ...]:
         """See `ShardFiles`. An empty object stands for a missing shard."""

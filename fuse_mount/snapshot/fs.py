@@ -57,14 +57,15 @@ class SnapshotFs:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._tree = snapshot.tree
-        self._entry = snapshot.tree.entry
-        self._local = snapshot.read_local
+        self._rows = snapshot.rows
+        self._tree = self._rows.tree
+        self._entry = self._tree.entry
+        self._local = self._rows.read_local
         self.files = snapshot.record.files
         self.total_bytes = snapshot.record.total_bytes
         self._created_ns = int(datetime.fromisoformat(snapshot.record.created_at).timestamp()) * 1_000_000_000
         # Prefixes are asked for again with every name of a directory; the bound keeps the memory flat.
-        self._prefix = lru_cache(maxsize=4096)(snapshot.tree.prefix_of)
+        self._prefix = lru_cache(maxsize=4096)(self._tree.prefix_of)
 
     def close(self) -> None:
         """Close the snapshot below."""
@@ -122,18 +123,18 @@ class SnapshotFs:
         stop = min(offset + size, self._entry(row).size_bytes)
         if offset >= stop:
             return b""
-        data = self._snapshot.read_row(row, offset, stop)
+        data = self._rows.read_row(row, offset, stop)
         if len(data) != stop - offset:
             raise DatacacheError(f"{stop - offset} bytes from {offset} were due, {len(data)} came")
         return data
 
     def release(self, ino: int, offset: int, length: int) -> None:
         """Take the hint that the kernel keeps these bytes as pages of the mount now."""
-        self._snapshot.release_local(ino - _FILE_BASE, offset, offset + length)
+        self._rows.release_local(ino - _FILE_BASE, offset, offset + length)
 
     def sweep(self) -> None:
         """Let go of what was evicted on this node."""
-        self._snapshot.sweep()
+        self._rows.sweep()
 
     def path_of(self, ino: int) -> str:
         """Return the path of an inode for messages; never raises."""

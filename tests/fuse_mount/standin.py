@@ -81,6 +81,10 @@ class FolderSnapshot:
         self.record = record(sum(not e.path.endswith(b"/") for e in entries), sum(e.size_bytes for e in entries))
         self._maps: dict[int, memoryview] = {}
 
+    @property
+    def rows(self) -> FolderSnapshot:
+        return self
+
     def _bytes(self, row: int) -> memoryview:
         found = self._maps.get(row)
         if found is None:

@@ -506,7 +506,7 @@ def test_a_link_that_appears_in_the_folder_is_not_followed(settings, bucket, tmp
     create_snapshot("mask", str(bucket))
     (tmp_path / "outside").mkdir()
     with open_snapshot("mask") as snapshot:
-        folder = Folder.open(tmp_path / "out", snapshot.tree, snapshot.ref, lambda _found, _entry: True)
+        folder = Folder(tmp_path / "out", snapshot.rows.tree, snapshot.ref, lambda _found, _entry: True)
         (tmp_path / "out" / "dir").symlink_to(tmp_path / "outside")
         for path in (b"dir/", b"dir/deep/er/"):
             with pytest.raises(ExportError, match="link"):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from datacache.manifest.model import Entry
-from datacache.reader.export.file import FileMaker, check_link
+from datacache.reader.export.file import FileMaker
 from datacache.reader.export.folder import Folder, local_errors
 from datacache.reader.snapshot import Snapshot
 from datacache.store.sources import SourceRules
@@ -48,7 +48,7 @@ class Exported:
     """Paths that no folder can hold."""
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Return it for machines."""
         return vars(self) | {"directory": str(self.directory), "left_out": list(self.left_out)}
 
 
@@ -67,56 +67,47 @@ def export(
     thread. Nothing is waited for to reach the disk. Raises `UsageError`, `ExportError`, and the errors of reading; the
     folder then holds whole files only, and the export can be run again.
     """
-    maker = FileMaker(snapshot, check_link(link), rules)
-    folder = Folder.open(Path(os.path.abspath(directory)), snapshot.tree, snapshot.ref, maker.is_there)
+    maker = FileMaker(snapshot, link, rules)
+    folder = Folder(Path(os.path.abspath(directory)), snapshot.rows.tree, snapshot.ref, maker.is_there)
     left_out: list[str] = []
     complete = False
     try:
-        _run(maker, folder, _batches(snapshot, left_out), threads, progress or (lambda _files, _bytes: None))
+        with ThreadPoolExecutor(threads, "export") as pool:
+            pending: set[Future[None]] = set()
+            try:
+                for prefix, batch in _batches(snapshot, left_out):
+                    pending.add(pool.submit(_make, maker, folder, prefix, batch))
+                    while len(pending) >= 2 * threads:
+                        pending = _settle(pending, maker, progress)
+                while pending:
+                    pending = _settle(pending, maker, progress)
+            except BaseException:
+                maker.stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         complete = True
     finally:
         folder.finish(complete=complete)
+    made = {kind: maker.made[kind] for kind in ("kept", "cloned", "linked", "copied")}
     return Exported(
         ref=snapshot.ref,
         directory=folder.path,
-        files=sum(maker.made.values()),
+        files=sum(made.values()),
         bytes=maker.bytes_done,
-        kept=maker.made["kept"],
-        cloned=maker.made["cloned"],
-        linked=maker.made["linked"],
-        copied=maker.made["copied"],
         left_out=tuple(left_out),
+        **made,
     )
 
 
-def _run(
-    maker: FileMaker,
-    folder: Folder,
-    batches: Iterator[tuple[bytes, Batch]],
-    threads: int,
-    progress: Callable[[int, int], None],
-) -> None:
-    with ThreadPoolExecutor(threads, "export") as pool:
-        pending: set[Future[None]] = set()
-        try:
-            for prefix, batch in batches:
-                pending.add(pool.submit(_make, maker, folder, prefix, batch))
-                while len(pending) >= 2 * threads:
-                    pending = _settle(pending, maker, progress)
-            while pending:
-                pending = _settle(pending, maker, progress)
-        except BaseException:
-            maker.stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _settle(pending: set[Future[None]], maker: FileMaker, progress: Callable[[int, int], None]) -> set[Future[None]]:
-    """Wait until one is done, or a moment; those that are left. Raises what one raised."""
+def _settle(
+    pending: set[Future[None]], maker: FileMaker, progress: Callable[[int, int], None] | None
+) -> set[Future[None]]:
+    """Wait until one is done, or a moment; return those that are left. Raises what one raised."""
     done, pending = wait(pending, _PROGRESS_EVERY_S, FIRST_COMPLETED)
     for future in done:
         future.result()
-    progress(sum(maker.made.values()), maker.bytes_done)
+    if progress is not None:
+        progress(sum(maker.made.values()), maker.bytes_done)
     return pending
 
 
@@ -131,12 +122,14 @@ def _make(maker: FileMaker, folder: Folder, prefix: bytes, batch: Batch) -> None
 
 
 def _batches(snapshot: Snapshot, left_out: list[str]) -> Iterator[tuple[bytes, Batch]]:
-    """Directories, and some of the files in each; none for a directory that is only there."""
+    """Yield directories, and some of the files in each; none for a directory that is only there."""
     hidden = snapshot.manifest.root.hidden
     batch: Batch = []
     current, size_bytes = b"", 0
     for row, entry in enumerate(snapshot.manifest.entries()):
-        if entry.path in hidden or not _can_be_held(entry.path):
+        parts = entry.path.removesuffix(b"/").split(b"/")
+        fits = b"\0" not in entry.path and all(part not in (b"", b".", b"..") and len(part) <= 255 for part in parts)
+        if entry.path in hidden or not fits:  # whatever the manifest says of it
             left_out.append(os.fsdecode(entry.path))
             continue
         prefix = entry.path[: entry.path.rfind(b"/") + 1]
@@ -151,9 +144,3 @@ def _batches(snapshot: Snapshot, left_out: list[str]) -> Iterator[tuple[bytes, B
         size_bytes += entry.size_bytes
     if batch:
         yield current, batch
-
-
-def _can_be_held(path: bytes) -> bool:
-    """Whether a path leads to a file in a folder, whatever the manifest says of it."""
-    parts = path.removesuffix(b"/").split(b"/")
-    return b"\0" not in path and all(part not in (b"", b".", b"..") and len(part) <= 255 for part in parts)

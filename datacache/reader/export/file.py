@@ -21,22 +21,22 @@ import os
 import stat
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, cast, get_args
+from functools import partial
 
 from datacache.core.disk import write_all
-from datacache.core.errors import DatacacheError, ExportError, StoreError, UsageError
+from datacache.core.errors import ExportError, StoreError, UsageError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef
 from datacache.core.paths import stays_inside
 from datacache.manifest.model import Entry
-from datacache.reader.export.folder import Folder, local_error
+from datacache.reader.export.folder import Folder, local_errors
 from datacache.reader.snapshot import Snapshot
 from datacache.store.errors import changed
 from datacache.store.local.store import LocalStore
 from datacache.store.sources import SourceRules
 
-Link = Literal["auto", "hard", "none"]
-Made = Literal["kept", "cloned", "linked", "copied"]
+LINKS = ("auto", "hard", "none")
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 _ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CLOCKS_NS = (1, 100, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
@@ -50,20 +50,23 @@ class StoppedError(Exception):
 class FileMaker:
     """Makes files of a snapshot in a folder. Safe from several threads."""
 
-    def __init__(self, snapshot: Snapshot, link: Link, rules: SourceRules | None = None) -> None:
-        """`rules`: which files of this machine may be read."""
+    def __init__(self, snapshot: Snapshot, link: str, rules: SourceRules | None = None) -> None:
+        """`rules`: which files of this machine may be read. `UsageError` for another `link` than those there are."""
+        if link not in LINKS:
+            raise UsageError(f"{link!r} is no way to link", hint=f"There are: {', '.join(LINKS)}.")
         self._snapshot, self._link = snapshot, link
         self._store = LocalStore(rules)
-        self._refused: set[tuple[Made, int]] = set()  # devices that clones, or links, cannot come from
+        self._refused: set[tuple[str, int]] = set()  # devices that clones, or links, cannot come from
         self._lock = threading.Lock()  # of the two below
-        self.made: Counter[Made] = Counter()
+        self.made: Counter[str] = Counter()
+        """How many files are `kept`, `cloned`, `linked` and `copied`."""
         self.bytes_done = 0
         self.stop = threading.Event()
 
     @staticmethod
     def is_there(found: os.stat_result, entry: Entry) -> bool:
-        """Whether a file of an export of this snapshot is an entry's still: by size and time, as exactly as its file
-        system keeps times."""
+        """Tell whether a file of an export of this snapshot is an entry's still: by size and time, as exactly as its
+        file system keeps times."""
         if entry.target:
             return stat.S_ISLNK(found.st_mode)
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size_bytes:
@@ -73,17 +76,11 @@ class FileMaker:
     def make(self, folder: Folder, directory: int, row: int, entry: Entry) -> None:
         """Make the file of a row in a directory of the folder, unless it is there. Raises the errors of reading,
         `ExportError`, `StoppedError`."""
-        name = entry.path.rpartition(b"/")[2]
-        try:
-            made = self._make(folder, directory, name, row, entry)
-        except DatacacheError:  # some are OSErrors, too
-            raise
-        except OSError as exc:
-            path = folder.path / os.fsdecode(entry.path)
-            raise local_error(exc, path, "the file cannot be written") from exc
+        with local_errors(folder.path / os.fsdecode(entry.path), "the file cannot be written"):
+            made = self._make(folder, directory, entry.path.rpartition(b"/")[2], row, entry)
         self._count(made, 0 if made == "copied" else entry.size_bytes)
 
-    def _make(self, folder: Folder, directory: int, name: bytes, row: int, entry: Entry) -> Made:
+    def _make(self, folder: Folder, directory: int, name: bytes, row: int, entry: Entry) -> str:
         try:
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
@@ -105,7 +102,7 @@ class FileMaker:
             raise
         return made
 
-    def _make_new(self, state: int, new: bytes, row: int, entry: Entry) -> Made:
+    def _make_new(self, state: int, new: bytes, row: int, entry: Entry) -> str:
         if entry.target:
             if not stays_inside(entry.path, entry.target):
                 raise ExportError(f"{os.fsdecode(entry.path)} is a link that leads out of the snapshot: not made")
@@ -114,11 +111,14 @@ class FileMaker:
         ref = self._snapshot.manifest.object_ref(entry)
         source = self._open_source(ref) if ref.store == self._store.url else None
         try:
-            if source is not None and self._may_link(entry) and self._hard_link(source, ref, state, new):
+            # By its descriptor: the path may name another file by now.
+            link = partial(os.link, f"/proc/self/fd/{source}", new, dst_dir_fd=state, follow_symlinks=True)
+            if source is not None and self._may_link(entry) and self._share("linked", source, ref, link):
                 return "linked"
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=state)
             try:
-                cloned = source is not None and self._link != "none" and self._clone(source, ref, fd)
+                clone = partial(fcntl.ioctl, fd, _FICLONE, source)
+                cloned = source is not None and self._link != "none" and self._share("cloned", source, ref, clone)
                 if not cloned:
                     self._copy(fd, source, ref, row)
                 if entry.mode:
@@ -132,7 +132,7 @@ class FileMaker:
                 os.close(source)
 
     def _open_source(self, ref: ObjectRef) -> int | None:
-        """The object's file; None where it is gone or another one by now, and the cache may still have its bytes."""
+        """Open the object's file; None where it is gone or another one by now: the cache may still have its bytes."""
         try:
             return self._store.open_exact(ref)
         except StoreError:
@@ -141,39 +141,25 @@ class FileMaker:
     def _may_link(self, entry: Entry) -> bool:
         return self._link == "hard" and not self._snapshot.manifest.root.sources[entry.source].content_addressed
 
-    def _hard_link(self, source: int, ref: ObjectRef, state: int, new: bytes) -> bool:
-        device: tuple[Made, int] = ("linked", os.fstat(source).st_dev)
+    def _share(self, how: str, source: int, ref: ObjectRef, share: Callable[[], object]) -> bool:
+        """Have the file linked or cloned from the object's; tell whether the file systems can do that."""
+        device = how, os.fstat(source).st_dev
         if device in self._refused:
             return False
         try:
-            # By its descriptor: the path may name another file by now.
-            os.link(f"/proc/self/fd/{source}", new, dst_dir_fd=state, follow_symlinks=True)
+            share()
         except OSError as exc:
             if exc.errno in _ROOM:
                 raise
-            if exc.errno == errno.EXDEV:
+            if how == "cloned" or exc.errno == errno.EXDEV:  # else it is a file of somebody else's, has too many links
                 self._refused.add(device)
-            return False  # a file of somebody else's, too many links, …
-        self._store.expect_exact(ref, source)
-        return True
-
-    def _clone(self, source: int, ref: ObjectRef, fd: int) -> bool:
-        device: tuple[Made, int] = ("cloned", os.fstat(source).st_dev)
-        if device in self._refused:
-            return False
-        try:
-            fcntl.ioctl(fd, _FICLONE, source)
-        except OSError as exc:
-            if exc.errno in _ROOM:
-                raise
-            self._refused.add(device)
             return False
         self._store.expect_exact(ref, source)
         return True
 
     def _copy(self, fd: int, source: int | None, ref: ObjectRef, row: int) -> None:
         size = ref.size_bytes
-        here = self._snapshot.read_local(row, 0, min(size, BLOCK_BYTES))
+        here = self._snapshot.rows.read_local(row, 0, min(size, BLOCK_BYTES))
         if here is None and source is not None and self._kernel_copy(source, ref, fd):
             return
         if here is not None and size <= BLOCK_BYTES:
@@ -181,11 +167,11 @@ class FileMaker:
             return
         del here  # it keeps a region's disk space
         for start in range(0, size, BLOCK_BYTES):
-            data = self._snapshot.read_row(row, start, min(start + BLOCK_BYTES, size))
+            data = self._snapshot.rows.read_row(row, start, min(start + BLOCK_BYTES, size))
             self._write(fd, data, start)
 
     def _kernel_copy(self, source: int, ref: ObjectRef, fd: int) -> bool:
-        """Whether the kernel copied all of it. What it left is written over."""
+        """Tell whether the kernel copied all of it. What it left is written over."""
         at = 0
         try:
             while at < ref.size_bytes:
@@ -208,18 +194,10 @@ class FileMaker:
         write_all(fd, data, offset)
         self._count(None, len(data))
 
-    def _count(self, made: Made | None, size_bytes: int) -> None:
+    def _count(self, made: str | None, size_bytes: int) -> None:
         if self.stop.is_set():
             raise StoppedError
         with self._lock:
             self.bytes_done += size_bytes
             if made is not None:
                 self.made[made] += 1
-
-
-def check_link(link: str) -> Link:
-    """The way of linking that a name means. `UsageError` for another name."""
-    for known in get_args(Link):
-        if link == known:
-            return cast("Link", link)
-    raise UsageError(f"{link!r} is no way to link", hint=f"There are: {', '.join(get_args(Link))}.")
