@@ -34,38 +34,16 @@ from datacache.core.disk import replace_file
 from datacache.core.errors import SettingsError
 
 _OBJECT_STORES = ("*",)
-_OF_THE_DAEMON = tuple(
-    f"DATACACHE_{name}"
-    for name in (
-        "RAM_BYTES",
-        "SSD_BYTES",
-        "EVICTION",
-        "TTL_S",
-        "RAM_DIR",
-        "CONCURRENCY",
-        "STORE_TIMEOUT_S",
-        "PREFETCH",
-        "CHECK_MD5",
-        "SHARES",
-        "SOURCES",
-        "CONFIG",
-    )
+_OF_THE_DAEMON = (
+    *("DATACACHE_RAM_BYTES", "DATACACHE_SSD_BYTES", "DATACACHE_EVICTION", "DATACACHE_TTL_S", "DATACACHE_RAM_DIR"),
+    *("DATACACHE_CONCURRENCY", "DATACACHE_STORE_TIMEOUT_S", "DATACACHE_PREFETCH", "DATACACHE_CHECK_MD5"),
+    *("DATACACHE_SHARES", "DATACACHE_SOURCES", "DATACACHE_CONFIG"),
 )
 EVICTION_POLICIES = ("keep", "lru", "ttl", "clairvoyant")
-_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
-_UNITS |= {f"{u}b": n for u, n in list(_UNITS.items()) if u not in ("", "b")}
-_UNITS |= {
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-    "pib": 2**50,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-    "pi": 2**50,
-}
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", 1):
+    _UNITS |= dict.fromkeys((_letter, f"{_letter}b"), 1000**_power)
+    _UNITS |= dict.fromkeys((f"{_letter}i", f"{_letter}ib"), 1024**_power)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,42 +127,26 @@ class Settings:
     """The `ssd_bytes` of a home where nobody says it: by what is free, until its first daemon has written it down."""
 
     def environment(self) -> dict[str, str]:
-        """The variables that give a child process these settings (stores stay in the file, which is named; AWS_* is
-        inherited)."""
-        names = {
-            "home": self.home,
-            "catalog": self.catalog,
-            "ram_bytes": self.ram_bytes,
-        }
-        if self.ssd_bytes != self.default_ssd_bytes:
-            names["ssd_bytes"] = self.ssd_bytes
-        names |= {"eviction": self.eviction, "ttl_s": self.ttl_s, "ram_dir": self.ram_dir}
-        names |= {"concurrency": self.concurrency, "store_timeout_s": self.store_timeout_s}
-        names |= {"prefetch": "1" if self.prefetch else "0", "check_md5": "1" if self.check_md5 else "0"}
-        if self.staging is not None:
-            names["staging"] = self.staging
-        names |= {"staging_bytes": self.staging_bytes, "staging_wait_s": self.staging_wait_s, "uploads": self.uploads}
-        if self.objects:
-            names["objects"] = self.objects
-        names |= {"daemon": self.daemon, "access": self.access}
-        if self.pins:
-            names["pins"] = " ".join(self.pins)
-        if self.sources is not None:
-            names["sources"] = " ".join(self.sources)
-        if self.mount_host is not None:
-            names["mount_host"] = self.mount_host
-        if self.credentials is not None:
-            names["credentials"] = self.credentials
-        if self.allow_network:
-            names["allow_network"] = ",".join(self.allow_network)
-        if self.shares:
-            names["shares"] = ",".join(f"{pattern}={weight:g}" for pattern, weight in self.shares)
-        if self.config is not None:
-            names["config"] = self.config
-        return {f"DATACACHE_{name.upper()}": str(value) for name, value in names.items()}
+        """Return the variables that give a child process these settings (stores stay in the file, which is named; AWS_*
+        is inherited)."""
+        found = {}
+        for name in (*_PARSERS, "config"):
+            value = getattr(self, name)
+            if value is None or value in ("", ()) or name == "bypass_local":
+                continue
+            if name == "ssd_bytes" and value == self.default_ssd_bytes:
+                continue
+            if name == "shares":
+                value = ",".join(f"{pattern}={weight:g}" for pattern, weight in value)
+            elif isinstance(value, tuple):
+                value = " ".join(value)
+            elif isinstance(value, bool):
+                value = int(value)
+            found[f"DATACACHE_{name.upper()}"] = str(value)
+        return found
 
     def of_the_daemon(self) -> dict[str, str]:
-        """The settings that a daemon goes by, each variable with its value, for comparing. Without a password."""
+        """Return the settings that a daemon goes by, variables and values, for comparing. Without a password."""
         names = {"DATACACHE_CATALOG": re.sub(r"://[^/@]*@", "://", self.catalog)}
         names |= {name: value for name, value in self.environment().items() if name in _OF_THE_DAEMON}
         return {name: names.get(name, "") for name in ("DATACACHE_CATALOG", *_OF_THE_DAEMON)}
@@ -197,17 +159,17 @@ class Settings:
 
     @property
     def staging_root(self) -> Path:
-        """Where the staging areas of read-write mounts are: `staging`, or a folder in the home."""
+        """Return where the staging areas of read-write mounts are: `staging`, or a folder in the home."""
         return self.home / "staging" if self.staging is None else self.staging
 
     @property
     def credentials_dir(self) -> Path:
-        """Where store credentials that volumes brought along lie: `credentials`, or a folder in the home."""
+        """Return where store credentials that volumes brought along lie: `credentials`, or a folder in the home."""
         return self.home / "credentials" if self.credentials is None else self.credentials
 
     def require_objects(self) -> str:
-        """Where large new objects go. `SettingsError` if it was not set and the catalog is shared: a folder of this
-        node would not be there for the others."""
+        """Return where large new objects go. `SettingsError` if it was not set and the catalog is shared: a folder of
+        this node would not be there for the others."""
         if not self.objects:
             raise SettingsError(
                 "new objects are to be stored, and it is not set where",
@@ -217,7 +179,7 @@ class Settings:
 
 
 def parse_bytes(text: str | int) -> int:
-    """`"20GB"`, `"512MiB"`, `"1_000"`, `1000` → bytes; `ValueError` otherwise."""
+    """Return the bytes of `"20GB"`, `"512MiB"`, `"1_000"` or `1000`; `ValueError` otherwise."""
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
         return text
     match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
@@ -227,20 +189,10 @@ def parse_bytes(text: str | int) -> int:
 
 
 def _parse_bool(value: str | bool | int) -> bool:
-    known = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
     text = str(value).strip().lower()
-    if text not in known:
+    if text not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
         raise ValueError(f"{value!r} is neither true nor false")
-    return known[text]
+    return text in ("1", "true", "yes", "on")
 
 
 def _parse_eviction(value: str) -> str:
@@ -316,7 +268,7 @@ def _seconds_or_none(value: str | float) -> float:
 
 
 def _number(kind: type[int | float], value: str | float) -> float:
-    """A finite number; TOML has `true`, `nan` and `inf` of its own, and 3.7 is no number of threads."""
+    """Return a finite number; TOML has `true`, `nan` and `inf` of its own, and 3.7 is no number of threads."""
     wrong = f"{value!r} is not a {'whole ' if kind is int else ''}number"
     if isinstance(value, bool) or (kind is int and isinstance(value, float)):
         raise ValueError(wrong)
@@ -348,8 +300,6 @@ def _parse_shares(value: str | Mapping[str, Any]) -> tuple[tuple[str, float], ..
         if pattern in shares:
             raise ValueError(f"{pattern!r} has two shares")
         shares[pattern] = float(_positive(float)(weight))
-        if not shares[pattern] < float("inf"):  # nor is it NaN
-            raise ValueError(f"{weight!r} is no weight")
     return tuple(shares.items())
 
 
@@ -387,7 +337,8 @@ _PARSERS: dict[str, Any] = {
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Read and check all settings. Raises `SettingsError` for a wrong value or an unreadable file."""
     environ = os.environ if environ is None else environ
-    home = _checked("DATACACHE_HOME", "home", environ.get("DATACACHE_HOME") or str(_default_home(environ)))
+    data = environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    home = _checked("DATACACHE_HOME", "home", environ.get("DATACACHE_HOME") or f"{data}/datacache")
     config = environ.get("DATACACHE_CONFIG")
     file = _path(config) if config else home / "config.toml"
     used: Path | None = None
@@ -397,12 +348,15 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         from_file, stores = _read_file(file)
         used = file
         values = from_file | values if environ.get("DATACACHE_HOME") else values | from_file
-    values |= _read_environment(environ)
+    for name in _PARSERS:  # unknown names are passed over: Kubernetes sets DATACACHE_PORT for a service of that name
+        variable = f"DATACACHE_{name.upper()}"
+        if name != "home" and environ.get(variable):
+            values[name] = _checked(variable, name, environ[variable])
     home = values["home"]
     values.setdefault("catalog", f"sqlite:///{home / 'catalog.db'}")
     if values["catalog"].startswith("sqlite:"):
         values.setdefault("objects", f"file://{home / 'objects'}")
-    values.setdefault("ram_bytes", min(256 * 2**20, _memory_bytes() // 16))
+    values.setdefault("ram_bytes", min(256 * 2**20, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16))
     default_ssd_bytes = None
     if "ssd_bytes" not in values:
         values["ssd_bytes"] = default_ssd_bytes = _default_ssd_bytes(home)
@@ -444,15 +398,8 @@ def _is_there(file: Path) -> bool:
 
 
 def variable_names() -> frozenset[str]:
-    """The environment variables that `load_settings` understands."""
+    """Return the environment variables that `load_settings` understands."""
     return frozenset({"DATACACHE_CONFIG", *(f"DATACACHE_{name.upper()}" for name in _PARSERS)})
-
-
-def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    names = {f"DATACACHE_{name.upper()}": name for name in _PARSERS}
-    names.pop("DATACACHE_HOME")
-    # Unknown names are passed over: Kubernetes sets DATACACHE_PORT and the like for a service of that name.
-    return {name: _checked(var, name, environ[var]) for var, name in names.items() if environ.get(var)}
 
 
 def _read_file(file: Path) -> tuple[dict[str, Any], tuple[StoreOptions, ...]]:
@@ -500,15 +447,6 @@ def _checked(label: str, name: str, value: Any) -> Any:
         raise SettingsError(f"{label}: {exc}") from exc
 
 
-def _default_home(environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "datacache"
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _free_bytes(path: Path) -> int:
     while not path.exists():
         path = path.parent
@@ -517,7 +455,7 @@ def _free_bytes(path: Path) -> int:
 
 
 def _cached_bytes(home: Path) -> int:
-    """What the SSD tier takes already: were it not counted as free, the default would shrink with every start."""
+    """Return what the SSD tier takes: were it not counted as free, the default would shrink with every start."""
     total = 0
     with contextlib.suppress(OSError), os.scandir(home / "cache" / "ssd") as files:
         for file in files:

@@ -18,19 +18,17 @@ from datacache.api.options import (
     ShardOptions,
     listed,
     make_query,
+    make_reading,
     take,
-    take_naming,
-    take_reading,
 )
 from datacache.core.errors import PathNotFoundError, UsageError
-from datacache.manifest.model import SnapshotRecord
+from datacache.manifest.model import Naming, SnapshotRecord
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from datacache.annotations.stats import Statistics
     from datacache.annotations.table.table import ImageSummary, Table
-    from datacache.conversion.index import Reading
     from datacache.conversion.pipeline import Conversion
     from datacache.shards.build import Sharded
     from datacache.shards.listing import ShardSet
@@ -57,7 +55,7 @@ def open_annotations(
     from datacache.conversion.index import open_table
 
     settings = settings or load_settings()
-    how = _reading(dict(reading))
+    how = make_reading(reading)
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
         yield snapshot, open_table(snapshot, catalog, how, processes=processes, progress=progress)
 
@@ -120,7 +118,7 @@ def subset(
 
     settings = settings or load_settings()
     given: dict[str, Any] = dict(options)
-    naming, reading = take_naming(given, name), _reading(given)
+    naming, reading = Naming(name=name, **take(given, NamingOptions)), make_reading(given)
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
         return make(
             catalog,
@@ -167,8 +165,8 @@ def convert(
     classes = _classes(given)
     plan = Plan(
         to=to,
-        naming=take_naming(given, name),
-        reading=take_reading(given, classes),
+        naming=Naming(name=name, **take(given, NamingOptions)),
+        reading=make_reading(take(given, ReadingOptions), classes),
         splits=None if split is None else Splits() if split == "none" else parse_splits(split, seed),
         operations=parse_operations(**take(given, ImageOptions)),
         classes=classes,
@@ -216,12 +214,12 @@ def shard(
     settings = settings or load_settings()
     given: dict[str, Any] = dict(options)
     classes = _classes(given)
-    naming = take_naming(given, name or "")
+    naming = Naming(name=name or "", **take(given, NamingOptions))
     if name is None and (naming.tags or naming.message):
         raise UsageError("tags and messages are of snapshots, and none is asked for", hint="Name it: --as NAME.")
-    annotations: dict[str, Any] = {"format": given.pop("annotations", None)}
+    annotations = {"format": given.pop("annotations", None)}
     annotations |= {name: given.pop(name) for name in ("voc_origin", "trust_sizes") if name in given}
-    how = Options(classes=classes, reading=take_reading(annotations, classes), **given)
+    how = Options(classes=classes, reading=make_reading(annotations, classes), **given)
     with (
         closing(open_catalog(settings)) as catalog,
         open_snapshot(ref, settings) as snapshot,
@@ -265,11 +263,3 @@ def read_classes(file: Path) -> list[str]:
 def _classes(options: dict[str, Any]) -> tuple[str, ...] | None:
     classes = options.pop("classes", None)
     return None if classes is None else listed("classes", classes)
-
-
-def _reading(options: dict[str, Any]) -> Reading:
-    """Make a `Reading` of the last options."""
-    reading = take_reading(options)
-    if options:
-        raise TypeError(f"unexpected keyword argument {next(iter(options))!r}")
-    return reading

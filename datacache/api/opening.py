@@ -16,7 +16,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.refs import resolve
 from datacache.core.errors import CorruptManifestError, ObjectNotFoundError, SnapshotNotFoundError, UsageError
-from datacache.manifest.model import SnapshotRecord
+from datacache.manifest.model import Root, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.reader.blocks import NodeBlocks
 from datacache.reader.snapshot import Snapshot
@@ -59,12 +59,11 @@ def _opened(
     """Make the snapshot, which from then on owns what `stack` would close."""
     blocks = NodeBlocks(settings, catalog.get_blobs, dataset=record.dataset, snapshot=record.id)
     stack.callback(blocks.close)
-    ref = f"{record.dataset}@{record.id}"
     return Snapshot(
         record,
         manifest,
         blocks,
-        reopen=(reopen, (ref, settings)),
+        reopen=(reopen, (f"{record.dataset}@{record.id}", settings)),
         on_close=stack.pop_all().close,
         is_listed=lambda: catalog.snapshot(record.dataset, record.id) is not None,
     )
@@ -92,12 +91,13 @@ def open_mounted(ref: str, settings: Settings | None = None) -> Snapshot:
             raise SnapshotNotFoundError(
                 f"{ref} was removed, and collected", ref=ref, hint="Unmount it (dsctl umount --lazy DIR)."
             ) from None
-        root = manifest.root
-        when = "1970-01-01T00:00:00Z"  # went with the record
-        record = SnapshotRecord(
-            dataset=name, id=id, created_at=when, origin="", files=root.files, total_bytes=root.total_bytes
-        )
+        record = _record(name, id, manifest.root, created_at="1970-01-01T00:00:00Z")  # the time went with the record
         return _opened(settings, catalog, record, manifest, stack, reopen=open_mounted)
+
+
+def _record(dataset: str, id: str, root: Root, *, origin: str = "", created_at: str = "") -> SnapshotRecord:
+    files, size = root.files, root.total_bytes
+    return SnapshotRecord(dataset=dataset, id=id, created_at=created_at, origin=origin, files=files, total_bytes=size)
 
 
 def open_url(url: str, settings: Settings | None = None) -> Snapshot:
@@ -126,9 +126,7 @@ def open_url(url: str, settings: Settings | None = None) -> Snapshot:
     if builder.empty:
         raise ObjectNotFoundError(f"there is nothing under {origin}", url=origin, hint="Check the URL.")
     id, root = builder.finish()
-    record = SnapshotRecord(
-        dataset=origin, id=id, created_at="", origin=origin, files=root.files, total_bytes=root.total_bytes
-    )
+    record = _record(origin, id, root, origin=origin)
     blocks = NodeBlocks(settings, load, dataset=origin, snapshot="")
     return Snapshot(record, Manifest.open(id, load), blocks, reopen=(open_url, (url, settings)), on_close=blocks.close)
 
@@ -239,13 +237,7 @@ def open_bucket(
         stack.callback(engine.close)  # which has the journal and the staging area now
         quota = Quota(engine, ttl_s=ttl_s, quota_bytes=quota_bytes, keep=keep_quota)
         stack.callback(quota.close)
-        blocks = NodeBlocks(
-            settings,
-            lambda _ids: {},
-            dataset=f"{store_url}/{prefix}",
-            snapshot="",
-            direct=direct,
-        )
+        blocks = NodeBlocks(settings, lambda _ids: {}, dataset=f"{store_url}/{prefix}", snapshot="", direct=direct)
         fetching = Fetching(engine, blocks)
         uploader = Uploader(engine, fetching, upload_every_s=upload_every_s, away_wait_s=settings.staging_wait_s)
         stack.callback(uploader.stop, 0.0)

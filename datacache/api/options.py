@@ -5,11 +5,10 @@ Each `…Options` lists keywords for editors and type checkers; the functions ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from datacache.core.errors import UsageError
-from datacache.manifest.model import Naming
 
 if TYPE_CHECKING:
     from datacache.annotations.query import Query
@@ -93,36 +92,20 @@ def take(options: dict[str, Any], kind: type) -> dict[str, Any]:
     return {name: options.pop(name) for name in kind.__annotations__ if name in options}
 
 
-def take_naming(options: dict[str, Any], name: str) -> Naming:
-    """Remove the `NamingOptions` from `options` and make an object of them."""
-    return Naming(name=name, **take(options, NamingOptions))
-
-
-def take_reading(options: dict[str, Any], classes: tuple[str, ...] | None = None) -> Reading:
-    """Remove the `ReadingOptions` from `options` and make an object of them."""
+def make_reading(options: Mapping[str, Any], classes: tuple[str, ...] | None = None) -> Reading:
+    """Return how annotations are read, by `ReadingOptions`."""
     from datacache.conversion.index import Reading
 
-    given = take(options, ReadingOptions)
+    given = dict(options)
     return Reading(origin=given.pop("voc_origin", 0), classes=classes, **given)
-
-
-def take_query(options: dict[str, Any]) -> Query:
-    """Remove the `QueryOptions` from `options` and make an object of them. `UsageError` for labels in one text."""
-    from datacache.annotations.query import Query
-
-    given = take(options, QueryOptions)
-    if "labels" in given:
-        given["labels"] = listed("labels", given["labels"])
-    return Query(**given)
 
 
 def make_query(**wanted: Unpack[QueryOptions]) -> Query:
     """Return the query that the keywords mean. `UsageError` for labels in one text."""
-    options: dict[str, Any] = dict(wanted)
-    query = take_query(options)
-    if options:
-        raise TypeError(f"unexpected keyword argument {next(iter(options))!r}")
-    return query
+    from datacache.annotations.query import Query
+
+    given: dict[str, Any] = dict(wanted)
+    return Query(**given | {"labels": listed("labels", given.get("labels", ()))})
 
 
 def listed(what: str, names: Sequence[str]) -> tuple[str, ...]:
