@@ -19,7 +19,6 @@ SHARED = frozenset(
         "Failure",
         "Fetcher",
         "Found",
-        "Held",
         "Index",
         "Journal",
         "Kind",

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from datacache.core import lockfile
 from datacache.core.concurrency import PerProcess
+from datacache.core.disk import map_file
 
 NAMES = (
     "ram_hits",
@@ -92,12 +91,12 @@ class Counters:
 
 @functools.cache
 def counters_of(folder: Path, make: Callable[[Path], None]) -> Counters:
-    """The counters of a home, one object a process. `make(folder)` makes the folder, or raises `OSError`."""
+    """Return the counters of a home, one object a process. `make(folder)` makes the folder, or raises `OSError`."""
     return Counters(folder, make)
 
 
 def totals(folder: Path) -> dict[str, int]:
-    """The sum over all processes, dead ones included."""
+    """Return the sum over all processes, dead ones included."""
     sums = [0] * len(NAMES)
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -125,10 +124,10 @@ def fold(folder: Path) -> None:
 
 
 def _own_file(folder: Path) -> memoryview:
-    """A file that is this process's for as long as it lives. The descriptor stays open, and a child inherits it: what a
-    parent counted may be folded later than it could be."""
+    # It is this process's for as long as it lives. The descriptor stays open, and a child inherits it: what a parent
+    # counted may be folded later than it could be.
     while True:
-        path = folder / secrets.token_hex(8)
+        path = folder / os.urandom(8).hex()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             lockfile.take(fd)
@@ -143,13 +142,7 @@ def _own_file(folder: Path) -> memoryview:
 
 
 def _map(path: Path) -> memoryview:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.ftruncate(fd, _FILE_BYTES)
-        os.posix_fallocate(fd, 0, _FILE_BYTES)  # on a full disk, to write into a hole of a mapped file is fatal
-        return memoryview(mmap.mmap(fd, _FILE_BYTES)).cast("Q")
-    finally:
-        os.close(fd)
+    return memoryview(map_file(path, _FILE_BYTES)).cast("Q")
 
 
 def _add_file(sums: list[int], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What every part that makes things durable does to files: all of a write, and names that survive a power loss.
+"""What every part that makes things durable does to files: all of a write, names that survive a power loss, mapping.
 
 Pure system calls; they raise what the kernel says. Any thread.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 from pathlib import Path
 
@@ -42,6 +43,19 @@ def replace_file(path: Path, data: bytes, *, beside: Path | None = None, durable
         take_place(beside, path)
     else:
         os.replace(beside, path)
+
+
+def map_file(path: Path, size_bytes: int) -> mmap.mmap:
+    """Map a file, which is made, or cut to this size, to be written. It has no holes: on a full disk, to write into a
+    hole of a mapped file is fatal."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(fd).st_size != size_bytes:
+            os.ftruncate(fd, size_bytes)
+        os.posix_fallocate(fd, 0, size_bytes)
+        return mmap.mmap(fd, size_bytes)
+    finally:
+        os.close(fd)
 
 
 def open_private(path: str | Path, flags: int) -> int:

@@ -30,6 +30,8 @@ class ContainerState(NamedTuple):
     value: float = 0.0
     """How often published orders read each of its bytes, soon reads counting more; 0 for never, infinite for right
     now."""
+    group: str = ""
+    """Its data set's, by `Shares.group`."""
 
 
 def victims(
@@ -57,22 +59,8 @@ def victims(
     return chosen if free >= need_bytes else ()
 
 
-def expired(policy: str, containers: Iterable[ContainerState], *, now_s: float, ttl_s: float) -> Sequence[int]:
-    """Return the ids that policy `ttl` drops although nobody needs the room."""
-    if policy != "ttl":
-        return ()
-    return [c.id for c in containers if not c.pinned and now_s - c.last_used_s > ttl_s]
-
-
 NOBODY = ""
 """The group of data sets that no pattern matches."""
-
-
-class Held(NamedTuple):
-    """A container and its group."""
-
-    state: ContainerState
-    group: str
 
 
 class Shares:
@@ -103,18 +91,20 @@ class Shares:
 
 
 def to_take_back(
-    held: Iterable[Held], need_bytes: int, used_bytes: Mapping[str, int], entitled_bytes: Mapping[str, int], group: str
+    containers: Iterable[ContainerState],
+    need_bytes: int,
+    used_bytes: Mapping[str, int],
+    entitled_bytes: Mapping[str, int],
+    group: str,
 ) -> list[int]:
     """Return the containers to evict for a group below its share, until `need_bytes` come free: from the group that is
     most above its own share, unpinned ones first, then those read longest ago. No other group gets below its share by
     more than a part of one container; so less than needed may come free."""
     left = dict(used_bytes)
     of: dict[str, list[ContainerState]] = {}
-    for each in held:
-        if each.group != group:
-            of.setdefault(each.group, []).append(each.state)
-    for states in of.values():
-        states.sort(key=lambda state: (state.pinned, state.last_used_s), reverse=True)
+    for state in sorted(containers, key=lambda state: (state.pinned, state.last_used_s), reverse=True):
+        if state.group != group:
+            of.setdefault(state.group, []).append(state)
     chosen: list[int] = []
     freed = 0
     while freed < need_bytes:

@@ -19,6 +19,7 @@ import time
 from hashlib import blake2b
 from pathlib import Path
 
+from datacache.core.disk import map_file
 from datacache.core.errors import CacheError
 from datacache.tiers.layout import cache_dir
 
@@ -108,7 +109,9 @@ class AccessTable:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._map = _map_private(path)
+            if not is_private(path.parent):
+                raise PermissionError(errno.EACCES, "not in a folder of this user alone", str(path))
+            self._map = map_file(path, ACCESS_BYTES)
         except OSError as exc:
             log.debug("%s cannot be used: %s", path, exc)
             self._map = mmap.mmap(-1, ACCESS_BYTES)
@@ -125,16 +128,3 @@ class AccessTable:
     def last(self, container: int) -> float:
         """Return when a container was read last (Unix seconds); 0.0 if never."""
         return float(_TIME.unpack_from(self._map, (container % _SLOTS) * 8)[0])
-
-
-def _map_private(path: Path) -> mmap.mmap:
-    if not is_private(path.parent):
-        raise PermissionError(errno.EACCES, "not in a folder of this user alone", str(path))
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if os.fstat(fd).st_size != ACCESS_BYTES:
-            os.ftruncate(fd, ACCESS_BYTES)
-        os.posix_fallocate(fd, 0, ACCESS_BYTES)  # on a full disk, to write into a hole of a mapped file is fatal
-        return mmap.mmap(fd, ACCESS_BYTES)
-    finally:
-        os.close(fd)

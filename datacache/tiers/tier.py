@@ -19,9 +19,9 @@ from typing import NamedTuple
 import lmdb
 
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef
-from datacache.tiers import containers, eviction, layout
+from datacache.tiers import containers, layout
 from datacache.tiers.containers import Bounce, Region
-from datacache.tiers.eviction import Held, Shares, may_evict, to_take_back
+from datacache.tiers.eviction import ContainerState, Shares, may_evict, to_take_back, victims
 from datacache.tiers.health import health_of
 from datacache.tiers.index import Index, unchecked_key
 from datacache.tiers.layout import DISK_BLOCK, OBJECT_FILE, Location, aligned, container_name
@@ -181,15 +181,14 @@ class Tier:
         policy = "keep" if self._policy == "clairvoyant" and self.outlook is None else self._policy
         states = self._states()
         if self._shares and group is not None:
-            entitled = self._entitled()
+            groups = {state.group for state in states} | set(self._shares.groups())
+            entitled = {each: self._shares.entitled_bytes(each, self.budget_bytes) for each in groups}
             if takes_back:
                 self._reserved_until = time.monotonic() + _RESERVED_S
-                held = [Held(state, self._group_of(state.id)) for state in states]
-                self.evict(to_take_back(held, excess, self._used_by, entitled, group))
+                self.evict(to_take_back(states, excess, self._used_by, entitled, group))
                 return self.used_bytes + need_bytes <= self.budget_bytes
-            used = self._used_by
-            states = [state for state in states if may_evict(group, self._group_of(state.id), used, entitled)]
-        chosen = eviction.victims(policy, states, excess, now_s=time.time(), ttl_s=self._ttl_s, planned=planned)
+            states = [state for state in states if may_evict(group, state.group, self._used_by, entitled)]
+        chosen = victims(policy, states, excess, now_s=time.time(), ttl_s=self._ttl_s, planned=planned)
         self.evict(chosen)
         return self.used_bytes + need_bytes <= self.budget_bytes
 
@@ -203,7 +202,9 @@ class Tier:
 
     def evict_expired(self) -> None:
         """Drop what policy `ttl` no longer wants."""
-        self.evict(eviction.expired(self._policy, self._states(), now_s=time.time(), ttl_s=self._ttl_s))
+        if self._policy == "ttl":
+            old = time.time() - self._ttl_s
+            self.evict([state.id for state in self._states() if not state.pinned and state.last_used_s < old])
 
     def evict(self, chosen: Iterable[int]) -> int:
         """Remove containers: their blocks from the index, then the files. Return the bytes that came free.
@@ -315,25 +316,19 @@ class Tier:
         """Return the regions that are not full yet."""
         return {region.container for region in self._filling.values()}
 
-    def _states(self) -> list[eviction.ContainerState]:
+    def _states(self) -> list[ContainerState]:
         values, datasets = self.outlook or Outlook({}, frozenset())
         return [
-            eviction.ContainerState(
+            ContainerState(
                 id,
                 c.disk_bytes,
                 self._access.last(id),
                 bool(c.pinned_by),
                 values.get(id, math.inf if c.dataset in datasets else 0.0),
+                self._shares.group(c.dataset),
             )
             for id, c in self.containers.items()
         ]
-
-    def _group_of(self, container: int) -> str:
-        return self._shares.group(self.containers[container].dataset)
-
-    def _entitled(self) -> dict[str, int]:
-        groups = {self._group_of(id) for id in self.containers} | set(self._shares.groups())
-        return {group: self._shares.entitled_bytes(group, self.budget_bytes) for group in groups}
 
     def _reserve_bytes(self) -> int:
         return min(containers.open_region_size(self.budget_bytes), self.budget_bytes // 8)
@@ -350,7 +345,7 @@ class Tier:
     def _count(self, container: int, size_bytes: int) -> None:
         self._container_bytes += size_bytes
         if self._shares:
-            group = self._group_of(container)
+            group = self._shares.group(self.containers[container].dataset)
             self._used_by[group] = self._used_by.get(group, 0) + size_bytes
 
     def _write_run(

@@ -11,7 +11,7 @@ import pytest
 
 from datacache.core.errors import SettingsError
 from datacache.settings import load_settings
-from datacache.tiers.eviction import ContainerState, Held, Shares, to_take_back
+from datacache.tiers.eviction import ContainerState, Shares, to_take_back
 from datacache.tiers.recovery import open_tiers
 from tests.promises import promise
 from tests.tiers.test_tiers import MIB, make_block, put, read
@@ -125,7 +125,7 @@ def test_groups_and_what_they_have_are_known_after_a_restart(shared):
 
 def test_what_is_most_above_its_share_goes_first_unpinned_and_oldest_first():
     def held(id, group, *, pinned=False, last=0.0):
-        return Held(ContainerState(id, 10, last, pinned), group)
+        return ContainerState(id, 10, last, pinned, group=group)
 
     containers = [
         held(1, "a", last=5.0),
