@@ -68,8 +68,9 @@ class ManifestBuilder:
         above = self._above
         while above and not path.startswith(above[-1]):
             above.pop()
-        if above:
-            self._note_shadowed(path)
+        for earlier in above:  # hide files whose name is also a folder's, as `a` beside `a-b` and `a/b`
+            if path[len(earlier) : len(earlier) + 1] == b"/":
+                self._hidden.add(earlier)
         rows = self._rows
         rows.append(entry)
         if path[-1] != _SLASH:
@@ -102,19 +103,6 @@ class ManifestBuilder:
         """Return how the files of ended ranges are held."""
         return Held(self._copied, self._versioned, self._files - self._copied - self._versioned)
 
-    def _count_held(self, rows: list[Entry]) -> None:
-        copies = frozenset(number for number, source in enumerate(self._sources) if source.content_addressed)
-        files = [entry for entry in rows if entry.path[-1] != _SLASH]
-        self._copied += sum(entry.source in copies for entry in files)
-        self._versioned += sum(bool(entry.version) and entry.source not in copies for entry in files)
-
-    def _note_shadowed(self, path: bytes) -> None:
-        """Hide files whose name is also a folder's: `a` beside `a/b`. They need not be neighbours (`a`, `a-b`,
-        `a/b`)."""
-        for earlier in self._above:
-            if path[len(earlier) : len(earlier) + 1] == b"/":
-                self._hidden.add(earlier)
-
     def _end_range(self) -> None:
         rows, self._rows = self._rows, []
         paths = [entry.path for entry in rows]
@@ -125,7 +113,10 @@ class ManifestBuilder:
         if max(sizes) > MAX_READABLE_BYTES:
             raise UsageError(f"{paths[sizes.index(max(sizes))]!r} of {max(sizes):,} bytes is too large for a snapshot")
         self._bytes += sum(sizes)
-        self._count_held(rows)
+        copies = frozenset(number for number, source in enumerate(self._sources) if source.content_addressed)
+        files = [entry for entry in rows if entry.path[-1] != _SLASH]
+        self._copied += sum(entry.source in copies for entry in files)
+        self._versioned += sum(bool(entry.version) and entry.source not in copies for entry in files)
         if markers or _UNSHOWABLE.search(b"/".join(paths)):  # one search for all: nearly always there is none
             self._hidden.update(path for path in paths if _UNSHOWABLE.search(path.removesuffix(b"/")))
         self._ranges.append(RangeInfo(self._put(codec.encode_range(rows)), paths[0], len(rows)))

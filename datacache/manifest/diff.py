@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from datacache.manifest.codec import Range
-from datacache.manifest.model import Entry, Root
+from datacache.manifest.model import Entry
 from datacache.manifest.reader import Manifest
 
 Kind = Literal["added", "removed", "changed"]
@@ -45,7 +45,9 @@ class _Side:
 
     def __init__(self, manifest: Manifest, other: Manifest) -> None:
         self.manifest = manifest
-        shared = {info.blob for info in other.root.ranges} if _same_sources(manifest.root, other.root) else set()
+        # A range that both have stands for the same objects, also where one has more sources: no entry can mean those.
+        sources, more = sorted((manifest.root.sources, other.root.sources), key=len)
+        shared = {info.blob for info in other.root.ranges} if more[: len(sources)] == sources else set()
         infos = manifest.root.ranges
         self._coming = manifest.ranges([number for number, info in enumerate(infos) if info.blob not in shared])
         self._held: Range | None = None
@@ -120,10 +122,3 @@ def _same_content(a: Manifest, before: Entry, b: Manifest, after: Entry) -> bool
         return True
     # Copies under the hash of their bytes are the same object, whatever the ETags of their originals were.
     return (before.etag == after.etag != "") or a.object_ref(before) == b.object_ref(after)
-
-
-def _same_sources(a: Root, b: Root) -> bool:
-    """Tell whether a range that both have stands for the same objects: where one has more sources, no entry of a range
-    of the other can mean them."""
-    shorter, longer = sorted((a.sources, b.sources), key=len)
-    return longer[: len(shorter)] == shorter
