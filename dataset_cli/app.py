@@ -233,15 +233,15 @@ def most_listed(app: App, limit: int | None, everything: bool) -> int | None:
     return limit if limit is not None else None if everything or app.out.json else SHOWN
 
 
-def confirm(yes: bool, what: str, *, about: str = "") -> None:
-    """Ask whether to do `what`, unless `--yes` was said: `click.Abort` for no, `UsageError` where nobody can answer.
+def confirm(yes: bool, what: str, question: str = "", *, about: str = "") -> None:
+    """Ask a question (by default `what`), unless `--yes` was said: `click.Abort` for no.
 
-    `about` is what else one should know before one answers."""
+    `UsageError` where nobody can answer. `about` is what else one should know before one answers."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise UsageError(f"this must be confirmed: {what}", hint="Add --yes.")
-    click.confirm(f"{what[0].upper()}{what[1:]}?{about}", abort=True, err=True)
+    click.confirm(f"{question or what}{about}", abort=True, err=True)
 
 
 def raise_all(errors: Sequence[DatacacheError], kind: type[DatacacheError]) -> None:

@@ -34,31 +34,16 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
+_JOINED = {"umount": "mount", "warm": "cache", "jobs": "cache"}
+"""Commands in the file of another one."""
 COMMANDS = {
-    "snapshot": "dataset_cli.commands.snapshot:snapshot",
-    "dataset": "dataset_cli.commands.dataset:dataset",
-    "convert": "dataset_cli.commands.convert:convert",
-    "shard": "dataset_cli.commands.shard:shard",
-    "query": "dataset_cli.commands.query:query",
-    "stats": "dataset_cli.commands.stats:stats",
-    "preview": "dataset_cli.commands.preview:preview",
-    "mount": "dataset_cli.commands.mount:mount",
-    "umount": "dataset_cli.commands.mount:umount",
-    "flush": "dataset_cli.commands.flush:flush",
-    "export": "dataset_cli.commands.export:export",
-    "warm": "dataset_cli.commands.cache:warm",
-    "jobs": "dataset_cli.commands.cache:jobs",
-    "tasks": "dataset_cli.commands.tasks:tasks",
-    "bench": "dataset_cli.commands.bench:bench",
-    "cache": "dataset_cli.commands.cache:cache",
-    "daemon": "dataset_cli.commands.daemon:daemon",
-    "k8s": "dataset_cli.commands.k8s:k8s",
-    "status": "dataset_cli.commands.status:status",
-    "doctor": "dataset_cli.commands.doctor:doctor",
-    "demo": "dataset_cli.commands.demo:demo",
-    "completion": "dataset_cli.completion:completion",
+    name: f"dataset_cli.commands.{_JOINED.get(name, name)}"
+    for name in (
+        *("snapshot", "dataset", "convert", "shard", "query", "stats", "preview", "mount", "umount", "flush", "export"),
+        *("warm", "jobs", "tasks", "bench", "cache", "daemon", "k8s", "status", "doctor", "demo", "completion"),
+    )
 }
-"""In the order `--help` shows them."""
+"""Their modules, in the order `--help` shows them."""
 ELSEWHERE = {
     "list": "dsctl snapshot list",
     "ls": "dsctl snapshot list, or dsctl snapshot show REF --files",
@@ -88,8 +73,7 @@ class LazyGroup(click.Group):
         """The command, or None."""
         if name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[name].partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        command: click.Command = getattr(import_module(COMMANDS[name]), name)
         return command
 
     def resolve_command(

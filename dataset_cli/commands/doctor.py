@@ -13,7 +13,8 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,7 +39,7 @@ _STORES_ASKED = 5
 
 
 class Check(NamedTuple):
-    """What one check found."""
+    """The result of one check."""
 
     name: str
     state: str
@@ -111,26 +112,19 @@ def _fusermount() -> Check:
     if os.geteuid() == 0:
         return Check("fusermount3", "ok", "not installed, and not needed as root")
     return Check(
-        "fusermount3",
-        "fail",
-        "not installed: you cannot mount",
-        "Install the package fuse3, or mount as root.",
+        "fusermount3", "fail", "not installed: you cannot mount", "Install the package fuse3, or mount as root."
     )
 
 
 def kernel(release: str) -> Check:
-    """What a kernel of this release can do for mounts."""
+    """Tell what a kernel of this release can do for mounts."""
     match = re.match(r"(\d+)\.(\d+)", release)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version >= _RESEND_SINCE:
         return Check("kernel", "ok", f"{release}: a mount survives its workers")
     if version >= _NEEDED_SINCE:
-        return Check(
-            "kernel",
-            "warn",
-            f"{release}: mounts work; reads in flight fail once when a worker is killed",
-            "Linux 6.9 or newer sends them again instead.",
-        )
+        text = f"{release}: mounts work; reads in flight fail once when a worker is killed"
+        return Check("kernel", "warn", text, "Linux 6.9 or newer sends them again instead.")
     return Check("kernel", "fail", f"{release} is too old for our mounts", "Use Linux 5.1 or newer, best 6.9.")
 
 
@@ -139,18 +133,14 @@ def _open_files() -> Check:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < _FILES_WANTED:
-        return Check(
-            "open files",
-            "warn",
-            f"at most {hard:,}",
-            f"Raise it (ulimit -Hn {_FILES_WANTED}, or LimitNOFILE=).",
-        )
+        hint = f"Raise it (ulimit -Hn {_FILES_WANTED}, or LimitNOFILE=)."
+        return Check("open files", "warn", f"at most {hard:,}", hint)
     limit = "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard:,}"
     return Check("open files", "ok", f"{limit} (now {soft:,}; the daemon raises it)")
 
 
 def variables(names: Iterable[str]) -> Iterator[Check]:
-    """Variables that nobody reads, though somebody meant them for us."""
+    """Find variables that nobody reads, though somebody meant them for us."""
     for name, meant in misspelt(names).items():
         yield Check("variables", "warn", f"{name} is set, and is no setting", f"Did you mean {meant}?")
 
@@ -169,26 +159,19 @@ def config(settings: Settings) -> Iterator[Check]:
     secret = secret or re.search(r"://[^/\s\"']*:[^/\s\"']*@", text) is not None  # the catalog's password
     if secret and mode & 0o077:
         who = "everybody" if mode & 0o007 else "its group"
-        yield Check(
-            "config",
-            "fail",
-            f"{settings.config} has a secret in it, and {who} on this machine can read or change it (mode "
-            f"{mode & 0o777:04o})",
-            f"chmod 600 {settings.config}, and renew the secret if others may have read it.",
-        )
+        may = f"{who} on this machine can read or change it (mode {mode & 0o777:04o})"
+        hint = f"chmod 600 {settings.config}, and renew the secret if others may have read it."
+        yield Check("config", "fail", f"{settings.config} has a secret in it, and {may}", hint)
     else:
         yield Check("config", "ok", str(settings.config))
 
 
 def home(settings: Settings) -> Check:
-    """Whether the home can be written and its disk holds the SSD tier."""
+    """Tell whether the home can be written and its disk holds the SSD tier."""
     folder = settings.home
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix="doctor-") as probe:
-            probe.write(b"x" * 4096)
-            probe.flush()
-            os.fsync(probe.fileno())
+        _write_probe(folder)
     except OSError as exc:
         hint = "Set DATACACHE_HOME to a folder on a local disk you can write to."
         return Check("home", "fail", f"{folder} cannot be written: {exc.strerror}", _way_out(exc, folder, hint))
@@ -196,13 +179,19 @@ def home(settings: Settings) -> Check:
     free = shutil.disk_usage(folder).free
     room = f"{folder}: {format_bytes(free)} free"
     if free + used < settings.ssd_bytes:
-        return Check(
-            "home",
-            "warn",
-            f"{room}, {format_bytes(used)} cached; the limit is {format_bytes(settings.ssd_bytes)}",
-            "The disk is full before the cache is: free some, or lower DATACACHE_SSD_BYTES.",
-        )
+        text = f"{room}, {format_bytes(used)} cached; the limit is {format_bytes(settings.ssd_bytes)}"
+        hint = "The disk is full before the cache is: free some, or lower DATACACHE_SSD_BYTES."
+        return Check("home", "warn", text, hint)
     return Check("home", "ok", f"{room}, {format_bytes(settings.ssd_bytes)} for the cache")
+
+
+def _write_probe(folder: Path, *, lock: bool = False) -> None:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="doctor-") as probe:
+        probe.write(b"x" * 4096)
+        probe.flush()
+        os.fsync(probe.fileno())
+        if lock:
+            lockfile.take(probe.fileno(), wait=False)
 
 
 def _way_out(exc: OSError, folder: Path, hint: str) -> str:
@@ -211,22 +200,18 @@ def _way_out(exc: OSError, folder: Path, hint: str) -> str:
 
 
 def ram(settings: Settings) -> Check:
-    """Whether the RAM tier has room."""
+    """Tell whether the RAM tier has room."""
     folder = settings.ram_dir
     if not os.access(folder, os.W_OK | os.X_OK):
         hint = "Set DATACACHE_RAM_DIR to a tmpfs you can write to."
         return Check("memory", "fail", f"{folder} cannot be written", hint)
     used = sum(_size_of(tier) for tier in folder.glob(f"datacache-{os.getuid()}-*"))
     free = shutil.disk_usage(folder).free
-    wanted = format_bytes(settings.ram_bytes)
+    text = f"{folder} has {format_bytes(free)} free, the RAM tier may take {format_bytes(settings.ram_bytes)}"
     if free + used < settings.ram_bytes:
-        return Check(
-            "memory",
-            "warn",
-            f"{folder} has {format_bytes(free)} free, the RAM tier may take {wanted}",
-            "Lower DATACACHE_RAM_BYTES, or give it more (docker --shm-size, an emptyDir of medium Memory)",
-        )
-    return Check("memory", "ok", f"{folder} has {format_bytes(free)} free, the RAM tier may take {wanted}")
+        hint = "Lower DATACACHE_RAM_BYTES, or give it more (docker --shm-size, an emptyDir of medium Memory)"
+        return Check("memory", "warn", text, hint)
+    return Check("memory", "ok", text)
 
 
 def _pyfuse3() -> Check:
@@ -238,7 +223,7 @@ def _pyfuse3() -> Check:
 
 
 def staging(settings: Settings) -> Check:
-    """Whether read-write mounts can stage what they write."""
+    """Tell whether read-write mounts can stage what they write."""
     folder = settings.staging_root
     hint = "Set DATACACHE_STAGING to a folder on durable storage that you can write to."
     if not folder.is_dir():
@@ -246,23 +231,15 @@ def staging(settings: Settings) -> Check:
             return Check("staging", "ok", f"{folder} will be made when something is mounted read-write")
         return Check("staging", "fail", f"{folder} is not there and cannot be made", hint)
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix="doctor-") as probe:
-            probe.write(b"x" * 4096)
-            probe.flush()
-            os.fsync(probe.fileno())
-            lockfile.take(probe.fileno(), wait=False)
+        _write_probe(folder, lock=True)
     except OSError as exc:
         problem = f"{folder} cannot be written, synced and locked: {exc.strerror}"
         return Check("staging", "fail", problem, _way_out(exc, folder, hint))
     room = f"{folder}: {format_bytes(shutil.disk_usage(folder).free)} free"
-    if _kind_of(folder) in ("tmpfs", "ramfs"):
+    device = os.stat(folder).st_dev
+    if any(mount.kind in ("tmpfs", "ramfs") for mount in fuse_mount.mounts() if mount.device == device):
         return Check("staging", "warn", f"{room}, in memory: what waits there is lost when the node goes down", hint)
     return Check("staging", "ok", room)
-
-
-def _kind_of(folder: Path) -> str:
-    device = os.stat(folder).st_dev
-    return next((mount.kind for mount in fuse_mount.mounts() if mount.device == device), "")
 
 
 def _catalog_and_stores(app: App) -> Iterator[Check]:
@@ -271,38 +248,27 @@ def _catalog_and_stores(app: App) -> Iterator[Check]:
         with app.catalog() as catalog:
             found = catalog.datasets()
             yield Check("catalog", "ok", f"{catalog.url}: {count(len(found), 'dataset')}")
-            origins |= dict.fromkeys(_latest_origins(catalog, [d.name for d in found[:50]]))
+            for dataset in found[:50]:
+                record = catalog.snapshot(dataset.name, dataset.latest)
+                # Not the places of those that were converted or imported.
+                if record is not None and (record.lineage is None or record.lineage.command == "create"):
+                    origins[record.origin] = None
     except DatacacheError as exc:
         yield Check("catalog", "fail", exc.message, exc.hint)
     seen: set[str] = set()
     for url in origins:
-        check = _store(app.settings, url, seen)
-        if check is not None:
-            yield check
+        try:
+            store_url, _prefix = api.split_url(url)
+            if store_url in seen:
+                continue
+            seen.add(store_url)
+            # One page of a listing says whether a store is there and lets us in.
+            empty = "; it is empty" if api.is_empty(url, app.settings) else ""
+            yield Check("store", "ok", f"{url} can be listed{empty}")
+        except DatacacheError as exc:
+            yield Check("store", "fail", exc.message, exc.hint)
         if len(seen) >= _STORES_ASKED:
             break
-
-
-def _latest_origins(catalog: api.Catalog, names: list[str]) -> Iterator[str]:
-    """The places that data sets were listed from: not those that were converted or imported."""
-    for name in names:
-        dataset = catalog.dataset(name)
-        record = catalog.snapshot(name, dataset.latest) if dataset else None
-        if record is not None and (record.lineage is None or record.lineage.command == "create"):
-            yield record.origin
-
-
-def _store(settings: Settings, url: str, seen: set[str]) -> Check | None:
-    """One page of a listing says whether a store is there and lets us in."""
-    try:
-        store_url, _prefix = api.split_url(url)
-        if store_url in seen:
-            return None
-        seen.add(store_url)
-        empty = api.is_empty(url, settings)
-    except DatacacheError as exc:
-        return Check("store", "fail", exc.message, exc.hint)
-    return Check("store", "ok", f"{url} can be listed; it is empty" if empty else f"{url} can be listed")
 
 
 def _daemon(settings: Settings) -> Iterator[Check]:
@@ -324,11 +290,8 @@ def _daemon(settings: Settings) -> Iterator[Check]:
 
 
 def _size_of(folder: Path) -> int:
-    size: Callable[[Path], int] = lambda path: path.stat().st_blocks * 512  # noqa: E731
     total = 0
     for path in folder.rglob("*"):
-        try:
-            total += size(path)
-        except OSError:
-            continue  # evicted meanwhile
+        with suppress(OSError):  # evicted meanwhile
+            total += path.stat().st_blocks * 512
     return total

@@ -292,7 +292,7 @@ def rm(app: App, ref: str, all_tags: bool, yes: bool) -> None:
     with app.catalog() as catalog:
         planned = api.plan_removal(catalog, ref, all_tags=all_tags)
         value = as_json(planned.record, catalog.dataset(planned.record.dataset))
-        confirm(yes, _removal(planned, "remove"))
+        confirm(yes, _removal(planned, "remove"), f"{_removal(planned, 'Remove')}?")
         if not api.carry_out(catalog, planned):
             raise UsageError(f"the tags of {planned.record.ref} were changed meanwhile", hint="Look, and try again.")
     value |= {

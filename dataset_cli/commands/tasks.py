@@ -114,7 +114,7 @@ def retry(app: App, name: str, number: int | None) -> None:
 def reset(app: App, name: str, epoch_only: bool, yes: bool) -> None:
     """Begin a queue anew. Workers that hold tasks lose them."""
     queue = _queue(app, name)
-    confirm(yes, f"begin {'the epoch' if epoch_only else 'all epochs'} of {name} anew", about=_held(queue))
+    confirm(yes, f"Begin {'the epoch' if epoch_only else 'all epochs'} of {name} anew?", about=_held(queue))
     queue.reset(epoch_only=epoch_only)
     status = queue.status()
     app.out.result(_as_json(status), f"{name} begins anew at epoch {status.epoch + 1}")
@@ -126,7 +126,7 @@ def reset(app: App, name: str, epoch_only: bool, yes: bool) -> None:
 def rm(app: App, name: str, yes: bool) -> None:
     """Remove a queue. Workers that hold tasks lose them; the data set is not touched."""
     queue = _queue(app, name)
-    confirm(yes, f"remove the task queue {name}", about=_held(queue))
+    confirm(yes, f"Remove the task queue {name}?", about=_held(queue))
     queue.remove()
     app.out.result({"name": name, "removed": True}, f"removed {name}")
 

@@ -21,7 +21,7 @@ def start() -> None:
     """Start the process that is forked from. It keeps the environment of this moment for all to see (`/proc`), so that
     it should be nobody's home.
     """
-    modules = [command.partition(":")[0] for command in COMMANDS.values()]
+    modules = list(COMMANDS.values())
     parts = ["annotations", "node", "snapshots"]
     fronts = [*(f"datacache.api.{part}" for part in parts), "fuse_mount.bucket.areas", "fuse_mount.lifecycle.launch"]
     forkserver.set_forkserver_preload([__name__, *fronts, *modules])

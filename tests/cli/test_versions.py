@@ -19,7 +19,7 @@ from datacache.catalog.commit import commit_manifest
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.settings import load_settings
-from dataset_cli.completion import _BASH
+from dataset_cli.commands.completion import _BASH
 from tests.cli.conftest import ROOT, Dsctl
 from tests.conformance.faults import Fault, FaultProxy
 from tests.promises import promise

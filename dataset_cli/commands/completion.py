@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import click
 
-from dataset_cli.app import App, pass_app
+from dataset_cli.app import App, command
 
 _VARIABLE = "_DSCTL_COMPLETE"
 _BASH = """\
@@ -36,9 +36,8 @@ complete -o nosort -F _dsctl_completion dsctl
 """
 
 
-@click.command()
+@command(has_json=False)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@pass_app
 def completion(app: App, shell: str) -> None:
     """Print the completion script of a shell.
 
