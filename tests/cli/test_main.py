@@ -31,7 +31,8 @@ HEAVY = (
     "numpy",
     "lmdb",
     "asyncio",
-    "datacache.api",
+    "datacache.api.opening",
+    "fuse_mount.lifecycle",
 )
 
 
