@@ -18,9 +18,8 @@ from datacache.core.errors import ObjectNotFoundError
 from datacache.settings import Settings, load_settings
 from datacache.torch import ShardDataset
 from dataset_cli.demo import story
-from dataset_cli.demo.detector import Detector, Found, loss, overlap, score
+from dataset_cli.demo.detector import Detector, Found, look, loss, overlap, score, train
 from dataset_cli.demo.faces import draw_faces
-from dataset_cli.demo.training import look, train
 from tests.servers import RcloneS3
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,11 +1,12 @@
 """`dsctl demo`: the whole way from a bucket to a training epoch, on a data set it draws itself.
 
-It draws masked and bare faces into a bucket (a folder), snapshots it, mounts the snapshot, reads two epochs,
-and compares every byte with the bucket; then it converts the annotations from VOC to YOLO and draws a picture
-of some images with their boxes. Where PyTorch is installed, it ends with a small detector that is trained from
-shards of the images (`demo/ending.py`). It has a home of its own in the demo's folder, so nothing of the user's is
-touched, and cleans up whatever happens but for the pictures, `preview.png` and `predictions.png` where it was called
-(or in `--dir`); with `--keep`, folder and snapshots stay and can be looked at.
+It draws masked and bare faces into a bucket (a folder), snapshots it, mounts the snapshot, reads two epochs, and
+compares every byte with the bucket; then it converts the annotations from VOC to YOLO and draws a picture of some
+images with their boxes. Where PyTorch is installed, it ends with a small detector that is trained from shards of the
+images (`demo/`; `examples/mask_detection` is the same at more length, for any data). It has a home of its own in the
+demo's folder, so nothing of the user's is touched, and cleans up whatever happens but for the pictures, `preview.png`
+and `predictions.png` where it was called (or in `--dir`); with `--keep`, folder and snapshots stay and can be looked
+at.
 
 With `--json`: `{"ok", "snapshot", "mounted", "epochs": [{"files", "bytes", "seconds", "files_per_s"}],
 "tiers", "compared_files", "converted", "preview", "training", "home", "bucket", "kept"}`, where training is null or
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,6 @@ from datacache.core.counters import count as counted
 from datacache.core.errors import CacheError, DaemonError, MountError, UsageError
 from dataset_cli.app import FOLDER, App, command
 from dataset_cli.commands.snapshot import as_json
-from dataset_cli.demo import ending
 from dataset_cli.output import format_bytes
 
 if TYPE_CHECKING:
@@ -115,9 +116,7 @@ def demo(app: App, directory: Path | None, keep: bool, count: int, train_s: floa
         training = None
         if train_s:
             place = _free_name(pictures, "predictions")
-            training = ending.train(
-                app, converted.ref, bucket=bucket, picture=place, seconds=train_s, settings=settings
-            )
+            training = _train(app, converted.ref, bucket=bucket, picture=place, seconds=train_s, settings=settings)
         with closing(api.open_catalog(settings)) as catalog:
             shown, as_yolo = (as_json(each, catalog.dataset(each.dataset)) for each in (record, converted))
     app.out.result(
@@ -235,7 +234,7 @@ def _draw_preview(app: App, ref: str, path: Path, settings: Settings) -> str | N
         rows = [row for _, row in zip(range(_SHOWN), table.rows(), strict=False)]
         pictures = [api.Picture(row.path, snapshot.read(row.path), row.annotation) for row in rows]
     data = api.draw_pictures(pictures, title=f"{_NAME}@{_TAG}", subtitle=f"{len(rows)} of {table.images:,} images")
-    return ending.write_picture(app, path, data, f"preview   {path}: {len(rows)} images with their boxes")
+    return _write_picture(app, path, data, f"preview   {path}: {len(rows)} images with their boxes")
 
 
 def _free_name(folder: Path, name: str) -> Path:
@@ -249,3 +248,84 @@ def _stop_daemon(settings: Settings) -> None:
     if client is not None:
         with suppress(DaemonError):  # gone already
             client.stop()
+
+
+def _train(app: App, ref: str, *, bucket: Path, picture: Path, seconds: float, settings: Settings) -> Any:
+    """Train for some seconds on the split `train` of a YOLO snapshot and look at `val`. Return what was done, as JSON;
+    None where it could not be, which is said."""
+    name = ref.partition("@")[0]
+    if find_spec("torch") is None:
+        app.out.line("training  left out: it needs PyTorch (pip install 'dsctl[torch]')")
+        return None
+    with app.out.progress("training") as bar:
+        bar.update("starting PyTorch")
+        import torch
+
+        from datacache.torch import ShardDataset
+        from dataset_cli.demo import story
+        from dataset_cli.demo.detector import Epoch, look, score, train
+
+        # Two that wait for each other are slower than one where others have the processors, too.
+        torch.set_num_threads(1)
+        bar.update("making shards")
+        parts = {}
+        for split in ("train", "val"):
+            made = story.shards_of_split(ref, split, str(bucket), name=f"{name}-{split}", settings=settings)
+            if made is None:
+                app.out.line(f"training  left out: with so few images there is none in {split} (--count)")
+                return None
+            parts[split] = made.ref
+        size = story.fitting_size(parts["train"], settings)
+        training, test = (
+            ShardDataset(ref, target="detection", decode="rgb", size=size, settings=settings) for ref in parts.values()
+        )
+        begun = time.monotonic()
+
+        def show(epoch: Epoch) -> None:
+            spent = time.monotonic() - begun
+            bar.update(f"training, epoch {epoch.number}: loss {epoch.loss:.2f}", min(spent, seconds), seconds)
+
+        network, epochs = train(training, seconds=seconds, batch_size=8, workers=0, on_epoch=show)
+        took = time.monotonic() - begun
+        bar.update("looking at images it was not trained on")
+        found, targets = look(network, test)
+        result = score(found, targets, test.classes, story.LEAST)[-1]
+        model = f"{bucket.as_uri()}/models/{name}.pt"
+        story.put_model(model, network, {"classes": list(test.classes), "size": list(size), "shards": parts}, settings)
+        if not story.same(found, look(story.get_model(model, settings)[0], test)[0]):
+            text = "the model that was read back finds other boxes"
+            raise CacheError(text, hint="This is a defect. Please report it.")
+    losses = f"loss {epochs[0].loss:.2f}, then {epochs[-1].loss:.2f}"
+    precision = f"average precision {result.average_precision:.2f}"
+    app.out.lines(
+        [
+            f"training  a detector, {took:.0f} s, {len(epochs)} epochs of {len(training):,} images in shards: {losses}",
+            f"test      {len(test):,} other images: F1 {result.f1:.2f}, {precision}",
+            f"model     {model}; read back, it finds the same boxes",
+        ]
+    )
+    shown = story.picture(parts["val"], size, found, _SHOWN, settings)
+    return {
+        "shards": parts,
+        "images": len(training),
+        "epochs": len(epochs),
+        "seconds": took,
+        "first_loss": epochs[0].loss,
+        "loss": epochs[-1].loss,
+        "test_images": len(test),
+        "f1": result.f1,
+        "average_precision": result.average_precision,
+        "model": model,
+        "predictions": _write_picture(app, picture, shown, f"picture   {picture}: what it found, and what there is"),
+    }
+
+
+def _write_picture(app: App, path: Path, data: bytes, text: str) -> str | None:
+    """Write a picture, and say `text`. Return its path; None where it cannot be written, which is said."""
+    try:
+        path.write_bytes(data)
+    except OSError as exc:
+        app.out.warning(f"{path} cannot be written: {exc.strerror}")
+        return None
+    app.out.line(text)
+    return str(path)

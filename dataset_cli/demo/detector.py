@@ -1,27 +1,33 @@
-"""A detector of boxes that is small enough to be trained on a processor in a minute.
+"""A detector of boxes that is small enough to be trained on a processor in a minute, its training, and its score.
 
 It has no anchors: a heat map for each class has its peaks at the boxes' centres, and at each place the network also
 says how large the box is and where in the place its centre lies. After X. Zhou, D. Wang and P. Krähenbühl, "Objects as
 Points" (2019, arXiv:1904.07850); that a Gaussian has the shape of its box, and that places around the centre learn the
 box, too, is from Z. Liu et al., "Training-Time-Friendly Network for Real-Time Object Detection" (2020,
-arXiv:1909.00700). One thread.
-
-How good boxes that were found are: average precision, and precision and recall at a threshold.
+arXiv:1909.00700).
 
 A found box is right if an image's box of its class that no better one has taken overlaps it by half (intersection over
 union). Average precision is the area under precision over recall, as PASCAL VOC measures it since 2010 (Everingham et
 al., "The PASCAL Visual Object Classes Challenge: A Retrospective", 2015). Boxes marked difficult count like others.
+
+On the CPU two trainings with the same seed, number of epochs and threads give the same network; with a limit in seconds
+the number of steps, and on a GPU the order of additions, are not the same every time. One thread.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from datacache.core.errors import UsageError
+from datacache.torch import ShardDataset, collate, loader
 
 STRIDE = 8
 """A place of the heat map is so many pixels wide and high."""
@@ -35,6 +41,8 @@ _SIZE, _CENTRE = 2.0, 6.0
 """How much sizes (their logarithms) and centres (in widths and heights of the box) weigh against the heat maps."""
 _SAME_OBJECT = 0.6
 """Of two boxes with more overlap (intersection over union) the one with the lower score goes, whatever its class."""
+OVERLAP = 0.5
+_RATE, _WARM_UP = 3e-3, 0.05
 
 
 class Found(NamedTuple):
@@ -81,7 +89,7 @@ class Detector(nn.Module):
         return heat, sizes, offsets
 
     def find(self, images: Tensor, *, least: float = 0.0) -> list[Found]:
-        """The boxes in each image, with a score above `least`."""
+        """Return the boxes in each image, with a score above `least`."""
         self.eval()
         with torch.no_grad():
             heat, sizes, offsets = (part.float() for part in self(images))
@@ -103,7 +111,7 @@ class Detector(nn.Module):
 
 
 def loss(outputs: tuple[Tensor, Tensor, Tensor], targets: Sequence[dict[str, Tensor]]) -> Tensor:
-    """How far off the outputs for a batch are: focal loss of the heat maps and L1 of sizes and centres, divided
+    """Return how far off the outputs for a batch are: focal loss of the heat maps and L1 of sizes and centres, divided
     by the number of boxes."""
     heat, sizes, offsets = outputs
     device, (high, wide) = heat.device, heat.shape[2:]
@@ -135,7 +143,7 @@ def loss(outputs: tuple[Tensor, Tensor, Tensor], targets: Sequence[dict[str, Ten
 
 
 def _heat_maps(shape: Sequence[int], maps: Tensor, places: Tensor, spread: Tensor) -> Tensor:
-    """What heat maps should be: 1 at the boxes' places, and less around them. `maps`: which map each box is in."""
+    """Return what heat maps should be: 1 at the boxes' places, less around them. `maps`: which map each box is in."""
     count, classes, high, wide = shape
     device = maps.device
     x = (torch.arange(wide, device=device) - places[:, :1]) / spread[:, :1]
@@ -147,7 +155,7 @@ def _heat_maps(shape: Sequence[int], maps: Tensor, places: Tensor, spread: Tenso
 
 
 def overlap(one: Tensor, other: Tensor) -> Tensor:
-    """Intersection over union of each of n boxes with each of m: n x m."""
+    """Return the intersection over union of each of n boxes with each of m: n x m."""
     inner = torch.minimum(one[:, None, 2:], other[None, :, 2:]) - torch.maximum(one[:, None, :2], other[None, :, :2])
     shared = inner.clamp(min=0).prod(dim=2)
     areas = [(boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1) for boxes in (one, other)]
@@ -155,7 +163,7 @@ def overlap(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _distinct(boxes: Tensor, wanted: Tensor) -> Tensor:
-    """The wanted boxes, the best first, without those that are another view of a better one: their positions."""
+    """Return the positions of wanted boxes, the best first, without those that are another view of a better one."""
     boxes = boxes[wanted]  # scores fall, so these are the first ones
     left = (overlap(boxes, boxes) > _SAME_OBJECT).cpu().numpy()
     kept: list[int] = []
@@ -180,9 +188,6 @@ class _Residual(nn.Module):
         return functional.relu(features + self.change(features))
 
 
-OVERLAP = 0.5
-
-
 class Score(NamedTuple):
     """How well a class is found; nan where there is nothing to find."""
 
@@ -196,7 +201,7 @@ class Score(NamedTuple):
 
 
 def right(found: Found, target: dict[str, Tensor]) -> Tensor:
-    """Which of the boxes found in an image are right: bool (n,)."""
+    """Tell which of the boxes found in an image are right: bool (n,)."""
     alike = found.labels[:, None] == target["labels"][None, :]
     overlaps = (overlap(found.boxes, target["boxes"]) * alike).numpy()
     answers = torch.zeros(len(found.labels), dtype=torch.bool)
@@ -212,7 +217,7 @@ def right(found: Found, target: dict[str, Tensor]) -> Tensor:
 def score(
     found: Sequence[Found], targets: Sequence[dict[str, Tensor]], classes: Sequence[str], least: float
 ) -> list[Score]:
-    """One for each class, and one for all of them together, called `all`, whose average precision is the mean.
+    """Return one for each class, and one for all of them together, called `all`, whose average precision is the mean.
     `found`: all, also those with a score below `least`, from which on precision and recall count them."""
     answers = torch.cat([right(*pair) for pair in zip(found, targets, strict=True)])
     labels = torch.cat([each.labels for each in found])
@@ -245,3 +250,100 @@ def _average_precision(answers: Tensor, scores: Tensor, boxes: int) -> float:
     best_from_here = precision.flip(0).cummax(0).values.flip(0) if len(good) else precision
     recall = torch.cat((torch.zeros(1), good / boxes))
     return float((recall.diff() * best_from_here).sum())
+
+
+class Epoch(NamedTuple):
+    """The result of an epoch."""
+
+    number: int
+    """From 1 on."""
+    loss: float
+    """The mean over its batches."""
+    images: int
+    seconds: float
+    data_share: float
+    """Of that, the share spent waiting for batches, from the second one on."""
+
+
+def train(
+    dataset: ShardDataset,
+    *,
+    epochs: int | None = None,
+    seconds: float | None = 60.0,
+    batch_size: int = 16,
+    device: str = "cpu",
+    workers: int | None = None,
+    seed: int = 0,
+    on_epoch: Callable[[Epoch], Any] = lambda _epoch: None,
+) -> tuple[Detector, list[Epoch]]:
+    """Return a detector of the dataset's classes, trained for so many epochs or seconds, whichever is over first; at
+    least one step. `UsageError` where neither is given, and for a device that is not there."""
+    if epochs is None and seconds is None:
+        raise UsageError("a training without an end", hint="Give epochs or seconds.")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"there is no {device} here", hint="device='cpu'.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = Detector(len(dataset.classes))
+    network = network.to(device, memory_format=torch.channels_last)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=1e-4)
+    chance = torch.Generator().manual_seed(seed)
+    done: list[Epoch] = []
+    on = None if device == "cpu" else device  # then batches come through a DevicePrefetcher
+    batches = loader(dataset, batch_size, seed=seed, num_workers=workers, device=on)
+    with closing(batches):
+        steps, limit = 0, math.inf if epochs is None else epochs * len(batches)
+        batches.choice  # noqa: B018 - how many workers are best is measured now, not in the time for training
+        begun = time.monotonic()
+        progress = 0.0
+        while progress < 1:
+            losses, images = [], 0
+            epoch_begun = time.monotonic()
+            for pixels, targets in batches:
+                for group in optimiser.param_groups:
+                    group["lr"] = _RATE * min(progress / _WARM_UP, (1 + math.cos(math.pi * progress)) / 2) + 1e-6
+                network.train()
+                value = loss(network(_varied(pixels, targets, chance)), targets)
+                optimiser.zero_grad()
+                value.backward()
+                torch.nn.utils.clip_grad_norm_(network.parameters(), 10.0)
+                optimiser.step()
+                losses.append(value.detach())
+                images += len(targets)
+                steps += 1
+                spent = time.monotonic() - begun
+                progress = max(steps / limit, 0.0 if seconds is None else spent / max(seconds, 1e-9))
+                if progress >= 1:
+                    break
+            mean = float(torch.stack(losses).mean())
+            took = time.monotonic() - epoch_begun
+            done.append(Epoch(len(done) + 1, mean, images, took, batches.report().data_share))
+            on_epoch(done[-1])
+    return network.eval(), done
+
+
+def look(network: Detector, dataset: ShardDataset, *, batch_size: int = 16) -> tuple[list[Found], list[Any]]:
+    """Return all that the detector finds in each image of a dataset, and the targets, both on the CPU."""
+    device = next(network.parameters()).device
+    found: list[Found] = []
+    wanted: list[Any] = []
+    for start in range(0, len(dataset), batch_size):
+        numbers = range(start, min(start + batch_size, len(dataset)))
+        images, targets = collate(dataset.__getitems__(numbers))
+        found += [Found(*(part.cpu() for part in each)) for each in network.find(images.to(device), least=0.01)]
+        wanted += targets
+    return found, wanted
+
+
+def _varied(images: Tensor, targets: list[dict[str, Tensor]], chance: torch.Generator) -> Tensor:
+    """Return the batch with some images mirrored (and their boxes, in place), all a little brighter or of other
+    colours."""
+    mirrored = torch.rand(len(images), generator=chance) < 0.5
+    gain = 1 + (torch.rand(len(images), 1, 1, 3, generator=chance) - 0.5) * 0.3
+    shift = (torch.rand(len(images), 1, 1, 1, generator=chance) - 0.5) * 40
+    for target, turned in zip(targets, mirrored.tolist(), strict=True):
+        if turned:
+            target["boxes"][:, [0, 2]] = images.shape[2] - target["boxes"][:, [2, 0]]
+    flags = mirrored.to(images.device)[:, None, None, None]
+    images = torch.where(flags, images.flip(2), images)
+    return (images * gain.to(images.device) + shift.to(images.device)).clamp(0, 255)

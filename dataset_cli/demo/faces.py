@@ -22,7 +22,7 @@ _Colour = tuple[int, int, int]
 
 
 class Faces(NamedTuple):
-    """What was drawn."""
+    """The folder that was drawn into, and what is in it."""
 
     folder: Path
     images: int
@@ -56,17 +56,14 @@ def draw_faces(folder: Path, *, count: int = 200, seed: int = 0, width: int = 32
         (folder / "Annotations" / f"{name}.xml").write_text(_xml(name, width, height, boxes), encoding="utf-8")
         masked += sum(box.masked for box in boxes)
         bare += sum(not box.masked for box in boxes)
-    _write_splits(folder / "ImageSets" / "Main", count, chance)
-    return Faces(folder, count, masked, bare)
-
-
-def _write_splits(folder: Path, count: int, chance: random.Random) -> None:
     names = [f"{number:06}" for number in range(1, count + 1)]
     chance.shuffle(names)
     train, val = round(count * 0.7), round(count * 0.85)
     splits = {"train": names[:train], "val": names[train:val], "trainval": names[:val], "test": names[val:]}
     for split, members in splits.items():
-        (folder / f"{split}.txt").write_text("".join(f"{name}\n" for name in sorted(members)), encoding="utf-8")
+        text = "".join(f"{name}\n" for name in sorted(members))
+        (folder / "ImageSets" / "Main" / f"{split}.txt").write_text(text, encoding="utf-8")
+    return Faces(folder, count, masked, bare)
 
 
 def _draw(chance: random.Random, width: int, height: int) -> tuple[Image.Image, list[_Box]]:
@@ -88,7 +85,7 @@ def _draw(chance: random.Random, width: int, height: int) -> tuple[Image.Image, 
 
 
 def _place(chance: random.Random, width: int, height: int, taken: list[_Box]) -> _Box | None:
-    """A place where no other face is; the first one always finds one."""
+    """Find a place where no other face is; the first one always finds one."""
     for _ in range(20):
         wide = chance.randrange(width // 8, width // 4)
         high = round(wide * chance.uniform(1.15, 1.35))
@@ -108,16 +105,8 @@ def _draw_face(pen: ImageDraw.ImageDraw, chance: random.Random, box: _Box) -> No
     skin, hair, dark = chance.choice(_SKINS), chance.choice(_HAIRS), (30, 20, 20)
 
     def oval(x: float, y: float, half_x: float, half_y: float, colour: _Colour) -> None:
-        centre_x, centre_y = left + x * wide, top + y * high
-        pen.ellipse(
-            (
-                centre_x - half_x * wide,
-                centre_y - half_y * high,
-                centre_x + half_x * wide,
-                centre_y + half_y * high,
-            ),
-            fill=colour,
-        )
+        centre_x, centre_y, x, y = left + x * wide, top + y * high, half_x * wide, half_y * high
+        pen.ellipse((centre_x - x, centre_y - y, centre_x + x, centre_y + y), fill=colour)
 
     oval(0.5, 0.42, 0.5, 0.42, hair)
     oval(0.5, 0.56, 0.43, 0.44, skin)
@@ -127,11 +116,9 @@ def _draw_face(pen: ImageDraw.ImageDraw, chance: random.Random, box: _Box) -> No
     if box.masked:
         colour = chance.choice(_MASKS)
         y = top + 0.58 * high
-        for side, ear in (
-            (left + 0.16 * wide, left + 0.05 * wide),
-            (right - 0.16 * wide, right - 0.05 * wide),
-        ):
-            pen.line((side, y + 0.04 * high, ear, top + 0.5 * high), fill=colour, width=max(1, wide // 40))
+        for edge, inward in ((left, wide), (right, -wide)):
+            line = (edge + 0.16 * inward, y + 0.04 * high, edge + 0.05 * inward, top + 0.5 * high)
+            pen.line(line, fill=colour, width=max(1, wide // 40))
         pen.polygon(
             [
                 (left + 0.13 * wide, y),

@@ -28,7 +28,7 @@ LEAST = 0.3
 
 
 def draw_into(url: str, *, count: int, seed: int, settings: Settings) -> bool:
-    """Faces with and without masks, annotated as VOC, into a folder or a bucket. False if they are there already."""
+    """Draw faces with and without masks, annotated as VOC, into a folder or a bucket. False if they are there."""
     from dataset_cli.demo.faces import draw_faces
 
     store_url, prefix = api.split_url(url)
@@ -46,8 +46,8 @@ def draw_into(url: str, *, count: int, seed: int, settings: Settings) -> bool:
 def shards_of_split(
     ref: str, split: str, bucket: str, *, name: str, tags: Sequence[str] = (), settings: Settings
 ) -> api.SnapshotRecord | None:
-    """Shards of one split of a snapshot of the YOLO format, in `bucket`, as a snapshot of dataset `name-shards`. The
-    subset they are made of is a snapshot of dataset `name`. None where no image is in the split."""
+    """Make shards of one split of a snapshot of the YOLO format, in `bucket`, as a snapshot of dataset `name-shards`.
+    The subset they are made of is a snapshot of dataset `name`. None where no image is in the split."""
     with api.open_annotations(ref, settings=settings) as (_, table):
         query = api.Query(where=f"folder == 'images/{split}'")
         images = list(api.find_paths(table, query))
@@ -60,22 +60,18 @@ def shards_of_split(
 
 
 def fitting_size(ref: str, settings: Settings) -> tuple[int, int]:
-    """Height and width that a data set's images are resized to: half of what the first one has, and no more than what
-    a processor can learn from in a minute."""
-    raw = ShardDataset(ref, target=None, settings=settings)
-    header = api.read_header(raw.read(0))
-    high, wide = header.displayed_height, header.displayed_width
-    scale = min(0.5, _LONGEST_PX / max(high, wide))
-    return _multiple(high * scale), _multiple(wide * scale)
-
-
-def _multiple(pixels: float) -> int:
-    return max(4, round(pixels / MULTIPLE)) * MULTIPLE
+    """Return height and width that a data set's images are resized to: half of what the first one has, and no more than
+    what a processor can learn from in a minute."""
+    header = api.read_header(ShardDataset(ref, target=None, settings=settings).read(0))
+    sides = header.displayed_height, header.displayed_width
+    scale = min(0.5, _LONGEST_PX / max(sides))
+    high, wide = (max(4, round(side * scale / MULTIPLE)) * MULTIPLE for side in sides)
+    return high, wide
 
 
 def picture(ref: str, size: tuple[int, int], found: Sequence[Found], count: int, settings: Settings) -> bytes:
-    """A PNG of the first `count` images of a shard set: the boxes found in them in colour, the true ones below, thin
-    and grey. `found` is of all images, resized to `size`."""
+    """Return a PNG of the first `count` images of a shard set: the boxes found in them in colour, the true ones below,
+    thin and grey. `found` is of all images, resized to `size`."""
     dataset = ShardDataset(ref, settings=settings)
     tiles = []
     shown = min(count, len(dataset))
@@ -104,7 +100,7 @@ def _boxes(boxes: Any, labels: Any, classes: Sequence[str]) -> tuple[api.Box, ..
 
 
 def same(one: Sequence[Found], other: Sequence[Found]) -> bool:
-    """Whether two looks at the same images found the same boxes, with the same scores."""
+    """Tell whether two looks at the same images found the same boxes, with the same scores."""
     pairs = (pair for found in zip(one, other, strict=True) for pair in zip(*found, strict=True))
     return all(torch.equal(*pair) for pair in pairs)
 
@@ -120,7 +116,7 @@ def put_model(url: str, network: Detector, about: dict[str, Any], settings: Sett
 
 
 def get_model(url: str, settings: Settings, device: str = "cpu") -> tuple[Detector, dict[str, Any]]:
-    """A stored detector, and what is known about it."""
+    """Return a stored detector, and what is known about it."""
     store_url, key = api.split_object_url(url)
     with closing(api.open_store(store_url, settings)) as store:
         ref = store.head(key).ref(store_url)

@@ -21,8 +21,7 @@ from datacache.core.errors import UsageError
 from datacache.settings import Settings
 from datacache.torch import ShardDataset
 from dataset_cli.demo import story
-from dataset_cli.demo.detector import MULTIPLE, Score, score
-from dataset_cli.demo.training import Epoch, look, train
+from dataset_cli.demo.detector import MULTIPLE, Epoch, Score, look, score, train
 
 TAG = "example"
 """All snapshots made here have it. Running the example again moves it."""
