@@ -84,7 +84,6 @@ if TYPE_CHECKING:
     from datacache.api.training import open_tasks as open_tasks
     from datacache.api.training import worker_counts as worker_counts
     from datacache.catalog import refs as _refs
-    from datacache.catalog import verify as _verify
     from datacache.catalog.access import Access as Access
     from datacache.catalog.access import access_of as access_of
     from datacache.catalog.base import Catalog as Catalog
@@ -135,7 +134,6 @@ if TYPE_CHECKING:
     draw_pictures = _preview.preview
     find_images = _query.find
     forget_volume = _refs.forget_volume
-    ObjectProblem = _verify.Problem
     PLOT_FORMATS = _plot.FORMATS
     plot_statistics = _plot.plot
     processor_count = _processes.processors

@@ -175,10 +175,6 @@ class Range:
             ]
         return list(zip(self.paths, self.sizes, etags, strict=True))
 
-    def mtime_ns(self, index: int) -> int:
-        """Return the modification time at a position, without building the entry."""
-        return self._mtimes[index]
-
 
 def encode_root(root: Root) -> bytes:
     """Return the canonical bytes of a root; `blob_id` of them is the snapshot's id."""

@@ -28,7 +28,6 @@ import secrets
 import shutil
 import weakref
 from pathlib import Path
-from types import TracebackType
 
 from datacache.core import lockfile
 from datacache.core.concurrency import PerProcess, gather
@@ -71,9 +70,7 @@ class LocalFile:
     def __enter__(self) -> LocalFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()
 
 

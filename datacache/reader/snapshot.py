@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, NamedTuple, cast
 
 from datacache.core.errors import PathNotFoundError
@@ -152,9 +151,7 @@ class Snapshot:
     def __enter__(self) -> Snapshot:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:

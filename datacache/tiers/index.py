@@ -40,41 +40,34 @@ class Index:
         self.folder = folder
         self.writable = writable
         try:
-            if writable:
-                _allocate(folder / "lock.mdb", _LOCK_BYTES)
-            self.env = lmdb.open(
-                str(folder),
-                map_size=MAP_BYTES,
-                max_dbs=8,
-                max_readers=_MAX_READERS,
-                readonly=not writable,
-                create=writable,
-                sync=False,
-                metasync=False,
-                readahead=False,
-                mode=0o600,
-            )
+            with contextlib.ExitStack() as opened:
+                if writable:
+                    _allocate(folder / "lock.mdb", _LOCK_BYTES)
+                self.env = lmdb.open(
+                    str(folder),
+                    map_size=MAP_BYTES,
+                    max_dbs=8,
+                    max_readers=_MAX_READERS,
+                    readonly=not writable,
+                    create=writable,
+                    sync=False,
+                    metasync=False,
+                    readahead=False,
+                    mode=0o600,
+                )
+                opened.callback(self.env.close)
+                self._fd = os.open(folder / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+                opened.callback(os.close, self._fd)
+                needed = self._needed_bytes()  # from the first two pages, which are there
+                status = os.fstat(self._fd)
+                if status.st_size < needed and not writable:
+                    raise CacheError(f"the index {folder} is truncated")
+                self.blocks = {tier: self.env.open_db(tier.encode(), create=writable) for tier in TIER_NAMES}
+                self._ram, self._ssd = (self.blocks[tier] for tier in TIER_NAMES)
+                self.meta = self.env.open_db(b"meta", create=writable)
+                opened.pop_all()
         except (lmdb.Error, OSError) as exc:
             raise CacheError(f"the index {folder} cannot be opened: {exc}") from exc
-        try:
-            self._fd = os.open(folder / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as exc:
-            self.env.close()
-            raise CacheError(f"the index {folder} cannot be opened: {exc}") from exc
-        try:
-            needed = self._needed_bytes()  # from the first two pages, which are there
-            status = os.fstat(self._fd)
-            if status.st_size < needed and not writable:
-                raise CacheError(f"the index {folder} is truncated")
-            self.blocks = {tier: self.env.open_db(tier.encode(), create=writable) for tier in TIER_NAMES}
-            self._ram, self._ssd = (self.blocks[tier] for tier in TIER_NAMES)
-            self.meta = self.env.open_db(b"meta", create=writable)
-        except (lmdb.Error, OSError) as exc:
-            self.close()
-            raise CacheError(f"the index {folder} cannot be opened: {exc}") from exc
-        except CacheError:
-            self.close()
-            raise
         self._inode = (status.st_dev, status.st_ino)
         self._seen_bytes = max(status.st_size, needed)
 

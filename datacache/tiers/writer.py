@@ -71,8 +71,14 @@ class TierWriter:
         """Keep the cached blocks of a snapshot's objects, and future ones of its data set. Call through `call`, with
         ids that are collected already: nothing is written meanwhile."""
         for tier in self.tiers:
+            wanted = set()
             with self._index.env.begin(db=self._index.blocks[tier.name]) as txn, txn.cursor() as cursor:
-                tier.pin(ref, {container for id in objects for container in _containers_of(cursor, id)})
+                for id in objects:  # all blocks that are cached, whatever number of them there should be
+                    more = cursor.set_range(id)
+                    while more and bytes(cursor.key()).startswith(id):
+                        wanted.add(layout.unpack_location(cursor.value()).container)
+                        more = cursor.next()
+                tier.pin(ref, wanted)
             tier.seal(dataset)  # what will come must not go into a region that is not pinned
         self._save_pins({**self._pins, ref: dataset})
 
@@ -260,11 +266,3 @@ def read_pins(path: Path) -> dict[str, str]:
 def write_pins(path: Path, pins: dict[str, str]) -> None:
     """Replace the file of pins, durably. `OSError` leaves it as it was."""
     replace_file(path, json.dumps(pins).encode())
-
-
-def _containers_of(cursor: lmdb.Cursor, id: ObjectId) -> Iterator[int]:
-    """Yield the containers of an object's cached blocks, whatever number of blocks it should have."""
-    more = cursor.set_range(id)
-    while more and bytes(cursor.key()).startswith(id):
-        yield layout.unpack_location(cursor.value()).container
-        more = cursor.next()
