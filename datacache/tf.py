@@ -19,7 +19,7 @@ from typing import Any, Unpack
 
 from datacache.annotations.query import Query
 from datacache.api import open_catalog, open_samples
-from datacache.api.options import QueryOptions, take_query
+from datacache.api.options import QueryOptions, make_query, take
 from datacache.conversion.index import Reading
 from datacache.core.errors import UsageError
 from datacache.loaders.selection import select
@@ -92,7 +92,7 @@ def dataset(
     while reading is a `tf.errors.OpError` with the error's text, which names the file, or the shard and sample.
     """
     given: dict[str, Any] = dict(arguments)
-    query, options = take_query(given), TfOptions(**given)
+    query, options = make_query(**take(given, QueryOptions)), TfOptions(**given)
     settings = settings or load_settings()
     found = open_samples(ref, settings, lenient=options.on_error == "skip")
     if isinstance(found, Shards):

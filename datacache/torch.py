@@ -19,7 +19,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from datacache.api import open_catalog, open_shards, open_snapshot
-from datacache.api.options import QueryOptions, take_query
+from datacache.api.options import QueryOptions, make_query, take
 from datacache.core.front import front
 from datacache.settings import Settings, load_settings
 
@@ -111,7 +111,7 @@ class SnapshotDataset(SnapshotSamples):
         from datacache.loaders.selection import select
 
         given: dict[str, Any] = dict(arguments)
-        query, options = take_query(given), Options(**given)
+        query, options = make_query(**take(given, QueryOptions)), Options(**given)
         settings = settings or load_settings()
         snapshot = open_snapshot(ref, settings)
         with closing(open_catalog(settings)) as catalog:
