@@ -139,7 +139,7 @@ class Model:
         return True
 
     def rate(self, files: Any, now: int, end: int) -> tuple[Any, Any]:
-        """What each file is worth, and whether it is in the window."""
+        """Return what each file is worth, and whether it is in the window."""
         use = self.current[files]
         soon = use < now + self.window
         soon |= np.isin(files, self.sequence[max(0, now - self.behind) : now])
@@ -154,7 +154,7 @@ class Model:
 
 
 def keep(orders: list[Any], size: int) -> float:
-    """What is first stays."""
+    """Return the hit rate where what is first stays."""
     held: set[int] = set()
     hits = reads = 0
     for epoch, order in enumerate(orders[:-2]):
@@ -167,7 +167,7 @@ def keep(orders: list[Any], size: int) -> float:
 
 
 def single_blocks(orders: list[Any], size: int) -> float:
-    """Belady's algorithm."""
+    """Return the hit rate of Belady's algorithm."""
     sequence, last, following = np.concatenate(orders).tolist(), {}, [0] * sum(map(len, orders))
     for at in range(len(sequence) - 1, -1, -1):
         following[at] = last.get(sequence[at], NEVER)

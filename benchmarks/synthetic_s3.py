@@ -27,7 +27,7 @@ OBJECT = (
 
 
 def keys(folders: int, files: int) -> list[str]:
-    """`files` names in each of `folders` folders, sorted."""
+    """Return `files` names in each of `folders` folders, sorted."""
     return [f"{folder:04d}/{number:07d}.jpg" for folder in range(folders) for number in range(files)]
 
 

@@ -16,7 +16,7 @@ LABELS = ("glasses", "hat", "mask", "no_mask", "scarf")
 
 
 def naive(folder: Path, out: Path) -> None:
-    """What is written in ten minutes: one thread, a known list of classes, the sizes the files say, no checks."""
+    """Convert as a script of ten minutes does: one thread, a known list of classes, the sizes the files say, no checks."""
     numbers = {label: number for number, label in enumerate(LABELS)}
     for path in (folder / "Annotations").iterdir():
         root = ET.parse(path).getroot()
@@ -35,14 +35,14 @@ def naive(folder: Path, out: Path) -> None:
 
 
 def datumaro(folder: Path, out: Path) -> None:
-    """https://docs.datumaro.org, formats `voc_detection` and `yolo_ultralytics`."""
+    """Convert as https://docs.datumaro.org has it, formats `voc_detection` and `yolo_ultralytics`."""
     from datumaro.components.dataset import Dataset
 
     Dataset.import_from(str(folder), "voc_detection").export(str(out), "yolo_ultralytics", save_media=False)
 
 
 def supervision(folder: Path, out: Path) -> None:
-    """https://supervision.roboflow.com, `DetectionDataset`."""
+    """Convert as https://supervision.roboflow.com has it, `DetectionDataset`."""
     from supervision import DetectionDataset
 
     found = DetectionDataset.from_pascal_voc(
@@ -52,7 +52,7 @@ def supervision(folder: Path, out: Path) -> None:
 
 
 def pylabel(folder: Path, out: Path) -> None:
-    """https://github.com/pylabel-project/pylabel, `ImportVOC` and `ExportToYoloV5`."""
+    """Convert as https://github.com/pylabel-project/pylabel has it, `ImportVOC` and `ExportToYoloV5`."""
     from pylabel import importer
 
     found = importer.ImportVOC(path=str(folder / "Annotations"), path_to_images="../JPEGImages")

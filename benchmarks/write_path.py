@@ -113,7 +113,7 @@ def _rounds(args: argparse.Namespace, work: Workspace, server: RcloneS3 | CephRg
 
 
 def _print(title: str, times: Times, amount: float) -> None:
-    """Rates of both, ours over each, and each over the disk with fsync."""
+    """Print rates of both, ours over each, and each over the disk with fsync."""
     closed = {name: amount / median(closed for closed, _ in found) for name, found in times.items()}
     there = {name: [arrived for _, arrived in found if arrived is not None] for name, found in times.items()}
     arrived = {name: amount / median(found) for name, found in there.items() if found}

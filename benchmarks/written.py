@@ -155,7 +155,7 @@ class System:
 
 @contextmanager
 def system(name: str, work: Workspace, server: RcloneS3 | CephRgw) -> Iterator[System]:
-    """One of `SYSTEMS`; what was written goes when it ends."""
+    """Have one of `SYSTEMS` to write to; what was written goes when it ends."""
     folder = work.folder(f"system-{next(_numbers)}")
     try:
         if name.startswith("disk"):
@@ -181,7 +181,7 @@ def system(name: str, work: Workspace, server: RcloneS3 | CephRgw) -> Iterator[S
 def ours(
     work: Workspace, server: RcloneS3 | CephRgw, *, ack: str = "staged", endpoint: str = "", **settings: object
 ) -> Iterator[System]:
-    """Our mount, on an endpoint that leads to the server."""
+    """Mount ours, on an endpoint that leads to the server."""
     with _bucket(server) as view:
         env = server.env() | ({"AWS_ENDPOINT_URL": endpoint} if endpoint else {})
         home = work.home(f"home-{next(_numbers)}", env, **settings)

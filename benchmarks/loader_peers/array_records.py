@@ -19,7 +19,7 @@ OPTIONS = "group_size:1,uncompressed"
 
 
 def write(images: Path, target: Path) -> None:
-    """`images.array_record` in `target`."""
+    """Write `images.array_record` into `target`."""
     writer = ArrayRecordWriter(str(target / "images.array_record"), OPTIONS)
     for path in image_files(images):
         writer.write(path.read_bytes())
@@ -40,7 +40,7 @@ class OneByOne(Dataset):
 
 
 def open_loader(source: str, plan: ReadPlan) -> Loader:
-    """Shuffled by PyTorch's sampler."""
+    """Open them, shuffled by PyTorch's sampler."""
     records = ArrayRecordDataSource([f"{source}/images.array_record"])
     if plan.options.get("one_by_one"):
         records = OneByOne(records)

@@ -15,7 +15,7 @@ from datacache.loaders.decode import decode_rgb
 
 
 def open_loader(source: str, plan: ReadPlan) -> Loader:
-    """Processes that stay; each epoch they go through their share once."""
+    """Start processes that stay; each epoch they go through their share once."""
     paths = image_files(Path(source))
     images = [path.read_bytes() for path in paths]
     context = multiprocessing.get_context("fork")
@@ -43,7 +43,7 @@ def decoded(data: bytes, size: int) -> Any:
 
 
 def pixels_digest(images: Path, size: int) -> int:
-    """What the digests of all decoded images come to."""
+    """Return what the digests of all decoded images come to."""
     return total(digest(decode_rgb(path.read_bytes(), path.name, (size, size))[0]) for path in image_files(images))
 
 

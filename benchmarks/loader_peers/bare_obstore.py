@@ -16,7 +16,7 @@ from benchmarks.peers import bare_store
 
 
 def open_loader(source: str, plan: ReadPlan) -> Loader:
-    """An epoch is one batch that says how much was fetched; its order is that of the names."""
+    """Open a bucket. An epoch is one batch that says how much was fetched, in the order of the names."""
     store = bare_store(source)
     options = plan.options
     piece_bytes = options.get("piece_bytes", 0)

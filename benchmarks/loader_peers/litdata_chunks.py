@@ -19,7 +19,7 @@ from benchmarks.loader_peers.plan import Loader, ReadPlan, image_files
 
 
 def write(images: Path, target: Path) -> None:
-    """By one process, in order."""
+    """Write chunks by one process, in order."""
     paths = [str(path) for path in image_files(images)]
     litdata.optimize(
         fn=_read, inputs=paths, output_dir=str(target), chunk_bytes="64MB", num_workers=1, mode="overwrite",
@@ -28,7 +28,7 @@ def write(images: Path, target: Path) -> None:
 
 
 def open_loader(source: str, plan: ReadPlan) -> Loader:
-    """`source`: a folder, or `s3://` with the endpoint in `AWS_ENDPOINT_URL`, copied to the plan's cache."""
+    """Open `source`: a folder, or `s3://` with the endpoint in `AWS_ENDPOINT_URL`, copied to the plan's cache."""
     remote = {}
     if "://" in source:
         options = {
@@ -49,7 +49,7 @@ def open_loader(source: str, plan: ReadPlan) -> Loader:
 
 
 def as_bytes(samples: list[bytes | memoryview]) -> list[bytes]:
-    """The collate; what is `bytes` already is not copied."""
+    """Collate samples; what is `bytes` already is not copied."""
     return list(map(bytes, samples))
 
 

@@ -20,19 +20,19 @@ from streaming import MDSWriter, StreamingDataset
 
 
 def write(images: Path, target: Path) -> None:
-    """Shards of 64 MiB, which is its default, without compression."""
+    """Write shards of 64 MiB, which is its default, without compression."""
     with MDSWriter(out=str(target), columns={"image": "bytes"}) as writer:
         for path in image_files(images):
             writer.write({"image": path.read_bytes()})
 
 
 def images_of(samples: list[dict[str, Any]]) -> list[bytes]:
-    """The collate."""
+    """Collate samples."""
     return [sample["image"] for sample in samples]
 
 
 def open_loader(source: str, plan: ReadPlan) -> Loader:
-    """`source`: a folder, or `s3://` with the endpoint in `S3_ENDPOINT_URL`, copied to the plan's cache."""
+    """Open `source`: a folder, or `s3://` with the endpoint in `S3_ENDPOINT_URL`, copied to the plan's cache."""
     where = {"remote": source, "local": plan.cache} if "://" in source else {"local": source}
     dataset = StreamingDataset(**where, shuffle=True, batch_size=plan.batch_size)
     for stream in dataset.streams:

@@ -40,7 +40,7 @@ class DecodedFiles(Dataset):
 
 
 def open_loader(source: str, plan: ReadPlan) -> Loader:
-    """Shuffled by PyTorch's sampler."""
+    """Open files, shuffled by PyTorch's sampler."""
     files = PlainFiles(Path(source))
     dataset, collate = (DecodedFiles(files, plan.size), default_collate) if plan.size else (files, as_list)
     loader = DataLoader(dataset, batch_size=plan.batch_size, shuffle=True, collate_fn=collate, **plan.workers_stay())

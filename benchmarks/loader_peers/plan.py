@@ -30,7 +30,7 @@ class ReadPlan:
     """Of one module."""
 
     def workers_stay(self) -> dict[str, Any]:
-        """The arguments of a DataLoader about its workers: they live as long as it."""
+        """Return the arguments of a DataLoader for workers that live as long as it."""
         return {"num_workers": self.workers, "persistent_workers": self.workers > 0}
 
 
@@ -43,17 +43,17 @@ class Counted:
 
 
 def as_list(samples: list[Any]) -> list[Any]:
-    """The collate of whoever takes samples as they are."""
+    """Collate samples as they are."""
     return samples
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images, in the order of their names."""
+    """Return all images, in the order of their names."""
     return sorted(folder.glob("*.jpg"))
 
 
 def count(batch: Any) -> Counted:
-    """Samples and bytes of a batch."""
+    """Return samples and bytes of a batch."""
     if isinstance(batch, Counted):
         return batch
     if hasattr(batch, "offsets"):
@@ -64,7 +64,7 @@ def count(batch: Any) -> Counted:
 
 
 def payloads(batch: Any) -> Iterator[Any]:
-    """The bytes of each sample of a batch."""
+    """Yield the bytes of each sample of a batch."""
     if hasattr(batch, "offsets"):
         data, bounds = memoryview(batch.data.numpy()), batch.offsets.tolist()
         yield from (data[start:stop] for start, stop in pairwise(bounds))
@@ -73,12 +73,12 @@ def payloads(batch: Any) -> Iterator[Any]:
 
 
 def digest(payload: Any) -> int:
-    """64 bits that stand for these bytes; their sum does not depend on the order of samples."""
+    """Return 64 bits that stand for these bytes; their sum does not depend on the order of samples."""
     return int.from_bytes(hashlib.blake2b(payload, digest_size=8).digest(), "little")
 
 
 def total(digests: Iterable[int]) -> int:
-    """The sum modulo 2**64."""
+    """Return the sum modulo 2**64."""
     return sum(digests) % 2**64
 
 

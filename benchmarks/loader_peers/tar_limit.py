@@ -15,14 +15,14 @@ from benchmarks.loader_peers.plan import Counted, Loader, ReadPlan, image_files
 
 
 def write(images: Path, target: Path) -> None:
-    """`images.tar` in `target`."""
+    """Write `images.tar` into `target`."""
     with tarfile.open(target / "images.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
         for path in image_files(images):
             tar.add(path, path.name)
 
 
 def open_loader(source: str, plan: ReadPlan) -> Loader:
-    """One batch an epoch, with as many samples as the tar has: `options["samples"]`."""
+    """Open it: one batch an epoch, with as many samples as the tar has: `options["samples"]`."""
     buffer = bytearray(plan.options["buffer_bytes"])
 
     def epoch(_number: int) -> Iterator[Counted]:

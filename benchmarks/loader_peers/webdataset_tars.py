@@ -21,14 +21,14 @@ SHUFFLE_SAMPLES = 1000
 
 
 def write(images: Path, target: Path) -> None:
-    """Shards of some 64 MB, so that workers get equal shares."""
+    """Write shards of some 64 MB, so that workers get equal shares."""
     with wds.ShardWriter(str(target / "shard-%06d.tar"), maxsize=SHARD_BYTES, verbose=0) as writer:
         for path in image_files(images):
             writer.write({"__key__": path.stem, "jpg": path.read_bytes()})
 
 
 def open_loader(source: str, plan: ReadPlan) -> Loader:
-    """`source`: a folder of tars, or a JSON list of what to open."""
+    """Open `source`: a folder of tars, or a JSON list of what to open."""
     urls = json.loads(source) if source.startswith("[") else sorted(map(str, Path(source).glob("*.tar")))
     samples = (
         wds.WebDataset(urls, shardshuffle=len(urls), workersplitter=wds.split_by_worker, empty_check=False)
