@@ -16,7 +16,7 @@ LABELS = ("glasses", "hat", "mask", "no_mask", "scarf")
 
 
 def naive(folder: Path, out: Path) -> None:
-    """Convert as a script of ten minutes does: one thread, a known list of classes, the sizes the files say, no checks."""
+    """Convert as a script of ten minutes does: one thread, known classes, the sizes the files say, no checks."""
     numbers = {label: number for number, label in enumerate(LABELS)}
     for path in (folder / "Annotations").iterdir():
         root = ET.parse(path).getroot()

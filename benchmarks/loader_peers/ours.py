@@ -11,8 +11,8 @@ from datacache.torch import EpochSampler, ShardDataset, SnapshotDataset, collate
 
 
 def open_loader(source: str, plan: ReadPlan) -> Loader:
-    """Open `source`, as the dataset takes it. Options: `kind` (`shards`, `snapshot`), `packed`, `lookahead` (the order comes
-    from an `EpochSampler` that publishes it; without, from PyTorch's sampler), `shuffle` (of the EpochSampler).
+    """Open `source`, as the dataset takes it. Options: `kind` (`shards`, `snapshot`), `packed`, `lookahead` (the order
+    comes from an `EpochSampler` that publishes it; without, from PyTorch's sampler), `shuffle` (of the EpochSampler).
     """
     make = {"shards": ShardDataset, "snapshot": SnapshotDataset}[plan.options["kind"]]
     packed = plan.options.get("packed", False)
