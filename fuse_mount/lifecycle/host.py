@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from datacache.core import ipc
-from datacache.core.boot import born
+from datacache.core.boot import born, stat_of
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError, MountError
 from datacache.daemon import paths
@@ -293,15 +293,10 @@ def _leave_bucket(info: BucketInfo, deadline: float) -> None:
 def _is_below(info: MountInfo | BucketInfo) -> bool:
     """Tell whether a mount's supervisor is a child of this process."""
     pid = info.supervisor if isinstance(info, BucketInfo) else info.pid
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
+    state, parent = (*stat_of(pid), "Z", "0")[:2]
+    if state == "Z" or int(parent) != os.getpid():
         return False
-    is_mine = fields[0] != "Z" and int(fields[1]) == os.getpid()
-    if isinstance(info, BucketInfo):
-        return is_mine and process.serves(pid, info.mountpoint)
-    return is_mine and process.is_served(info)
+    return process.serves(pid, info.mountpoint) if isinstance(info, BucketInfo) else process.is_served(info)
 
 
 def _reap() -> None:

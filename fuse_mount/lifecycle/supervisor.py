@@ -195,10 +195,7 @@ class Supervisor:
                 self._spawn(slot)
         for mounted in list(self._mounts.values()):
             if mounted.main < 0 and mounted.open_until <= now:
-                self._answer_opening(
-                    mounted, {"error": f"{mounted.config.ref} was not opened in {_OPEN_TIMEOUT_S:.0f} s", "hint": ""}
-                )
-                mounted.ended = True
+                self._refuse(mounted, f"{mounted.config.ref} was not opened in {_OPEN_TIMEOUT_S:.0f} s")
             for slot, queue in zip(self._slots, mounted.queues, strict=True):
                 if queue.due is None or queue.due > now or mounted.leaving:
                     continue
@@ -283,6 +280,10 @@ class Supervisor:
                 client.lines.connection.setblocking(False)
             except OSError:
                 self._lose_client(client)
+
+    def _refuse(self, mounted: Mounted, error: str, hint: str = "") -> None:
+        self._answer_opening(mounted, {"error": error, "hint": hint})
+        mounted.ended = True
 
     def _lose_client(self, client: _Client) -> None:
         self._clients.remove(client)
@@ -387,8 +388,7 @@ class Supervisor:
         elif "error" in message:
             queue.phase = "idle"
             if mounted.main < 0:
-                self._answer_opening(mounted, {"error": message["error"], "hint": message["hint"]})
-                mounted.ended = True
+                self._refuse(mounted, message["error"], message["hint"])
             else:
                 self._again(queue)
         elif "ended" in message:
@@ -452,8 +452,7 @@ class Supervisor:
         queue = mounted.queues[slot.number]
         was, queue.phase, queue.due = queue.phase, "idle", None
         if mounted.main < 0 and was in ("opening", "opened"):
-            self._answer_opening(mounted, {"error": f"the worker died; see {self._pool.log}", "hint": ""})
-            mounted.ended = True
+            self._refuse(mounted, f"the worker died; see {self._pool.log}")
         elif mounted.is_gone():
             mounted.ended = True
         elif recover and mounted.main >= 0:
