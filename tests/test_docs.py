@@ -69,11 +69,15 @@ def test_what_is_to_be_installed_is_our_distribution_with_an_extra_it_has() -> N
     assert project["name"] == "dsctl"
 
 
-def test_the_tree_of_the_architecture_has_every_folder_and_no_other() -> None:
+def test_the_tree_of_the_architecture_has_every_folder_and_names_only_what_there_is() -> None:
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     tree = text.partition("## The tree")[2].split("```")[1]
-    folders = {file.parent.name for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    folders = {file.parent.name for file in files}
     assert set(re.findall(r"\b(\w+)/(?=\s)", tree)) - {"tests", "conformance"} == folders
+    words = re.split(r"[,:;\n]|\s{2,}", re.sub(r"\([^)]*\)|\w+://", "", tree))
+    names = {word.strip() for word in words if re.fullmatch(r"\s*[a-z_0-9]+\s*", word)}
+    assert names - folders - {file.stem for file in files} == set()
 
 
 def test_every_setting_is_documented_and_no_other() -> None:
