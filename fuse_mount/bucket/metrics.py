@@ -1,6 +1,6 @@
 """The state of read-write mounts as Prometheus text (exposition format 0.0.4). Names are here and nowhere else.
 
-Used by `bucket_server` (its control socket), by `dsctl status --metrics`, and by the CSI driver, whose port others than
+Used by the server's control socket, by `dsctl status --metrics`, and by the CSI driver, whose port others than
 the owner can reach: that names a mount by an id which says nothing of its bucket. Any thread.
 """
 

@@ -420,7 +420,7 @@ _IN_A_ROW = 64
 
 
 class Waiting:
-    """What is known of the requests of one session. In the loop's thread only."""
+    """Counts the requests of one session, and waits for the next one. In the loop's thread only."""
 
     def __init__(self, fd: int) -> None:
         self.under_way = 0

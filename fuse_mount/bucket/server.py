@@ -70,11 +70,11 @@ class BucketServer:
         self._final_flush_s = config.stop_flush_s
         """How long to go on uploading after the unmount. Set by who unmounts, read after it."""
         self._hurry = threading.Event()
-        """Flushing is given up."""
+        """Set once flushing is given up."""
         self._served = threading.Event()
-        """Nothing is asked of the mount any more."""
+        """Set once nothing is asked of the mount any more."""
         self._finished = threading.Event()
-        """What is left is known."""
+        """Set once it is known what is left."""
         self._left: dict[str, Any] = {}
         self._failures: tuple[Failure, ...] = ()
         """The last errors that somebody who reads or writes got. Changed by the serving thread alone."""

@@ -72,7 +72,7 @@ class Placed(NamedTuple):
 
     fd: int
     strays: list[str]
-    """What somebody wrote into the folder below while nothing was mounted on it."""
+    """Names that somebody wrote into the folder below while nothing was mounted on it."""
 
 
 # --- what is mounted ----------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ class MountInfo(_Info):
     bypassed: bool = False
     """Workers kept dying over what lies on this node, so that is not used any more."""
     kept: bool = False
-    """Whether the cache daemon holds a copy of the descriptor (`keeping`), so that the supervisor and all workers may
+    """True while the cache daemon holds a copy of the descriptor (`keeping`), so that supervisor and all workers may
     be killed at once."""
     failures: tuple[Failure, ...] = ()
     """The last errors that readers got, the newest first."""
@@ -212,7 +212,7 @@ class BucketInfo(_Info):
     restarts: int = 0
     """How many servers died before this one."""
     notes: tuple[str, ...] = ()
-    """What whoever mounts should know."""
+    """Advice for whoever mounts."""
     problem: str = ""
     """Why there is no server any more."""
     config: BucketConfig = field(repr=False)

@@ -48,7 +48,7 @@ EXIT_FAILED = 1
 MOST_MESSAGE_BYTES = 2**17
 _RELEASE_EVERY_S = 1.0
 _BEGIN_TIMEOUT_S = 4.0
-"""Less than the caller waits for a descriptor (`orphans`)."""
+"""Less than the caller waits for a descriptor (`pool._ORPHAN_TIMEOUT_S`)."""
 _MOST_CALLERS = 64
 
 _log = logging.getLogger("fuse_mount")

@@ -59,7 +59,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class _Move:
-    """What is to be recorded for an object to have another key; the first of `pendings` is the new key's."""
+    """The records by which an object gets another key; the first of `pendings` is the new key's."""
 
     pendings: list[Pending]
     drop: list[str]
