@@ -43,7 +43,7 @@ class Place:
         """A folder for temporary files; `begin` makes it."""
         self._folder = Path("/" + os.fsdecode(self.prefix)) if store_url == "file://" else None
         home = f"{socket.gethostname()}\0{settings.home}"
-        self._temporary = TEMPORARY + blake2b(home.encode(errors="replace"), digest_size=6).hexdigest() + "-"
+        self._temporary = TEMPORARY.decode() + blake2b(home.encode(errors="replace"), digest_size=6).hexdigest() + "-"
         self._lock: int | None = None
 
     @property

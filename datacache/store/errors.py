@@ -270,8 +270,19 @@ def from_obstore(exc: Exception, url: str, *, store: str, endpoint: str = "") ->
     return from_connection(text, url, endpoint=endpoint)
 
 
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Raise the errors of system calls within as errors of ours."""
+    try:
+        yield
+    except DatacacheError:  # such as one of reading what is to be stored; some are OSErrors, too
+        raise
+    except OSError as exc:
+        raise from_oserror(exc, url) from exc
+
+
 def from_oserror(exc: OSError, url: str) -> DatacacheError:
-    """The error for a failed system call on a file."""
+    """Return the error for a failed system call on a file."""
     said = os.strerror(exc.errno) if exc.errno else type(exc).__name__
     if isinstance(exc, PermissionError):
         return StoreAccessError(

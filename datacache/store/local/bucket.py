@@ -6,17 +6,14 @@ For folders on CephFS, NFS or a disk. What a bucket has and a file system has no
   for: what they say of the bytes is not believed when somebody has edited the file since. A file system without such
   attributes refuses them with a `StoreError`; without metadata it works.
 - a folder's marker is the folder. Its ETag stays the same while files come and go.
-- uploads in parts: `local/bucket.py`. All parts but the last are `part_bytes` long.
+- an upload in parts is a hidden file in the target's folder, `.datacache-put-ID`, into which the parts are written at
+  their offsets, and beside it `.datacache-put-ID.parts`: a line with the target's name (JSON), then a line
+  `NUMBER SIZE ETAG` for each part that is durable. Both survive crashes; listings pass them over. All parts but the
+  last are `part_bytes` long.
 - `expect` is checked right before the rename, which is not one step: `conditional()` is false.
 
 Links are not followed: what a link points to is not listed and not found, and a write to the name of a link finds
-something else there. Any thread, and after `fork()`.
-
-Uploads in parts into a folder: what `file://` has in place of an object store's multipart uploads.
-
-An upload is a hidden file in the target's folder, `.datacache-put-ID`, into which the parts are written at their
-offsets, and beside it `.datacache-put-ID.parts`: a line with the target's name (JSON), then a line `NUMBER SIZE ETAG`
-for each part that is durable. Both survive crashes; listings pass them over. Any thread, several on one upload.
+something else there. Any thread, several on one upload, and after `fork()`.
 """
 
 from __future__ import annotations
@@ -32,20 +29,26 @@ from contextlib import suppress
 
 import xxhash
 
-from datacache.core.disk import make_folders, sync_folder, take_place, write_all
+from datacache.core.disk import make_folders, sync_folder, write_all
 from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bodies import Body, chunks
-from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
-from datacache.store.errors import expect_same, unexpected
-from datacache.store.local.files import get_metadata, set_metadata, settle, translated
+from datacache.store.bucket import ABOUT_BYTES, FolderPage, LiveObject, Part, Upload
+from datacache.store.errors import expect_same, translated, unexpected
 from datacache.store.local.store import LocalStore
 from datacache.store.local.walk import TEMPORARY, etag_of
 
 _PAGE_NAMES = 1000
 _COPY_BYTES = 64 * 2**20
 _NO_COPY = (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_NO_ATTRIBUTE = (errno.ENODATA, errno.ENOTSUP, errno.EOPNOTSUPP)
+_UPLOAD = re.compile(rb"[0-9a-f]{16}")
+_SUFFIX = b".parts"
+_ATTRIBUTE = "user.datacache.metadata"
+_OF = ""
+"""Beside the metadata: the ETag of the file they were written for. Who edits a file in place keeps its attributes."""
+_ROUNDS = 3
 
 
 class LocalBucket(LocalStore):
@@ -54,10 +57,6 @@ class LocalBucket(LocalStore):
     whole_bytes = part_bytes = 8 * 2**20
     max_parts = 2**31
     lists_in_pages = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._uploads = LocalUploads(self.part_bytes)
 
     def conditional(self) -> bool:
         """See `Bucket`: never."""
@@ -108,36 +107,98 @@ class LocalBucket(LocalStore):
 
     def begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         """See `Bucket`."""
-        return self._uploads.begin(self._path(key), metadata, f"{self.url}/{key}")
+        upload, url = secrets.token_hex(8), f"{self.url}/{key}"
+        path = self._upload_path(key, upload)
+        name = os.path.basename(self._path(key)).decode("utf-8", "surrogateescape")
+        with translated(url):
+            make_folders(os.path.dirname(path))
+            with open(path, "xb") as file:
+                set_metadata(file.fileno(), metadata, "", url)
+            with open(path + _SUFFIX, "xb") as file:
+                file.write(json.dumps(name).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(os.path.dirname(path))
+        return upload
 
     def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
         """See `Bucket`. Durable when it returns."""
-        return self._uploads.put_part(self._path(key), upload, number, data, f"{self.url}/{key}")
+        path, url = self._upload_path(key, upload), f"{self.url}/{key}"
+        if len(data) > self.part_bytes:
+            raise StoreError(f"{url}: a part has {len(data):,} bytes, more than {self.part_bytes:,}", url=url)
+        digest, offset = xxhash.xxh3_64(), (number - 1) * self.part_bytes
+        with translated(url):
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                for chunk in chunks(data):
+                    digest.update(chunk)
+                    write_all(fd, chunk, offset)
+                    offset += len(chunk)
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            part = Part(number, len(data), digest.hexdigest())
+            fd = os.open(path + _SUFFIX, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                os.write(fd, f"{part.number} {part.size_bytes} {part.etag}\n".encode())
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+        return part
 
     def list_parts(self, key: str, upload: str) -> list[Part]:
         """See `Bucket`."""
-        return self._uploads.list_parts(self._path(key), upload, f"{self.url}/{key}")
+        with translated(f"{self.url}/{key}"), open(self._upload_path(key, upload) + _SUFFIX, "rb") as file:
+            lines = [line.decode().split() for line in file.readlines()[1:] if line.endswith(b"\n")]
+        parts = {int(line[0]): Part(int(line[0]), int(line[1]), line[2]) for line in lines if len(line) == 3}
+        return [parts[number] for number in sorted(parts)]
 
     def complete_upload(
         self, key: str, upload: str, parts: Sequence[Part], metadata: Mapping[str, str], *, expect: str | None
     ) -> ObjectInfo:
         """See `Bucket`."""
-        url, path = f"{self.url}/{key}", self._path(key)
-        self._uploads.finish(path, upload, parts, metadata, url)
-        self._expect(key, expect)
-        return _info(key, self._uploads.take(path, upload, url))
+        url, target, path = f"{self.url}/{key}", self._path(key), self._upload_path(key, upload)
+        there = {part.number: part for part in self.list_parts(key, upload)}
+        full = all(part.size_bytes == self.part_bytes for part in parts[:-1])
+        if not full or [there.get(number) for number in range(1, len(parts) + 1)] != list(parts):
+            raise StoreError(f"{url}: these are not the parts that were uploaded", url=url)
+        with translated(url):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.ftruncate(fd, sum(part.size_bytes for part in parts))
+                settle(fd, metadata, url)
+            finally:
+                os.close(fd)
+            self._expect(key, expect)
+            found = os.stat(path)
+            os.replace(path, target)
+            with suppress(FileNotFoundError):
+                os.unlink(path + _SUFFIX)
+            sync_folder(os.path.dirname(target))
+        return _info(key, found)
 
     def abort_upload(self, key: str, upload: str) -> None:
         """See `Bucket`."""
-        self._uploads.abort(self._path(key), upload, f"{self.url}/{key}")
+        with suppress(ObjectNotFoundError):
+            path = self._upload_path(key, upload)
+            for name in (path, path + _SUFFIX):
+                with translated(f"{self.url}/{key}"), suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(name)
 
     def list_uploads(self, prefix: str) -> Iterator[Upload]:
-        """See `Bucket`. Walks the folders under the prefix."""
+        """See `Bucket`. Walks the folders under the prefix; links are not followed."""
         folder = prefix.rpartition("/")[0]
-        for path, upload, started_at in self._uploads.find(self._path(folder) if folder else b"/"):
-            key = path[1:].decode("utf-8", "surrogateescape")
-            if key.startswith(prefix):
-                yield Upload(key, upload, started_at)
+        for place, _, names in os.walk(self._path(folder) if folder else b"/"):
+            for name in names:
+                upload = name.removeprefix(TEMPORARY).removesuffix(_SUFFIX)
+                if name != TEMPORARY + upload + _SUFFIX or _UPLOAD.fullmatch(upload) is None:
+                    continue
+                with suppress(OSError, ValueError), open(os.path.join(place, name), "rb") as file:
+                    target = str(json.loads(file.readline())).encode("utf-8", "surrogateescape")
+                    began = os.stat(os.path.join(place, TEMPORARY + upload)).st_ctime
+                    key = os.path.join(place, target)[1:].decode("utf-8", "surrogateescape")
+                    if key.startswith(prefix):
+                        yield Upload(key, upload.decode(), began)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
         """See `ObjectStore`. Each folder is listed, as if all had markers, and not the empty ones alone."""
@@ -231,28 +292,19 @@ class LocalBucket(LocalStore):
     def _store(
         self, key: str, fill: Callable[[int], None], metadata: Mapping[str, str], expect: str | None
     ) -> ObjectInfo:
-        url, path = f"{self.url}/{key}", self._path(key)
-        folder = os.path.dirname(path)
-        beside = os.path.join(folder, TEMPORARY.encode() + secrets.token_hex(8).encode())
-        with translated(url):
-            make_folders(folder)
-            try:
-                fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-                try:
-                    fill(fd)
-                    found = settle(fd, metadata, url)
-                finally:
-                    os.close(fd)
-                self._expect(key, expect)
-                take_place(beside, path)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(beside)
-                raise
-        return _info(key, found)
+        url = f"{self.url}/{key}"
+        return self._put(
+            key, fill, settle=lambda fd: settle(fd, metadata, url), check=lambda: self._expect(key, expect)
+        )
+
+    def _upload_path(self, key: str, upload: str) -> bytes:
+        if _UPLOAD.fullmatch(upload.encode("ascii", "replace")) is None:
+            url = f"{self.url}/{key}"
+            raise ObjectNotFoundError(f"{url}: there is no upload {upload}", url=url)
+        return os.path.join(os.path.dirname(self._path(key)), TEMPORARY + upload.encode())
 
     def _entries(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
-        """The folder and what is in it, in the byte order of the keys; no links, and nothing unfinished."""
+        """Yield the folder and what is in it, in the byte order of the keys; no links, and nothing unfinished."""
         if prefix:
             found = self._stat(prefix)
             if found is None or not stat.S_ISDIR(found.st_mode):
@@ -269,7 +321,7 @@ class LocalBucket(LocalStore):
                     found = entry.stat(follow_symlinks=False)
                     if stat.S_ISDIR(found.st_mode):
                         listed.append((entry.name + b"/", found))
-                    elif stat.S_ISREG(found.st_mode) and not entry.name.startswith(TEMPORARY.encode()):
+                    elif stat.S_ISREG(found.st_mode) and not entry.name.startswith(TEMPORARY):
                         listed.append((entry.name, found))
         listed.sort(key=lambda item: item[0])
         for name, found in listed:
@@ -309,113 +361,52 @@ def _bytes(key: str) -> bytes:
     return key.encode("utf-8", "surrogateescape")
 
 
-_UPLOAD = re.compile(rb"[0-9a-f]{16}")
-_SUFFIX = b".parts"
+def get_metadata(path: bytes, etag: str, url: str) -> dict[str, str]:
+    """Return the metadata of a file or folder with this ETag, without what was said of other bytes; none where the file
+    system has no such attributes."""
+    with translated(url):
+        try:
+            found = json.loads(os.getxattr(path, _ATTRIBUTE))
+        except ValueError:
+            return {}
+        except OSError as exc:
+            if exc.errno in _NO_ATTRIBUTE:
+                return {}
+            raise
+    if not isinstance(found, dict):
+        return {}
+    fits = found.pop(_OF, "") == etag
+    return {str(name): str(value) for name, value in found.items() if fits or name not in ABOUT_BYTES}
 
 
-class LocalUploads:
-    """Uploads by the path of their target. `url` is for messages."""
-
-    def __init__(self, part_bytes: int) -> None:
-        self._part_bytes = part_bytes
-
-    def begin(self, target: bytes, metadata: Mapping[str, str], url: str) -> str:
-        """The id of a new upload."""
-        upload = secrets.token_hex(8)
-        path = _path(target, upload, url)
-        name = os.path.basename(target).decode("utf-8", "surrogateescape")
-        with translated(url):
-            make_folders(os.path.dirname(path))
-            with open(path, "xb") as file:
-                set_metadata(file.fileno(), metadata, "", url)
-            with open(path + _SUFFIX, "xb") as file:
-                file.write(json.dumps(name).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            sync_folder(os.path.dirname(path))
-        return upload
-
-    def put_part(self, target: bytes, upload: str, number: int, data: bytes | memoryview | Body, url: str) -> Part:
-        """Write a part, durably."""
-        path = _path(target, upload, url)
-        if len(data) > self._part_bytes:
-            raise StoreError(f"{url}: a part has {len(data):,} bytes, more than {self._part_bytes:,}", url=url)
-        digest, offset = xxhash.xxh3_64(), (number - 1) * self._part_bytes
-        with translated(url):
-            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                for chunk in chunks(data):
-                    digest.update(chunk)
-                    write_all(fd, chunk, offset)
-                    offset += len(chunk)
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
-            part = Part(number, len(data), digest.hexdigest())
-            fd = os.open(path + _SUFFIX, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            try:
-                os.write(fd, f"{part.number} {part.size_bytes} {part.etag}\n".encode())
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
-        return part
-
-    def list_parts(self, target: bytes, upload: str, url: str) -> list[Part]:
-        """The parts that are there, by number."""
-        with translated(url), open(_path(target, upload, url) + _SUFFIX, "rb") as file:
-            lines = [line.decode().split() for line in file.readlines()[1:] if line.endswith(b"\n")]
-        parts = {int(line[0]): Part(int(line[0]), int(line[1]), line[2]) for line in lines if len(line) == 3}
-        return [parts[number] for number in sorted(parts)]
-
-    def finish(self, target: bytes, upload: str, parts: Sequence[Part], metadata: Mapping[str, str], url: str) -> None:
-        """Make the hidden file what the target is to be."""
-        path = _path(target, upload, url)
-        there = {part.number: part for part in self.list_parts(target, upload, url)}
-        full = all(part.size_bytes == self._part_bytes for part in parts[:-1])
-        if not full or [there.get(number) for number in range(1, len(parts) + 1)] != list(parts):
-            raise StoreError(f"{url}: these are not the parts that were uploaded", url=url)
-        with translated(url):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.ftruncate(fd, sum(part.size_bytes for part in parts))
-                settle(fd, metadata, url)
-            finally:
-                os.close(fd)
-
-    def take(self, target: bytes, upload: str, url: str) -> os.stat_result:
-        """Give the hidden file the target's name."""
-        path = _path(target, upload, url)
-        with translated(url):
-            found = os.stat(path)
-            os.replace(path, target)
-            with suppress(FileNotFoundError):
-                os.unlink(path + _SUFFIX)
-            sync_folder(os.path.dirname(target))
-        return found
-
-    def abort(self, target: bytes, upload: str, url: str) -> None:
-        """Remove what there is of it."""
-        with suppress(ObjectNotFoundError):
-            path = _path(target, upload, url)
-            for name in (path, path + _SUFFIX):
-                with translated(url), suppress(FileNotFoundError, NotADirectoryError):
-                    os.unlink(name)
-
-    def find(self, folder: bytes) -> Iterator[tuple[bytes, str, float]]:
-        """All uploads under a folder: target, id, and when it began (s since the epoch). Links are not followed."""
-        start = TEMPORARY.encode()
-        for place, _, names in os.walk(folder):
-            for name in names:
-                upload = name.removeprefix(start).removesuffix(_SUFFIX)
-                if name != start + upload + _SUFFIX or _UPLOAD.fullmatch(upload) is None:
-                    continue
-                with suppress(OSError, ValueError), open(os.path.join(place, name), "rb") as file:
-                    target = str(json.loads(file.readline())).encode("utf-8", "surrogateescape")
-                    began = os.stat(os.path.join(place, start + upload)).st_ctime
-                    yield os.path.join(place, target), upload.decode(), began
+def set_metadata(path: bytes | int, metadata: Mapping[str, str], etag: str, url: str) -> None:
+    """Replace all metadata. The ETag is that of the file or folder they are of."""
+    with translated(url):
+        try:
+            if metadata:
+                os.setxattr(path, _ATTRIBUTE, json.dumps({**metadata, _OF: etag}).encode())
+            else:
+                os.removexattr(path, _ATTRIBUTE)
+        except OSError as exc:
+            if not metadata and exc.errno in _NO_ATTRIBUTE:
+                return
+            if exc.errno in (errno.ENOTSUP, errno.EOPNOTSUPP):
+                raise StoreError(
+                    f"{url}: the file system keeps no extended attributes, so no mode, owner and time",
+                    url=url,
+                    hint="Use a folder on a file system with user attributes (ext4, XFS, CephFS, NFS 4.2).",
+                ) from exc
+            raise
 
 
-def _path(target: bytes, upload: str, url: str) -> bytes:
-    if _UPLOAD.fullmatch(upload.encode("ascii", "replace")) is None:
-        raise ObjectNotFoundError(f"{url}: there is no upload {upload}", url=url)
-    return os.path.join(os.path.dirname(target), TEMPORARY.encode() + upload.encode())
+def settle(fd: int, metadata: Mapping[str, str], url: str) -> os.stat_result:
+    """Make a file that is written durable, with its metadata, and return what it is then."""
+    found = os.fstat(fd)
+    for _ in range(_ROUNDS):
+        before = etag_of(found)
+        set_metadata(fd, metadata, before, url)
+        os.fsync(fd)
+        found = os.fstat(fd)  # over a network its time may be another one now
+        if etag_of(found) == before:
+            break
+    return found

@@ -17,11 +17,9 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from shutil import copyfileobj
-from typing import BinaryIO
 
 from datacache.core.counters import count
-from datacache.core.disk import make_folders, take_place
+from datacache.core.disk import make_folders, take_place, write_all
 from datacache.core.errors import (
     ObjectNotFoundError,
     SourceNotAllowedError,
@@ -33,7 +31,7 @@ from datacache.core.ids import ObjectRef, names_its_content
 from datacache.core.paths import RESOLVE_NO_SYMLINKS, open_beneath
 from datacache.store.base import ObjectInfo
 from datacache.store.checksums import Checksum
-from datacache.store.errors import changed, expect_same, from_oserror
+from datacache.store.errors import changed, expect_same, translated
 from datacache.store.local.walk import TEMPORARY, Links, Walk, etag_of
 from datacache.store.sources import SourceRules
 
@@ -41,7 +39,11 @@ _log = logging.getLogger(__name__)
 _PAGE_KEYS = 1000
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _COPY_BYTES = 4 * 2**20
-_TEMPORARY = TEMPORARY.encode()
+
+
+def _synced(fd: int) -> os.stat_result:
+    os.fsync(fd)
+    return os.fstat(fd)
 
 
 class LocalStore:
@@ -96,12 +98,15 @@ class LocalStore:
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore`. A key with a trailing slash is a folder."""
         path = self._path(key)
-        try:
-            found = self._status(key, path)
-        except StoreError:  # some are OSErrors, too
-            raise
-        except OSError as exc:
-            raise from_oserror(exc, f"{self.url}/{key}") from exc
+        with translated(f"{self.url}/{key}"):
+            if self._rules is None:
+                found = os.stat(path)
+            else:
+                fd = self._open(key, path, os.O_PATH)
+                try:
+                    found = os.fstat(fd)
+                finally:
+                    os.close(fd)
         if key.endswith("/") and stat.S_ISDIR(found.st_mode):
             return ObjectInfo(key, 0, found.st_mtime_ns, "")
         if key.endswith("/") or not stat.S_ISREG(found.st_mode):
@@ -112,48 +117,37 @@ class LocalStore:
         """See `ObjectStore`. The file is looked at before and after, so a file being rewritten is noticed."""
         if start >= stop:
             return b""
-        fd = self.open_exact(ref)
-        try:
-            data = _pread(fd, start, stop - start)
-            self.expect_exact(ref, fd)
-        except StoreError:
-            raise
-        except OSError as exc:
-            raise from_oserror(exc, ref.url) from exc
-        finally:
-            os.close(fd)
+        with translated(ref.url):
+            fd = self.open_exact(ref)
+            try:
+                data = os.pread(fd, stop - start, start)
+                while data and len(data) < stop - start:  # 2 GiB at a time at most, and less over a network
+                    part = os.pread(fd, stop - start - len(data), start + len(data))
+                    if not part:
+                        break
+                    data += part
+                self.expect_exact(ref, fd)
+            finally:
+                os.close(fd)
         if len(data) != stop - start:
             raise StoreUnavailableError(f"{ref.url}: the file gave {len(data)} of {stop - start} bytes", url=ref.url)
         return data
 
     def open_exact(self, ref: ObjectRef) -> int:
-        """A descriptor of the recorded file, for reading. `ObjectChangedError` and the errors of `read`.
+        """Return a descriptor of the recorded file, for reading. `ObjectChangedError` and the errors of `read`.
 
         What is read from it is the recorded object if `expect_exact` says so afterwards. No link leads out of the
         folder that a snapshot is of (`ObjectRef.root`), also when it takes a file's place after the listing."""
         path = self._path(ref.key)
-        try:
+        with translated(ref.url):
             # O_NONBLOCK: the open of a pipe that took the file's name would wait for a writer.
             fd = self._open(ref.key, path, os.O_RDONLY | os.O_NONBLOCK, root=ref.root)
-        except StoreError:  # some are OSErrors, too
-            raise
-        except OSError as exc:
-            raise from_oserror(exc, ref.url) from exc
         try:
             self.expect_exact(ref, fd)
         except BaseException:
             os.close(fd)
             raise
         return fd
-
-    def _status(self, key: str, path: bytes) -> os.stat_result:
-        if self._rules is None:
-            return os.stat(path)
-        fd = self._open(key, path, os.O_PATH)
-        try:
-            return os.fstat(fd)
-        finally:
-            os.close(fd)
 
     def _open(self, key: str, path: bytes, flags: int, *, root: int = -1) -> int:
         """Open a file below the folder that the rules allow and below that of the snapshot (`ObjectRef.root`)."""
@@ -197,7 +191,13 @@ class LocalStore:
 
     def expect_exact(self, ref: ObjectRef, fd: int) -> None:
         """Raise `ObjectChangedError` if a file is not, or no longer, the recorded one."""
-        _expect_same(ref, os.fstat(fd))
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise changed(ref, "it is no regular file")
+        if not ref.etag and not names_its_content(ref):
+            # Every listing of a folder has them: without one it is a file that nobody has listed.
+            raise changed(ref, "it was recorded without an ETag, so which file it is cannot be told")
+        expect_same(ref, etag=etag_of(found), size_bytes=found.st_size)
 
     def checksum(self, ref: ObjectRef) -> Checksum | None:
         """See `ObjectStore`: none is known."""
@@ -207,73 +207,69 @@ class LocalStore:
         """See `ObjectStore`. Atomic and durable, its name and new folders included: written beside, `fsync`ed,
         renamed. Folders are made as needed."""
         if not key.endswith("/"):
-            return self._put(key, lambda file: file.write(data))
-        try:
+            return self._put(key, lambda fd: write_all(fd, data, 0))
+        with translated(f"{self.url}/{key}"):
             if data:
                 raise StoreError(f"{self.url}/{key} is a folder and holds no bytes", url=f"{self.url}/{key}")
-            make_folders(self._path(key).rstrip(b"/"))
-        except StoreError:
-            raise
-        except OSError as exc:
-            raise from_oserror(exc, f"{self.url}/{key}") from exc
+            make_folders(self._path(key))
         return self.head(key)
 
     def put_file(self, key: str, path: Path) -> ObjectInfo:
         """See `ObjectStore`. Atomic and durable like `put`."""
-
-        try:
+        with translated(str(path)):
             source = path.open("rb")
-        except OSError as exc:
-            raise from_oserror(exc, str(path)) from exc
+
+        def fill(fd: int) -> None:
+            at = 0
+            while data := source.read(_COPY_BYTES):
+                write_all(fd, data, at)
+                at += len(data)
+
         with source:
-            return self._put(key, lambda file: copyfileobj(source, file, _COPY_BYTES))
+            return self._put(key, fill)
 
     def take_file(self, key: str, path: Path) -> ObjectInfo:
         """Make a file that lies in the same folder the object of this key: like `put_file`, without a copy."""
-        try:
+        with translated(f"{self.url}/{key}"):
             with path.open("rb") as file:
-                os.fsync(file.fileno())
-                found = os.fstat(file.fileno())
+                found = _synced(file.fileno())
             take_place(path, self._path(key))
-        except OSError as exc:
-            raise from_oserror(exc, f"{self.url}/{key}") from exc
         return ObjectInfo(key, found.st_size, found.st_mtime_ns, etag_of(found))
 
-    def _put(self, key: str, fill: Callable[[BinaryIO], object]) -> ObjectInfo:
+    def _put(
+        self,
+        key: str,
+        fill: Callable[[int], object],
+        *,
+        settle: Callable[[int], os.stat_result] = _synced,
+        check: Callable[[], None] = lambda: None,
+    ) -> ObjectInfo:
+        """Write a file beside with `fill`, make it durable with `settle`, and rename it. `check` comes before that."""
         path = self._path(key)
-        try:
-            folder = os.path.dirname(path)
+        folder = os.path.dirname(path)
+        beside = os.path.join(folder, TEMPORARY + secrets.token_hex(8).encode())
+        with translated(f"{self.url}/{key}"):
             make_folders(folder)
-            beside = os.path.join(folder, _TEMPORARY + secrets.token_hex(8).encode())
             try:
-                with open(beside, "xb") as file:
-                    fill(file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                    found = os.fstat(file.fileno())
+                fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                try:
+                    fill(fd)
+                    found = settle(fd)
+                finally:
+                    os.close(fd)
+                check()
                 take_place(beside, path)
             except BaseException:
                 with suppress(OSError):
                     os.unlink(beside)
                 raise
-        except StoreError:
-            raise
-        except OSError as exc:
-            raise from_oserror(exc, f"{self.url}/{key}") from exc
         return ObjectInfo(key, found.st_size, found.st_mtime_ns, etag_of(found))
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`. A key with a trailing slash deletes an empty folder."""
         path = self._path(key)
-        try:
-            if key.endswith("/"):
-                os.rmdir(path)
-            else:
-                os.unlink(path)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as exc:
-            raise from_oserror(exc, f"{self.url}/{key}") from exc
+        with translated(f"{self.url}/{key}"), suppress(FileNotFoundError, NotADirectoryError):
+            (os.rmdir if key.endswith("/") else os.unlink)(path)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -287,29 +283,8 @@ class LocalStore:
 
 
 def _exact_path(key: str) -> bytes | None:
-    """The path of a key, or None where the kernel would read another name into it."""
+    """Return the path of a key, or None where the kernel would read another name into it."""
     raw = key.encode("utf-8", "surrogateescape")
     if b"\0" in raw or any(part in (b"", b".", b"..") for part in raw.split(b"/")):
         return None
     return b"/" + raw
-
-
-def _expect_same(ref: ObjectRef, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise changed(ref, "it is no regular file")
-    if not ref.etag and not names_its_content(ref):
-        # Every listing of a folder has them: without one it is a file that nobody has listed.
-        raise changed(ref, "it was recorded without an ETag, so which file it is cannot be told")
-    expect_same(ref, etag=etag_of(found), size_bytes=found.st_size)
-
-
-def _pread(fd: int, start: int, length: int) -> bytes:
-    data = os.pread(fd, length, start)
-    if len(data) == length or not data:
-        return data
-    parts = [data]  # the kernel gives at most 2 GiB at a time, and network file systems less
-    while data and length > sum(map(len, parts)):
-        got = sum(map(len, parts))
-        data = os.pread(fd, length - got, start + got)
-        parts.append(data)
-    return b"".join(parts)

@@ -20,9 +20,8 @@ from datacache.store.errors import from_oserror
 _log = logging.getLogger(__name__)
 _KIND, _REGULAR = 0o170000, stat.S_IFREG  # inode(7); S_ISREG is a call for each of millions
 _NAMED = 5
-TEMPORARY = ".datacache-put-"
+TEMPORARY = b".datacache-put-"
 """Start of the names of files that are not finished; a listing passes them over."""
-_TEMPORARY = TEMPORARY.encode()
 
 
 @dataclass
@@ -183,7 +182,7 @@ class Walk:
             found = link.found if link is not None else entry.stat(follow_symlinks=False)
         except OSError:  # deleted while we walked
             return None
-        if name.startswith(_TEMPORARY):
+        if name.startswith(TEMPORARY):
             return None
         key = prefix + name.decode("utf-8", "surrogateescape")
         if link is not None and link.target and stat.S_ISDIR(found.st_mode):
