@@ -28,7 +28,7 @@ from urllib3.exceptions import (
 )
 
 from datacache.core.addresses import AddressRule
-from datacache.core.errors import StoreError
+from datacache.store.errors import not_s3
 
 MAX_DOCUMENT_BYTES = 16 << 20
 """The most for a listing: a page of 1,000 keys of 1,024 bytes, each byte written as three or five, is under 6 MiB."""
@@ -96,9 +96,9 @@ def expect_plain_xml(document: bytes, store_url: str) -> None:
     declared = _DECLARED.match(document)
     plain = b"\0" not in document and (declared is None or declared[1].lower() in _PLAIN_ENCODINGS)
     if tags > _MAX_TAGS or not plain or b"<!" in document:
-        raise StoreError(f"{store_url}: the endpoint does not answer as S3 does", url=store_url)
+        raise not_s3(store_url)
     if document.count(b"=") > _MAX_TAGS and sum(len(tag[0]) for tag in _TAG.finditer(document)) > _MAX_TAG_BYTES:
-        raise StoreError(f"{store_url}: the endpoint does not answer as S3 does", url=store_url)
+        raise not_s3(store_url)
 
 
 class _BoundedHttp(HTTPConnection):

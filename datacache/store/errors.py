@@ -162,6 +162,15 @@ def expect_listing() -> Iterator[None]:
         raise StoreUnavailableError(f"{exc.message}, so it may not be the store", url=exc.url) from exc
 
 
+def not_s3(store_url: str) -> StoreError:
+    """Return the error for an answer that is none of S3's."""
+    return StoreError(
+        f"{store_url}: the endpoint does not answer as S3 does",
+        url=store_url,
+        hint="Check AWS_ENDPOINT_URL: it must be the S3 endpoint, not a console or a website.",
+    )
+
+
 def expect_empty(body: bytes, url: str) -> None:
     """Raise for an answer with a body: S3 answers a PUT or DELETE without one, a web page in its place has one."""
     if body.strip():

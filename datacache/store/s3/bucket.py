@@ -37,14 +37,17 @@ from datacache.store.cloud import Putter
 from datacache.store.errors import expect_etag, unexpected
 from datacache.store.s3 import multipart
 from datacache.store.s3.access import S3Access
-from datacache.store.s3.copy import COPY_LIMIT_BYTES, copy_in_parts, copy_whole
 from datacache.store.s3.list import is_truncated, list_documents, parse_listing
-from datacache.store.s3.metadata import for_obstore, from_headers, to_headers, to_words
+from datacache.store.s3.requests import to_headers, to_metadata, to_words
 from datacache.store.s3.store import S3Store, WithAccess, make_driver
 from datacache.store.s3.traits import find_traits
 
 T = TypeVar("T")
 _FIND_KEYS = "10"
+_HTTP_HEADERS = frozenset(
+    ("content-disposition", "content-encoding", "content-language", "content-type", "cache-control", "storage-class")
+)
+"""Names of metadata that obstore takes for headers of HTTP."""
 _UNKNOWN = "unknown"
 """The ETag of an object that was overwritten before the store said its ETag: no object has it."""
 
@@ -64,11 +67,15 @@ class S3Bucket(S3Store):
         access_stamp: Callable[[], object] = lambda: None,
         *,
         probe_prefix: str = "",
-        copy_limit_bytes: int = COPY_LIMIT_BYTES,
+        copy_limit_bytes: int = multipart.COPY_LIMIT_BYTES,
     ) -> None:
         super().__init__(url, find_access, access_stamp)
         self._copy_limit_bytes = copy_limit_bytes
-        self._putter = PerProcess(lambda: WithAccess(self._access.get(), self._make_putter))
+        self._putter = PerProcess(
+            lambda: WithAccess(
+                self._access.get(), lambda access: Putter(make_driver(access), url, endpoint=access.endpoint)
+            )
+        )
         self._traits = PerProcess(lambda: find_traits(self._requests.get(), url, probe_prefix))
         self._unchecked: set[str] = set()
         """What the server was found to refuse wrongly when a condition came along."""
@@ -108,7 +115,7 @@ class S3Bucket(S3Store):
         """See `Bucket`."""
         info, headers = self._requests.get().look(key)
         expect_etag(info.etag, f"{self.url}/{key}")
-        return LiveObject(info, from_headers(headers))
+        return LiveObject(info, to_metadata(headers))
 
     def write(
         self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], *, expect: str | None
@@ -133,7 +140,7 @@ class S3Bucket(S3Store):
     def begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         """See `Bucket`."""
         headers = to_headers(metadata, f"{self.url}/{key}")
-        return multipart.begin(self._requests.get(), self.url, key, headers)
+        return multipart.begin(self._requests.get(), key, headers)
 
     def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
         """See `Bucket`. What lies in memory is sent from there."""
@@ -141,7 +148,7 @@ class S3Bucket(S3Store):
 
     def list_parts(self, key: str, upload: str) -> list[Part]:
         """See `Bucket`."""
-        return multipart.list_parts(self._requests.get(), self.url, key, upload)
+        return multipart.list_parts(self._requests.get(), key, upload)
 
     def complete_upload(
         self, key: str, upload: str, parts: Sequence[Part], metadata: Mapping[str, str], *, expect: str | None
@@ -151,7 +158,7 @@ class S3Bucket(S3Store):
 
         def complete(conditions: Mapping[str, str]) -> str:
             try:
-                return multipart.complete(self._requests.get(), self.url, key, upload, parts, headers=conditions)
+                return multipart.complete(self._requests.get(), key, upload, parts, headers=conditions)
             except StoreUnavailableError as exc:
                 if "HTTP 500" in exc.message:  # Ceph's answer for an upload that is not there
                     self.list_parts(key, upload)
@@ -173,10 +180,10 @@ class S3Bucket(S3Store):
 
     def list_uploads(self, prefix: str) -> Iterator[Upload]:
         """See `Bucket`."""
-        return multipart.list_uploads(self._requests.get(), self.url, prefix)
+        return multipart.list_uploads(self._requests.get(), prefix)
 
     def copy(self, source: ObjectRef, key: str, metadata: Mapping[str, str], *, expect: str | None) -> ObjectInfo:
-        """See `Bucket`. Bound to the source as `s3/copy.py` says."""
+        """See `Bucket`. Bound to the source as `s3/multipart.py` says."""
         self._expect_storable(key)
         requests = self._requests.get()
         headers = to_headers(metadata, f"{self.url}/{key}")
@@ -184,10 +191,12 @@ class S3Bucket(S3Store):
         def copy(conditions: Mapping[str, str]) -> None:
             if source.size_bytes > self._copy_limit_bytes:
                 limit = self._copy_limit_bytes
-                copy_in_parts(requests, source, key, headers, conditions, limit_bytes=limit)
+                multipart.copy_in_parts(requests, source, key, headers, conditions, limit_bytes=limit)
                 return
             bound_by = self._traits.get().copy_header
-            copy_whole(requests, source, key, {**headers, **conditions}, bound_by=bound_by, was_free=expect == "")
+            multipart.copy_whole(
+                requests, source, key, {**headers, **conditions}, bound_by=bound_by, was_free=expect == ""
+            )
 
         self._checked("copy", key, expect, copy)
         return requests.head(key)
@@ -217,7 +226,7 @@ class S3Bucket(S3Store):
 
     def _put(self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], replaces: str | None) -> ObjectInfo:
         url = f"{self.url}/{key}"
-        if for_obstore(metadata) and self._by_obstore(key):
+        if _HTTP_HEADERS.isdisjoint(metadata) and self._by_obstore(key):
             words = to_words(metadata, url)
             etag, version = self._putter.get().call(lambda putter: putter.put(key, data, words, replaces=replaces))
             # obstore does not say whether a document came back: what has the ETag of other bytes may be a web page. A
@@ -271,9 +280,6 @@ class S3Bucket(S3Store):
                 url=f"{self.url}/{key}",
                 hint="An empty folder cannot be kept there; one with files in it needs no marker.",
             )
-
-    def _make_putter(self, access: S3Access) -> Putter:
-        return Putter(make_driver(access), self.url, endpoint=access.endpoint)
 
 
 def _bytes(key: str) -> bytes:

@@ -18,10 +18,10 @@ from xml.etree import ElementTree as ET
 from datacache.core.errors import StoreError
 from datacache.store.answers import expect_plain_xml
 from datacache.store.base import ObjectInfo
-from datacache.store.errors import plain_etag
+from datacache.store.errors import not_s3, plain_etag
 
 FetchPage = Callable[[dict[str, str]], bytes]
-"""Send the query of one ListObjectsV2 request; the XML document of the answer."""
+"""Sends the query of one ListObjectsV2 request and returns the XML document of the answer."""
 
 _REPEATED = re.compile(rb"<(Prefix|StartAfter|Marker)>([^<]*+)</\1>")
 _LATEST_S = 2**63 // 10**9
@@ -56,7 +56,7 @@ class Paging:
 
 
 def list_pages(fetch: FetchPage, prefix: str, start_after: str, store_url: str) -> Iterator[list[ObjectInfo]]:
-    """All pages under a prefix, one request ahead of the consumer."""
+    """Yield all pages under a prefix, one request ahead of the consumer."""
     for objects, _ in list_documents(fetch, {"prefix": prefix}, start_after, store_url):
         if objects:
             yield objects
@@ -65,7 +65,7 @@ def list_pages(fetch: FetchPage, prefix: str, start_after: str, store_url: str) 
 def list_documents(
     fetch: FetchPage, query: dict[str, str], start_after: str, store_url: str
 ) -> Iterator[tuple[list[ObjectInfo], list[str]]]:
-    """The same with the prefixes that a delimiter in the query gives."""
+    """Yield all pages with the prefixes that a delimiter in the query gives."""
     query = {"list-type": "2", "encoding-type": "url"} | query
     if start_after:
         query["start-after"] = start_after
@@ -99,19 +99,8 @@ def is_truncated(document: bytes) -> bool:
 
 
 def parse_listing(document: bytes, store_url: str) -> tuple[list[ObjectInfo], list[str]]:
-    """The objects and the common prefixes of a ListObjectsV2 answer. `StoreError` if it is something else."""
-    try:
-        root = _parsed(document, store_url)
-    except ET.ParseError as exc:
-        raise StoreError(f"the listing of {store_url} is not valid XML", url=store_url) from exc
-    space, found, name = root.tag.rpartition("}")
-    space += found
-    if name != "ListBucketResult":
-        raise StoreError(
-            f"{store_url}: the endpoint does not answer as S3 does",
-            url=store_url,
-            hint="Check AWS_ENDPOINT_URL: it must be the S3 endpoint, not a console or a website.",
-        )
+    """Return the objects and the common prefixes of a ListObjectsV2 answer. `StoreError` if it is something else."""
+    root, space = parse_answer(document, store_url, "ListBucketResult")
     try:
         return _objects(root, space), _folders(root, space)
     except (KeyError, ValueError) as exc:
@@ -148,20 +137,26 @@ def _folders(root: ET.Element, space: str) -> list[str]:
     return [_decoded(f) if encoded and ("%" in f or "+" in f) else f for f in folders]
 
 
-def _parsed(document: bytes, store_url: str) -> ET.Element:
+def parse_answer(document: bytes, store_url: str, name: str) -> tuple[ET.Element, str]:
+    """Return the root of an answer's document, which has this name, and the name space of its elements' tags."""
     expect_plain_xml(document, store_url)
     try:
-        return ET.fromstring(document)  # noqa: S314 - expat bounds entity expansion by itself since 2.4
-    except ET.ParseError:
-        # Ceph repeats the prefix as it was asked for; a control character in it is no XML. Keys are encoded.
-        shorter = _REPEATED.sub(lambda found: b"" if b"&#" in found[2] else found[0], document)
-        if shorter == document:
-            raise
-        return ET.fromstring(shorter)  # noqa: S314
+        try:
+            root = ET.fromstring(document)  # noqa: S314 - expat bounds entity expansion by itself since 2.4
+        except ET.ParseError:
+            # Ceph repeats the prefix as it was asked for; a control character in it is no XML. Keys are encoded.
+            shorter = _REPEATED.sub(lambda found: b"" if b"&#" in found[2] else found[0], document)
+            root = ET.fromstring(shorter)  # noqa: S314
+    except ET.ParseError as exc:
+        raise StoreError(f"{store_url}: the answer is not valid XML", url=store_url) from exc
+    space, found, tag = root.tag.rpartition("}")
+    if tag != name:
+        raise not_s3(store_url)
+    return root, space + found
 
 
 def _decoded(key: str) -> str:
-    """A key of a listing with `encoding-type=url`, which is form encoding: '+' is a space (AWS), '+' itself
+    """Decode a key of a listing with `encoding-type=url`, which is form encoding: '+' is a space (AWS), '+' itself
     %2B."""
     # Ceph encodes every slash. '%' itself is always encoded, so this cannot hit the middle of something.
     key = key.replace("%2F", "/")
@@ -171,7 +166,7 @@ def _decoded(key: str) -> str:
 
 
 def _nanoseconds(text: str, seconds: dict[str, int]) -> int:
-    """`2026-01-31T10:20:30.123Z` in ns since the epoch; 0 for anything else. Objects of a page share their
+    """Return `2026-01-31T10:20:30.123Z` in ns since the epoch; 0 for anything else. Objects of a page share their
     seconds."""
     whole, fraction = text[:19], text[20:].rstrip("Z")
     known = seconds.get(whole)

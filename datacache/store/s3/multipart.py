@@ -1,44 +1,71 @@
-"""Uploads in parts (multipart upload) by S3's own requests: begun, filled, completed, aborted, found again.
+"""Uploads in parts (multipart upload) by S3's own requests, of whole files, of live buckets, and of copies.
 
-The one implementation, for whole files (`s3/upload.py`), live buckets (`s3/bucket.py`) and copies of large objects
-(`s3/copy.py`). Nothing can be seen under the key before `complete`. Over requests of our own, so that it works in
-forked workers. Any thread.
+Nothing can be seen under the key before `complete`. What is broken off is aborted; a process that is killed leaves
+parts that nobody sees and that a lifecycle rule of the bucket takes away (`AbortIncompleteMultipartUpload`). Over
+requests of our own, so that it works in forked workers, which build shards.
+
+A copy is of exactly one version of an object: one CopyObject, or parts of the source copied into an upload where it is
+larger than one request may copy (5 GiB). It is bound to its source by the header that the server is known to heed
+(`s3/traits.py`). Where there is none, and for parts (whose conditions Ceph 16 passes over), the source is looked at
+before and after: parts become an object only when it was the same both times; one request that copied something else is
+found out, told, and taken back if the key was free before. Where a server cannot copy a part (Ceph 16 for keys that
+have to be encoded), the bytes go through this machine, some MiB at a time. Any thread.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from io import FileIO
+from pathlib import Path
 from urllib.parse import unquote_plus
-from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape, unescape
 
-from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
-from datacache.store.answers import expect_plain_xml
-from datacache.store.bodies import Body
+from datacache.core.concurrency import map_in_threads
+from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreError, StoreUnavailableError
+from datacache.core.ids import ObjectRef
+from datacache.store.base import ObjectInfo
+from datacache.store.bodies import Body, read_fully
 from datacache.store.bucket import Part, Upload
-from datacache.store.errors import error_code, expect_empty, expect_etag, from_status, plain_etag
-from datacache.store.s3.list import Paging
-from datacache.store.s3.requests import LENGTH, S3Requests
+from datacache.store.errors import (
+    error_code,
+    expect_empty,
+    expect_etag,
+    expect_same,
+    from_status,
+    not_s3,
+    plain_etag,
+    translated,
+)
+from datacache.store.s3.list import Paging, parse_answer
+from datacache.store.s3.requests import LENGTH, S3Requests, quoted_key
 
+COPY_LIMIT_BYTES = 5 * 2**30
+"""CopyObject and UploadPartCopy take no more (S3's user guide, "Copying, moving, and renaming objects")."""
 WHOLE_BYTES = 8 * 2**20
 """Objects up to this size are put in one request."""
 PART_BYTES = 16 * 2**20
 """A part is a request and, at the store, a round of records beside its bytes; as obstore and others cut by default."""
 MAX_PARTS = 10_000
+_COPIED_BYTES = 512 * 2**20
+_CARRIED_BYTES = 8 * 2**20
+"""Of parts that the store does not copy, and that are in memory on their way."""
+_PARTS_AT_A_TIME = 4
 _STATUS = {"PreconditionFailed": 412, "NoSuchKey": 404, "NoSuchUpload": 404, "AccessDenied": 403}
 _WHOLE = re.compile(rb"(?:</(?:[\w.-]+:)?\w+Result\s*>|<(?:[\w.-]+:)?\w+Result\b[^>]*/>)\s*\Z")
 _ETAG = re.compile(rb"<(?:[\w.-]+:)?ETag>([^<]*)<")
 _UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
 
 
-def begin(requests: S3Requests, store_url: str, key: str, headers: Mapping[str, str] | None = None) -> str:
-    """Begin an upload: its id."""
+def begin(requests: S3Requests, key: str, headers: Mapping[str, str] | None = None) -> str:
+    """Begin an upload and return its id."""
     _, body = requests.call("POST", key, (200,), query={"uploads": ""}, headers=headers)
     found = _UPLOAD_ID.search(body)
     if found is None:
-        raise StoreError(f"{store_url} begins no upload in parts", url=f"{store_url}/{key}")
+        raise StoreError(f"{requests.url} begins no upload in parts", url=requests.url_of(key))
     return unescape(found[1].decode())
 
 
@@ -50,19 +77,19 @@ def put_part(requests: S3Requests, key: str, upload: str, number: int, data: byt
     return Part(number, len(data), expect_etag(headers.get("ETag"), requests.url_of(key)))
 
 
-def list_parts(requests: S3Requests, store_url: str, key: str, upload: str) -> list[Part]:
-    """The parts that are there, by number."""
+def list_parts(requests: S3Requests, key: str, upload: str) -> list[Part]:
+    """Return the parts that are there, by number."""
     found: dict[int, Part] = {}
-    paging = Paging(store_url)
+    paging = Paging(requests.url)
     query = {"uploadId": upload, "max-parts": "1000"}
     while True:
         _, body = requests.call("GET", key, (200,), query=query)
-        root, space = _document(body, store_url, "ListPartsResult")
+        root, space = parse_answer(body, requests.url, "ListPartsResult")
         items, before = root.findall(f"{space}Part"), max(found, default=0)
         for item in items:
             number, size = (item.findtext(space + tag) or "0" for tag in ("PartNumber", "Size"))
             if not (LENGTH.fullmatch(number) and LENGTH.fullmatch(size)):
-                raise StoreError(f"{store_url}: the endpoint does not answer as S3 does", url=store_url)
+                raise not_s3(requests.url)
             if int(number) <= before:  # rclone's server counts anew on each page: what it has more is sent again
                 return [found[number] for number in sorted(found)]
             found[int(number)] = Part(int(number), int(size), plain_etag(item.findtext(f"{space}ETag")))
@@ -76,21 +103,20 @@ def list_parts(requests: S3Requests, store_url: str, key: str, upload: str) -> l
 
 def complete(
     requests: S3Requests,
-    store_url: str,
     key: str,
     upload: str,
     parts: Sequence[Part],
     *,
     headers: Mapping[str, str] | None = None,
 ) -> str:
-    """Make the parts the object: the ETag the store answers with, '' where it says none. Ceph wants all parts named
-    that are there."""
+    """Make the parts the object; return the ETag the store answers with, '' where it says none. Ceph wants all parts
+    named that are there."""
     listed = "".join(
         f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(quoted(part.etag))}</ETag></Part>" for part in parts
     )
     body = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
     _, answer = requests.call("POST", key, (200,), query={"uploadId": upload}, headers=headers, body=body)
-    return answered_etag(answer, f"{store_url}/{key}", store_url)
+    return answered_etag(answer, requests.url_of(key), requests.url)
 
 
 def abort(requests: S3Requests, key: str, upload: str) -> None:
@@ -103,19 +129,19 @@ def abort(requests: S3Requests, key: str, upload: str) -> None:
             raise
 
 
-def list_uploads(requests: S3Requests, store_url: str, prefix: str) -> Iterator[Upload]:
-    """All unfinished uploads of keys with a prefix."""
+def list_uploads(requests: S3Requests, prefix: str) -> Iterator[Upload]:
+    """Yield all unfinished uploads of keys with a prefix."""
     query = {"uploads": "", "prefix": prefix}
-    encoded, paging = False, Paging(store_url)
+    encoded, paging = False, Paging(requests.url)
     while True:
         _, body = requests.call("GET", "", (200, 404), query=query)
         if not body or b"<Error>" in body or b"<Error " in body:
             code = error_code(body.decode("utf-8", "replace"))
             if code == "NoSuchUpload":  # what `rclone serve s3` says where there are none at all
                 return
-            raise from_status(404, code, store_url, store=store_url)
+            raise from_status(404, code, requests.url, store=requests.url)
         try:
-            root, space = _document(body, store_url, "ListMultipartUploadsResult")
+            root, space = parse_answer(body, requests.url, "ListMultipartUploadsResult")
         except StoreError:
             if encoded:
                 raise
@@ -156,20 +182,8 @@ def answered_etag(body: bytes, url: str, store_url: str) -> str:
 
 
 def quoted(etag: str) -> str:
-    """An ETag as HTTP writes it."""
+    """Return an ETag as HTTP writes it."""
     return etag if etag.startswith("W/") else f'"{etag}"'
-
-
-def _document(body: bytes, store_url: str, name: str) -> tuple[ET.Element, str]:
-    expect_plain_xml(body, store_url)
-    try:
-        root = ET.fromstring(body)  # noqa: S314 - expat bounds entity expansion by itself since 2.4
-    except ET.ParseError as exc:
-        raise StoreError(f"{store_url}: the answer is not valid XML", url=store_url) from exc
-    space, found, tag = root.tag.rpartition("}")
-    if tag != name:
-        raise StoreError(f"{store_url}: the endpoint does not answer as S3 does", url=store_url)
-    return root, space + found
 
 
 def _seconds(text: str) -> float:
@@ -177,3 +191,171 @@ def _seconds(text: str) -> float:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
         return 0.0
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+class _Section:
+    """A part of an open file, as a body."""
+
+    def __init__(self, file: FileIO, path: Path, start: int, stop: int) -> None:
+        self._file, self._path, self._start, self._stop = file, path, start, stop
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        with translated(str(self._path)):
+            count = read_fully(self._file.fileno(), buffer, self._start + start)
+        if count != len(buffer):
+            raise StoreError(f"{self._path} has become shorter while it was uploaded", url=str(self._path))
+
+
+def put_file(requests: S3Requests, key: str, path: Path) -> ObjectInfo:
+    """See `ObjectStore.put_file`. No part is held in memory."""
+    url = requests.url_of(key)
+    with translated(url):
+        file = FileIO(path)
+    with file:
+        with translated(url):
+            size_bytes = os.fstat(file.fileno()).st_size
+            data = file.readall() if size_bytes <= WHOLE_BYTES else None
+        if data is not None:
+            return requests.put(key, data)
+
+        def put(upload: str, number: int, start: int, stop: int) -> Part:
+            return put_part(requests, key, upload, number, _Section(file, path, start, stop))
+
+        part_bytes = max(PART_BYTES, -(-size_bytes // MAX_PARTS))
+        _send_parts(requests, key, put, size_bytes=size_bytes, part_bytes=part_bytes)
+    # Ceph gives no ETag in the answer, and every store may say only now that something went wrong.
+    found = requests.head(key)
+    if found.size_bytes != size_bytes:
+        raise StoreError(f"{url} has {found.size_bytes:,} bytes after an upload of {size_bytes:,}", url=url)
+    return found
+
+
+def _send_parts(
+    requests: S3Requests,
+    key: str,
+    make: Callable[[str, int, int, int], Part],
+    *,
+    size_bytes: int,
+    part_bytes: int,
+    metadata: Mapping[str, str] | None = None,
+    conditions: Mapping[str, str] | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Begin an upload, make its parts by `make(upload, number, start, stop)`, some at a time, and complete it, after
+    `check`. An upload that fails is aborted."""
+    upload = begin(requests, key, metadata)
+    try:
+        starts = enumerate(range(0, size_bytes, part_bytes), 1)
+        parts = map_in_threads(
+            lambda each: make(upload, each[0], each[1], min(each[1] + part_bytes, size_bytes)),
+            starts,
+            threads=_PARTS_AT_A_TIME,
+        )
+        made = list(parts)
+        check()
+        complete(requests, key, upload, made, headers=conditions)
+    except BaseException:
+        with suppress(DatacacheError):
+            abort(requests, key, upload)
+        raise
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+def copy_whole(
+    requests: S3Requests, source: ObjectRef, key: str, headers: Mapping[str, str], *, bound_by: str, was_free: bool
+) -> None:
+    """One CopyObject. `headers` are the new object's metadata and conditions, `bound_by` the header for the source's
+    ETag or ''."""
+    bound = {bound_by: quoted(source.etag)} if bound_by and source.etag and not source.version else {}
+    watched = not bound and not source.version
+    if watched:
+        _expect_source(requests, source)
+    _, body = requests.call(
+        "PUT",
+        key,
+        (200,),
+        headers={
+            "x-amz-copy-source": _source(source),
+            "x-amz-metadata-directive": "REPLACE",
+            **headers,
+            **bound,
+        },
+    )
+    etag = answered_etag(body, requests.url_of(key), requests.url)
+    if watched and etag != source.etag and key != source.key:
+        try:
+            _expect_source(requests, source)
+        except StoreError:
+            if was_free:
+                with suppress(DatacacheError):
+                    requests.delete(key)
+            raise
+
+
+class _NotCopiedError(Exception):
+    """The store does not copy parts of this object."""
+
+
+def copy_in_parts(
+    requests: S3Requests,
+    source: ObjectRef,
+    key: str,
+    metadata: Mapping[str, str],
+    conditions: Mapping[str, str],
+    *,
+    limit_bytes: int,
+) -> None:
+    """An upload whose parts are copied by the store, some at once."""
+
+    def check() -> None:
+        if not source.version:
+            _expect_source(requests, source)
+
+    def copy(upload: str, number: int, start: int, stop: int) -> Part:
+        headers = {"x-amz-copy-source": _source(source), "x-amz-copy-source-range": f"bytes={start}-{stop - 1}"}
+        if source.etag and not source.version:
+            headers["x-amz-copy-source-if-match"] = quoted(source.etag)
+        query = {"partNumber": str(number), "uploadId": upload}
+        try:
+            _, body = requests.call("PUT", key, (200,), query=query, headers=headers)
+        except ObjectNotFoundError as exc:  # the source is there, but Ceph 16 does not decode its key here
+            raise _NotCopiedError from exc
+        # rclone's server takes the request for a part without bytes, and has nothing to say.
+        etag = answered_etag(body, requests.url_of(key), requests.url) if body else ""
+        if not etag:
+            raise _NotCopiedError
+        return Part(number, stop - start, etag)
+
+    def carry(upload: str, number: int, start: int, stop: int) -> Part:
+        return put_part(requests, key, upload, number, requests.get(source, start, stop)[0])
+
+    def send(make: Callable[[str, int, int, int], Part], part_bytes: int) -> None:
+        _send_parts(
+            requests, key, make, size_bytes=source.size_bytes, part_bytes=part_bytes, metadata=metadata,
+            conditions=conditions, check=check,
+        )  # fmt: skip
+
+    check()
+    smallest = -(-source.size_bytes // MAX_PARTS)
+    try:
+        send(copy, min(limit_bytes, max(_COPIED_BYTES, smallest)))
+    except _NotCopiedError:
+        send(carry, max(_CARRIED_BYTES, smallest))
+
+
+def _expect_source(requests: S3Requests, source: ObjectRef) -> None:
+    info = requests.head(source.key)
+    expect_same(source, etag=info.etag, size_bytes=info.size_bytes)
+
+
+def _source(source: ObjectRef) -> str:
+    path = f"/{source.store.removeprefix('s3://')}/{quoted_key(source.key)}"
+    return f"{path}?versionId={quoted_key(source.version)}" if source.version else path

@@ -8,6 +8,9 @@ botocore's. Any thread; a pool belongs to the process that made it.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import quopri
 import re
 import time
 from collections.abc import Mapping
@@ -49,7 +52,6 @@ from datacache.store.errors import (
     plain_etag,
 )
 from datacache.store.s3.access import Accesses, S3Access
-from datacache.store.s3.metadata import from_headers as to_metadata
 
 CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
 """Has a store say the checksum it keeps of an object along with it."""
@@ -68,11 +70,17 @@ _CONNECTIONS = 256
 """How many are kept for the next request, as many as threads have at a time: urllib3 warns of each it throws away."""
 
 
+_META = "x-amz-meta-"
+_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
+_PLAIN = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
+_WORD = re.compile(r"=\?([A-Za-z0-9_-]+)\?([BbQq])\?([!->@-~]*)\?=")
+
+
 class S3Requests:
     """Requests to one bucket. Where the store refuses one, it is sent again with the next credentials there are."""
 
     def __init__(self, url: str, accesses: Accesses) -> None:
-        self._url = url
+        self.url = url
         self._accesses = accesses
         self._connection: _Connection | None = None
         self._with_id: set[tuple[str, bool]] = set()  # methods, and whether with a key, whose answers have had an id
@@ -87,8 +95,7 @@ class S3Requests:
         headers: Mapping[str, str] | None = None,
         body: bytes | memoryview | Body = b"",
     ) -> urllib3.BaseHTTPResponse:
-        """One request, signed; the answer is not read yet and may be an error. Raises for a failed
-        connection."""
+        """Send one request, signed. The answer is not read yet and may be an error. Raises for a failed connection."""
         tail = f"{'/' if key else ''}{quoted_key(key)}"
         if query:
             pairs = sorted((quote(k, safe="-_.~"), quoted_key(v, safe="-_.~")) for k, v in query.items())
@@ -103,7 +110,7 @@ class S3Requests:
                 raise StoreAccessError(
                     f"{self.url_of(key)}: the credentials cannot be used ({type(exc).__name__})",
                     url=self.url_of(key),
-                    hint=credentials_hint(self._url),
+                    hint=credentials_hint(self.url),
                 ) from exc
             except ClosedAddressError as exc:
                 raise address_refused(exc, self.url_of(key)) from exc
@@ -120,28 +127,28 @@ class S3Requests:
             access = other
 
     def page(self, query: dict[str, str]) -> bytes:
-        """The document of one ListObjectsV2 request."""
+        """Return the document of one ListObjectsV2 request."""
         answer = self.send("GET", query=query)
         self._expect(answer, "", (200,))
         return self._body(answer, "", within_s=max(_PAGE_WITHIN_S, self._accesses.get().timeout_s))
 
     def head(self, key: str) -> ObjectInfo:
-        """`look` without the headers."""
+        """Return what the store knows of an object: `look` without the headers."""
         return self.look(key)[0]
 
     def look(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]]:
-        """HEAD: the object and all headers."""
+        """Return the object and all headers of its HEAD."""
         answer = self._head(key)
         return self._info(key, self._length(answer, key) or 0, answer), answer.headers
 
     def etag(self, key: str) -> str:
-        """The object's ETag by one HEAD, '' if it is not there. Whether the bucket is there it does not say."""
+        """Return the object's ETag by one HEAD, '' if it is not there, also where the bucket is not."""
         answer = self.send("HEAD", key)
         self._body(answer, key)
         if answer.status == 404:
             return ""
         if answer.status >= 300:
-            raise from_status(answer.status, "", self.url_of(key), store=self._url)
+            raise from_status(answer.status, "", self.url_of(key), store=self.url)
         return expect_etag(answer.headers.get("ETag"), self.url_of(key))
 
     def checksum(self, ref: ObjectRef) -> Checksum | None:
@@ -154,7 +161,7 @@ class S3Requests:
         return from_headers(headers) or from_etag(ref.etag, headers)
 
     def get(self, ref: ObjectRef, start: int, stop: int) -> tuple[memoryview, Mapping[str, str]]:
-        """Bytes `start` to `stop` of exactly this version, from a 206, or from a 200 of the part or of the
+        """Return bytes `start` to `stop` of exactly this version, from a 206, or from a 200 of the part or of the
         whole; and the answer's headers, names in lower case."""
         headers = dict(CHECKSUM_MODE)
         if ref.etag and not ref.version:
@@ -174,7 +181,7 @@ class S3Requests:
             answer.release_conn() if answer.length_remaining == 0 else answer.close()
 
     def put(self, key: str, data: bytes | memoryview, headers: Mapping[str, str] | None = None) -> ObjectInfo:
-        """PUT of a whole object. A HEAD follows where the answer has no ETag (see `find_stored`)."""
+        """Store a whole object by one PUT. A HEAD follows where the answer has no ETag (see `find_stored`)."""
         answer = self.send("PUT", key, body=data, headers={"Content-Length": str(len(data)), **(headers or {})})
         self._expect(answer, key, (200, 201))
         expect_empty(self._body(answer, key), self.url_of(key))
@@ -193,11 +200,11 @@ class S3Requests:
                 if metadata:
                     same = to_metadata(found).items() >= metadata.items()
                 else:
-                    same = not data or self.get(info.ref(self._url), 0, len(data))[0] == data
+                    same = not data or self.get(info.ref(self.url), 0, len(data))[0] == data
                 if same:
                     return info
         except ObjectNotFoundError as exc:
-            if exc.url == self._url:
+            if exc.url == self.url:
                 raise
         raise StoreUnavailableError(f"{url}: the store does not say that it was stored", url=url)
 
@@ -211,20 +218,20 @@ class S3Requests:
         headers: Mapping[str, str] | None = None,
         body: bytes | memoryview | Body = b"",
     ) -> tuple[Mapping[str, str], bytes]:
-        """Headers and body of an answer whose status is one of `good`."""
+        """Send a request and return headers and body of the answer, whose status has to be one of `good`."""
         length = {"Content-Length": str(len(body))} if method in ("PUT", "POST") else {}
         answer = self.send(method, key, query=query, headers={**length, **(headers or {})}, body=body)
         self._expect(answer, key, good)
         return answer.headers, self._body(answer, key)
 
     def delete(self, key: str, *, version: str = "", headers: Mapping[str, str] | None = None) -> None:
-        """DELETE; nothing there is fine. With a version that one is gone for good. After another status than 204, look
-        whether the object is gone (not whether a version is)."""
+        """Delete an object; one that is not there is fine. With a version that one is gone for good. After another
+        status than 204, look whether the object is gone (not whether a version is)."""
         answer = self.send("DELETE", key, query={"versionId": version} if version else None, headers=headers)
         try:
             self._expect(answer, key, (200, 202, 204))
         except ObjectNotFoundError as exc:
-            if exc.url == self._url or answer.status != 404:  # the bucket is not there, or DELETE is not allowed
+            if exc.url == self.url or answer.status != 404:  # the bucket is not there, or DELETE is not allowed
                 raise
             return
         expect_empty(self._body(answer, key), self.url_of(key))
@@ -290,7 +297,7 @@ class S3Requests:
     def _head(
         self, key: str, *, query: dict[str, str] | None = None, headers: Mapping[str, str] | None = None
     ) -> urllib3.BaseHTTPResponse:
-        """HEAD; an error is asked for again with GET, because only that answer says which."""
+        """Send a HEAD; ask for an error again with GET, because only that answer says which it is."""
         answer = self.send("HEAD", key, query=query, headers=headers)
         self._body(answer, key)
         if answer.status >= 300:
@@ -301,7 +308,7 @@ class S3Requests:
             url = self.url_of(key)
             if answer.status in NOT_FOUND:
                 raise StoreUnavailableError(f"{url}: the store has it and has it not", url=url)
-            raise from_status(answer.status, "", url, store=self._url)
+            raise from_status(answer.status, "", url, store=self.url)
         return answer
 
     def _expect_id(self, answer: urllib3.BaseHTTPResponse, method: str, key: str) -> None:
@@ -324,7 +331,7 @@ class S3Requests:
         expect_s3_not_found(answer.status, body, self.url_of(key))
         code = error_code(body)
         region = answer.headers.get("x-amz-bucket-region", "")
-        raise from_status(answer.status, code, self.url_of(key), store=self._url, region=region)
+        raise from_status(answer.status, code, self.url_of(key), store=self.url, region=region)
 
     def _body(self, answer: urllib3.BaseHTTPResponse, key: str, *, within_s: float = _DONE_WITHIN_S) -> bytes:
         url, whole = self.url_of(key), False
@@ -344,7 +351,7 @@ class S3Requests:
         return body
 
     def _start(self, answer: urllib3.BaseHTTPResponse, key: str) -> bytes:
-        """The beginning of an error's body, which says what it is. The connection is cut if there is more."""
+        """Return the beginning of an error's body, which says what it is. Cut the connection if there is more."""
         whole = False
         try:
             body, whole = read_start(answer, limit_bytes=_MAX_ERROR_BYTES, within_s=_PAGE_WITHIN_S)
@@ -362,7 +369,7 @@ class S3Requests:
 
     def url_of(self, key: str) -> str:
         """Return the URL of a key; of the bucket for ''."""
-        return f"{self._url}/{key}" if key else self._url
+        return f"{self.url}/{key}" if key else self.url
 
 
 class _Connection:
@@ -376,7 +383,7 @@ class _Connection:
         self.pool, self._absolute = pool or _connect(access, self._origin)
 
     def pool_for(self, access: S3Access) -> tuple[urllib3.HTTPConnectionPool, bool] | None:
-        """Its connections, if they are those to this endpoint, too."""
+        """Return the pool if its connections lead to this endpoint, too."""
         own = self.access
         same = (access.endpoint, access.ca_bundle, access.rule) == (own.endpoint, own.ca_bundle, own.rule)
         return (self.pool, self._absolute) if same else None
@@ -384,7 +391,7 @@ class _Connection:
     def send(
         self, method: str, tail: str, headers: Mapping[str, str], body: bytes | memoryview | Body
     ) -> urllib3.BaseHTTPResponse:
-        """One request; raises botocore's, urllib3's and the body's errors."""
+        """Send one request; raises botocore's, urllib3's and the body's errors."""
         path = self._bucket_path + tail
         data = body if isinstance(body, bytes | memoryview) else BodyFile(body)
         request = AWSRequest(method, self._origin + path, headers=dict(headers), data=data)
@@ -424,13 +431,13 @@ def _read(answer: urllib3.BaseHTTPResponse, count: int, deadline: float) -> byte
 
 
 def quoted_key(text: str, safe: str = "/-_.~") -> str:
-    """A key as it stands in a URL."""
+    """Return a key as it stands in a URL."""
     return quote(text.encode("utf-8", "surrogateescape"), safe=safe)
 
 
 def _connect(access: S3Access, origin: str) -> tuple[urllib3.HTTPConnectionPool, bool]:
-    """A pool for the endpoint, through a proxy where the environment has one, and whether its requests carry
-    the whole URL (plain HTTP through a proxy)."""
+    """Return a pool for the endpoint, through a proxy where the environment has one, and whether its requests carry the
+    whole URL (plain HTTP through a proxy)."""
     timeout = urllib3.Timeout(connect=min(10.0, access.timeout_s), read=access.timeout_s)
     options: dict[str, object] = {"maxsize": _CONNECTIONS, "timeout": timeout, "blocksize": CHUNK_BYTES}
     secure = origin.startswith("https:")
@@ -447,3 +454,57 @@ def _connect(access: S3Access, origin: str) -> tuple[urllib3.HTTPConnectionPool,
         manager = urllib3.ProxyManager(proxy, **options)  # type: ignore[arg-type]
         return manager.connection_from_url(origin), not secure
     return urllib3.connection_from_url(origin, **options), False
+
+
+# --- metadata of objects --------------------------------------------------------------------------------------------
+# `x-amz-meta-NAME`, any text as a value. Headers carry ASCII only, and servers trim blanks. Any other value travels as
+# one RFC 2047 encoded word (`=?UTF-8?B?…?=`), the form in which S3 itself gives back what is not ASCII.
+
+
+def to_headers(metadata: Mapping[str, str], url: str) -> dict[str, str]:
+    """Return the headers that store metadata. `StoreError` for a name that no header can have."""
+    return {_META + name: value for name, value in to_words(metadata, url).items()}
+
+
+def to_words(metadata: Mapping[str, str], url: str) -> dict[str, str]:
+    """Return metadata as headers without the prefix."""
+    for name in metadata:
+        if _NAME.fullmatch(name) is None:
+            raise StoreError(f"{url}: metadata cannot have the name {name!r}", url=url)
+    return {name: _word_of(value) for name, value in metadata.items()}
+
+
+def to_metadata(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata that an answer's headers carry."""
+    found = {}
+    for name, value in headers.items():
+        lower = name.lower()
+        if lower.startswith(_META):
+            found[lower.removeprefix(_META)] = _decoded(value)
+    return found
+
+
+def _word_of(value: str) -> str:
+    if _PLAIN.fullmatch(value) is not None and "=?" not in value:
+        return value
+    return f"=?UTF-8?B?{base64.b64encode(value.encode('utf-8', 'surrogateescape')).decode()}?="
+
+
+def _decoded(value: str) -> str:
+    words = value.split()
+    matches = [match for match in map(_WORD.fullmatch, words) if match is not None]
+    if matches and len(matches) == len(words):
+        try:
+            return "".join(map(_word, matches))
+        except (ValueError, LookupError, binascii.Error):
+            return value
+    try:  # http.client takes headers for Latin-1; servers that send other text mean UTF-8
+        return value.encode("latin-1").decode()
+    except ValueError:
+        return value
+
+
+def _word(match: re.Match[str]) -> str:
+    charset, form, text = match.groups()
+    data = base64.b64decode(text, validate=True) if form in "Bb" else quopri.decodestring(text.encode(), header=True)
+    return data.decode(charset, "surrogateescape")

@@ -29,8 +29,8 @@ from datacache.store.errors import expect_listing
 from datacache.store.s3.access import Accesses, S3Access
 from datacache.store.s3.get import S3Getter, UnusualAnswerError
 from datacache.store.s3.list import list_pages, parse_listing
+from datacache.store.s3.multipart import put_file
 from datacache.store.s3.requests import S3Requests
-from datacache.store.s3.upload import put_file
 
 if TYPE_CHECKING:
     from obstore.store import S3Store as Driver
@@ -63,7 +63,9 @@ class S3Store:
         self.url = url
         self._access = PerProcess(lambda: Accesses(find_access, access_stamp, generation))
         self._requests = PerProcess(lambda: S3Requests(url, self._access.get()))
-        self._getter = PerProcess(lambda: WithAccess(self._access.get(), self._make_getter, S3Getter.close))
+        self._getter = PerProcess(
+            lambda: WithAccess(self._access.get(), lambda access: S3Getter(access, url), S3Getter.close)
+        )
         self._checker = Checker(md5=check_md5)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
@@ -97,7 +99,7 @@ class S3Store:
 
     def put_file(self, key: str, path: Path) -> ObjectInfo:
         """See `ObjectStore`."""
-        return put_file(self._requests.get(), self.url, key, path)
+        return put_file(self._requests.get(), key, path)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""
@@ -130,9 +132,6 @@ class S3Store:
         checked.
         """
         return addressable(key) and usable_here() and not self._access.get().checked
-
-    def _make_getter(self, access: S3Access) -> S3Getter:
-        return S3Getter(access, self.url)
 
 
 class WithAccess(Generic[C]):
