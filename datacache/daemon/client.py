@@ -11,6 +11,7 @@ import contextlib
 import errno
 import functools
 import http.client
+import importlib
 import itertools
 import json
 import logging
@@ -475,7 +476,8 @@ class DaemonClient:
 
 def import_store_clients() -> None:
     """Import the clients of stores ahead of their first use, which takes some tenths of a second."""
-    import datacache.store.s3.clients  # noqa: F401
+    for name in ("botocore.session", "obstore.store", "datacache.store.s3.store"):
+        importlib.import_module(name)
 
 
 def _request(method: str, path: str, body: object, connection: _Connection) -> None:

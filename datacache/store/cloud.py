@@ -1,19 +1,10 @@
-"""`gs://` and `az://`: stores that obstore serves alone.
+"""`gs://` and `az://`: stores that obstore serves alone. And whole objects of S3, put through obstore.
 
-Keys are exact except where object_store's paths are not: keys with empty, `.` or `..` segments are refused,
-and a folder marker is known as one only by what follows it in the listing (else it is listed as an empty
-object without the slash). Not usable in a child forked after the first call: it raises, where obstore would
-hang. Any thread.
-
-GETs through obstore, bound to one version of the object: what Google and Azure have in common.
-
-obstore is the fast way (no Python in the transfer, buffers without a copy), within its limits, which are
-decided here: which keys it can address exactly, and that its runtime does not survive `fork()`. Any thread.
-
-Whole objects put through obstore, with metadata and conditions.
-
-The other half of `store/cloud.py`, whose limits hold here, too (`addressable`, `usable_here`). Three to four times as
-fast as requests of our own. Any thread.
+obstore is the fast way (no Python in the transfer, buffers without a copy; puts take a third or a quarter of the time
+of requests of our own), within its limits. Keys are exact except where object_store's paths are not: keys with empty,
+`.` or `..` segments are refused, and a folder marker is known as one only by what follows it in the listing (else it is
+listed as an empty object without the slash). Its runtime does not survive `fork()`: in a child forked after the first
+call it raises, where obstore would hang. Any thread.
 """
 
 from __future__ import annotations
@@ -21,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +21,7 @@ import obstore
 from obstore.exceptions import BaseError
 
 from datacache.core.concurrency import PerProcess
-from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
+from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.ids import ObjectRef
 from datacache.settings import Settings
 from datacache.store.base import ObjectInfo
@@ -37,7 +29,7 @@ from datacache.store.checksums import Checksum
 from datacache.store.errors import expect_etag, expect_s3_not_found, expect_same, from_obstore, plain_etag
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, GetResult, ObjectMeta, UpdateVersion
+    from obstore import GetOptions, ObjectMeta, UpdateVersion
     from obstore.store import ObjectStore as Driver
 
 _PART_BYTES, _PARTS_AT_A_TIME = 16 * 2**20, 4
@@ -48,20 +40,16 @@ class ObstoreStore:
 
     sorted_listing = True
 
-    def __init__(
-        self, url: str, make_driver: Callable[[], Driver], *, node_wide: bool = True, quoted: bool = True
-    ) -> None:
-        self.url = url
-        self.node_wide = node_wide
+    def __init__(self, url: str, make_driver: Callable[[], Driver], *, node_wide: bool = True) -> None:
+        self.url, self.node_wide = url, node_wide
         self._driver = PerProcess(make_driver)
-        self._getter = PerProcess(lambda: Getter(self._driver.get(), url, quoted=quoted))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
         """See `ObjectStore`."""
         self._expect_usable()
         pages = obstore.list(self._driver.get(), prefix.rstrip("/") or None, offset=start_after or None)
         last: ObjectMeta | None = None  # held back until it is known what follows it
-        try:
+        with _translated(self.url, self.url):
             for metas in pages:
                 page: list[ObjectInfo] = []
                 for meta in metas:
@@ -70,25 +58,34 @@ class ObstoreStore:
                     last = meta
                 if page:
                     yield page
-        except ERRORS as exc:
-            raise from_obstore(exc, self.url, store=self.url) from exc
         if last is not None:
             yield [_info(last, "")]
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore`."""
-        self._expect_exact(key)
-        try:
+        with self._exact(key):
             return _info(obstore.head(self._driver.get(), key), "", key=key)
-        except ERRORS as exc:
-            raise from_obstore(exc, f"{self.url}/{key}", store=self.url) from exc
 
     def read(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
         """See `ObjectStore`."""
         if start >= stop:
             return b""
-        self._expect_exact(ref.key)
-        return self._getter.get().get(ref, start, stop)
+        options: GetOptions = {}
+        if ref.version:
+            options["version"] = ref.version
+        elif ref.etag:
+            options["if_match"] = f'"{ref.etag}"' if not ref.etag.startswith("W/") else ref.etag
+        if (start, stop) != (0, ref.size_bytes):
+            options["range"] = (start, stop)
+        with self._exact(ref.key):
+            result = obstore.get(self._driver.get(), ref.key, options=options)
+            expect_same(ref, etag=plain_etag(result.meta["e_tag"]), size_bytes=result.meta["size"])
+            data = result.bytes()
+        if len(data) != stop - start:
+            raise StoreUnavailableError(
+                f"{ref.url}: the answer has {len(data):,} bytes, not {stop - start:,}", url=ref.url
+            )
+        return memoryview(data)
 
     def checksum(self, ref: ObjectRef) -> Checksum | None:
         """See `ObjectStore`: none is known."""
@@ -96,42 +93,32 @@ class ObstoreStore:
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""
-        self._expect_exact(key)
-        try:
+        with self._exact(key):
             obstore.put(self._driver.get(), key, data, use_multipart=False)
-        except ERRORS as exc:
-            raise from_obstore(exc, f"{self.url}/{key}", store=self.url) from exc
         return self.head(key)
 
     def put_file(self, key: str, path: Path) -> ObjectInfo:
         """See `ObjectStore`: in parts, some at a time."""
-        self._expect_exact(key)
-        try:
+        with self._exact(key):
             obstore.put(self._driver.get(), key, path, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_A_TIME)
-        except ERRORS as exc:
-            raise from_obstore(exc, f"{self.url}/{key}", store=self.url) from exc
         return self.head(key)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""
-        self._expect_exact(key)
-        try:
+        with self._exact(key), suppress(FileNotFoundError):
             obstore.delete(self._driver.get(), key)
-        except FileNotFoundError:
-            pass
-        except ERRORS as exc:
-            raise from_obstore(exc, f"{self.url}/{key}", store=self.url) from exc
 
     def close(self) -> None:
         """See `ObjectStore`."""
-        self._getter.take()
         self._driver.take()
 
-    def _expect_exact(self, key: str) -> None:
+    def _exact(self, key: str) -> AbstractContextManager[None]:
+        """Have obstore's errors within be ours, of a key that it asks for exactly."""
         self._expect_usable()
+        url = f"{self.url}/{key}"
         if not addressable(key):
-            url = f"{self.url}/{key}"
             raise ObjectNotFoundError(f"{url!r}: this store's driver cannot address such a key", url=url)
+        return _translated(url, self.url)
 
     def _expect_usable(self) -> None:
         if not usable_here():
@@ -153,10 +140,8 @@ def open_cloud_store(url: str, settings: Settings) -> ObstoreStore:
             "client_options": {"timeout": timedelta(seconds=settings.store_timeout_s)},
             "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
         }
-        try:
+        with _translated(url, url):
             driver: Driver = from_url(url, **options)
-        except ERRORS as exc:
-            raise from_obstore(exc, url, store=url) from exc
         return driver
 
     return ObstoreStore(url, make_driver)
@@ -170,8 +155,16 @@ def _info(meta: ObjectMeta, following: str, *, key: str = "") -> ObjectInfo:
     return ObjectInfo(key, meta["size"], mtime_ns, plain_etag(meta["e_tag"]), meta["version"] or "")
 
 
-ERRORS = (BaseError, OSError, ValueError)
-"""All that obstore raises."""
+@contextmanager
+def _translated(url: str, store: str, endpoint: str = "") -> Iterator[None]:
+    """Raise obstore's errors within as errors of ours."""
+    try:
+        yield
+    except DatacacheError:  # some are OSErrors, too
+        raise
+    except (BaseError, OSError, ValueError) as exc:
+        raise from_obstore(exc, url, store=store, endpoint=endpoint) from exc
+
 
 # What object_store's Path changes or refuses: empty, '.' and '..' segments (and so a slash at either end),
 # control characters; and what is no UTF-8.
@@ -181,12 +174,12 @@ _runtime_pid = 0
 
 
 def addressable(key: str) -> bool:
-    """Whether obstore asks for exactly this key."""
+    """Tell whether obstore asks for exactly this key."""
     return _INEXACT.search(key) is None
 
 
 def usable_here() -> bool:
-    """Whether this process may call obstore.
+    """Tell whether this process may call obstore.
 
     Its runtime's threads exist only in the process of the first call: in a child forked after that, calls
     hang or crash. Asking claims the runtime for this process.
@@ -196,51 +189,6 @@ def usable_here() -> bool:
     if _runtime_pid == 0:
         _runtime_pid = pid
     return _runtime_pid == pid
-
-
-class Getter:
-    """Reads exact versions through one obstore driver. `quoted` says whether its ETags are HTTP's, in
-    quotes."""
-
-    def __init__(self, driver: Driver, store_url: str, *, endpoint: str = "", quoted: bool = True) -> None:
-        self._driver = driver
-        self._url = store_url
-        self._endpoint = endpoint
-        self._quoted = quoted
-
-    def get(self, ref: ObjectRef, start: int, stop: int) -> memoryview:
-        """obstore's own buffer, or an error of ours."""
-        try:
-            result = obstore.get(self._driver, ref.key, options=self._options(ref, start, stop))
-            self._check(result, ref)
-            data = result.bytes()
-        except ERRORS as exc:
-            raise self._translated(exc, ref) from exc
-        if len(data) != stop - start:
-            raise StoreUnavailableError(
-                f"{ref.url}: the answer has {len(data):,} bytes, not {stop - start:,}", url=ref.url
-            )
-        return memoryview(data)
-
-    def _options(self, ref: ObjectRef, start: int, stop: int) -> GetOptions:
-        options: GetOptions = {}
-        if ref.version:
-            options["version"] = ref.version
-        elif ref.etag:
-            quoted = self._quoted and not ref.etag.startswith("W/")
-            options["if_match"] = f'"{ref.etag}"' if quoted else ref.etag
-        if start or stop != ref.size_bytes:
-            options["range"] = (start, stop)
-        return options
-
-    def _check(self, result: GetResult, ref: ObjectRef) -> None:
-        meta = result.meta
-        expect_same(ref, etag=plain_etag(meta["e_tag"]), size_bytes=meta["size"])
-
-    def _translated(self, exc: Exception, ref: ObjectRef) -> Exception:
-        if getattr(type(exc), "__module__", "").startswith("datacache."):
-            return exc  # `_check` raised it
-        return from_obstore(exc, ref.url, store=self._url, endpoint=self._endpoint)
 
 
 class Putter:
@@ -254,14 +202,14 @@ class Putter:
     def put(
         self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], *, replaces: str | None
     ) -> tuple[str, str]:
-        """One PUT: the new ETag ('' where the answer has none) and version. `replaces` is None for anything, '' for
-        nothing, or what If-Match is to say, exactly. `metadata` in ASCII."""
+        """Store an object by one PUT; return its ETag ('' where the answer has none) and version. `replaces` is None
+        for anything, '' for nothing, or what If-Match is to say, exactly. `metadata` in ASCII."""
         mode: Literal["create", "overwrite"] | UpdateVersion = "overwrite"
         if replaces is not None:
             mode = {"e_tag": replaces} if replaces else "create"
         try:
             done = obstore.put(self._driver, key, data, attributes=dict(metadata), mode=mode, use_multipart=False)
-        except ERRORS as exc:
+        except (BaseError, OSError, ValueError) as exc:
             if "ETag Header missing" in str(exc):  # of an answer that is good otherwise
                 return "", ""
             error = from_obstore(exc, f"{self._url}/{key}", store=self._url, endpoint=self._endpoint)
@@ -272,11 +220,8 @@ class Putter:
         return plain_etag(done["e_tag"]), "" if version == "null" else version
 
     def etag(self, key: str) -> str:
-        """The object's ETag by one HEAD, '' if it is not there. Whether the bucket is there it does not say."""
-        try:
-            found = obstore.head(self._driver, key)["e_tag"]
-        except FileNotFoundError:
-            return ""
-        except ERRORS as exc:
-            raise from_obstore(exc, f"{self._url}/{key}", store=self._url, endpoint=self._endpoint) from exc
-        return expect_etag(found, f"{self._url}/{key}")
+        """Return the object's ETag by one HEAD, '' if it is not there, also where the bucket is not."""
+        url = f"{self._url}/{key}"
+        with _translated(url, self._url, self._endpoint), suppress(FileNotFoundError):
+            return expect_etag(obstore.head(self._driver, key)["e_tag"], url)
+        return ""
