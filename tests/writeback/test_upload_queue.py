@@ -144,7 +144,7 @@ def test_an_upload_that_was_stopped_has_no_work_for_others(tmp_path: Path) -> No
     parts = PartsUpload(
         bucket, key, bucket.begin_upload(key, {}), part_bytes=bucket.part_bytes, reader=ContentReader(len(data), data),
         claim=Claim(Pending("a", FILE, Logged(len(data)), "", 1, 0.0)), kept=(),
-        sent=lambda _size: None, stopped=lambda: superseded,
+        sent=lambda _size, _now: None, stopped=lambda: superseded,
     )  # fmt: skip
     assert parts.help()
     assert parts.has_work
@@ -200,7 +200,7 @@ def test_no_byte_of_another_version_is_sent(tmp_path: Path) -> None:
     upload = bucket.begin_upload(key, {})
     parts = PartsUpload(
         bucket, key, upload, part_bytes=bucket.part_bytes, reader=reader, claim=claim, kept=(),
-        sent=lambda _size: pytest.fail("a part of another version"), stopped=lambda: False,
+        sent=lambda _size, _now: pytest.fail("a part of another version"), stopped=lambda: False,
     )  # fmt: skip
     assert parts.run() is None
     assert reader.reads == 3

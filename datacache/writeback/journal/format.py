@@ -1,4 +1,4 @@
-"""The bytes of the journal: segment files of frames of records. Pure; used by `journal_segments` and `journal` only.
+"""The bytes of the journal: segment files of frames of records. Pure; used by `segments.py` and `journal.py` only.
 
 Integers are little endian; checksums are XXH3-64 in its canonical form (8 bytes, big endian). A segment is a header and
 frames without gaps. A frame is a group of changes: all of them count or none. What follows the last whole frame of the
@@ -71,14 +71,14 @@ class SegmentHeader(NamedTuple):
     previous_end: int
 
     def encode(self) -> bytes:
-        """Its bytes."""
+        """Return its bytes."""
         number, first, journal, nonce, sequence, previous_end = self
         head = _HEADER.pack(_MAGIC, VERSION, number, first, 0, journal, nonce, sequence, previous_end)
         return head + xxh3_64_digest(head)
 
 
 def decode_header(data: bytes) -> SegmentHeader | int | None:
-    """A header; its version if that is not ours; None if it is none or damaged."""
+    """Return a header; its version if that is not ours; None if it is none or damaged."""
     head = data[: _HEADER.size]
     if len(data) < HEADER_BYTES or head[:8] != _MAGIC or xxh3_64_digest(head) != data[_HEADER.size : HEADER_BYTES]:
         return None
@@ -97,7 +97,7 @@ class FrameHead(NamedTuple):
 
 
 def encode_frame(head: FrameHead, records: Sequence[bytes], seed: int) -> bytes:
-    """The head of a frame; the records follow."""
+    """Return the bytes of a frame's head, which the records follow."""
     packed = _FRAME.pack(FRAME_MAGIC, *head)
     checksum = xxh3_64(packed, seed & 0xFFFFFFFFFFFFFFFF)
     for record in records:
@@ -106,14 +106,14 @@ def encode_frame(head: FrameHead, records: Sequence[bytes], seed: int) -> bytes:
 
 
 def decode_frame(data: bytes) -> FrameHead | None:
-    """A frame's head by its magic; nothing is checked yet."""
+    """Return a frame's head by its magic; nothing is checked yet."""
     if len(data) < FRAME_BYTES or data[:4] != FRAME_MAGIC:
         return None
     return FrameHead(*_FRAME.unpack_from(data)[1:])
 
 
 def frame_is_whole(data: bytes, payload: bytes, seed: int) -> bool:
-    """Whether head and records are what was written."""
+    """Return whether head and records are what was written."""
     checksum = xxh3_64(data[: _FRAME.size], seed & 0xFFFFFFFFFFFFFFFF)
     checksum.update(payload)
     return checksum.digest() == data[_FRAME.size : FRAME_BYTES]
@@ -130,22 +130,22 @@ class Record(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """All of it."""
+        """Return the bytes of all of it."""
         return RECORD_BYTES + self.key_bytes + self.header_bytes + self.blob_bytes
 
     @property
     def header_at(self) -> int:
-        """Where the header begins."""
+        """Return where the header begins."""
         return RECORD_BYTES + self.key_bytes
 
     @property
     def blob_at(self) -> int:
-        """Where the blob begins."""
+        """Return where the blob begins."""
         return RECORD_BYTES + self.key_bytes + self.header_bytes
 
 
 def encode_record(serial: int, key: bytes, header: bytes | None, blob: bytes | memoryview) -> bytes:
-    """A record's bytes; no header: a drop."""
+    """Return a record's bytes; no header: a drop."""
     if header is None:
         body = _RECORD.pack(serial, _DROP, len(key), 0, 0) + key
     else:
@@ -155,31 +155,27 @@ def encode_record(serial: int, key: bytes, header: bytes | None, blob: bytes | m
 
 
 def decode_record(data: bytes, at: int = 0) -> Record:
-    """The parts of the record at an offset; nothing is checked."""
+    """Return the parts of the record at an offset; nothing is checked."""
     serial, kind, key_bytes, header_bytes, blob_bytes = _RECORD.unpack_from(data, at + 8)
     return Record(serial, kind == _DROP, key_bytes, header_bytes, blob_bytes)
 
 
 def record_is_of(data: bytes, key: bytes) -> bool:
-    """Whether these bytes begin with a record of this key, up to its blob at least. Its checksum is not looked at."""
-    return (
-        len(data) >= RECORD_BYTES
-        and len(data) >= decode_record(data).blob_at
-        and data[RECORD_BYTES : decode_record(data).header_at] == key
-    )
+    """Tell whether these bytes begin with a record of this key, up to its blob at least, whatever its checksum says."""
+    if len(data) < RECORD_BYTES:
+        return False
+    record = decode_record(data)
+    return len(data) >= record.blob_at and data[RECORD_BYTES : record.header_at] == key
 
 
 def record_is_whole(data: bytes, key: bytes) -> bool:
-    """Whether these bytes are one record, as it was written, of this key."""
-    return (
-        record_is_of(data, key)
-        and decode_record(data).size_bytes == len(data)
-        and xxh3_64_digest(memoryview(data)[8:]) == data[:8]
-    )
+    """Tell whether these bytes are one record, as it was written, of this key."""
+    whole = record_is_of(data, key) and decode_record(data).size_bytes == len(data)
+    return whole and xxh3_64_digest(memoryview(data)[8:]) == data[:8]
 
 
 def split_records(payload: bytes, count: int) -> Iterator[tuple[int, Record]]:
-    """(offset, record) of a frame's records. ValueError if they are not what the frame says."""
+    """Yield offset and record of a frame's records. ValueError if they are not what the frame says."""
     at = 0
     for _ in range(count):
         if at + RECORD_BYTES > len(payload):
@@ -192,10 +188,10 @@ def split_records(payload: bytes, count: int) -> Iterator[tuple[int, Record]]:
 
 
 def encode_key(key: str) -> bytes:
-    """A key's bytes."""
+    """Return a key's bytes."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def decode_key(data: bytes) -> str:
-    """The key of these bytes."""
+    """Return the key of these bytes."""
     return data.decode("utf-8", "surrogateescape")

@@ -4,7 +4,7 @@ An append-only log in the manner of Bitcask (Sheehy and Smith, 2010: the newest 
 index in memory) in segments that are cleaned from the oldest on (Rosenblum and Ousterhout, "The Design and
 Implementation of a Log-Structured File System", 1991): live records are written again at the end, then the file is
 removed. As only the oldest segment is ever removed, a drop is forgotten no earlier than every record it hides. The
-bytes are in `journal_format`.
+bytes are in `format.py`, the files in `segments.py`.
 
 In memory: key and place of each live record, and what is not durable yet; headers and blobs are read from the files.
 Threads may call anything at any time. One process only: the lock of the staging area sees to that.
@@ -14,18 +14,8 @@ returned. A segment whose fsync failed is never written to again: its unsynced f
 cache does not tell what of them is on the disk (Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
 Not noticed: that the newest segment file as a whole was taken away, or damage to the very last group that was written.
 
-The journal's cleaner: finds the live records of the oldest segment, a bounded piece at a time. Used by `journal`.
-
-How much it reads follows from how much is written, so that the log stays within about three times its live bytes: while
-it is larger than twice these (and a segment), each byte written lets it scan four. At least half of a log that large is
-dead, so a round over it gives back more than its copies take.
-
-One thread at a time.
-
-Which record is the newest of each key, and where it is. Used by `journal`, which holds its lock over every call.
-
-A place is one int, a third of a tuple's size: number of the segment << 64 | offset << 32 | length. A record that is not
-durable yet is there itself. 100,000 keys of 60 characters take some 20 MB.
+In memory a place is one int, a third of a tuple's size: number of the segment << 64 | offset << 32 | length. A record
+that is not durable yet is there itself. 100,000 keys of 60 characters take some 20 MB.
 """
 
 from __future__ import annotations
@@ -75,7 +65,7 @@ class Change(NamedTuple):
 
 
 class Journal:
-    """See the module. Close it."""
+    """The journal of one folder (see the module), to be closed by whoever made it."""
 
     def __init__(
         self,
@@ -135,17 +125,18 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """What the segments take, without the ballast and what is not written yet."""
+        """Return the bytes of the segments, without the ballast and what is not written yet."""
         return self._size_bytes
 
     @property
     def live_bytes(self) -> int:
-        """What of that (and of what is not written yet) is the newest of its key."""
+        """Return the bytes of records that are the newest of their keys, written yet or not."""
         return self._index.live_bytes
 
     def records(self) -> Iterator[tuple[str, bytes, int]]:
-        """(key, header, blob's length) of all live records, in the order they were last written. Changes meanwhile may
-        or may not be seen. Headers are read from the files, which replay has checked: meant for the start."""
+        """Yield key, header and blob's length of all live records, in the order they were last written. Changes
+        meanwhile may or may not be seen. Headers are read from the files, which replay has checked: meant for the
+        start."""
         with self._changed:
             keys = list(self._index.live)
         for key in keys:
@@ -156,24 +147,24 @@ class Journal:
             except KeyError:
                 continue
             if where is not None and not fmt.record_is_of(data, fmt.encode_key(key)):
-                raise self._wrong(where)
+                raise _wrong(*where)
             record = fmt.decode_record(data)
             yield key, data[record.header_at : record.blob_at], record.blob_bytes
 
     def __contains__(self, key: str) -> bool:
-        """Whether a key has a live record, durable or not."""
+        """Return whether a key has a live record, durable or not."""
         with self._changed:
             return key in self._index.live
 
     def read(self, key: str) -> bytes:
-        """The live record's blob, durable or not. KeyError if there is none, StagingError if it is damaged."""
+        """Return the live record's blob, durable or not. KeyError if there is none, StagingError if it is damaged."""
         data, where = self._load(key, None)
         if where is not None and not fmt.record_is_whole(data, fmt.encode_key(key)):
-            raise self._wrong(where)
+            raise _wrong(*where)
         return data[fmt.decode_record(data).blob_at :]
 
     def _load(self, key: str, limit: int | None) -> tuple[bytes, tuple[Segment, int] | None]:
-        """A live record's first bytes, and where they are from."""
+        """Return a live record's first bytes, and where they are from."""
         with self._changed:
             if self._closed:
                 raise self._is_closed()
@@ -186,11 +177,6 @@ class Journal:
             return os.pread(segment.fd, size if limit is None else min(size, limit), offset), (segment, offset)
         except OSError as exc:
             raise failed(segment.path, exc) from exc
-
-    @staticmethod
-    def _wrong(where: tuple[Segment, int] | None) -> StagingError:
-        assert where is not None
-        return damaged(where[0].path, where[1], "not the record that was written here")
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -267,7 +253,7 @@ class Journal:
         return batch
 
     def _write(self, batch: list[Group]) -> bool:
-        """Make a batch durable; whether there is something to tidy up. One thread at a time."""
+        """Make a batch durable; return whether there is something to tidy up. One thread at a time."""
         self._before_write()
         try:
             try:
@@ -296,7 +282,7 @@ class Journal:
             self._cleaner.owe(
                 size, self._size_bytes, self._index.live_bytes, len(self._index.segments), self._segment_bytes
             )
-            return self._untidy()
+            return self._index.oldest_is_dead or self._cleaner.is_due or self._ballast_is_due()
 
     def _try_write(self, batch: list[Group]) -> tuple[Segment, list[int], int]:
         if self._log.needs_segment:
@@ -308,13 +294,8 @@ class Journal:
 
     # --- cleaning --------------------------------------------------------------------------------------------------
 
-    def _untidy(self) -> bool:
-        oldest = self._index.oldest
-        return (
-            (oldest.live_bytes == 0 and len(self._index.segments) > 1)
-            or self._cleaner.is_due
-            or (self._ballast.is_small and time.monotonic() > self._ballast_at)
-        )
+    def _ballast_is_due(self) -> bool:
+        return self._ballast.is_small and time.monotonic() > self._ballast_at
 
     def _tidy(self) -> None:
         """Remove old segments that nothing lives in any more, clean a little, make the ballast again. In the thread
@@ -327,7 +308,7 @@ class Journal:
             self._retire()
             if self._cleaner.is_due:
                 self._clean()
-            if self._ballast.is_small and time.monotonic() > self._ballast_at:
+            if self._ballast_is_due():
                 self._ballast_at = time.monotonic() + _BALLAST_EVERY_S
                 self._ballast.make()
         except (OSError, StagingError) as exc:
@@ -388,7 +369,7 @@ class Journal:
 
 
 def _again(error: StagingError) -> StagingError:
-    """The same error, to be raised once more without the other one's traceback."""
+    """Return the same error, to be raised once more without the other one's traceback."""
     again = type(error)(error.message, hint=error.hint)
     again.errno = error.errno
     return again
@@ -402,8 +383,17 @@ _WINDOW_BYTES = 256 << 10
 _SEGMENT_COST_BYTES = 4 << 10
 
 
+def _wrong(segment: Segment, offset: int) -> StagingError:
+    return damaged(segment.path, offset, "not the record that was written here")
+
+
 class Cleaner:
-    """Where cleaning is, and how much of it is due."""
+    """Finds the live records of the oldest segment, a bounded piece at a time. One thread at a time.
+
+    How much it reads follows from how much is written, so that the log stays within about three times its live bytes:
+    while it is larger than twice these (and a segment), each byte written lets it scan four. At least half of a log
+    that large is dead, so a round over it gives back more than its copies take.
+    """
 
     def __init__(self, find: Callable[[str], int | bytes | None]) -> None:
         """`find` says where the live record of a key is."""
@@ -415,12 +405,12 @@ class Cleaner:
 
     @property
     def is_due(self) -> bool:
-        """Whether some steps are worth their while."""
+        """Return whether some steps are worth their while."""
         return self._debt_bytes >= _MIN_STEP_BYTES
 
     def begin(self, ballast_bytes: int) -> int:
-        """How many bytes may be scanned now: half of the ballast, where there is one. Copies that wait for room do not
-        eat up what drops need."""
+        """Return how many bytes may be scanned now: half of the ballast, where there is one. Copies that wait for room
+        do not eat up what drops need."""
         budget = min(self._debt_bytes, ballast_bytes // 2 or _MAX_STEP_BYTES, _MAX_STEP_BYTES)
         self._debt_bytes -= budget
         return budget
@@ -434,8 +424,8 @@ class Cleaner:
             self._debt_bytes = 0
 
     def step(self, segment: Segment, budget: int) -> tuple[list[tuple[str, int, bytes]], int]:
-        """(key, place, record) of records that are live now, from where the last step ended, and what of the budget is
-        left. StagingError if a record is damaged; the segment stays then, and the next start says so."""
+        """Return key, place and record of those that are live now, from where the last step ended, and what of the
+        budget is left. StagingError if a record is damaged; the segment stays then, and the next start says so."""
         if self._number != segment.number or self._offset >= segment.size_bytes:
             self._number, self._offset, self._left = segment.number, fmt.HEADER_BYTES, 0
         found: list[tuple[str, int, bytes]] = []
@@ -457,7 +447,7 @@ class Cleaner:
             if self._find(key) == place:
                 data = window.get(offset, size)
                 if not fmt.record_is_whole(data, fmt.encode_key(key)):
-                    raise damaged(segment.path, offset, "not the record that was written here")
+                    raise _wrong(segment, offset)
                 found.append((key, place, data))
             offset += size
             left -= 1
@@ -475,7 +465,7 @@ class _Window:
         self._data = b""
 
     def get(self, offset: int, size: int) -> bytes:
-        """Bytes of the segment. StagingError if it is shorter."""
+        """Return bytes of the segment. StagingError if it is shorter."""
         at = offset - self._start
         if at < 0 or at + size > len(self._data):
             wanted = min(max(size, _WINDOW_BYTES), self._segment.size_bytes - offset)
@@ -491,17 +481,17 @@ _MASK = (1 << 32) - 1
 
 
 def place_of(segment: Segment, offset: int, size: int) -> int:
-    """A place as one int."""
+    """Return a place as one int."""
     return segment.number << 64 | offset << 32 | size
 
 
 def split_place(place: int) -> tuple[int, int, int]:
-    """(number of the segment, offset, length)."""
+    """Return number of the segment, offset, length."""
     return place >> 64 & _MASK, place >> 32 & _MASK, place & _MASK
 
 
 class Index:
-    """The live records and the segments they are in."""
+    """The newest record of each key, and the segments they are in. The journal's lock is held over every call."""
 
     def __init__(self) -> None:
         self.live: dict[str, int | bytes] = {}
@@ -513,13 +503,13 @@ class Index:
         """Of the last change."""
 
     @property
-    def oldest(self) -> Segment:
-        """The segment that is cleaned first."""
-        return next(iter(self.segments.values()))
+    def oldest_is_dead(self) -> bool:
+        """Return whether the oldest segment has no live record, and is not the only one."""
+        return len(self.segments) > 1 and not next(iter(self.segments.values())).live_bytes
 
     @property
     def newest(self) -> Segment:
-        """The segment that was made last."""
+        """Return the segment that was made last."""
         return next(reversed(self.segments.values()))
 
     def replay(self, segments: list[Segment]) -> int:
@@ -555,7 +545,7 @@ class Index:
         self.live_bytes += size
 
     def remove(self, key: str) -> None:
-        """The key has no live record any more."""
+        """Note that a key has no live record any more."""
         was = self.live.pop(key, None)
         if isinstance(was, int):
             number, _, size = split_place(was)
@@ -564,13 +554,13 @@ class Index:
             self.live_bytes -= len(was)
 
     def put(self, key: str, record: bytes) -> None:
-        """A record that is not durable yet is the key's newest."""
+        """Note a key's newest record, which is not durable yet."""
         self.remove(key)
         self.live[key] = record
         self.live_bytes += len(record)
 
     def move(self, key: str, place: int, copy: bytes) -> bool:
-        """A copy that is not durable yet takes the place of the same record; False if that is live no more."""
+        """Put a copy that is not durable yet in a record's place; False if that is live no more."""
         if self.live.get(key) != place:
             return False
         number, _, size = split_place(place)
@@ -579,7 +569,7 @@ class Index:
         return True
 
     def settle(self, segment: Segment, offset: int, keys: Sequence[str], records: Sequence[bytes]) -> None:
-        """Records are durable, from this offset on. Those that were replaced meanwhile do not count."""
+        """Note that records are durable, from this offset on. Those that were replaced meanwhile do not count."""
         for key, record in zip(keys, records, strict=True):
             size = len(record)
             if self.live.get(key) is record:

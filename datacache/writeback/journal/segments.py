@@ -3,10 +3,6 @@
 A segment is made under another name, written and fsynced, then renamed, and its folder fsynced: one that has its name
 has a whole header. Works on what any file system gives: no mmap, no O_DIRECT, no locks. Calls may come from any thread;
 what writes to the same file must be kept apart by the caller.
-
-The end of the journal that is written to: groups become frames of the newest segment. Used by `journal`.
-
-One thread at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ class Segment:
 
     @property
     def number(self) -> int:
-        """Its number."""
+        """Return the segment's number."""
         return self.header.number
 
     def __del__(self) -> None:
@@ -57,7 +53,7 @@ class Segment:
 
 
 def damaged(path: Path, offset: int, what: str) -> StagingError:
-    """The error that says where the journal is damaged."""
+    """Return the error that says where the journal is damaged."""
     return StagingError(
         f"the staging journal is damaged: {path}, byte {offset}: {what}",
         hint=f"bring the file back from a copy of the staging area (check the disk, too); or move {path.parent.parent} "
@@ -66,7 +62,7 @@ def damaged(path: Path, offset: int, what: str) -> StagingError:
 
 
 def failed(path: Path, exc: OSError) -> StagingError:
-    """The error for what the file system refused."""
+    """Return the error for what the file system refused."""
     reason = exc.strerror or str(exc)
     if exc.errno in FULL:
         return StagingFullError(
@@ -82,7 +78,7 @@ def failed(path: Path, exc: OSError) -> StagingError:
 
 
 def make_segment(folder: Path, previous: Segment | None, *, first: int, sequence: int) -> Segment:
-    """A new segment behind the previous one, durable. What was written there behind its `size_bytes` counts no more."""
+    """Make a durable segment behind the previous one. What that has behind its `size_bytes` counts no more."""
     number = previous.number + 1 if previous else 1
     journal = previous.header.journal if previous else secrets.randbits(64)
     end = previous.size_bytes if previous else 0
@@ -103,7 +99,7 @@ def make_segment(folder: Path, previous: Segment | None, *, first: int, sequence
 
 
 def open_segments(folder: Path) -> list[Segment]:
-    """The segments that count, oldest first, each with its end; left-overs are removed. [] for a new journal.
+    """Return the segments that count, oldest first, each with its end; remove left-overs. [] for a new journal.
 
     StagingError if one is missing, or damaged anywhere but at the newest one's torn tail, which is cut off. Frames that
     the newest one has are made durable: after a failed fsync the page cache may hold what the disk does not.
@@ -172,7 +168,7 @@ def _find_end(newest: Segment) -> int:
 
 
 def _check_tail(file: BinaryIO, newest: Segment, sequence: int) -> None:
-    """StagingError if what follows the last whole frame was durable once: that is no torn tail."""
+    """Raise StagingError if what follows the last whole frame was durable once: that is no torn tail."""
     file.seek(newest.size_bytes)
     tail = file.read()
     at = tail.find(fmt.FRAME_MAGIC)
@@ -188,7 +184,7 @@ def _check_tail(file: BinaryIO, newest: Segment, sequence: int) -> None:
 
 
 def read_frames(file: BinaryIO, segment: Segment, end: int | None = None) -> Iterator[tuple[int, fmt.FrameHead, bytes]]:
-    """(offset, head, records) of a segment's frames up to the end, or to the first that is not whole."""
+    """Yield offset, head and records of a segment's frames up to the end, or to the first that is not whole."""
     limit = os.fstat(file.fileno()).st_size if end is None else end
     offset, sequence = fmt.HEADER_BYTES, segment.header.sequence
     file.seek(offset)
@@ -206,7 +202,8 @@ def read_frames(file: BinaryIO, segment: Segment, end: int | None = None) -> Ite
 
 
 def replay(segments: list[Segment]) -> Iterator[tuple[Segment, int, fmt.FrameHead, bytes]]:
-    """(segment, offset of its records, head, records) of every group, in order. StagingError where one is damaged."""
+    """Yield segment, offset of its records, head and records of every group, in order. StagingError where one is
+    damaged."""
     for index, segment in enumerate(segments):
         reached, sequence = fmt.HEADER_BYTES, segment.header.sequence
         with segment.path.open("rb", buffering=_CHUNK_BYTES) as file:
@@ -264,7 +261,7 @@ class Ballast:
 
     @property
     def is_small(self) -> bool:
-        """Whether it might be larger."""
+        """Return whether it might be larger."""
         return self.size_bytes < self._limit_bytes
 
 
@@ -281,7 +278,7 @@ class Group(NamedTuple):
 
 
 class Log:
-    """Where the next frame goes."""
+    """The end of the journal, where groups become frames of the newest segment. One thread at a time."""
 
     def __init__(self, folder: Path, segment_bytes: int, active: Segment | None) -> None:
         self._folder = folder
@@ -290,7 +287,7 @@ class Log:
 
     @property
     def needs_segment(self) -> bool:
-        """Whether `rotate` comes before `write`: after a start, a failure, or when the segment is large enough."""
+        """Return whether `rotate` comes before `write`: after a start, a failure, or when the segment is large."""
         return self._active is None or self._active.size_bytes >= self._segment_bytes
 
     def rotate(self, previous: Segment, *, first: int, sequence: int) -> Segment:

@@ -19,7 +19,7 @@ from datacache.core.errors import DatacacheError, StagingError, StoreError, Stor
 from datacache.writeback.model import Failure, Pending
 from datacache.writeback.upload.queue import StoreHealth, UploadQueue, Wait
 from datacache.writeback.upload.upload import Outcome
-from datacache.writeback.upload.ways import PartsUpload
+from datacache.writeback.upload.ways import AddProgress, PartsUpload
 
 _log = logging.getLogger("datacache.writeback")
 _FIRST_RETRY_S = 1.0
@@ -36,22 +36,12 @@ _LISTED = 100
 _TOLD = 1000
 
 
-class Running:
-    """One upload under way."""
-
-    __slots__ = ("done_bytes", "key", "size_bytes")
-
-    def __init__(self, key: str, size_bytes: int) -> None:
-        self.key = key
-        self.size_bytes = size_bytes
-        self.done_bytes = 0
-
-
 class UploadReport:
     """Counters since the start, and the failures that are not mended: for status and the log."""
 
     def __init__(self) -> None:
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, list[Any]] = {}
+        """Key, bytes that are in the bucket by now and bytes of all, by key."""
         self.failures: dict[str, Failure] = {}
         self._uploaded_files = 0
         self._uploaded_bytes = 0
@@ -97,7 +87,7 @@ class UploadReport:
         failures = list(self.failures.values())
         recent_bytes = sum(size for second, size in self._seconds if second >= now // 1 - _RATE_S)
         return {
-            "uploading": [[each.key, each.done_bytes, each.size_bytes] for each in self.running.values()],
+            "uploading": [list(each) for each in self.running.values()],
             "upload_bytes_per_s": recent_bytes / _RATE_S,
             "uploaded_files": self._uploaded_files,
             "uploaded_bytes": self._uploaded_bytes,
@@ -246,18 +236,20 @@ class UploadBoard:
 
     # --- what came of them -------------------------------------------------------------------------------------------
 
-    def begin(self, running: Running) -> None:
+    def begin(self, key: str, size_bytes: int) -> AddProgress:
         """Show an upload as under way."""
+        running: list[Any] = [key, 0, size_bytes]
         with self.lock:
-            self.report.running[running.key] = running
+            self.report.running[key] = running
 
-    def add_progress(self, running: Running, size_bytes: int, *, sent: bool) -> None:
-        """Count more of an upload as in the bucket: sent now, or there from before."""
-        with self.lock:
-            running.done_bytes += size_bytes
-            if sent:
-                self.report.count_sent(size_bytes, self._clock())
-                self._note_answer_locked()
+        def add(done_bytes: int, sent: bool) -> None:
+            with self.lock:
+                running[1] += done_bytes
+                if sent:
+                    self.report.count_sent(done_bytes, self._clock())
+                    self._note_answer_locked()
+
+        return add
 
     def skip(self, key: str, *, retry: bool = False, is_gone: bool = False) -> None:
         """End a key for which nothing was to be done; with `retry`: not now. `is_gone`: it is not pending any more."""

@@ -23,7 +23,7 @@ from datacache.store.bucket import LiveObject
 from datacache.store.errors import expect_listing
 from datacache.writeback.conflicts import Standing, is_conflict_copy, standing
 from datacache.writeback.model import WRITER, Claim, Conflict, Pending, Stored
-from datacache.writeback.upload.ways import Copied, InOneRequest, InParts, Progress, Sending, Way
+from datacache.writeback.upload.ways import AddProgress, Copied, InOneRequest, InParts, Sending, Way
 
 _ROUNDS = 5
 """Tries to write a key that somebody else writes at the same time."""
@@ -54,7 +54,7 @@ class Uploads:
         self._sending = sending
         self._engine, self._bucket, self._claims = sending.engine, sending.engine.bucket, sending.claims
 
-    def bring(self, claim: Claim, progress: Progress, *, look_first: bool) -> Outcome:
+    def bring(self, claim: Claim, progress: AddProgress, *, look_first: bool) -> Outcome:
         """Bring a claimed key to the bucket, and end the claim. `look_first`: an earlier try may have done it. Errors
         are the store's; the key stays pending, then."""
         try:
@@ -81,7 +81,7 @@ class Uploads:
             return Outcome(pending.version)
         return self._finish(claim, info)
 
-    def _write(self, claim: Claim, progress: Progress, *, look_first: bool) -> Outcome:
+    def _write(self, claim: Claim, progress: AddProgress, *, look_first: bool) -> Outcome:
         pending = claim.pending
         full = self._engine.prefix + pending.key
         expect = pending.base
@@ -121,15 +121,14 @@ class Uploads:
         self._claims.abandon(claim)  # not before: what is written while the way ends is to tear it
         return Outcome(torn=claim.torn)
 
-    def _way(self, claim: Claim, full: str, progress: Progress) -> Way:
+    def _way(self, claim: Claim, full: str, progress: AddProgress) -> Way:
         pending = claim.pending
         metadata = self._metadata(pending)
         if pending.upload_bytes > self._bucket.whole_bytes:
             return InParts(self._sending, claim, full, metadata, progress)
         self._sending.forget_unfinished(pending.key)
-        if isinstance(pending.content, Stored):
-            return Copied(self._engine, pending, pending.content, metadata)
-        return InOneRequest(self._sending, claim, full, metadata, progress)
+        way = Copied if isinstance(pending.content, Stored) else InOneRequest
+        return way(self._sending, claim, full, metadata, progress)
 
     def _metadata(self, pending: Pending) -> dict[str, str]:
         assert pending.attributes is not None

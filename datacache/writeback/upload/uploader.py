@@ -33,7 +33,7 @@ from datacache.writeback.claims import Claims
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.fetching import Fetching
 from datacache.writeback.model import Pending, Stored
-from datacache.writeback.upload.board import Running, UploadBoard
+from datacache.writeback.upload.board import UploadBoard
 from datacache.writeback.upload.queue import Wait
 from datacache.writeback.upload.upload import Uploads
 from datacache.writeback.upload.ways import PartsUpload, Sending
@@ -50,16 +50,6 @@ _WATCH_EVERY_S = 0.5
 _RECONNECT_EVERY_S = 30.0
 _TELL_EVERY_S = 0.5
 _FEW = 1000
-
-
-class _Progress:
-    """Passes on how far one upload is."""
-
-    def __init__(self, board: UploadBoard, running: Running) -> None:
-        self._board, self._running = board, running
-
-    def add(self, size_bytes: int, *, sent: bool = True) -> None:
-        self._board.add_progress(self._running, size_bytes, sent=sent)
 
 
 class Uploader:
@@ -301,17 +291,13 @@ class Uploader:
         blockers = self.claims.blockers(key)
         if not blockers:
             return pending
-        while blockers and not self._is_ready(blockers[-1]):
+        while blockers and not ((blocker := self._engine.get(blockers[-1])) is not None and blocker.ready):
             blockers.pop()
         if not blockers:
             self._board.skip(key, retry=True)
         elif not self._board.park(key, blockers):
             self._break_circle(pending, blockers[-1])
         return None
-
-    def _is_ready(self, key: str) -> bool:
-        pending = self._engine.get(key)
-        return pending is not None and pending.ready
 
     def _break_circle(self, pending: Pending, blocker: str) -> None:
         """Bring the bytes here of one of several keys that wait for one another, as two names were swapped or more were
@@ -352,9 +338,8 @@ class Uploader:
             if claim is None:
                 self._board.skip(key)
                 return
-            running = Running(key, claim.pending.upload_bytes)
-            self._board.begin(running)
-            outcome = self._uploads.bring(claim, _Progress(self._board, running), look_first=pending.touched)
+            progress = self._board.begin(key, claim.pending.upload_bytes)
+            outcome = self._uploads.bring(claim, progress, look_first=pending.touched)
         finally:
             if is_large:
                 self._board.end_large()

@@ -14,20 +14,21 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from datacache.core.concurrency import ByteBudget
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, StagingError, StoreError, StoreUnavailableError
 from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket, Part
-from datacache.writeback.claims import Claims
+from datacache.writeback.claims import Claims, ContentReader
 from datacache.writeback.engine import WriteBack
-from datacache.writeback.model import Claim, Pending, Staged, Stored, UploadState
+from datacache.writeback.model import Claim, Staged, Stored, UploadState
 
 _log = logging.getLogger("datacache.writeback")
 _MIB = 2**20
 _GONE = "somebody else changed or deleted it in the bucket since"
+AddProgress = Callable[[int, bool], None]
+"""Counts more bytes of an upload as in the bucket: sent now (True), or there from before."""
 _RENAMED = "it was renamed from {key}, which somebody else {what} before the rename had reached the bucket"
 
 
@@ -66,16 +67,14 @@ class Sending:
             raise exc
 
 
-class Progress(Protocol):
-    """Passes on how far an upload is."""
-
-    def add(self, size_bytes: int, *, sent: bool = True) -> None:
-        """Count this many more bytes as in the bucket: sent now, or there from before."""
-        ...
-
-
 class Way:
-    """How a key gets to the bucket."""
+    """How a claimed key gets to the bucket, under the key `full`."""
+
+    def __init__(
+        self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: AddProgress
+    ) -> None:
+        self._sending, self._claim, self._full, self._metadata = sending, claim, full, metadata
+        self._engine, self._progress = sending.engine, progress
 
     def send(self, expect: str | None) -> ObjectInfo | None:
         """Send it; None if the file was written to meanwhile. Raises as `Bucket` does, and may be called again."""
@@ -102,28 +101,23 @@ class Way:
 class InOneRequest(Way):
     """The bytes of a small file."""
 
-    def __init__(self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: Progress) -> None:
-        self._sending, self._claim, self._full, self._metadata = sending, claim, full, metadata
-        self._progress = progress
-        self._size = claim.pending.upload_bytes
-
     def send(self, expect: str | None) -> ObjectInfo | None:
-        sending = self._sending
-        sending.bodies.take(self._size)
+        size_bytes = self._claim.pending.upload_bytes
+        self._sending.bodies.take(size_bytes)
         try:
             data = self._read()
-            if self._claim.torn or len(data) != self._size:
+            if self._claim.torn or len(data) != size_bytes:
                 return None
-            info = sending.engine.bucket.write(self._full, data, self._metadata, expect=expect)
+            info = self._engine.bucket.write(self._full, data, self._metadata, expect=expect)
             del data
         finally:
-            sending.bodies.give(self._size)
-        self._progress.add(self._size)
+            self._sending.bodies.give(size_bytes)
+        self._progress(size_bytes, True)
         return info
 
     def is_same(self, found: ObjectInfo) -> bool:
         # Where rclone's S3 server fails after it has written a file, the object is there without its metadata.
-        if found.size_bytes != self._size:
+        if found.size_bytes != self._claim.pending.upload_bytes:
             return False
         data = self._read()
         return not self._claim.torn and hashlib.md5(data, usedforsecurity=False).hexdigest() == found.etag
@@ -131,7 +125,7 @@ class InOneRequest(Way):
     def _read(self) -> bytes | memoryview:
         reader = self._sending.claims.open_content(self._claim)
         try:
-            return reader.read(0, self._size)
+            return reader.read(0, self._claim.pending.upload_bytes)
         finally:
             reader.close()
 
@@ -139,15 +133,18 @@ class InOneRequest(Way):
 class Copied(Way):
     """Bytes that are in the bucket already, under another key or, when only attributes changed, under the same."""
 
-    def __init__(self, engine: WriteBack, pending: Pending, content: Stored, metadata: dict[str, str]) -> None:
-        self._engine, self._pending, self._metadata = engine, pending, metadata
-        self._in_place = content.key == pending.key
-        full = engine.prefix + content.key
-        self._source = ObjectRef(engine.bucket.url, full, content.size_bytes, content.etag)
+    def __init__(
+        self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: AddProgress
+    ) -> None:
+        super().__init__(sending, claim, full, metadata, progress)
+        content = claim.pending.content
+        assert isinstance(content, Stored)
+        source = self._engine.prefix + content.key
+        self._source = ObjectRef(self._engine.bucket.url, source, content.size_bytes, content.etag)
+        self._in_place = source == full
 
     def send(self, expect: str | None) -> ObjectInfo | None:
-        full = self._engine.prefix + self._pending.key
-        return self._engine.bucket.copy(self._source, full, self._metadata, expect=expect)
+        return self._engine.bucket.copy(self._source, self._full, self._metadata, expect=expect)
 
     def take_base(self, found: ObjectInfo) -> None:
         if self._in_place:  # an earlier try to change the attributes, of the same bytes
@@ -164,7 +161,7 @@ class Copied(Way):
         if found.info.etag == self._source.etag:
             return ""
         # While a copy of it is pending we write a key only to change its attributes, so the bytes are the same.
-        other, now = self._engine.get(key), self._engine.get(self._pending.key)
+        other, now = self._engine.get(key), self._engine.get(self._claim.pending.key)
         known = now is not None and now.content == Stored(key, found.info.size_bytes, found.info.etag)
         ours = other is not None and self._engine.own_version(found.metadata, other) is not None
         if not (known or ours) or found.info.size_bytes != self._source.size_bytes:
@@ -177,12 +174,9 @@ class InParts(Way):
     """The bytes of a larger file. The upload is recorded before its first part is sent, and gone on with after an error
     or a restart."""
 
-    def __init__(self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: Progress) -> None:
-        self._sending, self._claim, self._full, self._metadata = sending, claim, full, metadata
-        self._engine, self._progress = sending.engine, progress
-        self._state: UploadState | None = None
-        self._parts: list[Part] | None = None
-        self._completed = False
+    _state: UploadState | None = None
+    _parts: list[Part] | None = None
+    _completed = False
 
     def send(self, expect: str | None) -> ObjectInfo | None:
         if self._parts is None:
@@ -216,9 +210,8 @@ class InParts(Way):
                 self._engine.save_upload(pending.key, self._state)
             parts = PartsUpload(
                 bucket, self._full, self._state.id, part_bytes=self._state.part_bytes, reader=reader,
-                claim=self._claim, kept=kept, sent=self._progress.add, stopped=self._is_stopped,
+                claim=self._claim, kept=kept, sent=self._progress, stopped=self._is_stopped,
             )  # fmt: skip
-            self._progress.add(parts.kept_bytes, sent=False)
             sending.offer(parts)
             try:
                 return parts.run()
@@ -287,16 +280,6 @@ class InParts(Way):
 # --- the parts of a large file ---------------------------------------------------------------------------------------
 
 
-class Reader(Protocol):
-    """Reads the bytes of an upload; safe from several threads."""
-
-    size_bytes: int
-
-    def read_into(self, buffer: memoryview, start: int) -> int:
-        """Fill a buffer with the bytes from `start` on; return how many there were, fewer if the file was cut off."""
-        ...
-
-
 class _TornError(Exception):
     """The bytes are not those any more that the upload is of."""
 
@@ -305,11 +288,11 @@ class _Section:
     """A part of a file, as a body. No byte of another version is ever sent: the store would list the part, and who
     goes on with the upload after a crash would take it for one of its own."""
 
-    def __init__(self, reader: Reader, claim: Claim, start: int, stop: int) -> None:
-        self._reader, self._claim, self._start, self._stop = reader, claim, start, stop
+    def __init__(self, reader: ContentReader, claim: Claim, start: int, size_bytes: int) -> None:
+        self._reader, self._claim, self._start, self._size = reader, claim, start, size_bytes
 
     def __len__(self) -> int:
-        return self._stop - self._start
+        return self._size
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         try:
@@ -344,10 +327,10 @@ class PartsUpload:
         upload_id: str,
         *,
         part_bytes: int,
-        reader: Reader,
+        reader: ContentReader,
         claim: Claim,
         kept: Iterable[Part],
-        sent: Callable[[int], None],
+        sent: AddProgress,
         stopped: Callable[[], bool],
     ) -> None:
         self._bucket, self._key, self._id = bucket, key, upload_id
@@ -355,17 +338,16 @@ class PartsUpload:
         self._part_bytes = part_bytes
         self._sent, self._stopped = sent, stopped
         self._changed = threading.Condition()  # guards what follows
-        self._parts = {part.number: part for part in kept if self._fits(part)}
+        self._parts = {
+            part.number: part for part in kept if part.number >= 1 and part.size_bytes == self._size_of(part.number) > 0
+        }
+        if self._parts:
+            sent(sum(part.size_bytes for part in self._parts.values()), False)
         numbers = range(1, -(-reader.size_bytes // part_bytes) + 1)
         self._missing = deque(number for number in numbers if number not in self._parts)
         self._sending = 0
         self._error: BaseException | None = None
         self._over = False  # it was stopped: whoever looks for work finds none here
-
-    @property
-    def kept_bytes(self) -> int:
-        """Return the bytes of the parts that are there."""
-        return sum(part.size_bytes for part in self._parts.values())
 
     @property
     def has_work(self) -> bool:
@@ -410,21 +392,16 @@ class PartsUpload:
                 return None
             return [self._parts[number] for number in sorted(self._parts)]
 
-    def _range(self, number: int) -> tuple[int, int]:
-        start = (number - 1) * self._part_bytes
-        return start, min(start + self._part_bytes, self._reader.size_bytes)
-
-    def _fits(self, part: Part) -> bool:
-        start, stop = self._range(part.number)
-        return part.number >= 1 and part.size_bytes == stop - start > 0
+    def _size_of(self, number: int) -> int:
+        return min(self._part_bytes, self._reader.size_bytes - (number - 1) * self._part_bytes)
 
     def _send(self, number: int) -> Part | None:
-        start, stop = self._range(number)
         if self._claim.torn:
             return None
+        section = _Section(self._reader, self._claim, (number - 1) * self._part_bytes, self._size_of(number))
         try:
-            part = self._bucket.put_part(self._key, self._id, number, _Section(self._reader, self._claim, start, stop))
+            part = self._bucket.put_part(self._key, self._id, number, section)
         except _TornError:
             return None
-        self._sent(stop - start)
+        self._sent(len(section), True)
         return part
