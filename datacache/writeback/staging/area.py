@@ -14,12 +14,8 @@ of the whole file (flock(2), "NFS details"; a mount with `nolock` or `local_lock
 owner's node dies, the file system gives its lock away after a while, and the next one that opens the area replaces
 `owner.json`. Should the former owner not have died, `check()` tells it that the area is not its own any more.
 
-Any thread may call anything here.
-
-What a staging area says of itself, in two small files: `area.json` (what it is) and `owner.json` (whose it is); and
-what all that works in an area needs: durable names, and errors that say what to do.
-
-Used by `staging`, `files` and their parts. No state, any thread.
+What all that works in an area needs is here, too: durable names, and errors that say what to do. Any thread may call
+anything here.
 """
 
 from __future__ import annotations
@@ -66,7 +62,7 @@ class AreaInfo(NamedTuple):
     """Whether the owner lives."""
     problem: str
     endpoint: str | None = None
-    """See `area_files.Area`."""
+    """See `Area`."""
 
 
 class StagingArea:
@@ -88,12 +84,12 @@ class StagingArea:
 
     @property
     def journal_folder(self) -> Path:
-        """Where the journal is."""
+        """Return where the journal is."""
         return self.folder / _JOURNAL
 
     @property
     def data_folder(self) -> Path:
-        """Where the data files are."""
+        """Return where the data files are."""
         return self.folder / _DATA
 
     @classmethod
@@ -110,7 +106,9 @@ class StagingArea:
             folder = root / _folder_of(root, url, endpoint)
             make_folder(folder)
             try:
-                keep_private(folder)
+                # In a root that everybody may write to, somebody else may have made the folder, to read along.
+                if folder.stat().st_mode & 0o077:
+                    folder.chmod(0o700)
                 lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError:
                 with contextlib.suppress(OSError):
@@ -132,7 +130,7 @@ class StagingArea:
         return cls(folder, url, area_id, owner, lock, is_new=is_new)
 
     def check(self) -> None:
-        """`StagingError` if the area is not this one's any more: taken over after the lock was lost, moved away,
+        """Raise `StagingError` if the area is not this one's any more: taken over after the lock was lost, moved away,
         deleted, or out of reach. Looks at most once a second while all is well, so it may be asked before each write.
         """
         if self._lock >= 0 and time.monotonic() - self._checked_at_s < _CHECK_EVERY_S:
@@ -167,7 +165,7 @@ class StagingArea:
         self._checked_at_s = now_s
 
     def close(self, *, discard: bool = False) -> None:
-        """Give the area back; with `discard` delete it, with all that is in it. Again: nothing happens."""
+        """Give the area back; with `discard` delete it, with all that is in it. A second call does nothing."""
         lock, self._lock = self._lock, -1
         if lock < 0:
             return
@@ -203,8 +201,8 @@ def _remove_unmade(folder: Path) -> None:
 
 
 def areas(root: Path) -> list[AreaInfo]:
-    """All areas under `root`, by name; changes nothing. A root that is not there has none; `StagingError` if it cannot
-    be looked into."""
+    """Return all areas under `root`, by name; change nothing. A root that is not there has none; `StagingError` if it
+    cannot be looked into."""
     try:
         folders = sorted(path for path in root.iterdir() if re.search(r"-[0-9a-f]{16}$", path.name) and path.is_dir())
     except FileNotFoundError:
@@ -215,8 +213,8 @@ def areas(root: Path) -> list[AreaInfo]:
 
 
 def discard_clean(folder: Path) -> bool:
-    """Delete an area of which its last owner said at its end that everything is uploaded, and nobody has it. Whether it
-    is deleted. An area with conflicts or losses stays, for people to see them."""
+    """Delete an area of which its last owner said at its end that everything is uploaded, and nobody has it; return
+    whether it is deleted. An area with conflicts or losses stays, for people to see them."""
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -238,7 +236,11 @@ def discard_clean(folder: Path) -> bool:
 
 def _look(folder: Path) -> AreaInfo:
     try:
-        locked = _is_locked(folder)
+        fd = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            locked = not lockfile.take(fd, wait=False, shared=True)
+        finally:
+            os.close(fd)
         owner = None
         with contextlib.suppress(FileNotFoundError):
             owner = read_owner(folder)
@@ -251,14 +253,6 @@ def _look(folder: Path) -> AreaInfo:
     return AreaInfo(folder, area.url, owner, locked, "", area.endpoint)
 
 
-def _is_locked(folder: Path) -> bool:
-    fd = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return not lockfile.take(fd, wait=False, shared=True)
-    finally:
-        os.close(fd)
-
-
 def _folder_name(url: str, endpoint: str | None = None) -> str:
     readable = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:60].strip("-")
     what = url if endpoint is None else f"{url}\n{endpoint}"
@@ -266,8 +260,8 @@ def _folder_name(url: str, endpoint: str | None = None) -> str:
 
 
 def _folder_of(root: Path, url: str, endpoint: str) -> str:
-    """The area's folder: named after the URL alone where there is no endpoint, or where such a folder was there before
-    endpoints were noted."""
+    """Return the name of the area's folder: after the URL alone where there is no endpoint, or where such a folder was
+    there before endpoints were noted."""
     plain, own = _folder_name(url), _folder_name(url, endpoint)
     if (root / own).exists():
         return own
@@ -321,7 +315,7 @@ def _raise_busy(folder: Path) -> NoReturn:
 
 
 def _read_or_make_area(folder: Path, url: str, endpoint: str) -> tuple[str, bool]:
-    """The area's id, and whether it was made just now."""
+    """Return the area's id, and whether it was made just now."""
     try:
         found, area_id, noted = read_area(folder)
     except FileNotFoundError:
@@ -358,7 +352,7 @@ ELSEWHERE = "Set DATACACHE_STAGING to a folder on durable storage that you can w
 
 
 class Owner(NamedTuple):
-    """Who works on an area, as it wrote itself."""
+    """The process that works on an area, in its own words."""
 
     host: str
     pid: int
@@ -377,7 +371,7 @@ class Owner(NamedTuple):
 
 @contextlib.contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """What the file system refuses becomes a `StagingError`."""
+    """Raise what the file system refuses within as a `StagingError`."""
     try:
         yield
     except StagingError:
@@ -394,7 +388,7 @@ def refusing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reaching(folder: Path, what: str) -> Iterator[None]:
-    """What the file system refuses while an area is in use becomes a `StagingError`; but a file that is there already
+    """Raise what the file system refuses while an area is in use as a `StagingError`; but a file that is there already
     (`FileExistsError`) is the caller's affair."""
     try:
         yield
@@ -405,7 +399,7 @@ def reaching(folder: Path, what: str) -> Iterator[None]:
 
 
 def unreachable(folder: Path, what: str, exc: OSError) -> StagingError:
-    """The error for what cannot be done in a folder of an area; `errno` is the cause's."""
+    """Return the error for what cannot be done in a folder of an area; `errno` is the cause's."""
     if exc.errno in FULL:
         return StagingFullError(
             f"the file system of the staging area {folder} is full: {exc.strerror}",
@@ -427,14 +421,8 @@ def make_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def keep_private(folder: Path) -> None:
-    """In a root that everybody may write to, somebody else may have made the folder, to read along."""
-    if folder.stat().st_mode & 0o077:
-        folder.chmod(0o700)
-
-
 class Area(NamedTuple):
-    """What an area is."""
+    """The content of an area's `area.json`."""
 
     url: str
     id: str
@@ -443,7 +431,7 @@ class Area(NamedTuple):
 
 
 def read_area(folder: Path) -> Area:
-    """What an area says of itself. `FileNotFoundError` if it was never made."""
+    """Read what an area says of itself. `FileNotFoundError` if it was never made."""
     try:
         table = json.loads((folder / AREA).read_bytes())
         version = table["format"]
@@ -463,6 +451,7 @@ def read_area(folder: Path) -> Area:
 
 
 def damaged(folder: Path, how: str) -> StagingError:
+    """Return the error for an area whose `area.json` is missing or makes no sense."""
     return StagingError(
         f"the staging area {folder} is damaged: {AREA}: {how}",
         hint=f"Put {folder / AREA} back from a copy. Or move the folder away to begin with an empty area: what was "
@@ -471,17 +460,11 @@ def damaged(folder: Path, how: str) -> StagingError:
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """None if it makes no sense. `FileNotFoundError` if nobody says to be the owner."""
+    """Read who works on an area; None if it makes no sense. `FileNotFoundError` if nobody says to be the owner."""
+    kinds = {"host": str, "pid": int, "boot_id": str, "since": float, "who": str, "token": str}
     try:
         table = json.loads((folder / OWNER).read_bytes())
-        return Owner(
-            host=str(table["host"]),
-            pid=int(table["pid"]),
-            boot_id=str(table["boot_id"]),
-            since=float(table["since"]),
-            who=str(table["who"]),
-            token=str(table["token"]),
-        )
+        return Owner(**{name: kind(table[name]) for name, kind in kinds.items()})
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -496,7 +479,14 @@ def write_owner(folder: Path, owner: Owner, *, ballast: Path) -> None:
         if exc.errno not in FULL:
             raise
         try:
-            _write_over(path, json.dumps(table).encode())  # who reads half of it reads that it makes no sense
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                data = json.dumps(table).encode()
+                write_all(fd, data, 0)  # who reads half of it reads that it makes no sense
+                os.ftruncate(fd, len(data))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
         except OSError as exc:
             if exc.errno not in (*FULL, errno.ENOENT):
                 raise
@@ -504,16 +494,6 @@ def write_owner(folder: Path, owner: Owner, *, ballast: Path) -> None:
             write_json(path, table)
 
 
-def _write_over(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        write_all(fd, data, 0)
-        os.ftruncate(fd, len(data))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def write_json(path: Path, table: dict[str, Any]) -> None:
-    """Durable and as a whole: after a crash the old one is there, or the new one."""
+    """Write a JSON file, durable and as a whole: after a crash the old one is there, or the new one."""
     replace_file(path, json.dumps(table, indent=1).encode())

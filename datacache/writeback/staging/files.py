@@ -1,39 +1,44 @@
-"""Data files of a staging area: larger contents, each in a file that has a number.
+"""Data files of a staging area: larger contents, each in a file that has a number; and the room that they take.
 
 Used by the engine and the uploader. A file is either *referenced* (a record of the journal names its number, or its
 writer is still at it), and then nothing here ever deletes it unasked; or a *clean copy* of an object as it is in the
 bucket, kept for who reads what was just written, and dropped, the one used longest ago first, when its room is needed.
 Clean copies are known to this process only: after a restart no record refers to them, and `purge()` deletes them.
 
-Any thread. The lock guards the tables (sizes and clean copies); no system call is made under it.
+256 files of consecutive numbers share an inner folder, 256 of these an outer one. Numbers grow and are never used
+twice: a folder goes with its last file, but that of the highest numbers stays, and the next start begins with a new one
+above it.
 
-Room in a staging area: how much is in use, how much there may be, and waiting for some.
-
-Used by `files.StagedFiles`. The limit is the operator's, or what the file system has left beside what others keep on
-it; the file system is asked at most once a second, and what grew since is counted in between.
-
-Any thread. The lock guards the numbers; no system call is made under it.
+Any thread. The locks guard the tables and numbers; no system call is made under them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from datacache.core.disk import sync_folder
 from datacache.core.errors import StagingError, StagingFullError
-from datacache.writeback.staging.area import reaching
-from datacache.writeback.staging.numbered import NumberedFiles
+from datacache.writeback.staging.area import reaching, unreachable
 
 log = logging.getLogger(__name__)
 
 HIGH_WATERMARK, LOW_WATERMARK = 0.8, 0.7
 MAX_CLEAN_COPIES = 20_000
 """Each takes some 400 bytes of memory."""
+SAMPLE_EVERY_S = 1.0
+_RESERVE_BYTES = 64 << 20
+_RESERVE_SHARE = 50
+"""What is left of the file system, a 50th of it at most: what is full to the last block cannot be tidied up either."""
+_MAKE_TRIES = 3
+"""The outer folder of a file to be made may be removed this moment, with the last other file in it."""
 
 
 class _Clean(NamedTuple):
@@ -45,38 +50,90 @@ class StagedFiles:
     """The data files under one folder, which must be there. One object for an area."""
 
     def __init__(self, folder: Path, *, limit_bytes: int) -> None:
-        """Finds what files there are. `limit_bytes` is for them and the journal; 0: what the file system has."""
+        """Find what files there are. `limit_bytes` is for them and the journal; 0: what the file system has."""
         self._folder = folder
-        self._files = NumberedFiles(folder)
         self._lock = threading.Lock()
         self._clean: OrderedDict[str, _Clean] = OrderedDict()
         """By key, the one used longest ago first."""
+        self._next = 0
+        self._in_folder: Counter[int] = Counter()
+        """How many files each inner folder (number >> 8) has, those that are just being made included."""
+        self._unnamed: set[int] = set()
+        """Files whose names are not durable yet."""
+        self._new_folders: set[int] = set()
+        """Inner folders whose own names are not durable yet."""
+        self._sizes: dict[int, int] = {}
+        """Bytes that each file counts for."""
         self._journal_bytes = 0
         self._room = Room(folder, limit_bytes=limit_bytes)
         with reaching(folder, "looked into"):
-            self._sizes = dict(self._files.scan())
-            """Bytes that each file counts for."""
+            for inner, path in self._folders():
+                self._begin_above(inner << 8)
+                with os.scandir(path) as files:
+                    for file in files:
+                        with contextlib.suppress(ValueError):
+                            number = int(file.name, 16)
+                            self._sizes[number] = file.stat(follow_symlinks=False).st_blocks * 512
+                            self._in_folder[number >> 8] += 1
         self._room.add(sum(self._sizes.values()))
 
     def __contains__(self, number: int) -> bool:
-        """Whether there is a file of this number."""
+        """Return whether there is a file of this number."""
         return number in self._sizes
 
     def path(self, number: int) -> Path:
-        """Where a file of this number lies, or would."""
-        return self._files.path(number)
+        """Return where a file of this number lies, or would."""
+        return self._inner_path(number >> 8) / f"{number:x}"
+
+    def _inner_path(self, inner: int) -> Path:
+        return self._folder / f"{inner >> 8:06x}" / f"{inner & 0xFF:02x}"
 
     def create(self) -> int:
-        """Make an empty file: its number, higher than any before it. `StagingFullError` if the file system has no room
-        for it."""
-        number = self._files.create()
-        with self._lock:
-            self._sizes[number] = 0
-        return number
+        """Make an empty file and return its number, higher than any before it. `StagingFullError` if the file system
+        has no room for it."""
+        while True:
+            with self._lock:
+                number, self._next = self._next, self._next + 1
+                if not number & 0xFF:
+                    self._new_folders.add(number >> 8)
+                self._in_folder[number >> 8] += 1
+                self._unnamed.add(number)
+            try:
+                with reaching(self._folder, "written to"):
+                    os.close(self._make(number))
+            except FileExistsError:  # a file that a former owner of the area has made since: it is left alone
+                self._count_out(number)
+            except BaseException:
+                self._count_out(number)
+                raise
+            else:
+                if not number & 0xFF:
+                    self._remove_folder_if_empty((number >> 8) - 1)
+                with self._lock:
+                    self._sizes[number] = 0
+                return number
+
+    def _make(self, number: int) -> int:
+        path, flags = self.path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        for _ in range(_MAKE_TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(path, flags, 0o600)
+            with contextlib.suppress(FileNotFoundError):  # the first one in its folder
+                for folder in (path.parent.parent, path.parent):
+                    folder.mkdir(mode=0o700, exist_ok=True)
+        return os.open(path, flags, 0o600)
 
     def open(self, number: int) -> int:
-        """An fd to read and write a file, for the caller to close. `StagingError` if it is not there."""
-        return self._files.open(number)
+        """Return an fd to read and write a file, for the caller to close. `StagingError` if it is not there."""
+        try:
+            return os.open(self.path(number), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError as exc:
+            raise StagingError(
+                f"the staged file {self.path(number)} is not there",
+                hint="Only datacache may delete files in a staging area. See to its file system, and to who cleans it.",
+            ) from exc
+        except OSError as exc:
+            raise unreachable(self._folder, "opened", exc) from exc
 
     def sync(self, fd: int, number: int) -> None:
         """Make a file's bytes and its name durable. After an error the bytes count as not written: the kernel may have
@@ -90,45 +147,99 @@ class StagedFiles:
                 # Blocks may be fewer than bytes (compression; ZFS counts late); overwritten bytes were reported twice.
                 self._sizes[number] = after = max(status.st_blocks * 512, min(before, status.st_size))
                 self._room.add(after - before)
-        self._files.sync_name(number)
+        self.sync_name(number)
 
     def sync_name(self, number: int) -> None:
-        """Make a file's name durable; costs nothing if it is."""
-        self._files.sync_name(number)
+        """Make a file's name durable, and with it those of its neighbours; costs nothing if it is."""
+        inner = number >> 8
+        with self._lock:
+            if number not in self._unnamed:
+                return
+            names = self._unnamed.intersection(range(inner << 8, (inner + 1) << 8))
+            path = self._inner_path(inner)
+            folders = [path, path.parent, self._folder] if inner in self._new_folders else [path]
+        with reaching(self._folder, "synced"):
+            for folder in folders:
+                sync_folder(folder)
+        with self._lock:
+            self._unnamed -= names
+            self._new_folders.discard(inner)
 
     def remove(self, number: int) -> None:
-        """Delete a file; one that is not there is fine. Who has it open goes on reading it."""
+        """Delete a file; one that is not there is fine. Who has it open goes on reading it. Not durable: after a power
+        loss it may be there again."""
         with self._lock:
             size_bytes = self._sizes.pop(number, None)
         if size_bytes is None:
             return
         try:
-            self._files.remove(number)
+            with reaching(self._folder, "written to"), contextlib.suppress(FileNotFoundError):
+                self.path(number).unlink()
         except StagingError:
             with self._lock:
                 self._sizes[number] = size_bytes
             raise
+        self._count_out(number)
         self._room.add(-size_bytes)
+
+    def _count_out(self, number: int) -> None:
+        with self._lock:
+            self._unnamed.discard(number)
+            self._in_folder[number >> 8] -= 1
+        self._remove_folder_if_empty(number >> 8)
+
+    def _remove_folder_if_empty(self, inner: int) -> None:
+        """But for the folder of the newest files, where others may be made this moment; in older ones none are."""
+        with self._lock:
+            if inner < 0 or self._in_folder[inner] > 0 or inner >= (self._next - 1) >> 8:
+                return
+            del self._in_folder[inner]
+            self._new_folders.discard(inner)
+            outer_is_newest = inner >> 8 == (self._next - 1) >> 16
+        path = self._inner_path(inner)
+        with contextlib.suppress(OSError):
+            path.rmdir()
+            if not outer_is_newest:
+                path.parent.rmdir()
+
+    def _folders(self) -> Iterator[tuple[int, Path]]:
+        for outer in list(self._folder.iterdir()):
+            with contextlib.suppress(ValueError):
+                high = int(outer.name, 16) << 8
+                for path in list(outer.iterdir()):
+                    with contextlib.suppress(ValueError):
+                        yield high | int(path.name, 16), path
 
     def purge(self, referenced: set[int]) -> int:
         """At the start, before anything else: delete all files but those that a record refers to, clean copies of an
-        earlier run among them, and begin numbers above all of them. How many were deleted."""
-        self._files.begin_above(max(referenced, default=-1))
+        earlier run among them, and begin numbers above all of them. Return how many were deleted."""
+        self._begin_above(max(referenced, default=-1))
         gone = [number for number in self._sizes if number not in referenced]
         for number in gone:
             self.remove(number)
         with reaching(self._folder, "looked into"):
-            self._files.remove_empty_folders()
+            found = list(self._folders())
+        newest = max((inner for inner, _ in found), default=-1)  # in whose name the highest number is
+        for inner, path in found:
+            if inner != newest and not self._in_folder[inner]:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+                    path.parent.rmdir()
         if gone:
             log.info(
                 "%s: deleted %d files that no record refers to (copies of uploaded objects)", self._folder, len(gone)
             )
         return len(gone)
 
+    def _begin_above(self, number: int) -> None:
+        """Have files made with higher numbers than this one, in a folder of their own."""
+        with self._lock:
+            self._next = max(self._next, ((number >> 8) + 1) << 8)
+
     # --- clean copies ----------------------------------------------------------------------------------------------
 
     def keep(self, key: str, etag: str, number: int, size_bytes: int) -> None:
-        """A file is a copy of the object `key` with this ETag and size now, and nothing refers to it any more: nobody
+        """Keep a file as a copy of the object `key` with this ETag and size, as nothing refers to it any more: nobody
         may have it open for writing. What is no such copy (another size, no ETag) is deleted, and so is an older copy.
         """
         try:
@@ -149,8 +260,8 @@ class StagedFiles:
         self.make_room(0)
 
     def clean(self, key: str, etag: str) -> int | None:
-        """The number of the clean copy of exactly this object. It may be dropped any moment: use `open_clean()` to read
-        it."""
+        """Return the number of the clean copy of exactly this object. It may be dropped any moment: use `open_clean()`
+        to read it."""
         with self._lock:
             found = self._clean.get(key)
             if found is None or found.etag != etag:
@@ -159,16 +270,17 @@ class StagedFiles:
             return found.number
 
     def open_clean(self, key: str, etag: str) -> int | None:
-        """An fd to read the clean copy of exactly this object, for the caller to close; None if there is none. It stays
-        readable when the copy is dropped."""
+        """Return an fd to read the clean copy of exactly this object, for the caller to close; None if there is none.
+        It stays readable when the copy is dropped."""
         number = self.clean(key, etag)
-        if number is None:
-            return None
-        return self._files.open_to_read(number)
+        if number is not None:
+            with reaching(self._folder, "read"), contextlib.suppress(FileNotFoundError):
+                return os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC)
+        return None
 
     def take(self, key: str, etag: str) -> int | None:
-        """The number of the clean copy of exactly this object, which is none from now on: it is the caller's, to be
-        changed and referred to."""
+        """Return the number of the clean copy of exactly this object, which is none from now on: it is the caller's, to
+        be changed and referred to."""
         with self._lock:
             found = self._clean.get(key)
             if found is None or found.etag != etag:
@@ -177,7 +289,7 @@ class StagedFiles:
             return found.number
 
     def rename(self, key: str, new_key: str, etag: str = "") -> None:
-        """An object has another key now (and, if given, another ETag): so has its clean copy, if there is one."""
+        """Give an object's clean copy, if there is one, the object's new key and, if given, its new ETag."""
         with self._lock:
             found = self._clean.pop(key, None)
             old = self._clean.pop(new_key, None)
@@ -202,23 +314,23 @@ class StagedFiles:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in use, the journal's and the clean copies' included."""
+        """Return the bytes in use, the journal's and the clean copies' included."""
         return self._room.used_bytes
 
     @property
     def clean_bytes(self) -> int:
-        """Bytes of clean copies."""
+        """Return the bytes of clean copies."""
         with self._lock:
             return sum(self._sizes.get(found.number, 0) for found in self._clean.values())
 
     @property
     def capacity_bytes(self) -> int:
-        """How many bytes there may be: the limit, or less if the file system has less."""
+        """Return how many bytes there may be: the limit, or less if the file system has less."""
         with reaching(self._folder, "looked at"):
             return self._room.capacity_bytes()
 
     def grow(self, number: int, n_bytes: int) -> None:
-        """A file has this many more bytes than before; fewer, if negative."""
+        """Count that a file has this many more bytes than before; fewer, if negative."""
         with self._lock:
             if number not in self._sizes:
                 return
@@ -227,19 +339,19 @@ class StagedFiles:
             self._room.add(n_bytes)
 
     def set_journal_bytes(self, size_bytes: int) -> None:
-        """The journal takes this much of the room."""
+        """Count how much of the room the journal takes."""
         with self._lock:
             before, self._journal_bytes = self._journal_bytes, size_bytes
             self._room.add(size_bytes - before)
 
     def pressure(self) -> float:
-        """Share of what there may be that is in use."""
+        """Return the share of what there may be that is in use."""
         capacity = self.capacity_bytes
         return min(1.0, self.used_bytes / capacity) if capacity > 0 else 1.0
 
     def make_room(self, n_bytes: int) -> bool:
-        """Whether `n_bytes` more may be written. Where that leads above the high watermark, clean copies are dropped
-        first, down to the low one, and never anything else."""
+        """Return whether `n_bytes` more may be written. Where that leads above the high watermark, first drop clean
+        copies, down to the low one, and never anything else."""
         capacity = self.capacity_bytes
         if self.used_bytes + n_bytes > HIGH_WATERMARK * capacity:
             self._drop_clean(int(self.used_bytes + n_bytes - LOW_WATERMARK * capacity))
@@ -247,7 +359,7 @@ class StagedFiles:
         return self.used_bytes + n_bytes <= capacity
 
     def _drop_clean(self, n_bytes: int) -> int:
-        """Drop clean copies until this much came free or there are none: how much did."""
+        """Drop clean copies until this much came free or there are none; return how much did."""
         freed, numbers = 0, []
         with self._lock:
             while self._clean and freed < n_bytes:
@@ -283,14 +395,12 @@ class StagedFiles:
                 return
 
 
-SAMPLE_EVERY_S = 1.0
-_RESERVE_BYTES = 64 << 20
-_RESERVE_SHARE = 50
-"""What is left of the file system, a 50th of it at most: what is full to the last block cannot be tidied up either."""
-
-
 class Room:
-    """Bytes in use and bytes there may be, of one folder."""
+    """Bytes in use and bytes there may be, of one folder, and waiting for some.
+
+    The limit is the operator's, or what the file system has left beside what others keep on it; the file system is
+    asked at most once a second, and what grew since is counted in between.
+    """
 
     def __init__(self, folder: Path, *, limit_bytes: int) -> None:
         self._folder = folder
@@ -305,18 +415,18 @@ class Room:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in use."""
+        """Return the bytes in use."""
         return self._used_bytes
 
     def add(self, n_bytes: int) -> None:
-        """This many more are in use; fewer, if negative."""
+        """Count this many more bytes as in use; fewer, if negative."""
         with self._changed:
             self._used_bytes += n_bytes
             if n_bytes < 0:
                 self._release()
 
     def release(self) -> None:
-        """Something may be dropped now that could not be before: wake who waits."""
+        """Wake those who wait: something may be dropped now that could not be before."""
         with self._changed:
             self._release()
 
@@ -325,7 +435,7 @@ class Room:
         self._changed.notify_all()
 
     def capacity_bytes(self, *, fresh: bool = False) -> int:
-        """How many bytes there may be: the limit, or less if the file system has less. `fresh`: it is asked now."""
+        """Return how many bytes there may be: the limit, or less if the file system has less. `fresh`: ask it now."""
         now_s = time.monotonic()
         with self._changed:
             ask = fresh or now_s >= self._sample_due_s
@@ -350,11 +460,11 @@ class Room:
             self._free_bytes, self._used_then_bytes = free_bytes, used_bytes
 
     def ever_fits(self, n_bytes: int) -> bool:
-        """Whether this many could be written were all else gone."""
+        """Return whether this many could be written were all else gone."""
         return not self._limit_bytes or n_bytes <= self._limit_bytes
 
     def releases(self) -> int:
-        """A number to give to `wait()`."""
+        """Return a number to give to `wait()`."""
         with self._changed:
             return self._releases
 
@@ -365,7 +475,7 @@ class Room:
             self._changed.wait_for(lambda: self._releases != releases, max(0.0, min(timeout_s, SAMPLE_EVERY_S)))
 
     def full(self, n_bytes: int, waited_s: float) -> StagingFullError:
-        """The error for who waited in vain."""
+        """Return the error for who waited in vain."""
         used, limit = _gb(self._used_bytes), self._limit_bytes
         if limit and limit <= self.capacity_bytes():
             what, way_out = f"{used} of the {_gb(limit)} that it may have", "raise DATACACHE_STAGING_BYTES"
