@@ -15,10 +15,9 @@ from typing import NoReturn
 
 from xxhash import xxh3_128_hexdigest
 
-from datacache.core.concurrency import PerProcess
+from datacache.core.concurrency import LastLoaded, PerProcess
 from datacache.core.errors import CorruptManifestError, ObjectNotFoundError, UsageError
 from datacache.core.ids import ObjectRef
-from datacache.core.last_loaded import LastLoaded
 from datacache.manifest import codec
 from datacache.manifest.builder import PutBlobs
 from datacache.manifest.model import PACKS, BlobId

@@ -5,21 +5,25 @@ Calls spread over threads, results in order, bounded in number and in bytes.
 For work that waits for other machines: requests to stores. Used by whatever makes many of them for one result: a long
 row of them (`map_in_threads`), or a handful again and again (`gather`).
 
-A bound on the bytes that are in flight at once.
+A bound on the bytes that are in flight at once; and the last values that took long to load, each loaded once: packs of
+the catalog, blocks that are read past the daemon. What is to survive `fork()` of these is made by `PerProcess`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from datacache.core.errors import DatacacheError
 
 T = TypeVar("T")
+R = TypeVar("R")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bytes, bytes | memoryview)
 
 
 class PerProcess(Generic[T]):
@@ -70,21 +74,16 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 _AHEAD = 64
 """Calls for each thread that are begun or wait to be, or whose results wait for an earlier one."""
+_gathering = PerProcess(lambda: ThreadPoolExecutor(32, thread_name_prefix="gather"))
 
 
-_GATHER_THREADS = 32
-_gathering = PerProcess(lambda: ThreadPoolExecutor(_GATHER_THREADS, thread_name_prefix="gather"))
-
-
-def gather(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R | DatacacheError]:
+def gather(call: Callable[[T], R], items: Sequence[T]) -> list[R | DatacacheError]:
     """`call(item)` for each of a few items, all at once, in threads that the process keeps. The errors that a caller
     can act on are among the results; others are raised."""
 
-    def run(item: _T) -> _R | DatacacheError:
+    def run(item: T) -> R | DatacacheError:
         try:
             return call(item)
         except DatacacheError as exc:
@@ -96,13 +95,13 @@ def gather(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R | Datacache
 
 
 def map_in_threads(
-    call: Callable[[_T], _R],
-    items: Iterable[_T],
+    call: Callable[[T], R],
+    items: Iterable[T],
     *,
     threads: int,
-    size_bytes: Callable[[_T], int] = lambda _item: 0,
+    size_bytes: Callable[[T], int] = lambda _item: 0,
     limit_bytes: int = 1,
-) -> Iterator[_R]:
+) -> Iterator[R]:
     """`call(item)` for each item, in their order. `items` is read in the caller's thread.
 
     A call begins when its `size_bytes` fit beside those of the calls under way (a larger one is alone). The first error
@@ -110,16 +109,16 @@ def map_in_threads(
     waited for and no others are made.
     """
     budget = ByteBudget(limit_bytes)
-    failed: list[Future[_R]] = []
-    waiting: deque[Future[_R]] = deque()
+    failed: list[Future[R]] = []
+    waiting: deque[Future[R]] = deque()
 
-    def run(item: _T, size: int) -> _R:
+    def run(item: T, size: int) -> R:
         try:
             return call(item)
         finally:
             budget.give(size)
 
-    def done(future: Future[_R]) -> None:
+    def done(future: Future[R]) -> None:
         if not future.cancelled() and future.exception() is not None:
             failed.append(future)
 
@@ -163,3 +162,50 @@ class ByteBudget:
         with self._changed:
             self._held -= size_bytes
             self._changed.notify_all()
+
+
+class LastLoaded(Generic[K, V]):
+    """Hold bytes by their key, up to a number of bytes and one value at least. Each is loaded once, however many ask at
+    the same moment; what cannot be loaded is an error for all of these, and is tried again by who asks later."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()  # guards all below; never held while anything is loaded
+        self._bytes = 0
+        self._held: OrderedDict[K, V] = OrderedDict()
+        self._coming: dict[K, Future[V]] = {}
+
+    def get(self, key: K, load: Callable[[], V]) -> V:
+        """Return the value of a key, by `load` where it is not held. Raises what that raises."""
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None:
+                self._held.move_to_end(key)
+                return held
+            future = self._coming.get(key)
+            begun = future is None
+            if future is None:
+                future = self._coming[key] = Future()
+        if not begun:
+            return future.result()
+        try:
+            value = load()
+        except BaseException as exc:
+            with self._lock:
+                del self._coming[key]
+            future.set_exception(exc)
+            raise
+        with self._lock:
+            self._held[key] = value
+            self._bytes += len(value)
+            while self._bytes > self._limit_bytes and len(self._held) > 1:
+                self._bytes -= len(self._held.popitem(last=False)[1])
+            del self._coming[key]
+        future.set_result(value)
+        return value
+
+    def forget(self, which: Callable[[K], bool]) -> None:
+        """Let go of what is held under such keys."""
+        with self._lock:
+            for key in [key for key in self._held if which(key)]:
+                self._bytes -= len(self._held.pop(key))

@@ -14,11 +14,10 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from datacache.catalog.packs import stores_with_packs
-from datacache.core.concurrency import PerProcess
+from datacache.core.concurrency import LastLoaded, PerProcess
 from datacache.core.counters import BROKEN_BLOCKS, DIRECT_READS
 from datacache.core.errors import CorruptManifestError, DaemonError, StoreAccessError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, object_id
-from datacache.core.last_loaded import LastLoaded
 from datacache.daemon.client import DaemonClient, import_store_clients
 from datacache.manifest.reader import LoadBlobs
 from datacache.settings import Settings

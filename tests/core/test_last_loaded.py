@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from datacache.core.last_loaded import LastLoaded
+from datacache.core.concurrency import LastLoaded
 from tests.promises import promise
 
 pytestmark = [promise("Pieces of an object of one block, read past the daemon, are checked")]
