@@ -10,21 +10,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, reduction
+from pathlib import Path
 from typing import Any
 
 from dataset_cli.main import COMMANDS, main
 
+ROOT = Path(__file__).resolve().parents[2]
 _context = multiprocessing.get_context("forkserver")
+
+
+_ROOMS = ("annotations", "api", "catalog", "conversion", "imports", "manifest", "shards", "store", "loaders/tasks")
+"""What commands import when they need it."""
 
 
 def start() -> None:
     """Start the process that is forked from. It keeps the environment of this moment for all to see (`/proc`), so that
     it should be nobody's home.
     """
-    modules = list(COMMANDS.values())
-    parts = ["annotations", "node", "snapshots"]
-    fronts = [*(f"datacache.api.{part}" for part in parts), "fuse_mount.bucket.areas", "fuse_mount.lifecycle.launch"]
-    forkserver.set_forkserver_preload([__name__, *fronts, *modules])
+    files = [path for room in _ROOMS for path in (ROOT / "datacache" / room).rglob("*.py")]
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]
+    modules += ["fuse_mount.bucket.areas", "fuse_mount.lifecycle.launch", *COMMANDS.values()]
+    forkserver.set_forkserver_preload([__name__, *modules])
     forkserver.ensure_running()
 
 
