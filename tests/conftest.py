@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,9 +100,35 @@ def ceph_rgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephRgw]:
 
 
 @pytest.fixture
-def home(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Path]:
     """A fresh `DATACACHE_HOME` with a small RAM and SSD tier; its daemons, mounts and files go with the
-    test."""
+    test. Tests marked `shared_home` have one together with those of their module, and its daemon."""
+    with ExitStack() as stack:
+        mark = request.node.get_closest_marker("shared_home")
+        if mark is None or mark.args == (False,):
+            variables = stack.enter_context(_new_home(tmp_path_factory))
+        else:
+            variables = request.getfixturevalue("_home_of_module")
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield Path(variables["DATACACHE_HOME"])
+        leftovers.unmount_under(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def _home_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with _new_home(tmp_path_factory) as variables:
+        yield variables
+
+
+@contextmanager
+def _new_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Make a home for as long as the context lasts; the variables that lead to it."""
     from datacache.tiers.index import forget_index
     from datacache.tiers.layout import index_dir
     from datacache.tiers.memory import memory_dir
@@ -110,16 +136,13 @@ def home(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
     path = tmp_path_factory.mktemp("home")  # a short name: Unix socket paths have at most 107 characters
     ram = leftovers.SHARED_MEMORY / f"{leftovers.SHARED_MEMORY_PREFIX}{os.getpid()}-{next(_numbers)}"
     ram.mkdir()
-    for name, value in {
-        "DATACACHE_HOME": path,
-        "DATACACHE_RAM_DIR": ram,
+    yield {
+        "DATACACHE_HOME": str(path),
+        "DATACACHE_RAM_DIR": str(ram),
         "DATACACHE_RAM_BYTES": "32MiB",
         "DATACACHE_SSD_BYTES": "512MiB",
-    }.items():
-        monkeypatch.setenv(name, str(value))
-    yield path
-    for folder in (path, tmp_path):
-        leftovers.unmount_under(folder)
+    }
+    leftovers.unmount_under(path)
     leftovers.end_processes(lambda: leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(path)))
     with suppress(OSError):  # a test may have put something else in its place
         forget_index(index_dir(memory_dir(path, ram)))  # a process has a home or two, not hundreds

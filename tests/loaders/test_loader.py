@@ -100,7 +100,7 @@ def test_the_order_does_not_depend_on_workers():
     [
         {"num_workers": 0},
         {"num_workers": 2, "prefetch_factor": 4},
-        {"num_workers": 2, "multiprocessing_context": "spawn"},
+        {"num_workers": 1, "multiprocessing_context": "spawn"},
         {"num_workers": 2, "device": "cpu"},
     ],
     ids=["none", "forked", "spawned", "device"],

@@ -14,6 +14,8 @@ from datacache.settings import Settings
 from datacache.torch import ShardDataset, SnapshotDataset, collate
 from tests.promises import promise
 
+pytestmark = pytest.mark.shared_home
+
 _EPOCHS, _WARM = 50, 15
 _MAY_GROW_KIB = 4096
 """A tenth of what keeping one small image an epoch and sample would come to."""

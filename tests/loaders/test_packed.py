@@ -19,6 +19,8 @@ from datacache.settings import Settings
 from datacache.torch import PackedBatch, SnapshotDataset, collate, loader
 from tests.promises import promise
 
+pytestmark = pytest.mark.shared_home
+
 # --- collate ----------------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +117,7 @@ def pictures(tmp_path: Path, settings: Settings) -> Callable[..., SnapshotDatase
             path.write_bytes(b"no picture")
         else:
             Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
-    ref = api.create_snapshot("pictures", folder.as_uri(), settings=settings).ref
+    ref = api.create_snapshot(tmp_path.name, folder.as_uri(), settings=settings).ref
     for number in LOST:
         (folder / ("a" if number < 10 else "b") / f"{number:02}.png").unlink()
 

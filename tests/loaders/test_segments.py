@@ -78,9 +78,9 @@ def _segments() -> int:
 
 
 @promise("A batch does not change while somebody has any part of it")
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_batches_that_are_kept_stay_as_they_are(context: str) -> None:
-    loader = _loader(_Numbered(), context)
+@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
+def test_batches_that_are_kept_stay_as_they_are(context: str, workers: int) -> None:
+    loader = _loader(_Numbered(), context, workers)
     kept: list[PackedBatch] = []
     for _ in range(2):
         for number, batch in enumerate(loader):

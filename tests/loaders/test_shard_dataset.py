@@ -24,6 +24,8 @@ from tests.loaders.conftest import COUNT, read_until_here
 from tests.promises import promise
 from tests.servers import RcloneS3
 
+pytestmark = pytest.mark.shared_home
+
 _SHARD_BYTES = 100_000
 
 
@@ -45,7 +47,7 @@ def large_shards(settings: Settings, tmp_path: Path) -> tuple[Path, list[bytes]]
     contents = [np.random.default_rng(number).bytes(size) for number, size in enumerate(sizes)]
     for number, data in enumerate(contents):
         (folder / f"{number:03d}.bin").write_bytes(data)
-    record = api.create_snapshot("large", folder.as_uri(), settings=settings)
+    record = api.create_snapshot(f"{tmp_path.name}-large", folder.as_uri(), settings=settings)
     api.shard(record.ref, to=str(tmp_path / "out"), max_size_bytes=9_000_000, settings=settings)
     return tmp_path / "out", contents
 
@@ -118,7 +120,7 @@ def test_packed_batches_hold_samples_that_cross_blocks(
     large_shards: tuple[Path, list[bytes]], settings: Settings, through_cache: bool
 ) -> None:
     folder, contents = large_shards
-    where = api.create_snapshot("out", folder.as_uri(), settings=settings).ref if through_cache else folder
+    where = api.create_snapshot(folder.parent.name, folder.as_uri(), settings=settings).ref if through_cache else folder
     dataset = ShardDataset(where, packed=True, target="path")
     order = [4, 0, 7, 5, 3, 1, 2, 6]
     for _ in range(3):  # from the store, then from here
@@ -133,7 +135,7 @@ def test_samples_across_blocks_that_are_here_are_no_misses(
     large_shards: tuple[Path, list[bytes]], settings: Settings
 ) -> None:
     folder, contents = large_shards
-    ref = api.create_snapshot("out", folder.as_uri(), settings=settings).ref
+    ref = api.create_snapshot(folder.parent.name, folder.as_uri(), settings=settings).ref
     dataset, packed = ShardDataset(ref, target=None), ShardDataset(ref, target=None, packed=True)
     read_until_here(dataset, range(8))
     clocks = Clocks(0)
@@ -264,7 +266,9 @@ def test_damage_is_an_error_naming_shard_and_sample(
     hit = set(range(int(whole.shards.starts[1]), int(whole.shards.starts[2])))
     expected = [whole[number] for number in range(COUNT)]
     damage(shards, _NAME)
-    where = api.create_snapshot("damaged", shards.as_uri(), settings=settings).ref if through_cache else str(shards)
+    where = str(shards)
+    if through_cache:
+        where = api.create_snapshot(shards.parent.name, where, settings=settings).ref
 
     def read_all() -> None:
         dataset = ShardDataset(where, target="path")
@@ -315,12 +319,13 @@ def test_a_flipped_byte_is_an_error_out_of_a_dataloader(shards: Path, workers: i
         list(DataLoader(ShardDataset(shards, packed=True, target=None), batch_size=8, num_workers=workers))
 
 
+@pytest.mark.shared_home(False)
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_byte_flipped_in_the_cache_is_mended_from_the_store(
     large_shards: tuple[Path, list[bytes]], settings: Settings, packed: bool
 ) -> None:
     folder, contents = large_shards
-    ref = api.create_snapshot("out", folder.as_uri(), settings=settings).ref
+    ref = api.create_snapshot(folder.parent.name, folder.as_uri(), settings=settings).ref
     read_until_here(ShardDataset(ref, target=None), range(8))
     damaged = 0
     for file in sorted((settings.home / "cache" / "ssd").iterdir()):
@@ -358,6 +363,7 @@ def test_a_damaged_list_or_sidecar_is_refused(shards: Path, name: str) -> None:
         ShardDataset(shards)
 
 
+@pytest.mark.shared_home(False)
 def test_what_is_no_shard_set_is_said_plainly(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

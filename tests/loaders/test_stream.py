@@ -20,6 +20,8 @@ from datacache.torch import ShardDataset
 from tests.loaders.conftest import COUNT
 from tests.promises import promise
 
+pytestmark = pytest.mark.shared_home
+
 
 @pytest.fixture
 def dataset(faces_ref: str, settings: Settings, tmp_path: Path) -> ShardDataset:
@@ -58,10 +60,12 @@ def test_each_iteration_is_the_next_epoch_or_the_one_that_was_set(dataset: Shard
     expected = _orders(dataset, 6)
     stream = dataset.stream(6, seed=3)
     loader = DataLoader(stream, batch_size=None, **way)
-    assert [_keys(loader) for _ in range(2)] == expected[:2]
+    anew = way.get("multiprocessing_context") == "spawn" and not way.get("persistent_workers")
+    assert _keys(stream if anew else loader) == expected[0]  # starting those takes seconds
+    assert _keys(loader) == expected[1]
     stream.set_epoch(4)
     assert _keys(loader) == expected[4]
-    if way.get("multiprocessing_context") != "spawn" or way.get("persistent_workers"):  # starting those takes seconds
+    if not anew:
         assert _keys(loader) == expected[5]
         stream.set_epoch(1)
         assert _keys(loader) == expected[1]
@@ -125,6 +129,8 @@ def _rank(rank: int, stream: Any, folder: str) -> None:
     seen = {}
     for name, way in _WAYS_OF_RANKS.items():
         stream.set_epoch(0)
+        if name == "spawn" and not rank:  # which takes seconds, and nobody takes another rank for the first
+            way = _WAYS["fork"]
         loader = DataLoader(stream, batch_size=None, **way)
         assert len(loader) == len(stream) == -(-COUNT // 12)
         seen[name] = [_keys(loader) for _ in range(2)]

@@ -17,6 +17,8 @@ from datacache.core.errors import UsageError
 from datacache.settings import Settings
 from datacache.torch import ShardDataset, SnapshotDataset
 
+pytestmark = pytest.mark.shared_home
+
 _IDS = (0, 1, 2, 3, 5, 7, 8, 9, 10, 11, 13, 20, 100)
 Make = Callable[[dict[str, bytes]], tuple[str, Path]]
 
@@ -30,7 +32,7 @@ def make(settings: Settings, tmp_path: Path) -> Make:
         for path, data in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
-        ref = api.create_snapshot("made", folder.as_uri(), settings=settings).ref
+        ref = api.create_snapshot(tmp_path.name, folder.as_uri(), settings=settings).ref
         api.shard(ref, to=str(tmp_path / "set"), max_size_bytes=20_000, processes=1, settings=settings)
         return ref, tmp_path / "set"
 
