@@ -140,6 +140,7 @@ class Mongod(_Server):
         self._spawn(
             mongod, "--dbpath", data, "--port", str(self.port), "--bind_ip", "127.0.0.1",
             "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", *self._options, *options,
+            "--setParameter", "diagnosticDataCollectionEnabled=false",
         )  # fmt: skip
         self._wait("mongod", lambda: _answers(self.port))
 

@@ -77,7 +77,7 @@ def train(settings, bucket, orders, *, planned: bool) -> list[int]:
 def test_where_epochs_read_other_files_each_it_hits_more_often_than_keep(small, bucket, monkeypatch, tmp_path):
     monkeypatch.setenv("DATACACHE_PREFETCH", "0")  # no warm-up in the background of `keep`
     rng = np.random.default_rng(1)
-    orders = [rng.permutation(COUNT)[: COUNT // 2] for _ in range(5)]
+    orders = [rng.permutation(COUNT)[: COUNT // 2] for _ in range(4)]
     settings = dataclasses.replace(small, prefetch=False)
     keep = sum(train(settings, bucket, orders, planned=False)[1:])
     other = dataclasses.replace(

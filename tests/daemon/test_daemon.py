@@ -401,7 +401,7 @@ def test_readers_see_no_error_and_no_wrong_byte_while_the_daemon_is_killed(s3_bu
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         readers = [pool.submit(read_epochs, seed) for seed in range(3)]
         try:
-            while kills < 15 and not any(reader.done() for reader in readers):
+            while kills < 8 and not any(reader.done() for reader in readers):
                 client = running_daemon(settings)
                 if client is None:
                     connect(settings).evict(None)  # so that there is something to fetch
@@ -413,7 +413,7 @@ def test_readers_see_no_error_and_no_wrong_byte_while_the_daemon_is_killed(s3_bu
             stop.append(True)
         for reader in readers:
             reader.result(60)
-    assert kills == 15
+    assert kills == 8
 
 
 def test_threads_that_find_no_daemon_start_one_between_them(settings) -> None:

@@ -58,23 +58,24 @@ def bucket_of(rclone_s3: RcloneS3, home: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @promise("Bits that flip between store and node reach no reader and no cache")
-@pytest.mark.parametrize("algorithm", ["crc64nvme", "crc32c", ""])
-def test_of_a_thousand_objects_no_wrong_byte_is_delivered_and_none_is_cached(
-    bucket_of: Callable[..., Bucket], algorithm: str
+@pytest.mark.parametrize(("algorithm", "count"), [("crc64nvme", 1000), ("crc32c", 200), ("", 200)])
+def test_of_many_objects_no_wrong_byte_is_delivered_and_none_is_cached(
+    bucket_of: Callable[..., Bucket], algorithm: str, count: int
 ) -> None:
     """Without checksums the ETag is an MD5, which is checked, too."""
-    bucket = bucket_of(algorithm)
+    bucket = bucket_of(algorithm, count)
+    names = list(DATA)[:count]
     create_snapshot("a", bucket.url)
     bucket.server.always(Fault(flip_one_in=20, only=lambda method, path: "list-type" not in path))
     with open_snapshot("a") as snapshot, ThreadPoolExecutor(4) as threads:
-        for name, data in zip(DATA, threads.map(snapshot.read, DATA), strict=True):
+        for name, data in zip(names, threads.map(snapshot.read, names), strict=True):
             assert data == DATA[name]
-        assert bucket.server.flipped >= 50
+        assert bucket.server.flipped >= count // 20
         bucket.server.refuse()
-        assert all(snapshot.read(name) == data for name, data in DATA.items())
+        assert all(snapshot.read(name) == DATA[name] for name in names)
     metrics = connect().metrics()
     by = algorithm or "md5"
-    assert f'datacache_objects_checked_total{{by="{by}"}} 1000' in metrics
+    assert f'datacache_objects_checked_total{{by="{by}"}} {count}' in metrics
     assert f'datacache_checksum_failures_total{{by="{by}"}}' in metrics
 
 
@@ -96,21 +97,20 @@ def test_what_stays_wrong_is_an_error_for_the_reader_and_is_not_cached(bucket_of
 def test_past_the_daemon_copying_and_importing_are_checked_as_well(
     bucket_of: Callable[..., Bucket], tmp_path: Path
 ) -> None:
-    bucket = bucket_of("crc32c")
+    bucket = bucket_of("crc32c", 300)
     bucket.server.always(Fault(flip_one_in=20, only=lambda method, path: "list-type" not in path))
     settings = replace(load_settings(), daemon="external")  # there is none
     create_snapshot("a", bucket.url, settings=settings)
     with open_snapshot("a", settings=settings) as snapshot:
-        assert all(snapshot.read(name) == data for name, data in list(DATA.items())[:200])
+        assert all(snapshot.read(name) == data for name, data in list(DATA.items())[:100])
     assert running_daemon() is None
     create_snapshot("copied", bucket.url, copy=True, settings=settings)
     lines = tmp_path / "lines.jsonl"
-    lines.write_text("".join(json.dumps({"url": f"{bucket.url}/{n}", "path": n}) + "\n" for n in list(DATA)[:200]))
+    lines.write_text("".join(json.dumps({"url": f"{bucket.url}/{n}", "path": n}) + "\n" for n in list(DATA)[:100]))
     import_jsonl("imported", lines, copy=True, settings=settings)
-    flipped = bucket.server.flipped
-    assert flipped >= 60
+    assert bucket.server.flipped >= 25
     bucket.server.heal()
-    for name, count in (("copied", 1000), ("imported", 200)):
+    for name, count in (("copied", 300), ("imported", 100)):
         with open_snapshot(name) as snapshot:  # with a daemon now: to find none takes a reader ten seconds
             assert all(snapshot.read(path) == data for path, data in list(DATA.items())[:count])
 

@@ -191,7 +191,7 @@ with open_tiers(load_settings()) as writer:
 def test_a_writer_killed_at_any_point_leaves_only_right_blocks(settings):
     rng = random.Random(5)
     acknowledged: set[int] = set()
-    for _ in range(20):
+    for _ in range(10):
         process = subprocess.Popen([sys.executable, "-c", _WRITER], stdout=subprocess.PIPE, text=True, cwd=os.getcwd())
         lines = rng.randrange(1, 400)
         for line in process.stdout:

@@ -296,6 +296,7 @@ def test_containers_that_are_opened_while_others_are_closed_disturb_nobody(setti
                     OpensAnother()  # for the next collection
 
         going_on, thresholds = [True], gc.get_threshold()
+        gc.freeze()  # what other tests have imported is not gone through each time: PyTorch alone takes seconds
         try:
             OpensAnother()
             gc.set_threshold(1)
@@ -306,5 +307,6 @@ def test_containers_that_are_opened_while_others_are_closed_disturb_nobody(setti
         finally:
             going_on.clear()
             gc.set_threshold(*thresholds)
+            gc.unfreeze()
         assert len(maps) > len(before)
         assert all(local.copy(block.id) == block.data for block in blocks)
