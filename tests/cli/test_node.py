@@ -474,6 +474,7 @@ def test_a_warm_up_that_is_interrupted_goes_on_is_listed_and_cancelled(dsctl: Ds
         deadline = time.monotonic() + 120
         while not (found := dsctl("jobs", "--json").json["jobs"]):
             assert time.monotonic() < deadline
+            time.sleep(0.2)
         [job] = found
         following.send_signal(signal.SIGINT)
         said = following.communicate(timeout=60)[1]
@@ -482,11 +483,13 @@ def test_a_warm_up_that_is_interrupted_goes_on_is_listed_and_cancelled(dsctl: Ds
     for command in (("jobs",), ("status",), ("cache", "status")):
         while "s3://many has not answered the daemon for" not in (seen := dsctl(*command)).err:
             assert time.monotonic() < deadline, command
+            time.sleep(0.2)
         assert "refuses connections" in seen.err
     assert job["id"] in dsctl("jobs").out
     assert dsctl("jobs", "cancel", job["id"], "--json").json["cancelled"] is True
     while dsctl("jobs", "--json").json["jobs"][0]["state"] != "cancelled":
         assert time.monotonic() < deadline
+        time.sleep(0.2)
     assert dsctl("jobs", "cancel", job["id"]).out == f"{job['ref']} has ended already: cancelled\n"
     unknown = dsctl("jobs", "cancel", "nosuch", "--json")
     assert (unknown.code, unknown.error["type"]) == (1, "SnapshotNotFoundError")
@@ -512,6 +515,7 @@ def test_a_warm_up_is_waited_for_while_its_daemon_is_stopped(dsctl: Dsctl) -> No
         deadline = time.monotonic() + 60
         while not (found := dsctl("jobs", "--json").json["jobs"]):
             assert time.monotonic() < deadline
+            time.sleep(0.2)
         pid = dsctl("status", "--json").json["daemon"]["pid"]
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -521,6 +525,7 @@ def test_a_warm_up_is_waited_for_while_its_daemon_is_stopped(dsctl: Dsctl) -> No
             os.kill(pid, signal.SIGCONT)
         while dsctl("jobs", "cancel", found[0]["id"]).code != 0:  # it counts as silent for a moment
             assert time.monotonic() < deadline
+            time.sleep(0.2)
         said = following.communicate(timeout=60)[1]
     assert "has not answered for" in warning
     assert "is not warm: it was cancelled" in said, "it was waited for until then"
