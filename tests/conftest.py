@@ -41,6 +41,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("datacache")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the test that takes minutes, so that it is not what a run waits for in the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_readme.py"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Clean what killed runs left, and mark everything of this run as its own."""
