@@ -107,7 +107,7 @@ class SharedMounts:
         there = binds.top_at(self.point(mount))
         return None if there is None else there.device
 
-    def ensure(self, mount: SharedMount, *, quota_bytes: int = 0) -> bool:
+    def ensure(self, mount: SharedMount) -> bool:
         """Mount it unless it is mounted and served. Return whether it had to be mounted. The errors of `fuse_mount`."""
         with self._records.lock_mount(mount.key, timeout_s=_LOCK_S, source=mount.source):
             point = self.point(mount)
@@ -116,7 +116,7 @@ class SharedMounts:
             if binds.top_at(point) is None:
                 Path(point).mkdir(mode=0o755, exist_ok=True)
             try:
-                self._make(mount, point, quota_bytes)
+                self._make(mount, point)
             except MountError:
                 # A driver that was killed while it mounted has left that to its child, which came first.
                 if self.health(point) is not Health.ALIVE:
@@ -173,7 +173,7 @@ class SharedMounts:
     def end(self, mount: SharedMount) -> bool:
         """Unmount a mount that no volume uses any more. Return whether it is gone."""
         with self._records.lock_mount(mount.key, timeout_s=_LOCK_S, source=mount.source):
-            if any(record.used and not record.resting and record.mount == mount for record in self._records.all()):
+            if any(record.used and not record.resting for record in self._records.of(mount)):
                 return False
             if not self._records.complete():  # one that cannot be read may be of a volume that uses it
                 _log.warning("%s stays mounted, as not all records of volumes can be read", mount.source)
@@ -205,11 +205,16 @@ class SharedMounts:
                 if not any(there and each.device == there.device and each.mountpoint != point for each in mounts()):
                     self.end_at(point)
 
-    def set_quota(self, mount: SharedMount, quota_bytes: int) -> None:
-        """Change how much a mounted bucket may hold; 0: no limit."""
+    def renew_quota(self, mount: SharedMount) -> None:
+        """Have a mounted bucket hold as much as its volumes may by now."""
         info = fuse_mount.bucket_mount_at(self.point(mount), self._settings)
         if info is not None:
-            fuse_mount.set_quota(info, quota_bytes)
+            fuse_mount.set_quota(info, self._quota_of(mount))
+
+    def _quota_of(self, mount: SharedMount) -> int:
+        """Return the largest quota of a mount's users; 0 for no limit if one of them has none."""
+        quotas = [record.quota_bytes for record in self._records.of(mount) if record.used]
+        return max(quotas, default=0) if all(quotas) else 0
 
     def _when_free(self, mount: SharedMount, timeout_s: float) -> Health:
         """Return the health of an absent mount once nobody works on its staging area, or once it is back: a killed
@@ -228,7 +233,7 @@ class SharedMounts:
         staging = mount.options["staging"]
         return replace(self._settings, staging=Path(staging)) if staging else self._settings
 
-    def _make(self, mount: SharedMount, point: str, quota_bytes: int) -> None:
+    def _make(self, mount: SharedMount, point: str) -> None:
         if not mount.bucket:
             binds.clear(point)  # what is dead
             # Who uses it has a record, which was written after the catalog had said that this is a snapshot of this
@@ -237,10 +242,10 @@ class SharedMounts:
             return
         direct = self._secrets.has_any(mount)
         # Where a volume brought credentials along, its bucket is not mounted with the driver's own.
-        if not direct and any(record.credentials and record.mount == mount for record in self._records.all()):
+        if not direct and any(record.credentials for record in self._records.of(mount)):
             raise unauthenticated(f"the credentials that opened {mount.source} are not on this node")
         staging = Path(mount.options["staging"]) if mount.options["staging"] else None
-        options = mount.options | {"staging": staging, "quota_bytes": quota_bytes, "direct": direct}
+        options = mount.options | {"staging": staging, "quota_bytes": self._quota_of(mount), "direct": direct}
         credentials = self._secrets.folder(mount)
         fuse_mount.mount_bucket(
             mount.source, point, settings=self._settings, allow_other=True, credentials=credentials, **options

@@ -126,7 +126,7 @@ class Preparation:
         record = self._take_secrets(record, secrets)
         record, made = self.mount(record)
         if not made and record.mount.bucket:
-            self._mounts.set_quota(record.mount, self._quota_of(record.mount))
+            self._mounts.renew_quota(record.mount)
         record = self._pin(record)
         self._warm(record, end)
         return record
@@ -137,7 +137,7 @@ class Preparation:
         if record.resting:
             record = self._records.put(replace(record, resting=False))
         with self._turn(record, asks=self._mounts.device(record.mount) is None):
-            return record, self._mounts.ensure(record.mount, quota_bytes=self._quota_of(record.mount))
+            return record, self._mounts.ensure(record.mount)
 
     def _turn(self, record: NodeVolume, *, asks: bool = True) -> contextlib.AbstractContextManager[None]:
         """Hold a turn to wait for a bucket's endpoint, if a Secret may name that endpoint and `asks` is true."""
@@ -159,12 +159,7 @@ class Preparation:
         """Let a bucket volume hold this much, unless it already may. A volume without a quota gets none."""
         if 0 < record.quota_bytes < quota_bytes:
             self._records.put(replace(record, quota_bytes=quota_bytes))
-        self._mounts.set_quota(record.mount, self._quota_of(record.mount))
-
-    def _quota_of(self, mount: SharedMount) -> int:
-        """Return the quota of a shared mount: the largest of its users', or none if one of them has none."""
-        quotas = [record.quota_bytes for record in self._records.all() if record.used and record.mount == mount]
-        return max(quotas, default=0) if all(quotas) else 0
+        self._mounts.renew_quota(record.mount)
 
     def move(self, record: NodeVolume, mount: SharedMount) -> NodeVolume:
         """Give a staged bucket volume that no pod sees another mount: the same bucket with other options. What was
@@ -181,8 +176,7 @@ class Preparation:
 
     def _others_of(self, record: NodeVolume) -> list[NodeVolume]:
         """Return the other volumes of a volume's mount."""
-        records = self._records.all()
-        return [other for other in records if other.volume_id != record.volume_id and other.mount == record.mount]
+        return [other for other in self._records.of(record.mount) if other.volume_id != record.volume_id]
 
     def _check_others(self, record: NodeVolume, secrets: Mapping[str, str]) -> None:
         """Check that a bucket's other volumes agree with this one: one staging area has one mount, and pods that have
@@ -208,7 +202,7 @@ class Preparation:
         publication mounts it anew. FAILED_PRECONDITION where a pod has it."""
         with contextlib.ExitStack() as stack:
             # With their locks nobody shows one of them meanwhile, and what is read is how it is.
-            users = [each.volume_id for each in self._records.all() if each.used and each.mount == mount]
+            users = [each.volume_id for each in self._records.of(mount) if each.used]
             for volume_id in users:
                 stack.enter_context(self._records.lock(volume_id, timeout_s=_OTHERS_LOCK_S))
             now = [each for each in map(self._records.get, users) if each is not None and each.mount == mount]
@@ -261,7 +255,7 @@ class Preparation:
         client = connect(self._settings)
         if not record.pinned:
             pins = client.cache_status()["pins"]
-            ours = any(other.pinned and other.mount == record.mount for other in self._records.all())
+            ours = any(other.pinned for other in self._records.of(record.mount))
             if ours or not any(str(spec.ref).startswith(pin) for pin in pins):
                 record = self._records.put(
                     replace(record, pinned=True)

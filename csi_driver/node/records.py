@@ -140,6 +140,10 @@ class Records:
         found = (_read(path) for path in sorted(self._volumes.glob("*.json")))
         return [record for record in found if record is not None]
 
+    def of(self, mount: SharedMount) -> list[NodeVolume]:
+        """Return the volumes of a shared mount."""
+        return [record for record in self.all() if record.mount == mount]
+
     def complete(self) -> bool:
         """Tell whether every file can be read. A newer driver's may not be."""
         return all(_read(path) is not None or not path.exists() for path in self._volumes.glob("*.json"))
