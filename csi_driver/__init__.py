@@ -2,7 +2,7 @@
 
 The flow, in one direction:
 
-    PVC ─annotation─▶ controller: `annotations`, `volumes` ─▶ PV with the snapshot's id ─▶ node: one mount a snapshot
+    PVC ─annotation─▶ controller: `volumes`, `resolve` ─▶ PV with the snapshot's id ─▶ node: one mount a snapshot
     (`mounts`, made by `fuse_mount`) ─bind (`binds`)─▶ pod
 
 `python -m csi_driver` is one gRPC server on a Unix socket (`server`) with the services of the Container Storage

@@ -172,9 +172,9 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _controller(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> object:
-    from csi_driver.controller.annotations import BucketRules
-    from csi_driver.controller.service import ControllerService
+    from csi_driver.controller import ControllerService
     from csi_driver.kube import open_api
+    from csi_driver.resolve import BucketRules
 
     if arguments.kubeconfig is not None and not arguments.kubeconfig.is_file():
         raise SettingsError(f"--kubeconfig {arguments.kubeconfig}: there is no such file")
@@ -191,9 +191,9 @@ def _controller(arguments: argparse.Namespace, settings: Settings, stack: ExitSt
 
 
 def _node(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> NodeService:
-    from csi_driver.controller.annotations import BucketRules
     from csi_driver.kube import open_api
     from csi_driver.node.service import NodeService
+    from csi_driver.resolve import BucketRules
     from csi_driver.status import RequestError
 
     try:

@@ -13,14 +13,16 @@ Whatever is wrong is an `INVALID_ARGUMENT` that names it.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from csi_driver import DRIVER_NAME
 from csi_driver.status import RequestError, invalid
 from csi_driver.wire import csi_pb2
 from datacache.catalog.refs import Ref, parse_ref
@@ -203,6 +205,78 @@ def _subpath(text: str) -> str:
     if text.startswith("/") or ".." in parts or "\0" in text:
         raise invalid(f"subpath {text!r}: it is a path inside the volume, without '..' and without a slash before it")
     return "/".join(part for part in parts if part not in ("", "."))
+
+
+PREFIX = f"{DRIVER_NAME}/"
+"""Of our annotations."""
+_ANNOTATIONS = tuple(PREFIX + name for name in PARAMETERS)
+PLACE = re.compile(r"\$\{([^}]*)\}")
+"""What stands for something of the PVC's in a bucket's URL."""
+
+
+class Asked(NamedTuple):
+    """The request of a PVC."""
+
+    spec: VolumeSpec
+    own_bucket: bool
+    """Whether the PVC itself names the bucket: then it is to be found out whether it may."""
+    own_pin: bool = False
+    """True if the PVC itself asks to pin, and its class does not: likewise."""
+
+
+def read_request(
+    parameters: Mapping[str, str], annotations: Mapping[str, str], *, namespace: str = "", name: str = ""
+) -> Asked:
+    """Return the volume that a StorageClass's parameters and a PVC's annotations ask for.
+
+    Annotations go before parameters of the same name. One that names a data set or a bucket takes the place of
+    whichever of the two the class names, and of what the class says about that (subpath; before a bucket also warm and
+    pin). Where the class's stays, the PVC's subpath is *inside* the class's: nobody gets out of what an administrator
+    has opened by it. In a class's `bucket`, `${pvc.namespace}` and `${pvc.name}` stand for the PVC's.
+    """
+    of_class = {
+        key: text
+        for key, text in parameters.items()
+        if key != CAPACITY and not key.startswith(KUBERNETES) and text.strip()
+    }
+    of_claim = _ours(annotations)
+    if "bucket" in of_class:
+        of_class["bucket"] = _filled_in(of_class["bucket"], {"pvc.namespace": namespace, "pvc.name": name})
+    what = {"dataset", "bucket"} & set(of_claim)
+    if what:
+        dropped = {"dataset", "bucket", "subpath"} | ({"warm", "pin"} if "bucket" in what else set())
+        of_class = {key: text for key, text in of_class.items() if key not in dropped}
+    elif "subpath" in of_class and "subpath" in of_claim:
+        inner = parse_parameters({"bucket": "s3://any", "subpath": of_claim["subpath"]}).subpath
+        of_claim["subpath"] = f"{of_class['subpath'].rstrip('/')}/{inner}"
+    spec = parse_parameters(of_class | of_claim)
+    return Asked(spec, "bucket" in what, spec.pin and of_class.get("pin", "").lower() != "true")
+
+
+def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return our annotations without their prefix. Empty ones count as absent."""
+    ours = {key: text for key, text in annotations.items() if key.startswith(PREFIX)}
+    for key in sorted(set(ours) - set(_ANNOTATIONS)):
+        near = difflib.get_close_matches(key.removeprefix(PREFIX).lower(), PARAMETERS, n=1)
+        meant = f"did you mean {PREFIX}{near[0]}? There are" if near else "there are"
+        raise invalid(f"there is no annotation {key}; {meant} {', '.join(_ANNOTATIONS)}")
+    return {key.removeprefix(PREFIX): text.strip() for key, text in ours.items() if text.strip()}
+
+
+def _filled_in(bucket: str, values: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in values:
+            known = ", ".join(f"${{{known}}}" for known in values)
+            raise invalid(f"the StorageClass's bucket {bucket!r}: there is no {match[0]}; there are {known}")
+        if not values[name]:
+            raise invalid(
+                f"the StorageClass's bucket {bucket!r} needs {match[0]}, and the provisioner does not tell it: run "
+                "csi-provisioner with --extra-create-metadata"
+            )
+        return values[name]
+
+    return PLACE.sub(value, bucket)
 
 
 Mode = csi_pb2.VolumeCapability.AccessMode

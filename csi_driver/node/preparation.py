@@ -18,11 +18,10 @@ from dataclasses import replace
 import grpc
 
 from csi_driver import volume_records
-from csi_driver.controller.annotations import BucketRules
 from csi_driver.node.mounts import SharedMounts
 from csi_driver.node.records import NodeVolume, Records, SharedMount
 from csi_driver.node.store_secrets import EndpointTurns, StoreSecrets
-from csi_driver.resolve import check_open, check_sources, find_snapshot
+from csi_driver.resolve import BucketRules, check_open, check_sources, find_snapshot
 from csi_driver.server import DEADLINE
 from csi_driver.status import RequestError, denied, precondition, unauthenticated, unavailable
 from csi_driver.volumes import MountOptions, VolumeSpec

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from csi_driver.controller.annotations import BucketRules, check_pin
 from csi_driver.kube import KubeApi
 from csi_driver.node import binds
 from csi_driver.node.mender import Mender
@@ -26,6 +25,7 @@ from csi_driver.node.mounts import SharedMounts, SilentMountError
 from csi_driver.node.preparation import NotYetError, Preparation, shared_mount
 from csi_driver.node.records import NodeVolume, PublishedTarget, Records, SharedMount
 from csi_driver.node.store_secrets import StoreSecrets
+from csi_driver.resolve import BucketRules, check_pin
 from csi_driver.status import exists, invalid, not_found, out_of_range, precondition
 from csi_driver.volumes import (
     EPHEMERAL,

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from csi_driver.controller.annotations import BucketRules, read_request
+from csi_driver.resolve import BucketRules
 from csi_driver.status import RequestError
-from csi_driver.volumes import parse_context
+from csi_driver.volumes import parse_context, read_request
 from csi_driver.wire import csi_pb2 as csi
 from datacache import api
 from datacache.catalog.access import set_access

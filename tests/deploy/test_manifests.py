@@ -553,8 +553,7 @@ def test_what_documents_and_examples_name_is_there() -> None:
 
 
 def test_annotations_and_attributes_of_examples_are_what_the_driver_reads() -> None:
-    from csi_driver.controller.annotations import read_request
-    from csi_driver.volumes import parse_context
+    from csi_driver.volumes import parse_context, read_request
 
     claims = attributes = 0
     everything = [each for path in EXAMPLES for each in examples(path)]

@@ -1,6 +1,6 @@
 """The Controller service: which volume a PVC gets.
 
-CreateVolume decides once: the PVC's annotations over the class's parameters (`annotations`), the reference resolved to
+CreateVolume decides once: the PVC's annotations over the class's parameters (`volumes`), the reference resolved to
 a snapshot's id, access, bucket and subpath checked (`resolve`). What it decided is a record in the catalog under the
 volume's id, which follows from the name alone. So the same call again, after a crash or from a second controller, finds
 the record and gives the same answer, whatever tags and annotations say by then. DeleteVolume forgets the record; no
@@ -18,9 +18,8 @@ from dataclasses import replace
 import grpc
 
 from csi_driver import volume_records
-from csi_driver.controller.annotations import PREFIX, Asked, BucketRules, check_pin, read_request
 from csi_driver.kube import KubeApi, VolumeClaim
-from csi_driver.resolve import check_open, check_sources, check_subpath, find_snapshot
+from csi_driver.resolve import BucketRules, check_open, check_pin, check_sources, check_subpath, find_snapshot
 from csi_driver.status import (
     RequestError,
     aborted,
@@ -36,12 +35,15 @@ from csi_driver.volume_records import NO_END, VolumeRecord, check_room, room_lef
 from csi_driver.volumes import (
     CAPACITY,
     KUBERNETES,
+    PREFIX,
     PVC_NAME,
     PVC_NAMESPACE,
+    Asked,
     VolumeSpec,
     id_of,
     mount_options,
     parse_context,
+    read_request,
     volume_id,
 )
 from csi_driver.wire import csi_pb2 as csi

@@ -1,1 +1,0 @@
-"""The controller's side of the driver: which volume a claim gets."""
