@@ -128,9 +128,8 @@ def _serve(arguments: argparse.Namespace) -> None:
         signal.signal(number, lambda number, _frame: os.write(tell, bytes([number])) and None)
 
     from csi_driver import DRIVER_NAME
-    from csi_driver.identity import IdentityService, RegistrationService
     from csi_driver.metrics import COUNTS
-    from csi_driver.server import Server
+    from csi_driver.server import IdentityService, RegistrationService, Server
     from csi_driver.wire import csi_pb2, registration_pb2
     from datacache.settings import load_settings
 

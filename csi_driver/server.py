@@ -1,8 +1,12 @@
 """The gRPC server: from a `.proto`'s services and objects with methods of the RPCs' names to calls on a Unix socket.
 
-Used by `__main__` and `identity`. A method takes the request, returns the answer, and raises `RequestError` or an error
+Used by `__main__`. A method takes the request, returns the answer, and raises `RequestError` or an error
 of `datacache`, which becomes the code that `status` says. An RPC without a method is UNIMPLEMENTED. Each call ends in
 one line of log, in which, as in the answer, no value of a secret is.
+
+Here are the services that every process of the driver has, too: who it is and what it can do. With `--register` the
+driver does itself what the sidecar `node-driver-registrar` is for elsewhere. The kubelet watches its folder
+`plugins_registry`: a socket that appears is asked for `GetInfo`, one that goes is deregistered.
 
 The socket is bound beside its place and then renamed into it, so a driver that lives there is replaced without a moment
 in which nobody answers, and a dead one's socket is no obstacle. At the end it is removed only if it is still this
@@ -30,10 +34,14 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.wrappers_pb2 import BoolValue
 
+import datacache
+from csi_driver import DRIVER_NAME
 from csi_driver.status import RequestError, aborted, status_of
 from csi_driver.volumes import volume_id
-from csi_driver.wire import csi_pb2
+from csi_driver.wire import csi_pb2 as csi
+from csi_driver.wire import registration_pb2 as wire
 from datacache.core import lockfile
 from datacache.core.errors import SettingsError
 
@@ -182,6 +190,47 @@ class Server:
         return call
 
 
+class IdentityService:
+    """The Identity service: the same in all modes, as it speaks for the driver as a whole."""
+
+    def GetPluginInfo(self, _request: csi.GetPluginInfoRequest) -> csi.GetPluginInfoResponse:
+        return csi.GetPluginInfoResponse(name=DRIVER_NAME, vendor_version=datacache.__version__)
+
+    def GetPluginCapabilities(self, _request: csi.GetPluginCapabilitiesRequest) -> csi.GetPluginCapabilitiesResponse:
+        service, expansion = csi.PluginCapability.Service, csi.PluginCapability.VolumeExpansion
+        return csi.GetPluginCapabilitiesResponse(
+            capabilities=[
+                csi.PluginCapability(service=service(type=service.CONTROLLER_SERVICE)),
+                csi.PluginCapability(volume_expansion=expansion(type=expansion.ONLINE)),
+            ]
+        )
+
+    def Probe(self, _request: csi.ProbeRequest) -> csi.ProbeResponse:
+        # Ready as soon as it answers. A catalog or a store that is away is no reason to be restarted for.
+        return csi.ProbeResponse(ready=BoolValue(value=True))
+
+
+class RegistrationService:
+    """The service `pluginregistration.Registration`. Its methods are the RPCs."""
+
+    def __init__(self, endpoint: str) -> None:
+        """Take `endpoint`, the path of the driver's socket as the kubelet sees it."""
+        self._endpoint = endpoint
+
+    def GetInfo(self, _request: wire.InfoRequest) -> wire.PluginInfo:
+        # The versions are those of the kubelet's interface, not of the driver or of CSI's latest.
+        return wire.PluginInfo(
+            type="CSIPlugin", name=DRIVER_NAME, endpoint=self._endpoint, supported_versions=["1.0.0"]
+        )
+
+    def NotifyRegistrationStatus(self, request: wire.RegistrationStatus) -> wire.RegistrationStatusResponse:
+        if request.plugin_registered:
+            _log.info("the kubelet has registered the driver")
+        else:
+            _log.error("the kubelet does not register the driver: %s", request.error)
+        return wire.RegistrationStatusResponse()
+
+
 def probe(socket: Path) -> str:
     """Return what keeps the driver on a socket from answering, '' for nothing (Identity.Probe, for `PROBE_S` at most).
     This process's own threads answer, or those of a successor, so a hanging one is noticed."""
@@ -189,10 +238,10 @@ def probe(socket: Path) -> str:
     try:
         call = channel.unary_unary(
             "/csi.v1.Identity/Probe",
-            request_serializer=csi_pb2.ProbeRequest.SerializeToString,
-            response_deserializer=csi_pb2.ProbeResponse.FromString,
+            request_serializer=csi.ProbeRequest.SerializeToString,
+            response_deserializer=csi.ProbeResponse.FromString,
         )
-        call(csi_pb2.ProbeRequest(), timeout=PROBE_S)
+        call(csi.ProbeRequest(), timeout=PROBE_S)
     except grpc.RpcError as exc:
         return f"{socket}: {exc.code().name}: {exc.details()}"
     finally:
