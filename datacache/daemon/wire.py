@@ -59,11 +59,10 @@ def decode_error(body: Mapping[str, Any]) -> DatacacheError:
     return kind(message, hint=hint, **more)
 
 
-def store_fingerprint(environ: Mapping[str, str] | None = None) -> str:
+def store_fingerprint() -> str:
     """Return a short hash of the variables that tell how to reach stores and that clients do not send to the daemon. If
     a daemon has other ones than its client it may be denied access, and the client can name the reason. It reveals no
     values."""
-    environ = os.environ if environ is None else environ
-    names = sorted(n for n in environ if n.startswith(("AWS_", "GOOGLE_", "AZURE_")) and not is_told(n))
-    text = "\0".join(f"{n}={environ[n]}" for n in names)
+    names = sorted(n for n in os.environ if n.startswith(("AWS_", "GOOGLE_", "AZURE_")) and not is_told(n))
+    text = "\0".join(f"{n}={os.environ[n]}" for n in names)
     return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()

@@ -193,7 +193,12 @@ class Lookaheads:
                 self._clairvoyant.add(plan)
             self._plans[plan.id] = plan
             self.stats.plans += 1
-            self._start_threads()
+            if not self._started:
+                self._started = True
+                self._room.start()
+                self._begin_locked("plans", self._follow)
+                for n in range(self._concurrency):
+                    self._begin_locked(f"plan {n}", self._work)
             self._changed.notify_all()
         if self._clairvoyant is not None:
             self._room.look()  # which sorts its samples
@@ -245,11 +250,8 @@ class Lookaheads:
             objects = PlanObjects(manifest, header.refs)
             with self._changed:
                 known = self._known.setdefault(key, objects)
-            if known is objects:
-                learning = threading.Thread(target=self._learn, args=(objects,), name="learn", daemon=True)
-                learning.start()
-                with self._changed:
-                    self._threads = [*(thread for thread in self._threads if thread.is_alive()), learning]
+                if known is objects:
+                    self._begin_locked("learn", self._learn, objects)
         known.used_s = time.monotonic()
         return known
 
@@ -257,22 +259,15 @@ class Lookaheads:
         while not objects.complete.is_set() and not self._stopping.is_set():
             try:
                 objects.learn_all(self._stopping.is_set)
-            except DatacacheError as exc:
-                log.warning("a plan's objects: %s", exc)
-                self._stopping.wait(_MAX_PAUSE_S)
-            except Exception:  # whatever it is, it may be over the next time
-                log.exception("a plan's objects")
+            except Exception as exc:  # whatever it is, it may be over the next time
+                ours = isinstance(exc, DatacacheError)
+                log.log(logging.WARNING if ours else logging.ERROR, "a plan's objects: %s", exc, exc_info=not ours)
                 self._stopping.wait(_MAX_PAUSE_S)
 
-    def _start_threads(self) -> None:
-        if not self._started:
-            self._started = True
-            self._room.start()
-            names = ["plans", *(f"plan {n}" for n in range(self._concurrency))]
-            targets = [self._follow, *[self._work] * self._concurrency]
-            for name, target in zip(names, targets, strict=True):
-                self._threads.append(threading.Thread(target=target, name=name, daemon=True))
-                self._threads[-1].start()
+    def _begin_locked(self, name: str, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
+        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+        thread.start()
 
     def _follow(self) -> None:
         alive_at_s = 0.0
