@@ -106,28 +106,6 @@ class Reading(NamedTuple):
     close: Callable[[], None]
 
 
-class _Held:
-    """The last blocks that the tiers did not keep, up to a number of bytes. Not safe from several threads."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._bytes = 0
-        self._blocks: OrderedDict[BlockId, Data] = OrderedDict()
-
-    def get(self, id: BlockId) -> Data | None:
-        data = self._blocks.get(id)
-        if data is not None:
-            self._blocks.move_to_end(id)
-        return data
-
-    def put(self, id: BlockId, data: Data) -> None:
-        old = self._blocks.pop(id, b"")
-        self._blocks[id] = data
-        self._bytes += len(data) - len(old)
-        while self._bytes > self._limit_bytes:
-            self._bytes -= len(self._blocks.popitem(last=False)[1])
-
-
 class Fetcher:
     """The daemon's gets."""
 
@@ -152,7 +130,9 @@ class Fetcher:
         )
         self._lock = threading.Lock()  # guards _flights, what hangs on a flight, _held, _landed, stats
         self._flights: dict[BlockId, _Flight] = {}
-        self._held = _Held(_HELD_BYTES)
+        self._held: OrderedDict[BlockId, Data] = OrderedDict()
+        """The last blocks that the tiers did not keep, up to `_HELD_BYTES`."""
+        self._held_bytes = 0
         self._landed: OrderedDict[BlockId, None] = OrderedDict()
         """The blocks that the tiers kept last."""
         self.landings = 0
@@ -191,6 +171,8 @@ class Fetcher:
         id = block_id(object_id(ref), number)
         with self._lock:
             held = self._held.get(id)
+            if held is not None:
+                self._held.move_to_end(id)
         if held is not None:
             done: Future[Data] = Future()
             done.set_result(held)
@@ -385,6 +367,9 @@ class Fetcher:
                 if len(self._landed) > _LANDED:
                     self._landed.popitem(last=False)
             elif flight.for_reader and len(data) > _ONE_READ_BYTES:
-                self._held.put(id, data)
+                self._held_bytes += len(data) - len(self._held.pop(id, b""))
+                self._held[id] = data
+                while self._held_bytes > _HELD_BYTES:
+                    self._held_bytes -= len(self._held.popitem(last=False)[1])
         for stored in flight.stored:
             stored(kept)

@@ -69,7 +69,10 @@ class MountLeases:
         with self._lock:
             mounts = mounted(self._home)
             mine = {mount.catalog or self._url for mount in mounts}
-            known = self._noted()
+            try:
+                known = set(self._note.read_text(encoding="utf-8").split("\n")[:-1]) or {self._url}
+            except FileNotFoundError:
+                known = set()
             if not mine <= known:
                 self._write_note(known | mine)
             failed: list[DatacacheError] = []
@@ -88,12 +91,6 @@ class MountLeases:
                 raise failed[0]
             self._written, self._written_at = mounts, elapsed_s()
             return len(mounts)
-
-    def _noted(self) -> set[str]:
-        try:
-            return set(self._note.read_text(encoding="utf-8").split("\n")[:-1]) or {self._url}
-        except FileNotFoundError:
-            return set()
 
     def _write_note(self, urls: set[str]) -> None:
         if urls:
