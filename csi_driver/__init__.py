@@ -6,8 +6,8 @@ The flow, in one direction:
     (`mounts`, made by `fuse_mount`) ─bind (`binds`)─▶ pod
 
 `python -m csi_driver` is one gRPC server on a Unix socket (`server`) with the services of the Container Storage
-Interface: `server` (identity), `controller`, `node`; `wire` has their messages. Mounts are never its children: it can be
-restarted or replaced, and nobody who reads notices.
+Interface: identity (`server`), `controller`, `node`; `wire` has their messages. Mounts are never its children: it can
+be restarted or replaced, and nobody who reads notices.
 """
 
 DRIVER_NAME = "datacache.io"

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ Where everything lies, and the catalog, is set as for all of datacache (DATACACH
 """
 _OTHERS = ("kubernetes", "urllib3", "pymongo", "botocore", "asyncio")
 """Libraries whose log is of no use below warnings."""
+_log = logging.getLogger("csi_driver")
 
 
 def main() -> int:
@@ -128,83 +129,61 @@ def _serve(arguments: argparse.Namespace) -> None:
         signal.signal(number, lambda number, _frame: os.write(tell, bytes([number])) and None)
 
     from csi_driver import DRIVER_NAME
+    from csi_driver.controller import ControllerService
+    from csi_driver.kube import open_api
     from csi_driver.metrics import COUNTS
+    from csi_driver.node.service import NodeService
+    from csi_driver.resolve import BucketRules
     from csi_driver.server import IdentityService, RegistrationService, Server
     from csi_driver.wire import csi_pb2, registration_pb2
     from datacache.settings import load_settings
 
-    if arguments.register is not None and not arguments.register.is_dir():
-        raise SettingsError(
-            f"--register {arguments.register}: there is no such folder",
-            hint="It is the kubelet's, /var/lib/kubelet/plugins_registry, mounted from the host.",
-        )
+    _check_paths(arguments)
     settings = load_settings().for_others()
-    log = logging.getLogger("csi_driver")
+    # The package kubernetes is imported by the first call: a node's Events on pods come up once in a while.
+    rules, api = BucketRules(arguments.allow_bucket), open_api(arguments.kubeconfig)
     ended: list[bool] = []
     node: NodeService | None = None
     services: dict[str, object] = {"Identity": IdentityService()}
     with ExitStack() as stack:
         if arguments.mode != "node":
-            services["Controller"] = _controller(arguments, settings, stack)
+            if api is None:
+                _log.warning("there is no Kubernetes API here and no --kubeconfig: annotations of PVCs are not read")
+            else:
+                api.warm_up()
+            services["Controller"] = stack.enter_context(closing(ControllerService(settings, api, rules)))
         if arguments.mode != "controller":
-            services["Node"] = node = _node(arguments, settings, stack)
+            services["Node"] = node = stack.enter_context(closing(NodeService(settings, arguments.node_id, rules, api)))
+            node.start()
         server = Server(arguments.endpoint, csi_pb2.DESCRIPTOR, services, count=COUNTS.call)
         stack.callback(lambda: ended.append(server.close()))
         server.start()
         if arguments.register is not None:
             # Once the driver answers.
             of_kubelet = {"Registration": RegistrationService(arguments.kubelet_endpoint or str(arguments.endpoint))}
-            registration = Server(
-                arguments.register / f"{DRIVER_NAME}-reg.sock", registration_pb2.DESCRIPTOR, of_kubelet
-            )
+            place = arguments.register / f"{DRIVER_NAME}-reg.sock"
+            registration = Server(place, registration_pb2.DESCRIPTOR, of_kubelet)
             stack.callback(registration.close, patience_s=1.0)
             registration.start()
         if arguments.metrics_port is not None:
             _serve_metrics(arguments, node, settings, stack)
-        log.info("answering on %s (%s)", arguments.endpoint, ", ".join(services))
+        _log.info("answering on %s (%s)", arguments.endpoint, ", ".join(services))
         received = os.read(told, 1)[0]
-        log.info("ending on %s; mounts stay", signal.Signals(received).name)
+        _log.info("ending on %s; mounts stay", signal.Signals(received).name)
     if ended == [False]:
         # Python would wait for the threads of these calls, and for what they wait for.
         logging.shutdown()
         os._exit(0)
 
 
-def _controller(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> object:
-    from csi_driver.controller import ControllerService
-    from csi_driver.kube import open_api
-    from csi_driver.resolve import BucketRules
-
-    if arguments.kubeconfig is not None and not arguments.kubeconfig.is_file():
+def _check_paths(arguments: argparse.Namespace) -> None:
+    if arguments.register is not None and not arguments.register.is_dir():
+        raise SettingsError(
+            f"--register {arguments.register}: there is no such folder",
+            hint="It is the kubelet's, /var/lib/kubelet/plugins_registry, mounted from the host.",
+        )
+    if arguments.mode != "node" and arguments.kubeconfig is not None and not arguments.kubeconfig.is_file():
         raise SettingsError(f"--kubeconfig {arguments.kubeconfig}: there is no such file")
-    api = open_api(arguments.kubeconfig)
-    if api is None:
-        logging.getLogger("csi_driver").warning(
-            "there is no Kubernetes API here and no --kubeconfig: annotations of PVCs are not read"
-        )
-    else:
-        api.warm_up()
-    service = ControllerService(settings, api, BucketRules(arguments.allow_bucket))
-    stack.callback(service.close)
-    return service
-
-
-def _node(arguments: argparse.Namespace, settings: Settings, stack: ExitStack) -> NodeService:
-    from csi_driver.kube import open_api
-    from csi_driver.node.service import NodeService
-    from csi_driver.resolve import BucketRules
-    from csi_driver.status import RequestError
-
-    try:
-        # What it is for, Events on pods, comes up once in a while: the package is not imported before.
-        service = NodeService(
-            settings, arguments.node_id, BucketRules(arguments.allow_bucket), open_api(arguments.kubeconfig)
-        )
-    except RequestError as exc:
-        raise SettingsError(f"--node-id: {exc}") from exc
-    stack.callback(service.close)
-    service.start()
-    return service
 
 
 def _serve_metrics(

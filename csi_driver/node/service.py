@@ -39,6 +39,7 @@ from csi_driver.volumes import (
     parse_context,
 )
 from csi_driver.wire import csi_pb2 as csi
+from datacache.core.errors import SettingsError
 from datacache.settings import Settings
 from fuse_mount import resolved
 
@@ -56,7 +57,7 @@ class NodeService:
         self, settings: Settings, node_id: str, rules: BucketRules | None = None, api: KubeApi | None = None
     ) -> None:
         if not 0 < len(node_id.encode()) <= _MAX_NODE_ID_BYTES:
-            raise invalid(f"the node's id {node_id!r} has to have 1 to {_MAX_NODE_ID_BYTES} bytes")
+            raise SettingsError(f"--node-id: the node's id {node_id!r} has to have 1 to {_MAX_NODE_ID_BYTES} bytes")
         self.node_id, self._settings = node_id, settings
         folder = settings.home / "csi"
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
