@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 import grpc
 
 from csi_driver.status import RequestError, invalid
-from csi_driver.volumes import CAPACITY, KUBERNETES, VolumeSpec, parse_context
+from csi_driver.volumes import CAPACITY, VolumeSpec, of_volume, parse_context
 from datacache.catalog.base import Catalog
 from datacache.core.errors import CatalogUnavailableError
 from datacache.settings import parse_bytes
@@ -135,11 +135,11 @@ def room_left(catalog: Catalog, parameters: Mapping[str, str]) -> int:
         capacity_bytes = parse_bytes(text)
     except ValueError as exc:
         raise invalid(f"the StorageClass's capacity: {exc}") from exc
-    others = _others(parameters)
+    others = of_volume(parameters)
     given_bytes = sum(
         record.capacity_bytes
         for record in records(catalog)
-        if record.parameters.get(CAPACITY) and _others(record.parameters) == others and not record.spec.read_only
+        if record.parameters.get(CAPACITY) and of_volume(record.parameters) == others and not record.spec.read_only
     )
     return min(max(0, capacity_bytes - given_bytes), NO_END)
 
@@ -164,9 +164,3 @@ def check_room(
             f"{more_bytes:,} bytes more are asked for, and of the StorageClass's capacity of {parameters[CAPACITY]} "
             f"{left:,} bytes are left: ask for less, delete volumes of the class, or have its capacity made larger",
         )
-
-
-def _others(parameters: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: text for name, text in parameters.items() if name != CAPACITY and not name.startswith(KUBERNETES) and text
-    }

@@ -127,12 +127,18 @@ def volume_id(name: str) -> str:
     return f"volume-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
+def of_volume(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return those of a StorageClass's parameters that say what a volume of it is."""
+    return {name: text for name, text in _given(parameters).items() if name != CAPACITY}
+
+
+def _given(values: Mapping[str, str]) -> dict[str, str]:
+    ours = {name: text.strip() for name, text in values.items() if not name.startswith((KUBERNETES, *_IGNORED))}
+    return {name: text for name, text in ours.items() if text}
+
+
 def _parse(values: Mapping[str, str], known: tuple[str, ...], what: str) -> VolumeSpec:
-    given = {
-        name: text.strip()
-        for name, text in values.items()
-        if not name.startswith(KUBERNETES) and name not in _IGNORED and text.strip()
-    }
+    given = _given(values)
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise invalid(f"there is no {what} {unknown[0]!r}; there are {', '.join(PARAMETERS)}")
@@ -234,11 +240,7 @@ def read_request(
     pin). Where the class's stays, the PVC's subpath is *inside* the class's: nobody gets out of what an administrator
     has opened by it. In a class's `bucket`, `${pvc.namespace}` and `${pvc.name}` stand for the PVC's.
     """
-    of_class = {
-        key: text
-        for key, text in parameters.items()
-        if key != CAPACITY and not key.startswith(KUBERNETES) and text.strip()
-    }
+    of_class = of_volume(parameters)
     of_claim = _ours(annotations)
     if "bucket" in of_class:
         of_class["bucket"] = _filled_in(of_class["bucket"], {"pvc.namespace": namespace, "pvc.name": name})

@@ -53,11 +53,10 @@ class MountLeases:
         self._note = self._home / "run" / "mount-lease"
         """Names the catalogs that may have a lease of this home."""
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mount-leases", daemon=True)
 
     def start(self) -> None:
         """Start the thread that renews."""
-        self._thread.start()
+        threading.Thread(target=self._run, name="mount-leases", daemon=True).start()
 
     def stop(self) -> None:
         """End the thread; a request under way ends with the process."""

@@ -198,19 +198,12 @@ class Plan:
 
     def state(self) -> dict[str, object]:
         """Return the plan for `GET /v1/cache`."""
-        return {
-            "id": self.id,
-            "dataset": self.dataset,
-            "snapshot": self.snapshot,
-            "position": self.position,
+        same = ("id", "dataset", "snapshot", "position", "fetched", "fetched_bytes", "errors", "window_bytes")
+        return {name: getattr(self, name) for name in same} | {
             "items": self.length,
             "next_items": len(self.items) - self.length,
-            "fetched": self.fetched,
-            "fetched_bytes": self.fetched_bytes,
-            "errors": self.errors,
             "ahead": self._at - self.position,
             "ahead_bytes": self.wanted_bytes,
-            "window_bytes": self.window_bytes,
         }
 
     def _fits(self, length: int, more: int, more_bytes: int) -> bool:
