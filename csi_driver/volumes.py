@@ -35,8 +35,7 @@ from fuse_mount import ACKS
 KUBERNETES = "csi.storage.k8s.io/"
 """What Kubernetes and its sidecars add to parameters and attributes begins with this."""
 PVC_NAME, PVC_NAMESPACE = f"{KUBERNETES}pvc/name", f"{KUBERNETES}pvc/namespace"
-POD_NAMESPACE = f"{KUBERNETES}pod.namespace"
-POD_NAMES = {"namespace": POD_NAMESPACE, "name": "csi.storage.k8s.io/pod.name", "uid": "csi.storage.k8s.io/pod.uid"}
+POD_NAMES = {name: f"{KUBERNETES}pod.{name}" for name in ("namespace", "name", "uid")}
 """Which pod a volume is published for (CSIDriver.spec.podInfoOnMount)."""
 EPHEMERAL = f"{KUBERNETES}ephemeral"
 

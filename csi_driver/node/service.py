@@ -30,7 +30,6 @@ from csi_driver.status import exists, invalid, not_found, out_of_range, precondi
 from csi_driver.volumes import (
     EPHEMERAL,
     POD_NAMES,
-    POD_NAMESPACE,
     MountOptions,
     VolumeSpec,
     id_of,
@@ -143,20 +142,19 @@ class NodeService:
         spec, options = _read_use(request)
         read_only = request.readonly or options.read_only or spec.read_only
         pod = {name: request.volume_context.get(key, "") for name, key in POD_NAMES.items()}
-        target = PublishedTarget(
-            path=path, read_only=read_only, noexec=options.noexec, pod=pod if all(pod.values()) else {}
-        )
-        namespace = request.volume_context.get(POD_NAMESPACE, "")
+        named = pod if all(pod.values()) else {}
+        target = PublishedTarget(path=path, read_only=read_only, noexec=options.noexec, pod=named)
+        namespace = pod["namespace"]
         if inline and spec.pin:
             check_pin(self._settings, namespace)
         if inline and spec.quota_bytes:
             raise invalid("quota: an inline volume has none; it is the size of a PVC")
         with self.records.lock(volume_id, timeout_s=_LOCK_S):
             self.preparation.check_namespace(volume_id, spec, namespace, inline=inline, secrets=request.secrets)
-            record = self.records.get(volume_id)
             if inline:
-                self._publish_inline(request, target, options, record)
+                self._publish_inline(request, spec, options, target)
                 return csi.NodePublishVolumeResponse()
+            record = self.records.get(volume_id)
             staging = _path(request.staging_target_path, "staging_target_path", missing=precondition)
             if record is None or record.staging != staging:
                 raise precondition(f"volume {volume_id!r} is not staged at {staging}")
@@ -171,22 +169,18 @@ class NodeService:
         return csi.NodePublishVolumeResponse()
 
     def _publish_inline(
-        self,
-        request: csi.NodePublishVolumeRequest,
-        target: PublishedTarget,
-        options: MountOptions,
-        before: NodeVolume | None,
+        self, request: csi.NodePublishVolumeRequest, spec: VolumeSpec, options: MountOptions, target: PublishedTarget
     ) -> None:
         volume_id = request.volume_id
+        before = self.records.get(volume_id)
         if before is not None and before.used:
             record = before
-            asked = parse_context(request.volume_context)
-            if (asked.dataset or asked.bucket) not in (before.spec.asked, before.spec.dataset, before.spec.bucket):
+            if (spec.dataset or spec.bucket) not in (before.spec.asked, before.spec.dataset, before.spec.bucket):
                 raise exists(f"volume {volume_id!r} is published already, and is another one")
             self._check_target(record, target, single=True)
         else:
-            spec = replace(parse_context(request.volume_context), namespace="", asked="", credentials="", quota_bytes=0)
-            namespace = request.volume_context.get(POD_NAMESPACE, "")
+            spec = replace(spec, namespace="", asked="", credentials="", quota_bytes=0)
+            namespace = request.volume_context.get(POD_NAMES["namespace"], "")
             spec = self.preparation.resolved(volume_id, spec, inline=True, namespace=namespace)
             record = NodeVolume(
                 volume_id=volume_id,
