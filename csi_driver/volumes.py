@@ -248,8 +248,7 @@ def read_request(
         dropped = {"dataset", "bucket", "subpath"} | ({"warm", "pin"} if "bucket" in what else set())
         of_class = {key: text for key, text in of_class.items() if key not in dropped}
     elif "subpath" in of_class and "subpath" in of_claim:
-        inner = parse_parameters({"bucket": "s3://any", "subpath": of_claim["subpath"]}).subpath
-        of_claim["subpath"] = f"{of_class['subpath'].rstrip('/')}/{inner}"
+        of_claim["subpath"] = f"{of_class['subpath'].rstrip('/')}/{_subpath(of_claim['subpath'])}"
     spec = parse_parameters(of_class | of_claim)
     return Asked(spec, "bucket" in what, spec.pin and of_class.get("pin", "").lower() != "true")
 
