@@ -125,8 +125,9 @@ def clean_dead_sessions(temp_root: Path) -> None:
     """What test runs left that were killed: processes, mounts below `temp_root` and shared memory."""
     end_processes(lambda: processes_with(SESSION_VARIABLE, _is_dead))
     for owner in (*temp_root.glob("*/owner.pid"), *temp_root.glob("*/popen-*/owner.pid")):
-        if _is_dead(owner.read_text()):
-            unmount_under(owner.parent)
+        with contextlib.suppress(FileNotFoundError):  # another run deletes old folders, too
+            if _is_dead(owner.read_text()):
+                unmount_under(owner.parent)
     for folder in SHARED_MEMORY.glob(f"{SHARED_MEMORY_PREFIX}*"):
         if _is_dead(folder.name.removeprefix(SHARED_MEMORY_PREFIX).partition("-")[0]):
             shutil.rmtree(folder, ignore_errors=True)
