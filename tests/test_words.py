@@ -62,7 +62,6 @@ SHARED = frozenset(
         "_Mapped",
         "_Names",
         "_Reader",
-        "_Run",
         "_Section",
     ]
 )

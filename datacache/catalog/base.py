@@ -207,7 +207,11 @@ class DatasetCatalog(ABC):
     def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
         def change(old: ListedDataset | None) -> ListedDataset:
             if old is None or id not in old.snapshots:
-                raise no_snapshot(dataset, id)
+                raise SnapshotNotFoundError(
+                    f"{dataset} has no snapshot {id!r}",
+                    ref=f"{dataset}@{id}",
+                    hint=f"See: dsctl snapshot list {dataset}",
+                )
             if not move:
                 check_tags_free(dataset, old.tags, [tag], id)
             return old if old.tags.get(tag) == id else old._replace(tags=old.tags | {tag: id})
@@ -301,13 +305,6 @@ def still_tagged(dataset: str, id: str, tags: Iterable[str]) -> TagExistsError:
     return TagExistsError(
         f"{dataset}@{id[:12]} is also {', '.join(f'{dataset}@{tag}' for tag in names)}; nothing was removed",
         hint=f"Remove one name: dsctl snapshot rm {dataset}@{names[0]}. Or the snapshot with all its tags: --all-tags.",
-    )
-
-
-def no_snapshot(dataset: str, id: str) -> SnapshotNotFoundError:
-    """Return the error for an id that the dataset does not have."""
-    return SnapshotNotFoundError(
-        f"{dataset} has no snapshot {id!r}", ref=f"{dataset}@{id}", hint=f"See: dsctl snapshot list {dataset}"
     )
 
 

@@ -30,7 +30,7 @@ from typing import TypeVar
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.record import decode_record, encode_record
-from datacache.catalog.sqlite.file import SqliteFile, file_identity, file_uri, id_batches, is_damaged
+from datacache.catalog.sqlite.file import DAMAGED, SqliteFile, file_identity, file_uri, id_batches, primary_code
 from datacache.core.errors import CatalogError, CatalogUnavailableError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 
@@ -250,7 +250,7 @@ class BlobCache:
         try:
             return work()
         except (sqlite3.Error, OSError) as exc:
-            if isinstance(exc, sqlite3.Error) and is_damaged(exc):
+            if isinstance(exc, sqlite3.Error) and primary_code(exc) in DAMAGED:
                 _log.warning("the cache of manifests %s is damaged (%s) and is made anew", self._path, exc)
                 self._remove(identity)
                 return None

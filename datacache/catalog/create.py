@@ -19,7 +19,6 @@ import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TypeVar
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest, known_blobs
@@ -50,7 +49,6 @@ _TARGET_BYTES = 4096
 _LINKS = 40
 """The kernel follows no more."""
 _PLAIN = Attributes(0, 0, 0, 0)
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,11 +348,8 @@ class ObjectAttributes:
         if not 0 < found.info.size_bytes <= _TARGET_BYTES:
             return ""
         ref = found.info.ref(self._bucket.url)
-        data = self._retried(lambda: self._bucket.read(ref, 0, ref.size_bytes))
+        data = retry(lambda: self._bucket.read(ref, 0, ref.size_bytes), self._timeout_s)
         return bytes(data).decode("utf-8", "surrogateescape")
 
     def _look(self, key: str) -> LiveObject:
-        return self._retried(lambda: self._bucket.look(key))
-
-    def _retried(self, call: Callable[[], _T]) -> _T:
-        return retry(call, self._timeout_s)
+        return retry(lambda: self._bucket.look(key), self._timeout_s)

@@ -19,7 +19,7 @@ import pytest
 
 from datacache import api
 from datacache.catalog import leases
-from datacache.catalog.sqlite import clock as sqlite_clock
+from datacache.catalog.sqlite import catalog as sqlite_catalog
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.manifest.model import BlobId, SnapshotRecord
 from datacache.settings import Settings, load_settings
@@ -198,7 +198,7 @@ def test_each_boot_begins_with_the_time_of_day(tmp_path: Path, monkeypatch: pyte
         node = time.time
         monkeypatch.setattr(time, "time", lambda: node() + 86_400)
         assert catalog.now_s() < before_s + 3600
-        monkeypatch.setattr(sqlite_clock, "boot_id", lambda: "the next one")
+        monkeypatch.setattr(sqlite_catalog, "boot_id", lambda: "the next one")
         assert catalog.now_s() >= before_s + 86_400
-        catalog.set_document(sqlite_clock.CLOCK, "node", "{}", old=catalog.document(sqlite_clock.CLOCK, "node"))
+        catalog.set_document(sqlite_catalog.CLOCK, "node", "{}", old=catalog.document(sqlite_catalog.CLOCK, "node"))
         assert catalog.now_s() >= before_s + 86_400  # and what nobody can read is written anew

@@ -10,7 +10,9 @@ made anew is never mistaken for the old one.
 
     datasets  {_id: name, rev, latest: id, snapshots: [{id, doc}], tags: [{tag, id}]}
     snapshots {_id: doc, dataset, id, created_at, record, at_s}    whole before a dataset lists it, never changed
-    blobs     {_id: blob id, data, put_s, doomed?}                 see `mongo.blobs`; written before the snapshot
+    blobs     {_id: blob id, data, put_s, doomed?}                 written before the snapshot, never changed but for
+                                                                   two notes: when it was last put, and the collection
+                                                                   that means to delete it
     derived   {_id, snapshot, name, root, at_s, ready}             the newest that is ready counts
     documents {_id: kind/key, text, by}                            `by` is drawn for each write: a writer whose answer
                                                                    was lost finds out by it whether it was done
@@ -21,7 +23,7 @@ the same time cannot take away the other's document. A process that is killed in
 lists, no more.
 
 **Garbage collection** (`mongo.collect`) treats young snapshot documents that no dataset lists yet as listed: a commit
-writes its document, then claims its blobs (`mongo.blobs.claim`), and only then becomes visible. Derived data are
+writes its document, then claims its blobs (`mongo.collect.claim`), and only then becomes visible. Derived data are
 written in the same order.
 
 **Durability.** Writes wait for the journal of a majority and reads see only what a majority has, so a fail-over loses
@@ -37,7 +39,7 @@ from contextlib import suppress
 from typing import Any
 
 from bson import ObjectId
-from pymongo.collection import Collection as MongoCollection
+from pymongo.collection import Collection as PymongoCollection
 from pymongo.errors import DuplicateKeyError
 
 from datacache.catalog import leases
@@ -48,13 +50,13 @@ from datacache.catalog.base import (
     DatasetCatalog,
     ListedDataset,
     Live,
+    batches,
     blobs_missing,
     check_document,
     check_tags_free,
 )
-from datacache.catalog.mongo import blobs as blob_store
-from datacache.catalog.mongo.client import MongoDatabase, retried
-from datacache.catalog.mongo.collect import collect
+from datacache.catalog.mongo.client import MongoDatabase, insert_new, retried
+from datacache.catalog.mongo.collect import BATCH_IDS, MongoCollection, claim
 from datacache.catalog.record import decode_record, encode_record
 from datacache.core.errors import CatalogError, CatalogUnavailableError, DatacacheError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
@@ -64,6 +66,8 @@ _COMMIT_TIMEOUT_S = 600.0
 """A commit gives up if it takes longer from writing its document to becoming visible (a suspended machine): after an
 hour, garbage collection counts the document as dead (`mongo.collect.PENDING_S`)."""
 _READS = 3
+_BATCH_BYTES = 8 * 2**20
+_TRIES = 4
 
 _Document = dict[str, Any]
 
@@ -93,12 +97,34 @@ class MongoCatalog(DatasetCatalog):
     # --- blobs ----------------------------------------------------------------------------------------------
 
     def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
+        """See `Catalog.put_blobs`. Blobs that exist are not sent. A kill in between leaves some: no harm."""
         with self._database.errors():
-            blob_store.put_blobs(self._database.collection("blobs"), blobs, int(self._database.now_s()))
+            now_s = int(self._database.now_s())
+            for batch in batches(blobs, BATCH_IDS, size_bytes=lambda blob: len(blob[1]), most_bytes=_BATCH_BYTES):
+                self._put(batch, now_s)
+
+    def _put(self, batch: list[tuple[BlobId, bytes]], now_s: int) -> None:
+        collection = self._database.collection("blobs")
+        for _try in range(_TRIES):  # once more only where a garbage collection was quicker
+            found = collection.find({"_id": {"$in": [id for id, _ in batch]}}, {"put_s": 1, "doomed": 1})
+            here = {bytes(document["_id"]): document for document in found}
+            missing = [{"_id": id, "data": data, "put_s": now_s} for id, data in batch if id not in here]
+            if missing:
+                insert_new(collection, missing)
+            oldest_s = now_s - REFRESH_AFTER_S
+            stale = [id for id, noted in here.items() if "doomed" in noted or noted.get("put_s", 0) < oldest_s]
+            change = {"$set": {"put_s": now_s}, "$unset": {"doomed": ""}}
+            if not stale or collection.update_many({"_id": {"$in": stale}}, change).matched_count == len(stale):
+                break
 
     def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
         with self._database.errors():
-            return blob_store.get_blobs(self._database.collection("blobs"), ids)
+            collection = self._database.collection("blobs")
+            return {
+                BlobId(bytes(blob["_id"])): bytes(blob["data"])
+                for part in batches(dict.fromkeys(ids), BATCH_IDS)
+                for blob in collection.find({"_id": {"$in": part}}, {"data": 1})
+            }
 
     # --- snapshots and tags ---------------------------------------------------------------------------------
 
@@ -177,7 +203,7 @@ class MongoCatalog(DatasetCatalog):
             doc = ObjectId()
             document = {"_id": doc, "snapshot": snapshot_id, "name": name, "root": root, "at_s": now_s, "ready": False}
             collection.insert_one(document)
-            gone = blob_store.claim(self._database.collection("blobs"), needs)
+            gone = claim(self._database.collection("blobs"), needs)
             if gone:
                 collection.delete_one({"_id": doc})
                 raise blobs_missing(f"{name} of {snapshot_id[:12]}", gone)
@@ -235,7 +261,8 @@ class MongoCatalog(DatasetCatalog):
 
     def collect(self, live: Live, *, grace_s: float, dry_run: bool = False, now_s: float | None = None) -> Collected:
         with self._database.errors():
-            return collect(self._database, self.documents, live, grace_s=grace_s, dry_run=dry_run, now_s=now_s)
+            collection = MongoCollection(self._database, self.documents, live, grace_s=grace_s, now_s=now_s)
+            return collection.run(dry_run=dry_run)
 
     def close(self) -> None:
         self._database.close()
@@ -362,7 +389,7 @@ class _Commit:
     def _claim_blobs(self) -> None:
         if self._claimed:
             return
-        gone = blob_store.claim(self._database.collection("blobs"), self._needs)
+        gone = claim(self._database.collection("blobs"), self._needs)
         if gone:
             raise blobs_missing(self._record.ref, gone)
         self._claimed = True
@@ -381,7 +408,7 @@ def _dataset_record(found: _Document) -> DatasetRecord:
 
 
 def _replace(
-    collection: MongoCollection[_Document], name: str, old: ListedDataset | None, new: ListedDataset | None
+    collection: PymongoCollection[_Document], name: str, old: ListedDataset | None, new: ListedDataset | None
 ) -> bool:
     """Replace the old document by the new one. Return False, with nothing changed, if it was another by now."""
     if new is None:

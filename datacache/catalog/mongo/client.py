@@ -76,7 +76,7 @@ class MongoDatabase:
         self._secret_url = url
         self._hosts, self._name, self._options = _parse(url)
         self.url = f"mongodb://{self._hosts}/{self._name}"
-        self._client = PerProcess(self._new_client)
+        self._client: PerProcess[MongoClient[_Document]] = PerProcess(lambda: MongoClient(url, **self._options))
         self._away = PerProcess(_Away)
         self._checked_by = 0
 
@@ -122,9 +122,6 @@ class MongoDatabase:
         client = self._client.take()
         if client is not None:
             client.close()
-
-    def _new_client(self) -> MongoClient[_Document]:
-        return MongoClient(self._secret_url, **self._options)
 
     def _check_schema(self, database: Database[_Document]) -> None:
         found = database["meta"].find_one({"_id": "schema"})

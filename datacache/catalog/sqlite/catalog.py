@@ -13,8 +13,9 @@ import errno
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from datacache.catalog import leases
@@ -31,21 +32,21 @@ from datacache.catalog.base import (
     check_tags_free,
 )
 from datacache.catalog.record import decode_record, encode_record
-from datacache.catalog.sqlite import clock
-from datacache.catalog.sqlite.collect import collect
+from datacache.catalog.sqlite.collect import SqliteCollection
 from datacache.catalog.sqlite.file import (
+    BUSY,
     BUSY_TIMEOUT_S,
+    DAMAGED,
     SqliteFile,
     file_uri,
     id_batches,
-    is_busy,
-    is_damaged,
-    is_full,
-    is_read_only,
+    primary_code,
 )
 from datacache.catalog.sqlite.schema import prepare
+from datacache.core.boot import boot_id
 from datacache.core.errors import CatalogError, CatalogUnavailableError
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
+from datacache.store.clock import elapsed_s
 
 _DATASET = "SELECT name, latest, (SELECT json_group_object(tag, id) FROM tags WHERE dataset = name) FROM datasets"
 _SET_TAG = "INSERT OR REPLACE INTO tags (dataset, tag, id) VALUES (?, ?, ?)"
@@ -54,6 +55,12 @@ _ELSEWHERE = "Set DATACACHE_CATALOG (or DATACACHE_HOME) to a place you can write
 _BATCH_BYTES = 16 * 2**20
 """Blobs of one transaction: other writers wait for about a tenth of a second."""
 _BATCH_BLOBS = 10_000
+
+CLOCK = "clock"
+"""The kind of the document of the clock, whose one key is `_NODE`."""
+_NODE = "node"
+_SLACK_S = 60.0
+"""A time of day that is corrected by less counts as right."""
 
 
 class SqliteCatalog(DatasetCatalog):
@@ -71,8 +78,26 @@ class SqliteCatalog(DatasetCatalog):
         return (SqliteCatalog, (self.path,))
 
     def now_s(self) -> float:
-        """Return the time of the one node that can use the file, see `sqlite.clock`."""
-        return clock.now_s(self)
+        """Return the time of the one node that can use the file. Within one boot it follows no step ahead.
+
+        All users of the file share a count of seconds that nobody can set (`elapsed_s`). The file keeps the time of day
+        at which this count began in this boot, as the first user saw it. A time of day that is set ahead later makes
+        nothing older: no lease ends early, and no grace period. One that is set back is taken over, which makes all
+        younger, so that stored times do not lie in the future for ever. Must not be called within a transaction.
+        """
+        boot = boot_id()
+        while boot:
+            text = self.document(CLOCK, _NODE)
+            wall_s, running_s = time.time(), elapsed_s()
+            began_s = _began_s(text, boot)
+            if began_s is not None and began_s + running_s <= wall_s + _SLACK_S:
+                return began_s + running_s
+            noted = json.dumps({"version": 1, "boot": boot, "began_s": wall_s - running_s})
+            with suppress(CatalogError):  # a file that cannot be written: the time is the same
+                if not self.set_document(CLOCK, _NODE, noted, old=text):
+                    continue  # another process was first
+            return wall_s
+        return time.time()
 
     def put_blobs(self, blobs: Sequence[tuple[BlobId, bytes]]) -> None:
         now_s = int(self.now_s())
@@ -151,14 +176,16 @@ class SqliteCatalog(DatasetCatalog):
         with self.writing(durable=True) as connection:
             old = _listing(connection, name)
             new = change(old)
-            if new is not old and old is not None:
-                left = new or old._replace(snapshots={}, tags={})
-                gone = [(name, id) for id in old.snapshots if id not in left.snapshots]
-                connection.executemany("DELETE FROM snapshots WHERE dataset = ? AND id = ?", gone)
-                untagged = [(name, tag) for tag in old.tags if tag not in left.tags]
-                connection.executemany("DELETE FROM tags WHERE dataset = ? AND tag = ?", untagged)
-                connection.executemany(_SET_TAG, [(name, tag, id) for tag, id in left.tags.items()])
-                connection.execute("UPDATE datasets SET latest = ? WHERE name = ?", (left.latest, name))
+            if new is old or old is None:
+                return new
+            left = new or old._replace(snapshots={}, tags={})
+            gone = [(name, id) for id in old.snapshots if id not in left.snapshots]
+            connection.executemany("DELETE FROM snapshots WHERE dataset = ? AND id = ?", gone)
+            untagged = [(name, tag) for tag in old.tags if tag not in left.tags]
+            connection.executemany("DELETE FROM tags WHERE dataset = ? AND tag = ?", untagged)
+            tagged = [(name, tag, id) for tag, id in left.tags.items() if old.tags.get(tag) != id]
+            connection.executemany(_SET_TAG, tagged)
+            connection.execute("UPDATE datasets SET latest = ? WHERE name = ?", (left.latest, name))
             if new is None:
                 connection.execute("DELETE FROM datasets WHERE name = ?", (name,))
             return new
@@ -230,7 +257,8 @@ class SqliteCatalog(DatasetCatalog):
         """See `Catalog.collect`. The file keeps its size: freed room is filled again first."""
         now_s = self.now_s() if now_s is None else now_s
         with self._errors():
-            return collect(self._file, live, now_s, int(now_s - grace_s), dry_run=dry_run)
+            collection = SqliteCollection(self._file, live, now_s=now_s, cutoff_s=int(now_s - grace_s))
+            return collection.run(dry_run=dry_run)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -258,7 +286,9 @@ class SqliteCatalog(DatasetCatalog):
             # O_EXCL: opening and closing a database that is there would drop this process's locks on it.
             fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
-                _give_to_owner(fd, path.parent)
+                there = os.stat(path.parent)
+                if os.geteuid() == 0 and there.st_uid != 0:  # as SQLite does with the files it puts beside it
+                    os.fchown(fd, there.st_uid, there.st_gid)
             finally:
                 os.close(fd)
         except FileExistsError:
@@ -303,20 +333,20 @@ class SqliteCatalog(DatasetCatalog):
         )
 
     def _translated(self, exc: sqlite3.Error) -> CatalogError:
-        path = self.path
-        if is_damaged(exc):
+        path, code = self.path, primary_code(exc)
+        if code in DAMAGED:
             return self._damaged(str(exc))
-        if is_busy(exc):
+        if code in BUSY:
             return CatalogUnavailableError(
                 f"the catalog {path} has been locked by another process for {BUSY_TIMEOUT_S:.0f} s",
                 hint=f"See who holds it: fuser {path}",
             )
-        if is_full(exc) or _no_space(path):
+        if code == sqlite3.SQLITE_FULL or _no_space(path):
             return CatalogError(
                 f"no space left for the catalog {path}; nothing was changed",
                 hint=f"Free some space: df -h {path.parent}",
             )
-        if is_read_only(exc):
+        if code == sqlite3.SQLITE_READONLY:
             return CatalogError(f"the catalog {path} cannot be written: {exc}", hint=_ELSEWHERE)
         if isinstance(exc, sqlite3.IntegrityError):  # the database works, and would say the same again
             return CatalogError(f"the catalog {path} does not take this: {exc}")
@@ -329,13 +359,6 @@ class SqliteCatalog(DatasetCatalog):
             f"the catalog {path} cannot be used: {exc}",
             hint=f"Check that you may write to {path.parent} and that its disk is well.",
         )
-
-
-def _give_to_owner(fd: int, folder: Path) -> None:
-    """Give a file that root makes to the owner of its folder, as SQLite does with the files it puts beside it."""
-    there = os.stat(folder)
-    if os.geteuid() == 0 and there.st_uid != 0:
-        os.fchown(fd, there.st_uid, there.st_gid)
 
 
 def _no_space(path: Path) -> bool:
@@ -373,3 +396,12 @@ def _check_blobs_are_there(connection: sqlite3.Connection, needs: Collection[Blo
         gone += len(part) - found
     if gone:
         raise blobs_missing(what, gone)
+
+
+def _began_s(text: str | None, boot: str) -> float | None:
+    """Return when this boot began, by the clock as it was then; None where nobody has noted it."""
+    try:
+        found = json.loads(text or "")
+        return float(found["began_s"]) if found["boot"] == boot else None
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -28,6 +28,11 @@ from datacache.manifest.model import BlobId
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for the others. One write holds the lock for well under a second."""
 
+BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+"""Another connection holds the lock."""
+DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+"""The file is no SQLite database, or a broken one."""
+
 _MAX_IDLE = 8
 _BATCH_IDS = 500
 
@@ -143,7 +148,7 @@ class SqliteFile:
             except sqlite3.OperationalError as exc:
                 connection.close()
                 # Switching to WAL and closing the last connection lock the file outside the busy handler.
-                if is_busy(exc) and time.monotonic() < deadline:
+                if primary_code(exc) in BUSY and time.monotonic() < deadline:
                     time.sleep(random.uniform(0.002, 0.02))
                     continue
                 raise
@@ -184,23 +189,9 @@ class SqliteFile:
         self._pid = os.getpid()
 
 
-def is_busy(exc: sqlite3.Error) -> bool:
-    """Tell whether another connection holds the lock."""
-    return _primary_code(exc) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def is_damaged(exc: sqlite3.Error) -> bool:
-    """Tell whether the file is no SQLite database, or a broken one."""
-    return _primary_code(exc) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
-
-
-def is_full(exc: sqlite3.Error) -> bool:
-    return _primary_code(exc) == sqlite3.SQLITE_FULL
-
-
-def is_read_only(exc: sqlite3.Error) -> bool:
-    """Tell whether this process may not write the file."""
-    return _primary_code(exc) == sqlite3.SQLITE_READONLY
+def primary_code(exc: sqlite3.Error) -> int:
+    """Return SQLite's code of an error, without its extension."""
+    return getattr(exc, "sqlite_errorcode", 0) & 0xFF
 
 
 def file_uri(path: Path, query: str) -> str:
@@ -221,10 +212,6 @@ def file_identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return stat.st_dev, stat.st_ino
-
-
-def _primary_code(exc: sqlite3.Error) -> int:
-    return getattr(exc, "sqlite_errorcode", 0) & 0xFF
 
 
 _pools: weakref.WeakSet[SqliteFile] = weakref.WeakSet()

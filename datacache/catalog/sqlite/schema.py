@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from datacache.catalog.sqlite.file import is_read_only
+from datacache.catalog.sqlite.file import primary_code
 from datacache.core.errors import CatalogError, CatalogUnavailableError
 
 APPLICATION_ID = 0x64636174  # "dcat"
@@ -84,7 +84,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
             if version < SCHEMA_VERSION:  # otherwise another process has been quicker
                 _bring_up_to_date(connection, version)
     except sqlite3.Error as exc:
-        if version == 0 or not is_read_only(exc):
+        if version == 0 or primary_code(exc) != sqlite3.SQLITE_READONLY:
             raise
         # What cannot be written can be read all the same: this connection sees the new tables, empty.
         connection.execute("PRAGMA temp_store=MEMORY")
