@@ -24,9 +24,10 @@ from datacache.core.front import front
 from datacache.settings import Settings, load_settings
 
 try:
-    from datacache.loaders.dataset import Options, SnapshotSamples
+    from datacache.loaders.dataset import Options, SampleDataset
     from datacache.loaders.packed import PackedBatch, collate
     from datacache.loaders.shard_dataset import ShardSamples, ShardStream
+    from datacache.loaders.source import SnapshotSource
 except ModuleNotFoundError as exc:
     if (exc.name or "").partition(".")[0] != "torch":
         raise
@@ -69,7 +70,7 @@ class SnapshotArguments(SampleArguments, QueryOptions, total=False):
     """Say which images are samples, too."""
 
 
-class SnapshotDataset(SnapshotSamples):
+class SnapshotDataset(SampleDataset, SnapshotSource):
     """The images of a snapshot (or all its files, if none is an image), in the byte order of their paths.
 
     `ds[i]` is `(image, target)`. The image is `bytes`, or with `decode="rgb"` a uint8 tensor of height x width x 3,
@@ -117,7 +118,8 @@ class SnapshotDataset(SnapshotSamples):
         with closing(open_catalog(settings)) as catalog:
             reading = Reading(format=format, trust_sizes=trust_sizes)
             selection = select(snapshot, catalog, target=target, query=query, split=split, reading=reading)
-        super().__init__(snapshot, selection, options, settings)
+        SnapshotSource.__init__(self, snapshot, selection)
+        SampleDataset.__init__(self, options, settings)
 
     def __repr__(self) -> str:
         return f"<SnapshotDataset {self.snapshot.record.ref}: {len(self):,} samples, targets: {self.kind}>"

@@ -24,10 +24,8 @@ from torch.utils.data import Dataset, get_worker_info
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.loaders.decode import MAX_SIDE, Size, decode_rgb
 from datacache.loaders.packed import EmptyBatch, PackedBatch, empty, pack_targets
-from datacache.loaders.selection import Selection
-from datacache.loaders.source import Read, SampleOptions, SampleSource, SnapshotSource
+from datacache.loaders.source import Read, SampleOptions, SampleSource
 from datacache.loaders.tuning import clock as timing
-from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
 
 log = logging.getLogger("datacache.loader")
@@ -197,14 +195,6 @@ class SampleDataset(SampleSource, Dataset):
         if not int(self._skipped[number]):
             log.warning("a sample is left out, and so will be others like it: %s", error)
         self._skipped[number] += 1
-
-
-class SnapshotSamples(SampleDataset, SnapshotSource):
-    """The files of a snapshot that were selected, in the byte order of their paths."""
-
-    def __init__(self, snapshot: Snapshot, selection: Selection, options: Options, settings: Settings) -> None:
-        SnapshotSource.__init__(self, snapshot, selection)
-        SampleDataset.__init__(self, options, settings)
 
 
 def _height_and_width(size: Any) -> Size | None:

@@ -36,7 +36,7 @@ def decode_rgb(
     try:
         header = read_header(data)
     except BrokenImageError as exc:
-        path = _said(path)
+        path = path if isinstance(path, str) else path()
         raise AnnotationError(f"{path}: {exc}", code="image-broken", file=path, hint=exc.hint) from exc
     own = header.displayed_height, header.displayed_width
     pixels = _jpeg(data, header.orientation, size, own) if header.format == "jpeg" and header.complete else None
@@ -56,10 +56,6 @@ def _other(data: bytes, path: str | Callable[[], str]) -> Picture:
         return decode(data, "")
     except AnnotationError:
         return decode(data, path())  # the same error, with the path
-
-
-def _said(path: str | Callable[[], str]) -> str:
-    return path if isinstance(path, str) else path()
 
 
 def _jpeg(data: bytes | memoryview, orientation: int, size: Size | None, own: Size) -> NDArray[np.uint8] | None:

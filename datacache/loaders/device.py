@@ -31,9 +31,18 @@ class DevicePrefetcher:
     """
 
     def __init__(self, loader: Any, device: Any = None) -> None:
+        import torch
+
         self.loader = loader
-        self._transfer = _Transfer(device)
-        self.device = self._transfer.device
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device)
+        self._stream: Any = None
+        """What copies run on, where the device has streams."""
+        if self.device.type == "cuda":
+            index = self.device.index
+            self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+            self._stream = torch.cuda.Stream(self.device)
         self._epoch: _Epoch | None = None
         self._state: Any = _UNKNOWN  # the loader's, as it was when it gave the batch that was handed out last
 
@@ -42,7 +51,7 @@ class DevicePrefetcher:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield an epoch from its beginning. One that is under way is given up."""
-        epoch = self._epoch = _Epoch(self.loader, self._transfer)
+        epoch = self._epoch = _Epoch(iter(self.loader))
         try:
             while (batch := self._advance(epoch)) is not _END:
                 yield batch
@@ -53,7 +62,7 @@ class DevicePrefetcher:
     def next(self) -> Any:
         """Return the next batch, or None at the end of the epoch; the call after that begins another."""
         if self._epoch is None:
-            self._epoch = _Epoch(self.loader, self._transfer)
+            self._epoch = _Epoch(iter(self.loader))
         batch = self._advance(self._epoch)
         if batch is _END:
             self._epoch = None
@@ -89,54 +98,29 @@ class DevicePrefetcher:
 
     def _advance(self, epoch: _Epoch) -> Any:
         """Return the batch whose turn it is; before it is returned, the one after it is read and its copy begins."""
-        batch, state, error = epoch.ahead or epoch.read()
+        batch, state, error = epoch.ahead or self._read(epoch)
         epoch.ahead = None
         if epoch is self._epoch:
             self._state = _UNKNOWN if batch is _END else state
         if error is not None:
             raise error
         if batch is not _END:
-            self._transfer.finish(batch)
-            epoch.ahead = epoch.read()
+            self._finish(batch)
+            epoch.ahead = self._read(epoch)
         return batch
 
-
-class _Epoch:
-    """One pass over a loader, and what was read ahead: a batch, the loader's state with it, the error in its place."""
-
-    def __init__(self, loader: Any, transfer: _Transfer) -> None:
-        self._loader = loader
-        self._batches = iter(loader)
-        self._transfer = transfer
-        self.ahead: tuple[Any, Any, Exception | None] | None = None
-
-    def read(self) -> tuple[Any, Any, Exception | None]:
+    def _read(self, epoch: _Epoch) -> _Ahead:
+        """Return a batch as it will be on the device, the loader's state with it, and the error in its place."""
         batch, error = None, None
         try:
-            batch = next(self._batches, _END)
+            batch = next(epoch.batches, _END)
             if batch is not _END:
-                batch = self._transfer.start(batch)
+                batch = self._start(batch)
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is raised when this batch's turn comes
             error = exc
-        return batch, self._loader.state_dict() if hasattr(self._loader, "state_dict") else None, error
+        return batch, self.loader.state_dict() if hasattr(self.loader, "state_dict") else None, error
 
-
-class _Transfer:
-    """Copies to a device, on a stream of their own where it has streams."""
-
-    def __init__(self, device: Any) -> None:
-        import torch
-
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(device)
-        self._stream: Any = None
-        if self.device.type == "cuda":
-            index = self.device.index
-            self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-            self._stream = torch.cuda.Stream(self.device)
-
-    def start(self, batch: Any) -> Any:
+    def _start(self, batch: Any) -> Any:
         import torch
 
         if self._stream is not None:
@@ -146,17 +130,28 @@ class _Transfer:
             return each_part(batch, lambda part: part.to(self.device))
         return batch
 
-    def finish(self, batch: Any) -> None:
-        """Let the stream that computes wait for the copy. The memory belongs to the stream that copied, which may give
-        it to another batch when nobody refers to it any more: `record_stream` puts that off until the computing is
-        done."""
+    def _finish(self, batch: Any) -> None:
+        """Let the stream that computes wait for the copy."""
         import torch
 
         if self._stream is None:
             return
         computing = torch.cuda.current_stream(self.device)
         computing.wait_stream(self._stream)
+        # The memory belongs to the stream that copied, which may give it to another batch when nobody refers to it any
+        # more: `record_stream` puts that off until the computing is done.
         each_part(batch, lambda part: record(part, computing))
+
+
+_Ahead = tuple[Any, Any, Exception | None]
+
+
+class _Epoch:
+    """One pass over a loader, and what was read ahead."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches = batches
+        self.ahead: _Ahead | None = None
 
 
 def each_part(batch: Any, change: Callable[[Any], Any]) -> Any:

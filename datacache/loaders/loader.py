@@ -14,7 +14,7 @@ from typing import Any, Unpack, cast
 from datacache.core.counters import Counters, counters_of
 from datacache.core.errors import UsageError
 from datacache.loaders.device import DevicePrefetcher
-from datacache.loaders.order import OrderOptions, Remaining, State, stages_of
+from datacache.loaders.order import OrderOptions, State
 from datacache.loaders.processes import keep_freed_memory, processors
 from datacache.loaders.sampler import EpochSampler
 from datacache.loaders.tuning.autotune import Choice, choose, shut_down
@@ -148,8 +148,8 @@ class Loader:
         `state` is one rank's, or a list of all ranks'. See `EpochSampler.load_state_dict`."""
         self._sampler.load_state_dict(state)
         self._epoch, self._under_way, self._fixed = self._sampler.epoch, False, False
-        here = self._sampler.state_dict(consumed=0)
-        self._before = (here["size"] - _left(here)) // (self.batch_size * here["world"])
+        here = self._sampler.upcoming()
+        self._before = (here.order.size - here.left) // (self.batch_size * here.world)
 
     # --- what was measured --------------------------------------------------------------------------------------------
 
@@ -254,8 +254,8 @@ class Loader:
         self._fixed, self._under_way = False, True
         self._samples, self._given = self._sampler.remaining, 0
         # What workers that start now draw follows from the seed, the epoch and the rank.
-        rank = self._sampler.state_dict(consumed=0)["rank"]
-        self._generator.manual_seed(hash((self._sampler.ordering.seed, self._epoch, rank)) & (2**63 - 1))
+        drawn_of = (self._sampler.ordering.seed, self._epoch, self._sampler.upcoming().rank)
+        self._generator.manual_seed(hash(drawn_of) & (2**63 - 1))
 
     def _count(self, samples: int) -> int:
         return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
@@ -264,8 +264,8 @@ class Loader:
         """Return the batches that are left to any rank: all ranks have to agree on which epoch is next."""
         if self._sampler.ordering.even != "uneven":
             return self._count(self._sampler.remaining)
-        here = self._sampler.state_dict(consumed=0)
-        return self._count(-(-_left(here) // here["world"]))
+        here = self._sampler.upcoming()
+        return self._count(-(-here.left // here.world))
 
 
 class _Batches:
@@ -310,11 +310,6 @@ def _init_worker(clocks: Clocks, then: Callable[[int], Any] | None, worker: int)
     keep_freed_memory()
     if then is not None:
         then(worker)
-
-
-def _left(state: State) -> int:
-    _, stages = stages_of(state, {})
-    return len(Remaining(state["size"], stages))
 
 
 def _check(dataset: Any, batch_size: int, num_workers: int | None, prefetch_factor: int | None) -> None:

@@ -180,7 +180,8 @@ class RankOrder:
         self.world = world
         self.even: Even = even
         self._left = Remaining(order.size, stages)
-        left = len(self._left)
+        self.left = left = len(self._left)
+        """How many samples `stages` left to all ranks together."""
         if even == "pad":
             self._length = -(-left // world)
         elif even == "drop":
@@ -201,9 +202,8 @@ class RankOrder:
     def take(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the samples at this rank's places start … stop-1, cut off at the end as a slice is."""
         positions = _places(start, stop, self._length) * self.world + self.rank
-        left = len(self._left)
-        if len(positions) and positions[-1] >= left:
-            positions %= left
+        if len(positions) and positions[-1] >= self.left:
+            positions %= self.left
         return self.order.at(self._left.places(positions))
 
     def state_dict(self, taken: int) -> State:

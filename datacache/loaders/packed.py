@@ -197,15 +197,7 @@ def _stack(tensors: Sequence[Any]) -> Any:
     return out
 
 
-def _keep(batch: Any, *, collate_fn_map: Any = None) -> Any:
-    return batch
-
-
-def _collated(batch: EmptyBatch, *, collate_fn_map: Any = None) -> Any:
-    return batch.collated()
-
-
 # torch.utils.data.default_collate, "collate_fn_map": a packed batch passes a DataLoader that was given no collate_fn,
 # and so does one of which all samples were skipped.
-default_collate_fn_map[PackedSample] = _keep
-default_collate_fn_map[EmptyBatch] = _collated
+default_collate_fn_map[PackedSample] = lambda batch, *, collate_fn_map=None: batch
+default_collate_fn_map[EmptyBatch] = lambda batch, *, collate_fn_map=None: batch.collated()

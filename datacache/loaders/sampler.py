@@ -53,7 +53,7 @@ class EpochSampler:
         self._stages: tuple[Stage, ...] = ()
         self._iteration: _Iteration | None = None
         self._next: RankOrder | None = None
-        self._next_order()  # whatever is wrong is said here
+        self.upcoming()  # whatever is wrong is said here
 
     @property
     def epoch(self) -> int:
@@ -75,12 +75,12 @@ class EpochSampler:
         """This rank's samples in the iteration under way, from its beginning; if there is none, in the next one."""
         if self._iteration is not None and not self._iteration.finished:
             return len(self._iteration.order)
-        return len(self._next_order())
+        return len(self.upcoming())
 
     def __iter__(self) -> Iterator[int]:
         """Yield this rank's samples: the epoch, or after `load_state_dict` what is left of it. That rest is iterated
         once: if it came to its end, the next iteration is a whole epoch."""
-        iteration = _Iteration(self._next_order())
+        iteration = _Iteration(self.upcoming())
         self._iteration = iteration
         return self._run(iteration)
 
@@ -93,7 +93,7 @@ class EpochSampler:
         `consumed=steps * batch_size` there; the loader of `datacache.torch.loader` counts by itself.
         """
         if self._iteration is None:
-            return self._next_order().state_dict(consumed or 0)
+            return self.upcoming().state_dict(consumed or 0)
         return self._iteration.order.state_dict(self._iteration.yielded if consumed is None else consumed)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -125,7 +125,8 @@ class EpochSampler:
         self._iteration = None
         self._next = None
 
-    def _next_order(self) -> RankOrder:
+    def upcoming(self) -> RankOrder:
+        """Return what the next iteration goes through."""
         if self._iteration is not None and self._iteration.finished and self._stages:
             self._stages = ()
             self._next = None

@@ -249,25 +249,18 @@ class ElasticDataset:
             if self._take():
                 return True
             if self._wait_s is None:
-                self._tell_of_failed()
+                name, failed = self._tasks.name, len(self._tasks.status().failed)
+                if failed:
+                    _log.warning(
+                        "the task queue %s is finished, and %d task(s) failed: their records were not all seen."
+                        " See: dsctl tasks show %s. Again: dsctl tasks retry %s",
+                        *(name, failed, name, name),
+                    )
                 return False
             until = time.monotonic() + self._wait_s
             while (left_s := until - time.monotonic()) > 0 and not self._held.stopped:
                 time.sleep(min(left_s, _POLL_S))
         return False
-
-    def _tell_of_failed(self) -> None:
-        """Warn at the end of all epochs that what was listed as failed was not seen."""
-        failed = self._tasks.status().failed
-        if failed:
-            _log.warning(
-                "the task queue %s is finished, and %d task(s) failed: their records were not all seen."
-                " See: dsctl tasks show %s. Again: dsctl tasks retry %s",
-                self._tasks.name,
-                len(failed),
-                self._tasks.name,
-                self._tasks.name,
-            )
 
     def _read(self, loader: Any) -> Iterator[Any]:
         """Yield batches until the sampler finds no task."""

@@ -1,8 +1,8 @@
 """A `tf.data.Dataset` of a set of TFRecord shards, which TensorFlow reads itself from local paths.
 
 `datacache.tf.dataset` opens the set. A shard's path is made when its turn comes, and while some shards are read the
-next are fetched and verified (`shard_paths`). TensorFlow verifies each record's own checksum. Needs TensorFlow; threads
-as in `tf_dataset`.
+next are fetched and verified (`ShardPaths`). TensorFlow verifies each record's own checksum. Needs TensorFlow; threads
+as in `dataset`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ from datacache.loaders.lookahead import PlanSource, publish
 from datacache.loaders.order import EpochOrder, Shuffle
 from datacache.loaders.selection import NO_CLASS, check_kind
 from datacache.loaders.shard_source import ShardPath, ShardPaths, ShardSource
-from datacache.loaders.tensorflow.dataset import TfOptions, counted, explained
-from datacache.loaders.tensorflow.elements import has_boxes, parse_example, parse_examples
+from datacache.loaders.tensorflow.dataset import (
+    TfOptions,
+    counted,
+    explained,
+    has_boxes,
+    parse_example,
+    parse_examples,
+)
 from datacache.settings import Settings
 from datacache.shards.reader import Shards
 from datacache.shards.source import SnapshotFiles
