@@ -188,6 +188,15 @@ def parse_bytes(text: str | int) -> int:
     return int(float(match[1].replace("_", "")) * _UNITS[match[2].lower()])
 
 
+def format_bytes(size_bytes: float) -> str:
+    """Write `1234567` as `1.2 MB`: powers of 1000, as `parse_bytes` understands them."""
+    size, units = float(size_bytes), ["B", "KB", "MB", "GB", "TB", "PB"]
+    while abs(size) >= 999.95 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:,.0f} B" if units[0] == "B" else f"{size:,.1f} {units[0]}"
+
+
 def _parse_bool(value: str | bool | int) -> bool:
     text = str(value).strip().lower()
     if text not in ("1", "true", "yes", "on", "0", "false", "no", "off"):

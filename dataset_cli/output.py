@@ -28,17 +28,6 @@ SHOWN = 50
 """Lines of a listing for people, of which `--json` has all."""
 _LINES_IN_MEMORY_BYTES = 8 * 2**20
 EVERY_S = 10.0
-_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
-
-
-def format_bytes(size_bytes: float) -> str:
-    """`1234567` → `1.2 MB`: powers of 1000, as the settings understand them."""
-    size = float(size_bytes)
-    for unit in _UNITS:
-        if abs(size) < 999.95 or unit == _UNITS[-1]:
-            return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1000
-    raise AssertionError
 
 
 def format_seconds(seconds: float) -> str:

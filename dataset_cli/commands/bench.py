@@ -15,8 +15,9 @@ import click
 from datacache import api
 from datacache.core.counters import count
 from datacache.core.errors import UsageError
+from datacache.settings import format_bytes
 from dataset_cli.app import App, command
-from dataset_cli.output import format_bytes, printable
+from dataset_cli.output import printable
 
 if TYPE_CHECKING:
     from dataset_cli.output import Progress

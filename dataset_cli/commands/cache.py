@@ -15,8 +15,9 @@ import click
 from datacache import api
 from datacache.core.counters import count
 from datacache.core.errors import CacheError, UsageError
+from datacache.settings import format_bytes
 from dataset_cli.app import App, SnapshotRef, command
-from dataset_cli.output import format_bytes, format_seconds
+from dataset_cli.output import format_seconds
 
 if TYPE_CHECKING:
     from dataset_cli.output import Output, Progress

@@ -8,8 +8,9 @@ import click
 
 from datacache import api
 from datacache.core.errors import DaemonSilentError, DaemonUnavailableError
+from datacache.settings import format_bytes
 from dataset_cli.app import App, command
-from dataset_cli.output import format_bytes, format_seconds
+from dataset_cli.output import format_seconds
 from dataset_cli.variables import differences
 
 

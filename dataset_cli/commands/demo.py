@@ -34,9 +34,9 @@ import fuse_mount
 from datacache import api
 from datacache.core.counters import count as counted
 from datacache.core.errors import CacheError, DaemonError, MountError, UsageError
+from datacache.settings import format_bytes
 from dataset_cli.app import FOLDER, App, command
 from dataset_cli.commands.snapshot import as_json
-from dataset_cli.output import format_bytes
 
 if TYPE_CHECKING:
     from datacache.settings import Settings

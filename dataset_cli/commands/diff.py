@@ -16,8 +16,9 @@ import click
 
 from datacache import api
 from datacache.core.counters import count
+from datacache.settings import format_bytes
 from dataset_cli.app import App, SnapshotRef, command, listing_options, most_listed
-from dataset_cli.output import Lines, format_bytes, printable
+from dataset_cli.output import Lines, printable
 
 
 @command()

@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 from datacache import api
+from datacache.settings import format_bytes
 from dataset_cli.app import App, SnapshotRef, command
-from dataset_cli.output import format_bytes, printable
+from dataset_cli.output import printable
 
 
 @command()

@@ -18,9 +18,10 @@ import click
 
 import fuse_mount
 from datacache.core.errors import DatacacheError, MountError, UploadError, UsageError
+from datacache.settings import format_bytes
 from dataset_cli.app import FOLDER, App, command, raise_all
 from dataset_cli.commands.writes import FORGET_LOST, conflict_lines
-from dataset_cli.output import NEXT_LINE, format_bytes
+from dataset_cli.output import NEXT_LINE
 
 if TYPE_CHECKING:
     from datacache.settings import Settings

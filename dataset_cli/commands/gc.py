@@ -14,8 +14,9 @@ import click
 
 from datacache import api
 from datacache.core.counters import count
+from datacache.settings import format_bytes
 from dataset_cli.app import App, command
-from dataset_cli.output import format_bytes, format_seconds, printable
+from dataset_cli.output import format_seconds, printable
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 

@@ -20,9 +20,8 @@ import click
 
 from datacache import api
 from datacache.core.errors import ImportFailedError
-from datacache.settings import parse_bytes
+from datacache.settings import format_bytes, parse_bytes
 from dataset_cli.app import App, Size, SnapshotRef, options
-from dataset_cli.output import format_bytes
 
 _SHOWN = 20
 import_options = options(

@@ -16,10 +16,10 @@ import click
 import fuse_mount
 from datacache import api
 from datacache.core.errors import DatacacheError, MountError, UploadError, UsageError
+from datacache.settings import format_bytes
 from dataset_cli.app import FOLDER, App, Size, SnapshotRef, command, raise_all
 from dataset_cli.commands.flush import follow_flush
 from dataset_cli.commands.writes import mount_as_json, rw_as_json
-from dataset_cli.output import format_bytes
 
 _LAST_FLUSH_S = 60.0
 """For what was written between the end of the flush and the unmount."""

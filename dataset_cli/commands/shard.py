@@ -18,9 +18,10 @@ import click
 
 from datacache import api
 from datacache.core.counters import count
+from datacache.settings import format_bytes
 from dataset_cli.app import FILE, App, DatasetName, Size, SnapshotRef, command, naming_options, voc_options
 from dataset_cli.commands.snapshot import described
-from dataset_cli.output import format_bytes, printable
+from dataset_cli.output import printable
 
 FORMATS = ("webdataset", "tfrecord")
 _SHOWN = 20

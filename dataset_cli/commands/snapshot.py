@@ -17,12 +17,13 @@ import click
 from datacache import api
 from datacache.core.counters import count
 from datacache.core.errors import CorruptManifestError, UsageError
+from datacache.settings import format_bytes
 from dataset_cli.app import App, DatasetName, SnapshotRef, command, confirm, naming_options
 from dataset_cli.commands.diff import diff
 from dataset_cli.commands.gc import gc
 from dataset_cli.commands.imports import import_options, import_snapshot
 from dataset_cli.commands.verify import verify
-from dataset_cli.output import format_bytes, format_time, printable
+from dataset_cli.output import format_time, printable
 
 
 @click.group()

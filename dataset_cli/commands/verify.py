@@ -12,8 +12,9 @@ from collections import Counter
 import click
 
 from datacache import api
+from datacache.settings import format_bytes
 from dataset_cli.app import App, SnapshotRef, command, listing_options, most_listed
-from dataset_cli.output import Lines, format_bytes, printable
+from dataset_cli.output import Lines, printable
 
 KINDS = ("missing", "changed", "damaged", "unreadable")
 

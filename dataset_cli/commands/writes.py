@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import fuse_mount
 from datacache.core.counters import count
 from datacache.core.errors import DatacacheError
-from dataset_cli.output import format_bytes, format_seconds
+from datacache.settings import format_bytes
+from dataset_cli.output import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from datacache.core.disk import replace_file
 from datacache.core.errors import StagingBusyError, UploadError
-
-if TYPE_CHECKING:
-    from datacache.settings import Settings
+from datacache.settings import Settings, format_bytes
 
 _LEFT = "left.json"
 
@@ -39,18 +37,9 @@ class LeftArea(NamedTuple):
     """Losses of what was written, as in a mount's status."""
 
 
-def in_bytes(size_bytes: int) -> str:
-    """Write an amount as `1.2 MB`."""
-    size, units = float(size_bytes), ["B", "KB", "MB", "GB", "TB", "PB"]
-    while size >= 999.95 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
-
-
 def counted(files: int, size_bytes: int) -> str:
     """Write a number of files and their amount as `3 files, 1.2 MB`."""
-    return f"{files:,} file{'' if files == 1 else 's'}, {in_bytes(size_bytes)}"
+    return f"{files:,} file{'' if files == 1 else 's'}, {format_bytes(size_bytes)}"
 
 
 def left_of(status: dict[str, Any]) -> dict[str, Any]:

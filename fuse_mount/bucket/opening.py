@@ -12,12 +12,12 @@ from typing import Any
 
 from datacache import api
 from datacache.core.errors import DatacacheError, StoreUnavailableError
-from datacache.settings import Settings, load_settings
+from datacache.settings import Settings, format_bytes, load_settings
 from datacache.store.open import endpoint_of, open_backend
 from datacache.store.urls import split_url
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.staging.area import areas
-from fuse_mount.bucket.areas import counted, in_bytes, lost_lines
+from fuse_mount.bucket.areas import counted, lost_lines
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle.state import BucketConfig, BucketFiles
 
@@ -101,8 +101,8 @@ def _staging_notes(staging: dict[str, Any], settings: Settings) -> list[str]:
         )
     if not settings.staging_bytes and staging["limit_bytes"] < _LITTLE_BYTES:
         notes.append(
-            f"there are only {in_bytes(staging['limit_bytes'])} to stage in at {folder}: writers wait for uploads when "
-            "that is full, and no larger file can be written"
+            f"there are only {format_bytes(staging['limit_bytes'])} to stage in at {folder}: writers wait for uploads "
+            "when that is full, and no larger file can be written"
         )
     return notes
 

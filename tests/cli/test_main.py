@@ -12,9 +12,10 @@ import click
 import pytest
 
 from datacache.core import errors
+from datacache.settings import format_bytes
 from dataset_cli.commands.completion import _BASH
 from dataset_cli.main import COMMANDS, EXIT_CODES, cli
-from dataset_cli.output import format_bytes, format_seconds, printable
+from dataset_cli.output import format_seconds, printable
 from tests.cli.conftest import ROOT, Dsctl
 from tests.promises import promise
 
