@@ -21,10 +21,11 @@ from datacache.core.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from datacache.store.bucket import Bucket, FolderPage, is_probe
+from datacache.store.bucket import FolderPage, is_probe
 from datacache.store.retry import Backoff, retry
+from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, read_attributes
-from datacache.writeback.remote.known import Known, RemoteFile, RemoteFolder, change_below, listed_file
+from datacache.writeback.remote.known import RemoteFile, RemoteFolder, change_below, listed_file
 
 _log = logging.getLogger("datacache.writeback")
 _RETRY_S = 1.0
@@ -48,12 +49,12 @@ _ASKING_S = 35.0
 class Requests:
     """The requests of one mount that are under way, and whether the store answers them."""
 
-    def __init__(self, bucket: Bucket, prefix: str, lock: threading.RLock, known: Known) -> None:
-        self._bucket, self._prefix, self._lock, self._known = bucket, prefix, lock, known
+    def __init__(self, engine: WriteBack) -> None:
+        self._bucket, self._prefix, self._lock, self._known = engine.bucket, engine.prefix, engine.lock, engine.known
         self._away_until = self._away_since = 0.0
         self._away: StoreError | None = None
         """Why the store cannot be reached."""
-        self._heard_at = 0.0
+        self.heard_at = 0.0
         """The time at which the store last said something: a part of a listing, an answer."""
 
     @contextmanager
@@ -76,7 +77,7 @@ class Requests:
         else:
             with self._lock:
                 self._away = None
-                self._heard_at = time.monotonic()
+                self.heard_at = time.monotonic()
         finally:
             with self._lock:
                 self._known.end_request()
@@ -100,7 +101,7 @@ class Requests:
             patience_s = _PATIENCE_S if self._away is None else _IMPATIENCE_S
         began = time.monotonic()
         threading.Thread(target=work, name="asks the store", daemon=True).start()
-        while (left_s := max(began, self._heard_at) + patience_s - time.monotonic()) > 0:
+        while (left_s := max(began, self.heard_at) + patience_s - time.monotonic()) > 0:
             if done.wait(left_s):
                 if errors:
                     raise errors[0]
@@ -111,10 +112,6 @@ class Requests:
             url = self._bucket.url
             silent = self._away or StoreUnavailableError(f"{url} does not answer", url=url)
             self._note_away_locked(silent, _ASKING_S)
-
-    def note_sign_of_life(self) -> None:
-        """Note that the store has said a part of an answer: it works on the request."""
-        self._heard_at = time.monotonic()
 
     def is_away(self) -> bool:
         """Return whether older knowledge has to do. Once in a while one caller is told no, and finds out."""
@@ -148,37 +145,27 @@ class Asking:
     """The questions about one prefix of a bucket. What has no attributes in the bucket gets `file_attributes` or
     `folder_attributes`."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        prefix: str,
-        lock: threading.RLock,
-        known: Known,
-        requests: Requests,
-        *,
-        file_attributes: Attributes,
-        folder_attributes: Attributes,
-    ) -> None:
-        self._bucket, self._prefix, self._lock = bucket, prefix, lock
-        self._known, self._requests = known, requests
+    def __init__(self, engine: WriteBack, *, file_attributes: Attributes, folder_attributes: Attributes) -> None:
+        self._bucket, self._prefix, self._lock, self._known = engine.bucket, engine.prefix, engine.lock, engine.known
+        self.requests = Requests(engine)
         self._file_default, self._folder_default = file_attributes, folder_attributes
 
     # --- folders -----------------------------------------------------------------------------------------------------
 
     def list_folder(self, folder: str) -> None:
         """List a folder."""
-        with self._requests.request(folder in self._known.folders) as since:
+        with self.requests.request(folder in self._known.folders) as since:
             self._take(folder, self._pages(folder), since)
 
     def list_root(self) -> None:
         """List the root if it is small."""
-        with self._requests.request() as since:
+        with self.requests.request() as since:
             self._list_small("", since)
 
     def list_below(self, folder: str) -> None:
         """List every object below a folder, with its attributes, markers included: for renaming it, into `Known.below`.
         May take long."""
-        with self._requests.request() as since:
+        with self.requests.request() as since:
             found: dict[str, RemoteFile] = {}
             for page in self._bucket.list(self._prefix + folder):
                 for info in page:
@@ -245,7 +232,7 @@ class Asking:
         found = RemoteFolder()
         prefix = self._prefix + folder
         for page in pages:
-            self._requests.note_sign_of_life()
+            self.requests.heard_at = time.monotonic()
             for info in page.objects:
                 name = _name_below(prefix, info.key)
                 if not name:
@@ -269,7 +256,7 @@ class Asking:
         """Ask for one name of a folder. The first time all of a small folder is listed: who works in it can go on when
         the store does not answer any more."""
         key = folder + name
-        with self._requests.request(key in self._known.probes) as since:
+        with self.requests.request(key in self._known.probes) as since:
             if self._list_small(folder, since):
                 return
             info, is_folder = retry(lambda: self._bucket.find(self._prefix + key), _RETRY_S)
@@ -320,7 +307,7 @@ class Asking:
     def _look(self, key: str) -> tuple[RemoteFile, Attributes] | None:
         """Return the object now with its attributes; None if it is gone. What is refused to us has plain ones."""
         default = self._folder_default if key.endswith("/") else self._file_default
-        with self._requests.request(whole=False):
+        with self.requests.request(whole=False):
             try:
                 live = retry(lambda: self._bucket.look(self._prefix + key), _RETRY_S)
             except ObjectNotFoundError as exc:
@@ -347,7 +334,7 @@ class Asking:
 
 
 def _name_below(prefix: str, key: str) -> str:
-    """Return what a listed key is called in its folder; no usable name for one that does not belong there."""
+    """Return a listed key's name in its folder; no usable name for one that does not belong there."""
     return key[len(prefix) :] if key.startswith(prefix) else f"/{key}"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from datacache.core.errors import StoreError, StoreUnavailableError
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, Pending
-from datacache.writeback.remote.asking import Asking, Requests
+from datacache.writeback.remote.asking import Asking
 from datacache.writeback.remote.known import RemoteFile, RemoteFolder
 
 _SHORTEST_TTL_S = 0.2
@@ -29,6 +29,7 @@ _NAMES_A_PROBE = 50
 """How many names a listing gives in the time in which one name is asked for, roughly: where so many were asked for that
 a listing would have told all of them by then, it is made."""
 _PROBES_BEFORE_LIST = 8
+"""Names of a folder that was never listed that are asked for, one by one, before it is."""
 _CHECKED_S = 0.5
 _LOOK_AHEAD = 1000
 """Objects of a folder whose metadata are asked for when it is listed: with more that are unknown, names come first."""
@@ -54,15 +55,17 @@ class RemoteView:
         self._ttl_s = max(ttl_s, _SHORTEST_TTL_S)
         self._folder_default = folder_attributes
         self._overlay, self._known = engine.overlay, engine.known
-        self._requests = Requests(engine.bucket, engine.prefix, engine.lock, engine.known)
-        self._asking = Asking(
-            engine.bucket, engine.prefix, engine.lock, engine.known, self._requests,
-            file_attributes=file_attributes, folder_attributes=folder_attributes,
-        )  # fmt: skip
+        self._asking = Asking(engine, file_attributes=file_attributes, folder_attributes=folder_attributes)
+        self._requests = self._asking.requests
         self.problem = self._requests.problem
         self.unavailable = self._requests.unavailable
         self.plain_attributes = self._asking.plain_attributes
-        engine.listen(self._note_made)
+
+        def note_made(pending: Pending) -> None:
+            if pending.key.endswith("/") and self.is_made_here(pending.key):
+                self._known.note_made(pending.key)
+
+        engine.listen(note_made)
 
     @property
     def is_away(self) -> bool:
@@ -84,7 +87,10 @@ class RemoteView:
                 return None, False
             raise self.unavailable(key)
         has_older = listed is not None or probe is not None or self.is_made_here(folder)
-        if self._known.probed.get(folder, 0) < _probes_before_list(listed):
+        probes = _PROBES_BEFORE_LIST
+        if listed is not None:
+            probes = 0 if len(listed) <= _RELIST else len(listed) // _NAMES_A_PROBE
+        if self._known.probed.get(folder, 0) < probes:
             raise self._needs(lambda: self._asking.probe(folder, name), has_older=has_older)
         self._known.probed.pop(folder, None)  # one lists it, and others go on asking for names meanwhile
         raise self._needs(lambda: self._asking.list_folder(folder), has_older=has_older)
@@ -122,10 +128,6 @@ class RemoteView:
         if pending is None or pending.attributes is None or folder in self._known.filled:
             return False
         return not pending.base and not pending.touched
-
-    def _note_made(self, pending: Pending) -> None:
-        if pending.key.endswith("/") and self.is_made_here(pending.key):
-            self._known.note_made(pending.key)
 
     def has_filled(self, folder: str) -> bool:
         """Return whether this process has put something into the bucket below a folder."""
@@ -189,10 +191,3 @@ class RemoteView:
 
     def _is_fresh(self, read_at: float) -> bool:
         return read_at + self._ttl_s > time.monotonic()
-
-
-def _probes_before_list(listed: RemoteFolder | None) -> int:
-    """Return how many names of a folder are asked for, one by one, before it is listed (again)."""
-    if listed is None:
-        return _PROBES_BEFORE_LIST
-    return 0 if len(listed) <= _RELIST else len(listed) // _NAMES_A_PROBE

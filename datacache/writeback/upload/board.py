@@ -43,7 +43,7 @@ class UploadReport:
         self.running: dict[str, list[Any]] = {}
         """Key, bytes that are in the bucket by now and bytes of all, by key."""
         self.failures: dict[str, Failure] = {}
-        self._uploaded_files = 0
+        self.uploaded_files = 0
         self._uploaded_bytes = 0
         self._seconds: deque[list[float]] = deque()  # [second, bytes sent in it], the last few
         self._reasons: dict[str, str] = {}  # each reason once, in memory and in the log
@@ -57,11 +57,6 @@ class UploadReport:
             while self._seconds[0][0] < second - _RATE_S:
                 self._seconds.popleft()
         self._seconds[-1][1] += size_bytes
-
-    def count_uploaded(self, key: str) -> None:
-        """Count a key that is as it should be in the bucket."""
-        self._uploaded_files += 1
-        self.mend(key)
 
     def mend(self, key: str) -> None:
         """Forget the failure of a key, if there was one."""
@@ -89,7 +84,7 @@ class UploadReport:
         return {
             "uploading": [list(each) for each in self.running.values()],
             "upload_bytes_per_s": recent_bytes / _RATE_S,
-            "uploaded_files": self._uploaded_files,
+            "uploaded_files": self.uploaded_files,
             "uploaded_bytes": self._uploaded_bytes,
             "failed_files": len(failures),
             "failures": [failure._asdict() for failure in failures[:_LISTED]],
@@ -276,8 +271,7 @@ class UploadBoard:
                 self._queue.retry(key, now + self._delay_s)
                 return
             self._mend_locked(key)
-            if outcome.version >= 0:
-                self.report.count_uploaded(key)
+            self.report.uploaded_files += outcome.version >= 0
             for wait in self._waits:
                 if outcome.conflict is None:
                     wait.note_uploaded(key, outcome.version, is_gone=outcome.is_gone)
