@@ -54,8 +54,8 @@ class TooMuchError(Exception):
 
 
 def pieces(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    """The body as it comes, unpacked, never more than 64 KiB at a time, however well it is packed. `DecodeError` where
-    it is packed in a way that nobody asked for."""
+    """Yield the body as it comes, unpacked, never more than 64 KiB at a time, however well it is packed. `DecodeError`
+    where it is packed in a way that nobody asked for."""
     encoding = answer.headers.get("Content-Encoding", "").strip().lower()
     # read1: what has come, not a full buffer; a server that sends a byte a second would pass every timeout of a read.
     raw = iter(lambda: answer.read1(_PIECE, decode_content=False), b"")
@@ -65,7 +65,7 @@ def pieces(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 
 def read_document(answer: urllib3.BaseHTTPResponse, *, limit_bytes: int, within_s: float) -> bytes:
-    """The whole body. `TooMuchError` above the limit, `ReadTimeoutError` for a server that drips."""
+    """Return the whole body. `TooMuchError` above the limit, `ReadTimeoutError` for a server that drips."""
     body, whole = read_start(answer, limit_bytes=limit_bytes, within_s=within_s)
     if not whole:
         raise TooMuchError(f"more than {limit_bytes:,} bytes")
@@ -73,7 +73,7 @@ def read_document(answer: urllib3.BaseHTTPResponse, *, limit_bytes: int, within_
 
 
 def read_start(answer: urllib3.BaseHTTPResponse, *, limit_bytes: int, within_s: float) -> tuple[bytes, bool]:
-    """The beginning of the body, and whether it is all of it."""
+    """Return the beginning of the body, and whether it is all of it."""
     parts: list[bytes] = []
     size, end = 0, time.monotonic() + within_s
     for part in pieces(answer):

@@ -34,7 +34,7 @@ class ObjectInfo(NamedTuple):
     """st_mode, where it was asked for."""
 
     def ref(self, store_url: str) -> ObjectRef:
-        """What to read to get this version of it."""
+        """Return the reference to read this version by."""
         return ObjectRef(store_url, self.key, self.size_bytes, self.etag, self.version)
 
 
@@ -48,10 +48,10 @@ class ObjectStore(Protocol):
     """True where another process of the node reaches the same objects (false for `memory://`)."""
 
     sorted_listing: bool
-    """Whether `list` gives keys in the byte order of their UTF-8 (`surrogateescape`d bytes as they are)."""
+    """Tells whether `list` gives keys in the byte order of their UTF-8 (`surrogateescape`d bytes as they are)."""
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
-        """Pages (never empty ones) of every object whose key starts with `prefix` ('' or ends with '/'),
+        """Yield pages (never empty ones) of every object whose key starts with `prefix` ('' or ends with '/'),
         streamed.
 
         A folder marker of an object store keeps its trailing slash; an empty folder of a file system is
@@ -63,11 +63,11 @@ class ObjectStore(Protocol):
         ...
 
     def head(self, key: str) -> ObjectInfo:
-        """What the store knows of one object; `ObjectNotFoundError` if it is not there."""
+        """Return what the store knows of one object; `ObjectNotFoundError` if it is not there."""
         ...
 
     def read(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
-        """Exactly bytes `start` to `stop` of exactly this version: `ObjectChangedError` or
+        """Return exactly bytes `start` to `stop` of exactly this version: `ObjectChangedError` or
         `ObjectNotFoundError` if it is not there any more, `StoreUnavailableError` for short or broken
         answers. Never other bytes. One call is one request with one timeout, so ask for some MiB at a time.
         An empty range makes no request. An object that is read whole is checked against the checksum that the store
@@ -78,9 +78,9 @@ class ObjectStore(Protocol):
         ...
 
     def checksum(self, ref: ObjectRef) -> Checksum | None:
-        """The checksum that the store keeps of all bytes of this version, or the MD5 that its ETag may be; None where
-        there is none. At most one request; raises as `read`. For callers that read an object in parts and check it
-        themselves: a part cannot be checked."""
+        """Return the checksum that the store keeps of all bytes of this version, or the MD5 that its ETag may be; None
+        where there is none. At most one request; raises as `read`. For callers that read an object in parts and check
+        it themselves: a part cannot be checked."""
         ...
 
     def put(self, key: str, data: bytes) -> ObjectInfo:

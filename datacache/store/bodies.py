@@ -28,7 +28,7 @@ class Body(Protocol):
     """Bytes to send, that need not lie in memory."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         ...
 
     def read_into(self, buffer: memoryview, start: int) -> None:
@@ -47,7 +47,7 @@ class BodyFile:
         self._buffer = bytearray(min(CHUNK_BYTES, len(body)))
 
     def read(self, size: int = CHUNK_BYTES) -> memoryview:
-        """The next bytes, `CHUNK_BYTES` at most; none at the end. Good until the next call."""
+        """Return the next bytes, `CHUNK_BYTES` at most; none at the end. Good until the next call."""
         count = min(size, len(self._buffer), len(self._body) - self._position)
         chunk = memoryview(self._buffer)[:count]
         if count:
@@ -60,7 +60,7 @@ class BodyFile:
         return chunk
 
     def tell(self) -> int:
-        """How many bytes were read."""
+        """Return how many bytes were read."""
         return self._position
 
     def seek(self, position: int) -> int:
@@ -78,7 +78,7 @@ def read_fully(fd: int, buffer: memoryview, start: int) -> int:
 
 
 def chunks(data: bytes | memoryview | Body) -> Iterator[memoryview]:
-    """The bytes, piece by piece. Each is good until the next is asked for."""
+    """Yield the bytes, piece by piece. Each is good until the next is asked for."""
     if isinstance(data, bytes | memoryview):
         yield memoryview(data)
         return

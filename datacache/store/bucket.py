@@ -20,7 +20,8 @@ from datacache.store.base import ObjectInfo, ObjectStore
 from datacache.store.bodies import Body
 
 PROBE_PREFIX = ".datacache-probe-"
-"""Names of objects that a store is tried out on begin so. They are deleted at once, unless who made one is killed."""
+"""The beginning of names of objects that a store is tried out on. They are deleted at once, unless a kill comes
+first."""
 PROBE_BYTES = 8
 """They have so many bytes at most."""
 _PROBE = re.compile(re.escape(PROBE_PREFIX) + "[0-9a-f]{16}")
@@ -31,7 +32,7 @@ ABOUT_BYTES = frozenset(("datacache-writer", "mtime"))
 
 
 def is_probe(name: str) -> bool:
-    """Whether an object that a store is tried out on has such a name."""
+    """Tell whether an object that a store is tried out on has such a name."""
     return _PROBE.fullmatch(name) is not None
 
 
@@ -81,18 +82,18 @@ class Bucket(ObjectStore, Protocol):
     """Tells whether the first page of a large folder costs no more than one of a small folder."""
 
     def conditional(self) -> bool:
-        """Whether the store itself checks `expect`. Asked for once a process, on an object of our own that is deleted
-        again."""
+        """Tell whether the store itself checks `expect`. Asked for once a process, on an object of our own that is
+        deleted again."""
         ...
 
     def list_folder(self, prefix: str, *, start_after: str = "") -> Iterator[FolderPage]:
-        """What lies in one folder (`""` or ending in `/`), not below it, in pages, in the byte order of the names.
-        Nothing there gives no page. `start_after` is a full key or prefix."""
+        """Yield what lies in one folder (`""` or ending in `/`), not below it, in pages, in the byte order of the
+        names. Nothing there gives no page. `start_after` is a full key or prefix."""
         ...
 
     def find(self, path: str) -> tuple[ObjectInfo | None, bool]:
-        """The object whose key is `path` (no trailing slash), and whether a folder of that name is there (any key that
-        starts with `path/`). Two requests at most."""
+        """Return the object whose key is `path` (no trailing slash), and whether a folder of that name is there (any
+        key that starts with `path/`). Two requests at most."""
         ...
 
     def look(self, key: str) -> LiveObject:
@@ -106,7 +107,7 @@ class Bucket(ObjectStore, Protocol):
         ...
 
     def begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
-        """Begin an upload in parts: its id. Nothing can be seen under the key until it is completed."""
+        """Begin an upload in parts and return its id. Nothing can be seen under the key until it is completed."""
         ...
 
     def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
@@ -114,7 +115,7 @@ class Bucket(ObjectStore, Protocol):
         ...
 
     def list_parts(self, key: str, upload: str) -> list[Part]:
-        """The parts that are there, by number. `ObjectNotFoundError` if the upload is not there (any more)."""
+        """Return the parts that are there, by number. `ObjectNotFoundError` if the upload is not there (any more)."""
         ...
 
     def complete_upload(
@@ -128,7 +129,7 @@ class Bucket(ObjectStore, Protocol):
         ...
 
     def list_uploads(self, prefix: str) -> Iterator[Upload]:
-        """The unfinished uploads under a prefix."""
+        """Yield the unfinished uploads under a prefix."""
         ...
 
     def copy(self, source: ObjectRef, key: str, metadata: Mapping[str, str], *, expect: str | None) -> ObjectInfo:

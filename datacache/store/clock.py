@@ -23,12 +23,12 @@ class StoreClock:
     """The clock of one store, which is asked when it is first needed, and then once an hour."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
-        """The probes are written below `prefix`, which ends with a slash."""
+        """Write probes below `prefix`, which ends with a slash."""
         self._store, self._prefix = store, prefix
         self._read: tuple[float, float] | None = None
 
     def now_s(self) -> float:
-        """Unix time there, not ahead of it. The store's errors, and `StoreError` where objects have no times."""
+        """Return Unix time there, not ahead of it. The store's errors, and `StoreError` where objects have no times."""
         here_s = elapsed_s()
         read = self._read
         if read is None or here_s - read[0] > _READ_AGAIN_S:
@@ -50,5 +50,5 @@ class StoreClock:
 
 
 def elapsed_s() -> float:
-    """Seconds since the machine was started: goes on while it sleeps, and is never set."""
+    """Return seconds since the machine was started: goes on while it sleeps, and is never set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

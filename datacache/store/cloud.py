@@ -130,7 +130,7 @@ class ObstoreStore:
 
 
 def open_cloud_store(url: str, settings: Settings) -> ObstoreStore:
-    """A Google bucket or an Azure container, with credentials from the standard variables (`GOOGLE_*`,
+    """Open a Google bucket or an Azure container, with credentials from the standard variables (`GOOGLE_*`,
     `AZURE_*`)."""
 
     def make_driver() -> Driver:

@@ -295,5 +295,5 @@ class Environments:
 
     @property
     def generation(self) -> int:
-        """A number that changes with what `newest_first` gives."""
+        """Return a number that changes with what `newest_first` gives."""
         return self._generation

@@ -1,4 +1,4 @@
-"""What the libraries and servers say, in this project's errors: the one place where they are told apart.
+"""Turns what libraries and servers say into this project's errors: the one place where they are told apart.
 
 Backends use it and nothing else does. A message is made here from the object's address and the server's
 error *code*; the library's own text is never repeated, because it can hold signatures, key ids and headers.
@@ -100,7 +100,7 @@ _OVERWRITTEN_HINT = (
 
 
 def credentials_hint(url: str) -> str:
-    """The way out of missing or wrong credentials, by kind of store."""
+    """Return the way out of missing or wrong credentials, by kind of store."""
     scheme = url.partition(":")[0]
     if scheme == "gs":
         return "Set GOOGLE_APPLICATION_CREDENTIALS to a service account file with access to the bucket."
@@ -112,7 +112,7 @@ def credentials_hint(url: str) -> str:
 
 
 def changed(ref: ObjectRef, what: str) -> ObjectChangedError:
-    """The object is another one than was asked for; `what` says how one can tell."""
+    """Return the error for an object that is another one than was asked for; `what` says how one can tell."""
     return ObjectChangedError(
         f"{ref.url} has changed in the bucket since it was listed: {what}", url=ref.url, hint=_OVERWRITTEN_HINT
     )
@@ -131,13 +131,13 @@ def expect_same(ref: ObjectRef, *, etag: str, size_bytes: int | None) -> None:
 
 
 def unexpected(url: str, expect: str) -> ObjectChangedError:
-    """What was to be written would have replaced something else than `expect` (see `store/bucket.py`)."""
+    """Return the error for a write that would have replaced something else than `expect` (see `store/bucket.py`)."""
     what = "is another object now" if expect else "is there already"
     return ObjectChangedError(f"{url} {what}: somebody else wrote it", url=url)
 
 
 def plain_etag(etag: str | None) -> str:
-    """An ETag without the quotes HTTP puts around it (listings of some servers have none)."""
+    """Return an ETag without the quotes HTTP puts around it (listings of some servers have none)."""
     if not etag:
         return ""
     return etag[1:-1] if len(etag) >= 2 and etag[0] == etag[-1] == '"' else etag
@@ -153,7 +153,7 @@ def expect_etag(etag: str | None, url: str) -> str:
 
 @contextmanager
 def expect_listing() -> Iterator[None]:
-    """Have a listing within that is none of S3's be a store that is away: a web page in its place has none."""
+    """Take a listing within that is none of S3's for a store that is away: a web page in its place has none."""
     try:
         yield
     except (ObjectNotFoundError, StoreAccessError, StoreUnavailableError):
@@ -185,14 +185,14 @@ def expect_s3_not_found(status: int, body: str, url: str) -> None:
 
 
 def error_code(body: str) -> str:
-    """The `<Code>` of an S3 error document, or ''. One that is none of S3's is not repeated: whatever answers at an
-    endpoint that somebody else names could say anything by it."""
+    """Return the `<Code>` of an S3 error document, or ''. One that is none of S3's is not repeated: whatever answers at
+    an endpoint that somebody else names could say anything by it."""
     match = _CODE.search(body)
     return match[1] if match and match[1] in _KNOWN_CODES else ""
 
 
 def from_status(status: int, code: str, url: str, *, store: str, region: str = "") -> DatacacheError:
-    """The error for an HTTP answer that is none of 2xx. `url` is what was asked for, `store` the bucket."""
+    """Return the error for an HTTP answer that is none of 2xx. `url` is what was asked for, `store` the bucket."""
     said = f"HTTP {status}{f', {code}' if code else ''}"
     if code in ("NoSuchBucket", "InvalidBucketName"):
         return ObjectNotFoundError(
@@ -221,7 +221,7 @@ def from_status(status: int, code: str, url: str, *, store: str, region: str = "
 
 
 def address_refused(exc: ClosedAddressError, url: str) -> AddressRefusedError:
-    """The error for an endpoint that whoever named it may not choose."""
+    """Return the error for an endpoint that whoever named it may not choose."""
     hint = (
         "An endpoint of a volume's Secret has to be public, unless an administrator allows it: DATACACHE_ALLOW_NETWORK "
         "takes hosts and networks."
@@ -230,7 +230,7 @@ def address_refused(exc: ClosedAddressError, url: str) -> AddressRefusedError:
 
 
 def from_connection(text: str, url: str, *, endpoint: str = "") -> DatacacheError:
-    """The error for a connection that failed; `text` is the library's description, used only to tell the
+    """Return the error for a connection that failed; `text` is the library's description, used only to tell the
     cases."""
     lower = text.lower()
     where = endpoint or url.rpartition("/")[0] or url
@@ -263,7 +263,7 @@ def from_connection(text: str, url: str, *, endpoint: str = "") -> DatacacheErro
 
 
 def from_obstore(exc: Exception, url: str, *, store: str, endpoint: str = "") -> DatacacheError:
-    """The error for one of obstore's exceptions, which say most of what they know in their text."""
+    """Return the error for one of obstore's exceptions, which say most of what they know in their text."""
     text = str(exc)
     if match := _STATUS.search(text):
         return from_status(int(match[1] or match[2]), error_code(text), url, store=store)

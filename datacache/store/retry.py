@@ -94,7 +94,7 @@ class Backoff:
         return self._early_deadline if early else self._deadline
 
     def wait_s(self, error: StoreUnavailableError) -> float:
-        """How long to wait after `error`, to the deadline at most; raises it when that is over."""
+        """Return how long to wait after `error`, to the deadline at most; raises it when that is over."""
         now, deadline = self._clock(), self.deadline(error)
         if now >= deadline:
             raise error
@@ -115,7 +115,7 @@ def retry(
     sleep: Callable[[float], None] = time.sleep,
     tell: Callable[[StoreUnavailableError, float], None] | None = None,
 ) -> T:
-    """`call()` until it gives something else than `StoreUnavailableError`; after `deadline_s` that error
+    """Repeat `call()` until it gives something else than `StoreUnavailableError`; after `deadline_s` that error
     itself. `tell` as for `Backoff`."""
     backoff = Backoff(deadline_s, tell=tell)
     while True:
@@ -206,7 +206,7 @@ class RetryingStore:
         self._told = False  # of the outage under way; two threads at the same moment may both tell
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
-        """Pages; a listing that breaks goes on after the last key it gave, with a new deadline.
+        """Yield pages; a listing that breaks goes on after the last key it gave, with a new deadline.
 
         An unsorted one cannot go on, so it is tried again only while it has given nothing.
         """

@@ -51,7 +51,7 @@ class SourceRules:
         return anywhere or any(store == place_store for place_store, _ in places)
 
     def check(self, store: str, key: str) -> None:
-        """`SourceNotAllowedError` unless an object, or what lies under a prefix, may be read."""
+        """Raise `SourceNotAllowedError` unless an object, or what lies under a prefix, may be read."""
         if not self.allow(store, key):
             self.refuse(f"{store}/{key}")
 
@@ -65,7 +65,7 @@ class SourceRules:
         )
 
     def folder_of(self, key: str) -> str:
-        """The folder below which a file may be read, '' or ending in '/': the innermost that has this key."""
+        """Return the folder below which a file may be read, '' or ending in '/': the innermost that has this key."""
         every = [*self._places, *self._copies]
         places = [prefix for store, prefix in every if store == "file://" and key.startswith(prefix)]
         return max(places, key=len, default="")
@@ -99,15 +99,15 @@ class AllowedStore:
         return self._store.checksum(ref)
 
     def put(self, key: str, data: bytes) -> NoReturn:
-        """Not offered."""
+        """Refuse."""
         raise _read_only(self.url)
 
     def put_file(self, key: str, path: Path) -> NoReturn:
-        """Not offered."""
+        """Refuse."""
         raise _read_only(self.url)
 
     def delete(self, key: str) -> None:
-        """Not offered."""
+        """Refuse."""
         raise _read_only(self.url)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class AllowedStore:
 
 
 def source_rules(settings: Settings) -> SourceRules | None:
-    """The rules of these settings; None where every store may be read."""
+    """Return the rules of these settings; None where every store may be read."""
     return None if settings.sources is None else SourceRules(settings)
 
 

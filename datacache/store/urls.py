@@ -24,7 +24,7 @@ _USER_IS_NO_SECRET = ("sftp", "ssh", "hdfs", "webhdfs", "smb", "ftp", "abfs", "a
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """A place: `(store_url, prefix)`, where the prefix is '' or ends with '/'.
+    """Split a place into `(store_url, prefix)`, where the prefix is '' or ends with '/'.
 
     `s3://bucket/a/b` → `("s3://bucket", "a/b/")`; `file:///data/faces`, `/data/faces` and `./faces` →
     `("file://", "data/faces/")`, made absolute. Raises `UsageError` for what is no place and for a URL with
@@ -35,7 +35,8 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def split_object_url(url: str) -> tuple[str, str]:
-    """One object: `(store_url, key)`, the key exactly as it is written (a local path is made absolute)."""
+    """Split an object's URL into `(store_url, key)`, the key exactly as it is written (a local path is made
+    absolute)."""
     match = _SCHEME.match(url)
     if match is None or match[1].lower() == "file":
         return "file://", _local_key(url, url[match.end() :] if match else url)

@@ -272,7 +272,7 @@ class LocalStore:
             (os.rmdir if key.endswith("/") else os.unlink)(path)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """See `ObjectStore`: nothing is held."""
 
     def _path(self, key: str) -> bytes:
         path = _exact_path(key.removesuffix("/"))

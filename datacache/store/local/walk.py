@@ -1,6 +1,6 @@
 """Listings of folders of this machine: in the byte order of the keys, with links as links.
 
-Used by `local.py`. A listing is one thread's.
+Used by `store.py`. A listing belongs to one thread.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Links:
     first_passed_over: list[str] = field(default_factory=list)
 
     def begin(self) -> None:
-        """A listing begins: forget what the last one came across."""
+        """Forget what the last listing came across, as another one begins."""
         self.left_out = self.passed_over = 0
         self.first, self.first_passed_over = [], []
 
     def pass_over(self, key: str) -> None:
-        """Note one that is no object."""
+        """Note something that is no object."""
         self.passed_over += 1
         if len(self.first_passed_over) < _NAMED:
             self.first_passed_over.append(key)
 
     def leave_out(self, key: str) -> None:
-        """Note one."""
+        """Note a link that leads out."""
         self.left_out += 1
         if len(self.first) < _NAMED:
             self.first.append(key)
@@ -93,7 +93,7 @@ class Walk:
         self._start_after = start_after
 
     def entries(self) -> Iterator[ObjectInfo]:
-        """Everything under the root ('' or ending in '/') in the byte order of the keys."""
+        """Yield everything under the root ('' or ending in '/') in the byte order of the keys."""
         root = self._root
         # A stack, so that depth costs no recursion.
         first = self._scan(root, b"", missing_ok=False)
@@ -132,7 +132,7 @@ class Walk:
                 yield ObjectInfo(below.decode("utf-8", "surrogateescape"), 0, 0, "")
 
     def _scan(self, folder: bytes, place: bytes, *, missing_ok: bool) -> list[_Named] | None:
-        """A folder's entries in key order, without links that are not taken."""
+        """Return a folder's entries in key order, without links that are not taken."""
         try:
             with os.scandir(place or b"/" + folder) as found:
                 listed = list(found)
@@ -156,7 +156,7 @@ class Walk:
         return entries
 
     def _link(self, folder: bytes, entry: os.DirEntry[bytes], *, followed: bool) -> _Link | None:
-        """A link as the listing takes it; None where it is passed over."""
+        """Return a link as the listing takes it; None where it is passed over."""
         try:
             place, target = os.path.realpath(entry.path), os.readlink(entry.path)
             found = os.stat(place)
@@ -197,7 +197,7 @@ class Walk:
         return info._replace(at=self._at(folder, named), target=target)
 
     def _at(self, folder: _Folder, named: _Named) -> str:
-        """The key of the file itself."""
+        """Return the key of the file itself."""
         place = named.link.place if named.link is not None else folder.place + named.name
         if place.startswith(self._place):  # by the name that the listed folder was given
             place = b"/" + self._root + place[len(self._place) :]
@@ -209,7 +209,7 @@ class Walk:
 
 
 def etag_of(found: os.stat_result) -> str:
-    """The ETag of a file by what `stat` says of it."""
+    """Return the ETag of a file by what `stat` says of it."""
     return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
 
 

@@ -58,11 +58,11 @@ class S3Access:
     """A botocore credentials object, or None for requests that are not signed."""
 
     def frozen_credentials(self) -> Any:
-        """Key id, secret and token of one moment (they are renewed as needed), or None."""
+        """Return key id, secret and token of one moment (they are renewed as needed), or None."""
         return None if self.credentials is None else self.credentials.get_frozen_credentials()
 
     def obstore_provider(self) -> Callable[[], dict[str, Any]] | None:
-        """The same for obstore, which asks again when they expire."""
+        """Return a function that gives obstore the credentials, which it asks again for when they expire."""
         credentials = self.credentials
         if credentials is None:
             return None
@@ -81,7 +81,7 @@ class S3Access:
 
 
 def store_options(store_url: str, settings: Settings) -> StoreOptions | None:
-    """The named store for this URL: the one with the longest URL that is a prefix of it."""
+    """Return the named store for this URL: the one with the longest URL that is a prefix of it."""
     best: StoreOptions | None = None
     for options in settings.stores:
         own = options.url.rstrip("/") + "/"
@@ -120,7 +120,7 @@ class Accesses:
         self._looked_in = -1
 
     def get(self) -> S3Access:
-        """The one to use. Raises what `find` raises."""
+        """Return the access to use. Raises what `find` raises."""
         current = time.monotonic() < self._look_at and self._looked_in == self._generation()
         if current and (found := self._found):
             return found[min(self._at, len(found) - 1)]
@@ -135,7 +135,7 @@ class Accesses:
         return any(access.rule is not None for access in self._found)
 
     def after_refusal(self, refused: Sequence[S3Access]) -> S3Access | None:
-        """Another one, once the store has refused a request with each of these; None if there is none."""
+        """Return another access, once the store has refused a request with each of these; None if there is none."""
         with self._lock:
             self._look()
             for step in range(len(self._found)):
@@ -155,7 +155,7 @@ class Accesses:
 
 
 def resolve_access(store_url: str, settings: Settings, environments: Environments | None = None) -> list[S3Access]:
-    """Find out how to reach a bucket: the ways there are, the best first. `StoreAccessError` where there are no
+    """Return the ways to reach a bucket, the best first. `StoreAccessError` where there are no
     credentials, `SettingsError` for wrong ones. Without `environments` the process's own counts."""
     options = store_options(store_url, settings) or StoreOptions(name="", url=store_url)
     known = environments.newest_first() if environments else (os.environ,)
@@ -183,8 +183,7 @@ def resolve_access(store_url: str, settings: Settings, environments: Environment
 def _resolve_each(
     store_url: str, options: StoreOptions, settings: Settings, known: Sequence[Mapping[str, str]]
 ) -> list[S3Access]:
-    """The way of the newest environment, then those of others that have credentials of their own and lead to the same
-    endpoint: another one may have another bucket of that name."""
+    """Return the way of the newest environment, then of others with credentials that lead to the same endpoint."""
     newest, *others = known
     ways: list[S3Access] = []
     refusal: StoreAccessError | None = None
@@ -206,8 +205,8 @@ def _resolve_each(
 def endpoint_of(
     store_url: str, settings: Settings, *, brought: bool = True, environments: Environments | None = None
 ) -> str:
-    """Where a bucket is, without its credentials: the endpoint's URL; '' for Amazon's, where names are unique. Without
-    `brought` what volumes brought along does not count: where this node has it."""
+    """Return where a bucket is, without its credentials: the endpoint's URL; '' for Amazon's, where names are unique.
+    Without `brought` what volumes brought along does not count: where this node has it."""
     from botocore.exceptions import BotoCoreError
 
     options = store_options(store_url, settings) or StoreOptions(name="", url=store_url)
@@ -225,8 +224,8 @@ def endpoint_of(
 
 
 def access_stamp(store_url: str, settings: Settings, environments: Environments | None = None) -> object:
-    """Something that is another one when `resolve_access` would find others: credentials that volumes brought along,
-    variables of other shells, or profiles that were written again."""
+    """Return something that is another one when `resolve_access` would find others: credentials that volumes brought
+    along, variables of other shells, or profiles that were written again."""
     brought = CredentialFiles(settings.credentials_dir).stamp(store_url)
     if environments is None:
         return brought, _profile_stamp(os.environ)
@@ -249,8 +248,8 @@ def _profile_of(environ: Mapping[str, str]) -> str:
 
 
 def _session(options: StoreOptions, environ: Mapping[str, str]) -> Any:
-    """botocore's session for an environment. What a shell tells a daemon is given by name: botocore itself reads the
-    variables of the process only."""
+    """Return botocore's session for an environment. What a shell tells a daemon is given by name: botocore itself reads
+    the variables of the process only."""
     import botocore.session
 
     own = environ is os.environ  # botocore's own order holds, such as keys of the environment before its profile
@@ -262,7 +261,7 @@ def _session(options: StoreOptions, environ: Mapping[str, str]) -> Any:
 
 
 def _place(options: StoreOptions, environ: Mapping[str, str]) -> tuple[str, str, str]:
-    """Region, endpoint and CA bundle. botocore's errors."""
+    """Return region, endpoint and CA bundle. botocore's errors."""
     session, env = _session(options, environ), environ.get
     profile: dict[str, Any] = session.get_scoped_config()
     region = options.region or env("AWS_REGION") or env("AWS_DEFAULT_REGION")
@@ -273,7 +272,7 @@ def _place(options: StoreOptions, environ: Mapping[str, str]) -> tuple[str, str,
 
 
 def _credentials(store_url: str, options: StoreOptions, environ: Mapping[str, str]) -> Any:
-    """botocore's credentials, or None for requests that are not signed. botocore's errors."""
+    """Return botocore's credentials, or None for requests that are not signed. botocore's errors."""
     from botocore.credentials import Credentials
     from botocore.exceptions import PartialCredentialsError
 
@@ -329,8 +328,8 @@ def _resolve(store_url: str, options: StoreOptions, settings: Settings, environ:
 
 
 def _rule(endpoint: str, options: StoreOptions, settings: Settings, environ: Mapping[str, str]) -> AddressRule | None:
-    """The rule for an endpoint that a volume brought along; None for one that the node has itself or that is allowed by
-    its name: it is an administrator's choice then."""
+    """Return the rule for an endpoint that a volume brought along; None for one that the node has itself or that is
+    allowed by its name: it is an administrator's choice then."""
     profile = _session(options, environ).get_scoped_config()
     own = (environ.get("AWS_ENDPOINT_URL_S3"), environ.get("AWS_ENDPOINT_URL"), profile.get("endpoint_url"))
     if any(endpoint.rstrip("/").lower() == each.rstrip("/").lower() for each in own if each):

@@ -272,8 +272,8 @@ def _send_parts(
 def copy_whole(
     requests: S3Requests, source: ObjectRef, key: str, headers: Mapping[str, str], *, bound_by: str, was_free: bool
 ) -> None:
-    """One CopyObject. `headers` are the new object's metadata and conditions, `bound_by` the header for the source's
-    ETag or ''."""
+    """Copy an object by one CopyObject. `headers` are the new object's metadata and conditions, `bound_by` the header
+    for the source's ETag or ''."""
     bound = {bound_by: quoted(source.etag)} if bound_by and source.etag and not source.version else {}
     watched = not bound and not source.version
     if watched:
@@ -313,7 +313,7 @@ def copy_in_parts(
     *,
     limit_bytes: int,
 ) -> None:
-    """An upload whose parts are copied by the store, some at once."""
+    """Copy an object by an upload whose parts the store copies, some at once."""
 
     def check() -> None:
         if not source.version:

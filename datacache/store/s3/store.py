@@ -146,7 +146,7 @@ class WithAccess(Generic[C]):
         self._made: dict[int, tuple[S3Access, C]] = {}
 
     def call(self, work: Callable[[C], T]) -> T:
-        """What `work` gives; where the store refuses it, with the next credentials there are."""
+        """Return what `work` gives; where the store refuses it, with the next credentials there are."""
         access = self._accesses.get()
         refused: list[S3Access] = []
         while True:
@@ -174,7 +174,7 @@ class WithAccess(Generic[C]):
 
 
 def make_driver(access: S3Access) -> Driver:
-    """obstore's client of a bucket."""
+    """Return obstore's client of a bucket."""
     from obstore.store import S3Store as Driver
 
     if access.rule is not None:  # it came while a request was on its way; the next try goes the other way

@@ -41,12 +41,13 @@ class Traits(NamedTuple):
     """A key that ends in a slash is an object of its own."""
 
     def if_match(self, etag: str) -> str:
-        """What If-Match of a PUT says for an ETag."""
+        """Return what If-Match of a PUT says for an ETag."""
         return quoted(etag) if self.quoted else etag
 
 
 def find_traits(requests: S3Requests, store_url: str, prefix: str) -> Traits:
-    """Try it out under `prefix`. Raises what the first write raises: `StoreAccessError` without the right to write."""
+    """Find the traits out under `prefix`. Raises what the first write raises: `StoreAccessError` without the right to
+    write."""
     key = f"{prefix}{PROBE_PREFIX}{secrets.token_hex(8)}"
     probe = _Probe(requests, store_url, key)
     try:
@@ -79,7 +80,7 @@ class _Probe:
             self._etag = info.etag
 
     def conditions(self) -> tuple[bool, bool]:
-        """Whether PUT is conditional, and whether in quotes."""
+        """Return whether PUT is conditional, and whether in quotes."""
         if not self._refused({"If-None-Match": "*"}):
             return False, True
         for in_quotes in (True, False):
@@ -96,7 +97,7 @@ class _Probe:
         return ""
 
     def markers(self) -> bool:
-        """A marker beside the object of the same name without the slash: two objects, or one?"""
+        """Tell whether a marker and the object of the same name without the slash are two objects."""
         try:
             self.put(b"", {}, slash="/")
         except StoreUnavailableError:

@@ -51,7 +51,7 @@ class RemoteView:
     def __init__(
         self, engine: WriteBack, *, ttl_s: float, file_attributes: Attributes, folder_attributes: Attributes
     ) -> None:
-        """The attributes are those of what has none in the bucket."""
+        """Show what has no attributes in the bucket with these."""
         self._ttl_s = max(ttl_s, _SHORTEST_TTL_S)
         self._folder_default = folder_attributes
         self._overlay, self._known = engine.overlay, engine.known
