@@ -109,12 +109,8 @@ class _BoundedHttp(HTTPConnection):
             return super().getresponse()
 
 
-class _BoundedHttps(HTTPSConnection):
-    """A connection on which status line and headers come in time."""
-
-    def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]  # as urllib3 has it
-        with _headers_in_time(self):
-            return super().getresponse()
+class _BoundedHttps(_BoundedHttp, HTTPSConnection):
+    """The same over TLS."""
 
 
 def bounded_pools() -> dict[str, type[HTTPConnectionPool]]:
@@ -156,13 +152,10 @@ def checked_pools(rule: AddressRule) -> dict[str, type[HTTPConnectionPool]]:
 
 
 def _pools(plain: type[HTTPConnection], secure: type[HTTPSConnection]) -> dict[str, type[HTTPConnectionPool]]:
-    class PlainPool(HTTPConnectionPool):
-        ConnectionCls = plain
-
-    class SecurePool(HTTPSConnectionPool):
-        ConnectionCls = secure
-
-    return {"http": PlainPool, "https": SecurePool}
+    return {
+        "http": type("PlainPool", (HTTPConnectionPool,), {"ConnectionCls": plain}),
+        "https": type("SecurePool", (HTTPSConnectionPool,), {"ConnectionCls": secure}),
+    }
 
 
 @contextlib.contextmanager

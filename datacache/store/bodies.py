@@ -1,11 +1,8 @@
-"""Bodies of requests that are read while they are sent, so that a large one takes no memory.
+"""Bodies of requests that are read while they are sent, and objects that are read in parts and checked as a whole.
 
-S3 wants to know a body's SHA-256 before it comes, so it is read twice, and has to be the same both times: a request
-that is signed is refused otherwise. Used by uploads in parts. Who sends a body reads it in one thread.
-
-Objects read whole in parts, and checked as a whole: stores can check only what comes in one piece.
-
-Used by whoever takes over all bytes of objects: copying, imports, verifying. Any thread.
+A body of an upload in parts takes no memory. S3 wants to know its SHA-256 before it comes, so it is read twice, in one
+thread, and has to be the same both times: a request that is signed is refused otherwise. Stores can check an object
+only where it comes in one piece: copying, imports and verifying read larger ones here. Any thread.
 """
 
 from __future__ import annotations

@@ -27,41 +27,20 @@ from datacache.core.disk import replace_file, sync_folder
 from datacache.core.errors import StoreAccessError, UsageError
 from datacache.store.urls import split_url
 
-_NAMES = {
-    "access_key_id": "access_key_id",
-    "secret_access_key": "secret_access_key",
-    "session_token": "session_token",
-    "endpoint_url": "endpoint_url",
-    "region": "region",
-    "aws_access_key_id": "access_key_id",
-    "aws_secret_access_key": "secret_access_key",
-    "aws_session_token": "session_token",
-    "aws_endpoint_url": "endpoint_url",
-    "aws_endpoint_url_s3": "endpoint_url",
-    "aws_region": "region",
-    "aws_default_region": "region",
-}
+_FIELDS = ("access_key_id", "secret_access_key", "session_token", "endpoint_url", "region")
+_NAMES = {f"{prefix}{name}": name for name in _FIELDS for prefix in ("", "aws_")}
+_NAMES |= {"aws_endpoint_url_s3": "endpoint_url", "aws_default_region": "region"}
 _KNOWN = "access_key_id, secret_access_key, session_token, endpoint_url, region (or their AWS_… names)"
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _TEMPORARY = ".new-"
 _LEFT_BEHIND_S = 60.0
 """An older file under such a name was left by a writer that was killed."""
 _VARIABLES = frozenset(
-    {
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_PROFILE",
-        "AWS_DEFAULT_PROFILE",
-        "AWS_CONFIG_FILE",
-        "AWS_SHARED_CREDENTIALS_FILE",
-        "AWS_REGION",
-        "AWS_DEFAULT_REGION",
-        "AWS_ENDPOINT_URL",
-        "AWS_ENDPOINT_URL_S3",
-        "AWS_CA_BUNDLE",
-        "AWS_SKIP_SIGNATURE",
-    }
+    (
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SKIP_SIGNATURE"),
+        *("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+        *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE"),
+    )
 )
 _MOST = 8
 _MAX_TEXT = 16 * 1024  # session tokens have up to some KiB

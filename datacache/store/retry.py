@@ -5,19 +5,16 @@ answer. The waits grow exponentially with full jitter
 (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), so that the clients of a node that lost its
 store do not come back in step, and end at a deadline. Backends never retry, so tries are not multiplied.
 
-An address where nobody was ever met is more likely mistyped than down: calls that are refused there, or
-whose host has no address, end after `UNREACHED_S`. A store that was met once is waited for until the deadline.
-
-Remember at which addresses somebody was met: one that is refused there is more likely mistyped than down.
-
-Used by what tries calls again (`retry.py`, `imports/web.py`). What a home remembers is a folder of empty files named by
-hashes, so a daemon or a worker that starts while a store is away knows that it was there before. Any thread; a forked
-child knows what its parent did.
+An address where nobody was ever met is more likely mistyped than down: calls that are refused there, or whose host has
+no address, end after `UNREACHED_S`. A store that was met once is waited for until the deadline. A home remembers those
+(`MetPeers`), so a daemon or a worker that starts while a store is away knows that it was there before. Any thread; a
+forked child knows what its parent did.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -38,6 +35,7 @@ from datacache.store.checksums import Checksum
 from datacache.store.errors import GONE_HINT
 
 T = TypeVar("T")
+Sleep = Callable[[float], None]
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 5.0
@@ -112,7 +110,7 @@ def retry(
     call: Callable[[], T],
     deadline_s: float,
     *,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Sleep = time.sleep,
     tell: Callable[[StoreUnavailableError, float], None] | None = None,
 ) -> T:
     """Repeat `call()` until it gives something else than `StoreUnavailableError`; after `deadline_s` that error
@@ -129,16 +127,9 @@ class _Attempt:
     """A call and its repetitions until a deadline."""
 
     def __init__(
-        self,
-        url: str,
-        breaker: Breaker[StoreUnavailableError],
-        backoff: Backoff,
-        *,
-        came: float,
-        sleep: Callable[[float], None],
+        self, url: str, breaker: Breaker[StoreUnavailableError], backoff: Backoff, came: float, sleep: Sleep
     ) -> None:
-        self._url, self._breaker, self._backoff, self._sleep = url, breaker, backoff, sleep
-        self._came = came
+        self._url, self._breaker, self._backoff, self._came, self._sleep = url, breaker, backoff, came, sleep
         self._late = breaker.silent
 
     def wait_for_turn(self) -> None:
@@ -188,13 +179,12 @@ class RetryingStore:
         *,
         peer: Callable[[], str] | None = None,
         met: MetPeers | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Sleep = time.sleep,
     ) -> None:
         """`peer` names whom the store's calls meet (its URL, unless one URL means several servers); asked for once.
         `met` knows who was met before; without it every store is waited for as if it had been."""
         self.inner = store
-        self._find_peer = peer or (lambda: store.url)
-        self._peer: str | None = None
+        self._peer = functools.cache(peer or (lambda: store.url))
         self._peers = met
         self._met = met is None
         self.url = store.url
@@ -293,7 +283,7 @@ class RetryingStore:
         came = _asked_at.get() or now
         left_s = min(self._deadline_s, max(came + self._deadline_s - now, _LAST_CHANCE_S))
         backoff = Backoff(left_s, tell=self._tell, reached=self._reached)
-        return _Attempt(self.url, self._breaker.get(), backoff, came=came, sleep=self._sleep)
+        return _Attempt(self.url, self._breaker.get(), backoff, came, self._sleep)
 
     def _answered(self, breaker: Breaker[StoreUnavailableError]) -> None:
         if not self._met:
@@ -306,15 +296,11 @@ class RetryingStore:
 
     def _note_met(self) -> None:
         if self._peers is not None:
-            self._peer = self._peer or self._find_peer()
-            self._peers.note(self._peer)
+            self._peers.note(self._peer())
         self._met = True
 
     def _reached(self) -> bool:
-        if self._met or self._peers is None:
-            return True
-        self._peer = self._peer or self._find_peer()
-        return self._peers.knows(self._peer)
+        return self._met or self._peers is None or self._peers.knows(self._peer())
 
     def silence(self) -> Silence | None:
         """Return since when calls are not answered, and why; None if the last one was, or was made long ago."""
@@ -335,8 +321,8 @@ class RetryingStore:
 
 
 class MetPeers:
-    """Addresses where somebody was met by this object or, with `home`, by any process of that home. A home that cannot
-    be written, or is not there, remembers nothing."""
+    """Addresses where somebody was met by this object or, with `home`, by any process of that home: empty files named
+    by hashes. A home that cannot be written, or is not there, remembers nothing."""
 
     def __init__(self, home: Path | None = None) -> None:
         self._folder = None if home is None else home / "met"

@@ -8,8 +8,7 @@ object's own address, so it makes no difference by which way a reference came. P
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from datacache.core.errors import DatacacheError, SettingsError, SourceNotAllowedError, UsageError
 from datacache.core.ids import ObjectRef
@@ -98,17 +97,10 @@ class AllowedStore:
         self._rules.check(self.url, ref.key)
         return self._store.checksum(ref)
 
-    def put(self, key: str, data: bytes) -> NoReturn:
-        """Refuse."""
-        raise _read_only(self.url)
+    def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
+        raise UsageError(f"{self.url} can only be read")
 
-    def put_file(self, key: str, path: Path) -> NoReturn:
-        """Refuse."""
-        raise _read_only(self.url)
-
-    def delete(self, key: str) -> None:
-        """Refuse."""
-        raise _read_only(self.url)
+    put = put_file = delete = _refuse
 
     def close(self) -> None:
         """See `ObjectStore`."""
@@ -132,7 +124,3 @@ def _place(prefix: str) -> tuple[str, str]:
         return split_url(prefix)
     except DatacacheError as exc:
         raise SettingsError(f"DATACACHE_SOURCES: {prefix!r}: {exc.message}", hint=exc.hint) from exc
-
-
-def _read_only(url: str) -> UsageError:
-    return UsageError(f"{url} can only be read")

@@ -33,7 +33,7 @@ from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bodies import Body
 from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
-from datacache.store.cloud import Putter
+from datacache.store.cloud import Putter, addressable, usable_here
 from datacache.store.errors import expect_etag, unexpected
 from datacache.store.s3 import multipart
 from datacache.store.s3.access import S3Access
@@ -272,6 +272,10 @@ class S3Bucket(S3Store):
                 raise
             return True
         return False
+
+    def _by_obstore(self, key: str) -> bool:
+        """Tell whether obstore can ask for this key, and may: it resolves names itself, where none can be checked."""
+        return addressable(key) and usable_here() and not self._access.get().checked
 
     def _expect_storable(self, key: str) -> None:
         if key.endswith("/") and not self._traits.get().markers:

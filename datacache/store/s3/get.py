@@ -23,20 +23,18 @@ from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
 from datacache.core.addresses import ClosedAddressError
-from datacache.core.errors import DatacacheError, SettingsError, StoreError, StoreUnavailableError
+from datacache.core.errors import DatacacheError, SettingsError, StoreError
 from datacache.core.ids import ObjectRef
 from datacache.store.errors import (
     NOT_FOUND,
     address_refused,
     error_code,
     expect_s3_not_found,
-    expect_same,
     from_connection,
     from_status,
-    plain_etag,
 )
 from datacache.store.s3.access import S3Access
-from datacache.store.s3.requests import CONTENT_RANGE, quoted_key
+from datacache.store.s3.requests import cut_short, quoted_key, skipped_bytes
 
 _NOTHING = hashlib.sha256(b"").hexdigest()
 _HEAD_BYTES = 16 * 2**10
@@ -87,16 +85,18 @@ class S3Getter:
         try:
             connection = self._connected()
             connection.sendall(request)
-            head = _read_head(connection, deadline)
+            head = _read_head(connection, b"", deadline)
+            while 100 <= head.status < 200:  # an interim answer: the one that was asked for follows
+                head = _read_head(connection, head.rest, deadline)
             if head.status not in (200, 206):
                 raise self._refused(connection, head, ref, deadline)
             length = head.headers.get("content-length", "")
             if "transfer-encoding" in head.headers or not length.isdecimal():
                 raise UnusualAnswerError
-            skip = _skipped(head, ref, start, int(length))
+            skip = skipped_bytes(ref, start, head.status, head.headers, int(length))
             wanted = skip + stop - start
             if int(length) < wanted:
-                raise _cut_short(ref, max(0, int(length) - skip), stop - start)
+                raise cut_short(ref, max(0, int(length) - skip), stop - start)
             data = memoryview(bytearray(stop - start))
             _read_body(connection, head.rest, data, skip, deadline)
             data = data.toreadonly()
@@ -129,7 +129,8 @@ class S3Getter:
                 connection = self._idle.pop()
             except IndexError:  # another thread took it
                 break
-            if _is_open(connection):
+            # A connection that the server has closed meanwhile is in another state.
+            if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _ESTABLISHED:
                 _wait_at_most(connection, self._access.timeout_s)
                 return connection
             connection.close()
@@ -211,14 +212,7 @@ class S3Getter:
         return from_status(head.status, code, ref.url, store=self._url, region=region)
 
 
-def _read_head(connection: socket.socket, deadline: float) -> _Head:
-    head = _read_one_head(connection, b"", deadline)
-    while 100 <= head.status < 200:  # an interim answer: the one that was asked for follows
-        head = _read_one_head(connection, head.rest, deadline)
-    return head
-
-
-def _read_one_head(connection: socket.socket, begun: bytes, deadline: float) -> _Head:
+def _read_head(connection: socket.socket, begun: bytes, deadline: float) -> _Head:
     data = bytearray(begun)
     while (end := data.find(b"\r\n\r\n")) < 0:
         if len(data) > _MAX_HEAD_BYTES:
@@ -239,20 +233,6 @@ def _read_one_head(connection: socket.socket, begun: bytes, deadline: float) -> 
     if words[0] == "HTTP/1.0":
         headers["connection"] = "close"
     return _Head(int(words[1]), headers, bytes(data[end + 4 :]))
-
-
-def _skipped(head: _Head, ref: ObjectRef, start: int, length: int) -> int:
-    """Return how many bytes come before those that were asked for: a server may send the whole for a part of it."""
-    begins, size = 0, int(length)
-    sent = CONTENT_RANGE.fullmatch(head.headers.get("content-range", ""))
-    if sent is not None:
-        begins, size = int(sent[1]), ref.size_bytes if sent[3] == "*" else int(sent[3])
-    elif head.status == 206:
-        raise StoreUnavailableError(f"{ref.url}: the store does not say which bytes it sends", url=ref.url)
-    expect_same(ref, etag=plain_etag(head.headers.get("etag")), size_bytes=size)
-    if begins > start:
-        raise StoreUnavailableError(f"{ref.url}: the store sends other bytes than asked for", url=ref.url)
-    return start - begins
 
 
 def _read_body(connection: socket.socket, begun: bytes, out: memoryview, skip: int, deadline: float) -> None:
@@ -285,11 +265,6 @@ def _receive_into(connection: socket.socket, out: memoryview, deadline: float) -
     return connection.recv_into(out, len(out), socket.MSG_WAITALL)
 
 
-def _is_open(connection: socket.socket) -> bool:
-    """Tell whether the server has not closed an idle connection."""
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _ESTABLISHED
-
-
 def _wait_at_most(connection: socket.socket, timeout_s: float) -> None:
     """Have the kernel give up what it waits for (`BlockingIOError`). Python's own timeouts cost a second system call,
     and so a second turn of the interpreter, for each."""
@@ -308,10 +283,6 @@ def _receive(connection: socket.socket, limit: int, deadline: float) -> bytes:
 def _expect_time(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise TimeoutError("timed out")
-
-
-def _cut_short(ref: ObjectRef, got: int, length: int) -> StoreUnavailableError:
-    return StoreUnavailableError(f"{ref.url}: the answer ended after {got:,} of {length:,} bytes", url=ref.url)
 
 
 def _tls(access: S3Access) -> ssl.SSLContext:

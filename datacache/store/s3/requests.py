@@ -160,7 +160,7 @@ class S3Requests:
         expect_same(ref, etag=plain_etag(headers.get("etag")), size_bytes=size)
         return from_headers(headers) or from_etag(ref.etag, headers)
 
-    def get(self, ref: ObjectRef, start: int, stop: int) -> tuple[memoryview, Mapping[str, str]]:
+    def get(self, ref: ObjectRef, start: int, stop: int) -> tuple[memoryview, dict[str, str]]:
         """Return bytes `start` to `stop` of exactly this version, from a 206, or from a 200 of the part or of the
         whole; and the answer's headers, names in lower case."""
         headers = dict(CHECKSUM_MODE)
@@ -173,7 +173,14 @@ class S3Requests:
         answer = self.send("GET", ref.key, query=query, headers=headers)
         self._expect(answer, ref.key, (200, 206))
         try:
-            return self._part(answer, ref, start, stop, deadline), _lower(answer)
+            found = _lower(answer)
+            skip = skipped_bytes(ref, start, answer.status, found, self._length(answer, ref.key))
+            while skip and (passed := len(_read(answer, min(skip, _READ_BYTES), deadline))):
+                skip -= passed
+            data = _read(answer, stop - start, deadline)
+            if len(data) != stop - start:
+                raise cut_short(ref, len(data), stop - start)
+            return memoryview(data).toreadonly(), found
         except urllib3.exceptions.HTTPError as exc:
             raise self._broken(exc, ref.url) from exc
         finally:
@@ -251,32 +258,6 @@ class S3Requests:
             pool = connection.pool_for(access) if connection is not None else None
             connection = self._connection = _Connection(access, pool)
         return connection
-
-    def _part(
-        self, answer: urllib3.BaseHTTPResponse, ref: ObjectRef, start: int, stop: int, deadline: float
-    ) -> memoryview:
-        # What the server sends begins here, and the object is this large.
-        begins, size = 0, self._length(answer, ref.key)
-        sent = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
-        if sent is not None:
-            begins, size = int(sent[1]), None if sent[3] == "*" else int(sent[3])
-        elif answer.status == 206:
-            raise StoreUnavailableError(f"{ref.url}: the store does not say which bytes it sends", url=ref.url)
-        expect_same(ref, etag=plain_etag(answer.headers.get("ETag")), size_bytes=size)
-        if begins > start:
-            raise StoreUnavailableError(f"{ref.url}: the store sends other bytes than asked for", url=ref.url)
-        skip = start - begins
-        while skip:
-            passed = len(_read(answer, min(skip, _READ_BYTES), deadline))
-            if not passed:
-                break
-            skip -= passed
-        data = _read(answer, stop - start, deadline)
-        if len(data) != stop - start:
-            raise StoreUnavailableError(
-                f"{ref.url}: the answer ended after {len(data):,} of {stop - start:,} bytes", url=ref.url
-            )
-        return memoryview(data).toreadonly()
 
     def _length(self, answer: urllib3.BaseHTTPResponse, key: str) -> int | None:
         length = answer.headers.get("Content-Length")
@@ -414,6 +395,26 @@ class _Connection:
             if isinstance(data, BodyFile) and data.error is not None:
                 raise data.error from None
             raise
+
+
+def skipped_bytes(ref: ObjectRef, start: int, status: int, headers: Mapping[str, str], length: int | None) -> int:
+    """Return how many bytes of an answer come before those that were asked for: a server may send the whole for a part
+    of it. `headers` in lower case, `length` the body's. Raises where it sends another object or other bytes."""
+    begins, size = 0, length
+    sent = CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
+    if sent is not None:
+        begins, size = int(sent[1]), None if sent[3] == "*" else int(sent[3])
+    elif status == 206:
+        raise StoreUnavailableError(f"{ref.url}: the store does not say which bytes it sends", url=ref.url)
+    expect_same(ref, etag=plain_etag(headers.get("etag")), size_bytes=size)
+    if begins > start:
+        raise StoreUnavailableError(f"{ref.url}: the store sends other bytes than asked for", url=ref.url)
+    return start - begins
+
+
+def cut_short(ref: ObjectRef, got: int, length: int) -> StoreUnavailableError:
+    """Return the error for an answer that ended too early."""
+    return StoreUnavailableError(f"{ref.url}: the answer ended after {got:,} of {length:,} bytes", url=ref.url)
 
 
 def _lower(answer: urllib3.BaseHTTPResponse) -> dict[str, str]:

@@ -8,7 +8,7 @@ GETs go over sockets of our own (`s3/get.py`), the rest (listings, writes, endpo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,6 @@ from datacache.core.errors import (
 from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.checksums import Checker, Checksum
-from datacache.store.cloud import addressable, usable_here
 from datacache.store.errors import expect_listing
 from datacache.store.s3.access import Accesses, S3Access
 from datacache.store.s3.get import S3Getter, UnusualAnswerError
@@ -81,9 +80,14 @@ class S3Store:
         if start >= stop:
             return b""
         try:
-            data, headers = self._get(ref, start, stop)
+            try:
+                data, headers = self._getter.get().call(lambda getter: getter.get(ref, start, stop))
+            except UnusualAnswerError:
+                data, headers = self._requests.get().get(ref, start, stop)
         except ObjectChangedError:
-            self._expect_listing()
+            # Whether what answers lists the bucket: a web page says that every object has changed.
+            with suppress(StoreAccessError), expect_listing():
+                parse_listing(self._requests.get().page({"list-type": "2", "max-keys": "1"}), self.url)
             raise
         if (start, stop) == (0, ref.size_bytes):
             self._checker.check(ref, data, headers)
@@ -107,31 +111,10 @@ class S3Store:
 
     def close(self) -> None:
         """See `ObjectStore`. A store that is used again connects again, with the credentials there are then."""
-        requests = self._requests.take()
-        if requests is not None:
-            requests.close()
-        getters = self._getter.take()
-        if getters is not None:
-            getters.close()
+        for clients in (self._requests.take(), self._getter.take()):
+            if clients is not None:
+                clients.close()
         self._access.take()
-
-    def _get(self, ref: ObjectRef, start: int, stop: int) -> tuple[bytes | memoryview, Mapping[str, str]]:
-        try:
-            return self._getter.get().call(lambda getter: getter.get(ref, start, stop))
-        except UnusualAnswerError:
-            return self._requests.get().get(ref, start, stop)
-
-    def _expect_listing(self) -> None:
-        """Raise where what answers cannot list the bucket: a web page says that every object has changed."""
-        query = {"list-type": "2", "max-keys": "1"}
-        with suppress(StoreAccessError), expect_listing():
-            parse_listing(self._requests.get().page(query), self.url)
-
-    def _by_obstore(self, key: str) -> bool:
-        """Tell whether obstore can ask for this key, and may: it resolves names itself, where no address can be
-        checked.
-        """
-        return addressable(key) and usable_here() and not self._access.get().checked
 
 
 class WithAccess(Generic[C]):
