@@ -71,9 +71,7 @@ class Uploader:
         self._engine = engine
         self._clock = clock
         self._board = board = UploadBoard(delay_s=delay_s, every_s=upload_every_s, threads=engine.uploads, clock=clock)
-        self._sending = Sending(
-            engine, self.claims, ByteBudget(BODY_BYTES), board.offer, board.withdraw, lambda: board.stopped
-        )
+        self._sending = Sending(engine, self.claims, ByteBudget(BODY_BYTES), board)
         self._uploads = Uploads(self._sending)
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from datacache.core.concurrency import ByteBudget
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, StagingError, StoreError, StoreUnavailableError
@@ -23,6 +24,9 @@ from datacache.store.bucket import Bucket, Part
 from datacache.writeback.claims import Claims, ContentReader
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Claim, Staged, Stored, UploadState
+
+if TYPE_CHECKING:
+    from datacache.writeback.upload.board import UploadBoard
 
 _log = logging.getLogger("datacache.writeback")
 _MIB = 2**20
@@ -34,16 +38,13 @@ _RENAMED = "it was renamed from {key}, which somebody else {what} before the ren
 
 @dataclass
 class Sending:
-    """What all uploads share. `offer` and `withdraw` are given large files that other threads may help with; `stopped`
-    says when to begin no other part."""
+    """What all uploads share. The board gets large files that other threads may help with, and says when to stop."""
 
     engine: WriteBack
     claims: Claims
     bodies: ByteBudget
     """Room for the bodies of whole objects, which are in memory on their way."""
-    offer: Callable[[PartsUpload], None]
-    withdraw: Callable[[PartsUpload], None]
-    stopped: Callable[[], bool]
+    board: UploadBoard
 
     def forget_unfinished(self, key: str) -> None:
         """Take back the upload in parts that was recorded for a key and that nobody will go on with, by its id: another
@@ -212,11 +213,11 @@ class InParts(Way):
                 bucket, self._full, self._state.id, part_bytes=self._state.part_bytes, reader=reader,
                 claim=self._claim, kept=kept, sent=self._progress, stopped=self._is_stopped,
             )  # fmt: skip
-            sending.offer(parts)
+            sending.board.offer(parts)
             try:
                 return parts.run()
             finally:
-                sending.withdraw(parts)
+                sending.board.withdraw(parts)
         except ObjectNotFoundError as exc:
             self._begin_anew(exc)
             raise
@@ -245,7 +246,7 @@ class InParts(Way):
         return []
 
     def _is_stopped(self) -> bool:
-        if self._sending.stopped():
+        if self._sending.board.stopped:
             return True
         now = self._engine.get(self._claim.pending.key)
         return now is None or now.attributes is None  # deleted or renamed: nobody wants it under this key
@@ -257,7 +258,7 @@ class InParts(Way):
             return
         mtime_ns, size_bytes = self._stamp()  # before it is looked whether it is torn
         try:
-            if self._claim.torn or not (keep or self._sending.stopped()):
+            if self._claim.torn or not (keep or self._sending.board.stopped):
                 self._sending.forget_unfinished(key)
             elif self._state is not None and (mtime_ns, size_bytes) != (self._state.mtime_ns, self._state.size_bytes):
                 # What was appended meanwhile belongs to none of its parts.
