@@ -88,11 +88,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_whole(
-    store: ObjectStore,
-    ref: ObjectRef,
-    part_bytes: int,
-    *,
-    before_part: Callable[[], None] = lambda: None,
+    store: ObjectStore, ref: ObjectRef, part_bytes: int, *, before_part: Callable[[], None] = lambda: None
 ) -> bytes:
     """Return all bytes of an object, read so many at a time. `before_part` may raise, to stop.
 

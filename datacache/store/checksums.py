@@ -28,10 +28,7 @@ _SIZES = {"crc32c": 4, "crc64nvme": 8, "crc32": 4, "sha1": 20, "sha256": 32}
 _PREFIX = "x-amz-checksum-"
 _GOOGLE = "x-goog-hash"
 _MD5 = re.compile(r"[0-9a-f]{32}")
-_ENCRYPTED = (
-    "x-amz-server-side-encryption-aws-kms-key-id",
-    "x-amz-server-side-encryption-customer-algorithm",
-)
+_ENCRYPTED = ("x-amz-server-side-encryption-aws-kms-key-id", "x-amz-server-side-encryption-customer-algorithm")
 _COMPOSITE = re.compile(r"[A-Za-z0-9+/=]+-[0-9]+")
 _SUSPECTS = 1000
 

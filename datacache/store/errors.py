@@ -295,9 +295,7 @@ def from_oserror(exc: OSError, url: str) -> DatacacheError:
     said = os.strerror(exc.errno) if exc.errno else type(exc).__name__
     if isinstance(exc, PermissionError):
         return StoreAccessError(
-            f"{url}: permission denied",
-            url=url,
-            hint="Check the permissions of the file and of the folders above it.",
+            f"{url}: permission denied", url=url, hint="Check the permissions of the file and of the folders above it."
         )
     if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO):
         return ObjectNotFoundError(f"{url} is not there ({said})", url=url)

@@ -31,14 +31,7 @@ from datacache.settings import StoreOptions
 from datacache.store.answers import MAX_DOCUMENT_BYTES
 from datacache.store.base import ObjectInfo
 from datacache.store.checksums import Checksum
-from datacache.store.errors import (
-    credentials_hint,
-    expect_same,
-    from_connection,
-    from_oserror,
-    from_status,
-    plain_etag,
-)
+from datacache.store.errors import credentials_hint, expect_same, from_connection, from_oserror, from_status, plain_etag
 
 _PAGE_KEYS = 1000
 _TIMES = ("mtime", "LastModified", "Last-Modified", "last_modified", "modified", "modifiedTime", "updated", "created")

@@ -78,11 +78,7 @@ class Stores:
 
 
 def open_backend(
-    store_url: str,
-    settings: Settings,
-    *,
-    rules: SourceRules | None = None,
-    environments: Environments | None = None,
+    store_url: str, settings: Settings, *, rules: SourceRules | None = None, environments: Environments | None = None
 ) -> ObjectStore:
     """Open a store without retries. With `rules`, no link of a folder leads out of what they allow. `environments`
     replace the process's own variables."""

@@ -310,9 +310,7 @@ def _resolve(store_url: str, options: StoreOptions, settings: Settings, environ:
         if isinstance(exc, ProfileNotFound):
             why = f"since there is no profile {exc.kwargs.get('profile', '')!r}"
         raise StoreAccessError(
-            f"the credentials for {store_url} cannot be had {why}",
-            url=store_url,
-            hint=credentials_hint(store_url),
+            f"the credentials for {store_url} cannot be had {why}", url=store_url, hint=credentials_hint(store_url)
         ) from exc
     if not is_endpoint(endpoint):
         raise SettingsError(f"the endpoint for {store_url} is no URL", hint="Write http://HOST:PORT or https://HOST.")

@@ -122,10 +122,7 @@ def _objects(root: ET.Element, space: str) -> list[ObjectInfo]:
             raise ValueError("a size that no object has")
         page.append(
             ObjectInfo(
-                key,
-                size_bytes,
-                _nanoseconds(fields.get(time_tag) or "", seconds),
-                plain_etag(fields.get(etag_tag)),
+                key, size_bytes, _nanoseconds(fields.get(time_tag) or "", seconds), plain_etag(fields.get(etag_tag))
             )
         )
     return page

@@ -102,12 +102,7 @@ def list_parts(requests: S3Requests, key: str, upload: str) -> list[Part]:
 
 
 def complete(
-    requests: S3Requests,
-    key: str,
-    upload: str,
-    parts: Sequence[Part],
-    *,
-    headers: Mapping[str, str] | None = None,
+    requests: S3Requests, key: str, upload: str, parts: Sequence[Part], *, headers: Mapping[str, str] | None = None
 ) -> str:
     """Make the parts the object; return the ETag the store answers with, '' where it says none. Ceph wants all parts
     named that are there."""
@@ -282,12 +277,7 @@ def copy_whole(
         "PUT",
         key,
         (200,),
-        headers={
-            "x-amz-copy-source": _source(source),
-            "x-amz-metadata-directive": "REPLACE",
-            **headers,
-            **bound,
-        },
+        headers={"x-amz-copy-source": _source(source), "x-amz-metadata-directive": "REPLACE", **headers, **bound},
     )
     etag = answered_etag(body, requests.url_of(key), requests.url)
     if watched and etag != source.etag and key != source.key:

@@ -15,12 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from datacache.core.concurrency import PerProcess
-from datacache.core.errors import (
-    ObjectChangedError,
-    SettingsError,
-    StoreAccessError,
-    StoreUnavailableError,
-)
+from datacache.core.errors import ObjectChangedError, SettingsError, StoreAccessError, StoreUnavailableError
 from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.checksums import Checker, Checksum
