@@ -8,8 +8,10 @@ object itself says whether we wrote it (`conflicts.standing`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import logging
+from typing import TYPE_CHECKING, NamedTuple
 
+from datacache.core.concurrency import ByteBudget
 from datacache.core.errors import (
     DatacacheError,
     NoMarkersError,
@@ -21,10 +23,18 @@ from datacache.core.errors import (
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import LiveObject
 from datacache.store.errors import expect_listing
+from datacache.writeback.claims import Claims
 from datacache.writeback.conflicts import Standing, is_conflict_copy, standing
+from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import WRITER, Claim, Conflict, Pending, Stored
-from datacache.writeback.upload.ways import AddProgress, Copied, InOneRequest, InParts, Sending, Way
+from datacache.writeback.upload.ways import AddProgress, Copied, InOneRequest, InParts, Way
 
+if TYPE_CHECKING:
+    from datacache.writeback.upload.board import UploadBoard
+
+_log = logging.getLogger("datacache.writeback")
+BODY_BYTES = 32 * 2**20
+"""Of the bodies of whole objects, in memory, of all uploads together."""
 _ROUNDS = 5
 """Tries to write a key that somebody else writes at the same time."""
 _CHANGED = "somebody else changed it in the bucket since"
@@ -48,11 +58,13 @@ class Outcome(NamedTuple):
 
 
 class Uploads:
-    """Brings claims to the bucket of an engine. Any thread, another key each."""
+    """Brings claims to the bucket of an engine. The board gets large files that other threads may help with, and says
+    when to stop. Any thread, another key each."""
 
-    def __init__(self, sending: Sending) -> None:
-        self._sending = sending
-        self._engine, self._bucket, self._claims = sending.engine, sending.engine.bucket, sending.claims
+    def __init__(self, engine: WriteBack, claims: Claims, board: UploadBoard) -> None:
+        self.engine, self.claims, self.board = engine, claims, board
+        self.bodies = ByteBudget(BODY_BYTES)
+        self._bucket = engine.bucket
 
     def bring(self, claim: Claim, progress: AddProgress, *, look_first: bool) -> Outcome:
         """Bring a claimed key to the bucket, and end the claim. `look_first`: an earlier try may have done it. Errors
@@ -64,42 +76,63 @@ class Uploads:
                 return self._mark_folder(claim)
             return self._write(claim, progress, look_first=look_first)
         except BaseException as exc:
-            self._claims.abandon(claim)
+            self.claims.abandon(claim)
             if isinstance(exc, ObjectNotFoundError):
                 raise StoreError(exc.message, url=exc.url, hint=exc.hint) from exc
             raise
 
+    def forget_unfinished(self, key: str) -> None:
+        """Take back the upload in parts that was recorded for a key and that nobody will go on with, by its id: another
+        writer may be sending the same key. What the store refuses to take back is left to it."""
+        state = self.engine.upload_state(key)
+        if state is None:
+            return
+        full = self.engine.prefix + key
+        try:
+            if state.id:  # older versions recorded uploads without one
+                self.engine.bucket.abort_upload(full, state.id)
+        except StoreUnavailableError:
+            raise
+        except StoreError as exc:
+            _log.warning("%s: an unfinished upload is left behind in the bucket: %s", full, exc)
+        self.engine.save_upload(key, None)
+
+    def raise_if_bucket(self, exc: BaseException) -> None:
+        """Raise what says that the bucket is not there: that says nothing of its objects."""
+        if isinstance(exc, ObjectNotFoundError) and exc.url == self.engine.bucket.url:
+            raise exc
+
     def _mark_folder(self, claim: Claim) -> Outcome:
         """Write a folder's marker, in place of whatever marker is there."""
         pending = claim.pending
-        self._engine.area.check()
+        self.engine.area.check()
         try:
-            info = self._bucket.write(self._engine.prefix + pending.key, b"", self._metadata(pending), expect=None)
+            info = self._bucket.write(self.engine.prefix + pending.key, b"", self._metadata(pending), expect=None)
         except NoMarkersError:
             # It is there as long as something is in it; until then it is known here alone.
-            self._claims.keep_folder(claim)
+            self.claims.keep_folder(claim)
             return Outcome(pending.version)
         return self._finish(claim, info)
 
     def _write(self, claim: Claim, progress: AddProgress, *, look_first: bool) -> Outcome:
         pending = claim.pending
-        full = self._engine.prefix + pending.key
+        full = self.engine.prefix + pending.key
         expect = pending.base
         is_large = pending.upload_bytes > self._bucket.whole_bytes
         if look_first and (is_large or not self._bucket.conditional()):
             found, how = self._look(full, pending, expect)
             if how is Standing.SAME and found is not None:
-                self._sending.forget_unfinished(pending.key)
+                self.forget_unfinished(pending.key)
                 return self._finish(claim, found.info)
         way = self._way(claim, full, progress)
         keep = False
         try:
             for _ in range(_ROUNDS):
                 try:
-                    self._engine.area.check()
+                    self.engine.area.check()
                     info = way.send(expect)
                 except (ObjectChangedError, ObjectNotFoundError) as exc:
-                    self._sending.raise_if_bucket(exc)
+                    self.raise_if_bucket(exc)
                     answer = self._explain(claim, way, expect)
                     if isinstance(answer, Outcome):
                         return answer
@@ -118,26 +151,26 @@ class Uploads:
             raise
         finally:
             way.end(keep=keep)
-        self._claims.abandon(claim)  # not before: what is written while the way ends is to tear it
+        self.claims.abandon(claim)  # not before: what is written while the way ends is to tear it
         return Outcome(torn=claim.torn)
 
     def _way(self, claim: Claim, full: str, progress: AddProgress) -> Way:
         pending = claim.pending
         metadata = self._metadata(pending)
         if pending.upload_bytes > self._bucket.whole_bytes:
-            return InParts(self._sending, claim, full, metadata, progress)
-        self._sending.forget_unfinished(pending.key)
+            return InParts(self, claim, full, metadata, progress)
+        self.forget_unfinished(pending.key)
         way = Copied if isinstance(pending.content, Stored) else InOneRequest
-        return way(self._sending, claim, full, metadata, progress)
+        return way(self, claim, full, metadata, progress)
 
     def _metadata(self, pending: Pending) -> dict[str, str]:
         assert pending.attributes is not None
-        return pending.attributes.to_metadata(self._engine.writer_of(pending))
+        return pending.attributes.to_metadata(self.engine.writer_of(pending))
 
     def _explain(self, claim: Claim, way: Way, expect: str) -> Outcome | str:
         """Find out why the bucket has something else than expected; return what to expect instead, or the outcome."""
         pending = claim.pending
-        full = self._engine.prefix + pending.key
+        full = self.engine.prefix + pending.key
         found, how = self._look(full, pending, expect)
         if found is None:
             if expect:
@@ -148,7 +181,7 @@ class Uploads:
             if how is Standing.THEIRS and WRITER not in found.metadata and way.is_same(found.info):
                 how = Standing.EARLIER
             if how is Standing.EARLIER:
-                self._claims.rebase(claim, found.info.etag, self._engine.own_version(found.metadata, pending))
+                self.claims.rebase(claim, found.info.etag, self.engine.own_version(found.metadata, pending))
                 way.take_base(found.info)
                 return found.info.etag
             if how is Standing.THEIRS:
@@ -160,12 +193,12 @@ class Uploads:
         gone = way.source_gone()
         if not gone:
             return expect
-        if self._claims.fetch_kept(claim):
+        if self.claims.fetch_kept(claim):
             return Outcome(torn=True)  # and is sent from here now
         content = claim.pending.content
         if isinstance(content, Stored) and content.key == claim.pending.key:
-            return Outcome(conflict=self._claims.conflict(claim, None, gone))
-        lost = self._claims.lose(claim, gone)
+            return Outcome(conflict=self.claims.conflict(claim, None, gone))
+        lost = self.claims.lose(claim, gone)
         return Outcome(conflict=lost, torn=lost is None)
 
     def _look(self, full: str, pending: Pending, expect: str | None) -> tuple[LiveObject | None, Standing]:
@@ -174,8 +207,8 @@ class Uploads:
         try:
             found = self._bucket.look(full)
         except ObjectNotFoundError as exc:
-            self._sending.raise_if_bucket(exc)
-        ours = self._engine.own_version(found.metadata, pending) if found is not None else None
+            self.raise_if_bucket(exc)
+        ours = self.engine.own_version(found.metadata, pending) if found is not None else None
         return found, standing(found, base=expect or "", version=pending.version, ours=ours)
 
     def _conflict(self, claim: Claim, found: ObjectInfo, why: str) -> Outcome:
@@ -184,20 +217,20 @@ class Uploads:
             listed = self._bucket.find(found.key)[0]
         if listed is None:
             raise StoreUnavailableError(f"{found.key}: the store shows an object and does not list it", url=found.key)
-        return Outcome(conflict=self._claims.conflict(claim, found, why))
+        return Outcome(conflict=self.claims.conflict(claim, found, why))
 
     def _finish(self, claim: Claim, info: ObjectInfo | None) -> Outcome:
-        self._claims.finish(claim, info)
+        self.claims.finish(claim, info)
         return Outcome(claim.pending.version, is_gone=info is None)
 
     def _remove(self, claim: Claim) -> Outcome:
         pending = claim.pending
-        full = self._engine.prefix + pending.key
-        self._sending.forget_unfinished(pending.key)
+        full = self.engine.prefix + pending.key
+        self.forget_unfinished(pending.key)
         expect = None if pending.key.endswith("/") else pending.base
         for _ in range(_ROUNDS):
             try:
-                self._engine.area.check()
+                self.engine.area.check()
                 self._bucket.remove(full, expect=expect)
                 return self._finish(claim, None)
             except ObjectChangedError:

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from datacache.core.concurrency import ByteBudget
 from datacache.core.errors import (
     DatacacheError,
     ObjectChangedError,
@@ -36,11 +35,9 @@ from datacache.writeback.model import Pending, Stored
 from datacache.writeback.upload.board import UploadBoard
 from datacache.writeback.upload.queue import Wait
 from datacache.writeback.upload.upload import Uploads
-from datacache.writeback.upload.ways import PartsUpload, Sending
+from datacache.writeback.upload.ways import PartsUpload
 
 _log = logging.getLogger("datacache.writeback")
-BODY_BYTES = 32 * 2**20
-"""Of the bodies of whole objects, in memory, of all uploads together."""
 OLD_S = 7 * 86_400.0
 """Age of an upload of somebody else's that is taken for forgotten. An upload that takes longer is not known of."""
 _CLEAN_EVERY_S = 86_400.0
@@ -70,9 +67,8 @@ class Uploader:
         self._away_wait_s = away_wait_s
         self._engine = engine
         self._clock = clock
-        self._board = board = UploadBoard(delay_s=delay_s, every_s=upload_every_s, threads=engine.uploads, clock=clock)
-        self._sending = Sending(engine, self.claims, ByteBudget(BODY_BYTES), board)
-        self._uploads = Uploads(self._sending)
+        self._board = UploadBoard(delay_s=delay_s, every_s=upload_every_s, threads=engine.uploads, clock=clock)
+        self._uploads = Uploads(engine, self.claims, self._board)
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
         self._let_go = False
@@ -283,7 +279,7 @@ class Uploader:
         """Return what is to be uploaded of a key; None if nothing is, or not now."""
         pending = self._engine.get(key)
         if pending is None or not pending.ready:
-            self._sending.forget_unfinished(key)
+            self._uploads.forget_unfinished(key)
             self._board.skip(key, is_gone=pending is None)
             return None
         blockers = self.claims.blockers(key)

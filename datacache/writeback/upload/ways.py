@@ -13,20 +13,17 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from datacache.core.concurrency import ByteBudget
-from datacache.core.errors import DatacacheError, ObjectNotFoundError, StagingError, StoreError, StoreUnavailableError
+from datacache.core.errors import DatacacheError, ObjectNotFoundError, StagingError
 from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket, Part
-from datacache.writeback.claims import Claims, ContentReader
-from datacache.writeback.engine import WriteBack
+from datacache.writeback.claims import ContentReader
 from datacache.writeback.model import Claim, Staged, Stored, UploadState
 
 if TYPE_CHECKING:
-    from datacache.writeback.upload.board import UploadBoard
+    from datacache.writeback.upload.upload import Uploads
 
 _log = logging.getLogger("datacache.writeback")
 _MIB = 2**20
@@ -36,46 +33,14 @@ AddProgress = Callable[[int, bool], None]
 _RENAMED = "it was renamed from {key}, which somebody else {what} before the rename had reached the bucket"
 
 
-@dataclass
-class Sending:
-    """What all uploads share. The board gets large files that other threads may help with, and says when to stop."""
-
-    engine: WriteBack
-    claims: Claims
-    bodies: ByteBudget
-    """Room for the bodies of whole objects, which are in memory on their way."""
-    board: UploadBoard
-
-    def forget_unfinished(self, key: str) -> None:
-        """Take back the upload in parts that was recorded for a key and that nobody will go on with, by its id: another
-        writer may be sending the same key. What the store refuses to take back is left to it."""
-        state = self.engine.upload_state(key)
-        if state is None:
-            return
-        full = self.engine.prefix + key
-        try:
-            if state.id:  # older versions recorded uploads without one
-                self.engine.bucket.abort_upload(full, state.id)
-        except StoreUnavailableError:
-            raise
-        except StoreError as exc:
-            _log.warning("%s: an unfinished upload is left behind in the bucket: %s", full, exc)
-        self.engine.save_upload(key, None)
-
-    def raise_if_bucket(self, exc: BaseException) -> None:
-        """Raise what says that the bucket is not there: that says nothing of its objects."""
-        if isinstance(exc, ObjectNotFoundError) and exc.url == self.engine.bucket.url:
-            raise exc
-
-
 class Way:
     """How a claimed key gets to the bucket, under the key `full`."""
 
     def __init__(
-        self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: AddProgress
+        self, uploads: Uploads, claim: Claim, full: str, metadata: dict[str, str], progress: AddProgress
     ) -> None:
-        self._sending, self._claim, self._full, self._metadata = sending, claim, full, metadata
-        self._engine, self._progress = sending.engine, progress
+        self._uploads, self._claim, self._full, self._metadata = uploads, claim, full, metadata
+        self._engine, self._progress = uploads.engine, progress
 
     def send(self, expect: str | None) -> ObjectInfo | None:
         """Send it; None if the file was written to meanwhile. Raises as `Bucket` does, and may be called again."""
@@ -104,7 +69,7 @@ class InOneRequest(Way):
 
     def send(self, expect: str | None) -> ObjectInfo | None:
         size_bytes = self._claim.pending.upload_bytes
-        self._sending.bodies.take(size_bytes)
+        self._uploads.bodies.take(size_bytes)
         try:
             data = self._read()
             if self._claim.torn or len(data) != size_bytes:
@@ -112,7 +77,7 @@ class InOneRequest(Way):
             info = self._engine.bucket.write(self._full, data, self._metadata, expect=expect)
             del data
         finally:
-            self._sending.bodies.give(size_bytes)
+            self._uploads.bodies.give(size_bytes)
         self._progress(size_bytes, True)
         return info
 
@@ -124,7 +89,7 @@ class InOneRequest(Way):
         return not self._claim.torn and hashlib.md5(data, usedforsecurity=False).hexdigest() == found.etag
 
     def _read(self) -> bytes | memoryview:
-        reader = self._sending.claims.open_content(self._claim)
+        reader = self._uploads.claims.open_content(self._claim)
         try:
             return reader.read(0, self._claim.pending.upload_bytes)
         finally:
@@ -135,9 +100,9 @@ class Copied(Way):
     """Bytes that are in the bucket already, under another key or, when only attributes changed, under the same."""
 
     def __init__(
-        self, sending: Sending, claim: Claim, full: str, metadata: dict[str, str], progress: AddProgress
+        self, uploads: Uploads, claim: Claim, full: str, metadata: dict[str, str], progress: AddProgress
     ) -> None:
-        super().__init__(sending, claim, full, metadata, progress)
+        super().__init__(uploads, claim, full, metadata, progress)
         content = claim.pending.content
         assert isinstance(content, Stored)
         source = self._engine.prefix + content.key
@@ -197,9 +162,9 @@ class InParts(Way):
         return info
 
     def _send_parts(self) -> list[Part] | None:
-        sending, bucket, pending = self._sending, self._engine.bucket, self._claim.pending
+        uploads, bucket, pending = self._uploads, self._engine.bucket, self._claim.pending
         kept = self._go_on()
-        reader = sending.claims.open_content(self._claim)
+        reader = uploads.claims.open_content(self._claim)
         try:
             if self._state is None:
                 part_bytes = part_size(reader.size_bytes, bucket)
@@ -213,11 +178,11 @@ class InParts(Way):
                 bucket, self._full, self._state.id, part_bytes=self._state.part_bytes, reader=reader,
                 claim=self._claim, kept=kept, sent=self._progress, stopped=self._is_stopped,
             )  # fmt: skip
-            sending.board.offer(parts)
+            uploads.board.offer(parts)
             try:
                 return parts.run()
             finally:
-                sending.board.withdraw(parts)
+                uploads.board.withdraw(parts)
         except ObjectNotFoundError as exc:
             self._begin_anew(exc)
             raise
@@ -225,13 +190,13 @@ class InParts(Way):
             reader.close()
 
     def _begin_anew(self, exc: ObjectNotFoundError) -> None:
-        self._sending.raise_if_bucket(exc)
+        self._uploads.raise_if_bucket(exc)
         self._parts = self._state = None
         self._engine.save_upload(self._claim.pending.key, None)
 
     def _go_on(self) -> list[Part]:
         """Return the parts that are there of an upload of this version."""
-        sending, pending = self._sending, self._claim.pending
+        pending = self._claim.pending
         state = self._engine.upload_state(pending.key)
         if state is None:
             return []
@@ -242,11 +207,11 @@ class InParts(Way):
             except ObjectNotFoundError as exc:
                 self._begin_anew(exc)
                 raise
-        sending.forget_unfinished(pending.key)
+        self._uploads.forget_unfinished(pending.key)
         return []
 
     def _is_stopped(self) -> bool:
-        if self._sending.board.stopped:
+        if self._uploads.board.stopped:
             return True
         now = self._engine.get(self._claim.pending.key)
         return now is None or now.attributes is None  # deleted or renamed: nobody wants it under this key
@@ -258,8 +223,8 @@ class InParts(Way):
             return
         mtime_ns, size_bytes = self._stamp()  # before it is looked whether it is torn
         try:
-            if self._claim.torn or not (keep or self._sending.board.stopped):
-                self._sending.forget_unfinished(key)
+            if self._claim.torn or not (keep or self._uploads.board.stopped):
+                self._uploads.forget_unfinished(key)
             elif self._state is not None and (mtime_ns, size_bytes) != (self._state.mtime_ns, self._state.size_bytes):
                 # What was appended meanwhile belongs to none of its parts.
                 self._engine.save_upload(key, self._state._replace(mtime_ns=mtime_ns, size_bytes=size_bytes))
