@@ -31,8 +31,7 @@ from datacache.core.errors import (
 )
 from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
-from datacache.store.bodies import Body
-from datacache.store.bucket import FolderPage, LiveObject, Part, Upload
+from datacache.store.bucket import FolderPage, LiveObject, Part
 from datacache.store.cloud import Putter, addressable, usable_here
 from datacache.store.errors import expect_etag, unexpected
 from datacache.store.s3 import multipart
@@ -137,19 +136,6 @@ class S3Bucket(S3Store):
                 raise
             raise unexpected(f"{self.url}/{key}", expect or "") from exc
 
-    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
-        """See `Bucket`."""
-        headers = to_headers(metadata, f"{self.url}/{key}")
-        return multipart.begin(self._requests.get(), key, headers)
-
-    def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
-        """See `Bucket`. What lies in memory is sent from there."""
-        return multipart.put_part(self._requests.get(), key, upload, number, data)
-
-    def list_parts(self, key: str, upload: str) -> list[Part]:
-        """See `Bucket`."""
-        return multipart.list_parts(self._requests.get(), key, upload)
-
     def complete_upload(
         self, key: str, upload: str, parts: Sequence[Part], metadata: Mapping[str, str], *, expect: str | None
     ) -> ObjectInfo:
@@ -158,7 +144,7 @@ class S3Bucket(S3Store):
 
         def complete(conditions: Mapping[str, str]) -> str:
             try:
-                return multipart.complete(self._requests.get(), key, upload, parts, headers=conditions)
+                return self._complete(key, upload, parts, conditions)
             except StoreUnavailableError as exc:
                 if "HTTP 500" in exc.message:  # Ceph's answer for an upload that is not there
                     self.list_parts(key, upload)
@@ -174,14 +160,6 @@ class S3Bucket(S3Store):
         ours = info.size_bytes == size_bytes and found.items() >= metadata.items()
         return info if ours else ObjectInfo(key, size_bytes, info.mtime_ns, etag or _UNKNOWN)
 
-    def abort_upload(self, key: str, upload: str) -> None:
-        """See `Bucket`."""
-        multipart.abort(self._requests.get(), key, upload)
-
-    def list_uploads(self, prefix: str) -> Iterator[Upload]:
-        """See `Bucket`."""
-        return multipart.list_uploads(self._requests.get(), prefix)
-
     def copy(self, source: ObjectRef, key: str, metadata: Mapping[str, str], *, expect: str | None) -> ObjectInfo:
         """See `Bucket`. Bound to the source as `s3/multipart.py` says."""
         self._expect_storable(key)
@@ -191,12 +169,10 @@ class S3Bucket(S3Store):
         def copy(conditions: Mapping[str, str]) -> None:
             if source.size_bytes > self._copy_limit_bytes:
                 limit = self._copy_limit_bytes
-                multipart.copy_in_parts(requests, source, key, headers, conditions, limit_bytes=limit)
+                self._copy_in_parts(source, key, metadata, conditions, limit_bytes=limit)
                 return
             bound_by = self._traits.get().copy_header
-            multipart.copy_whole(
-                requests, source, key, {**headers, **conditions}, bound_by=bound_by, was_free=expect == ""
-            )
+            self._copy_whole(source, key, {**headers, **conditions}, bound_by=bound_by, was_free=expect == "")
 
         self._checked("copy", key, expect, copy)
         return requests.head(key)

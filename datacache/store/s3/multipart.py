@@ -24,7 +24,7 @@ from pathlib import Path
 from urllib.parse import unquote_plus
 from xml.sax.saxutils import escape, unescape
 
-from datacache.core.concurrency import map_in_threads
+from datacache.core.concurrency import PerProcess, map_in_threads
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
@@ -41,7 +41,7 @@ from datacache.store.errors import (
     translated,
 )
 from datacache.store.s3.list import Paging, parse_answer
-from datacache.store.s3.requests import LENGTH, S3Requests, quoted_key
+from datacache.store.s3.requests import LENGTH, S3Requests, quoted_key, to_headers
 
 COPY_LIMIT_BYTES = 5 * 2**30
 """CopyObject and UploadPartCopy take no more (S3's user guide, "Copying, moving, and renaming objects")."""
@@ -58,105 +58,260 @@ _STATUS = {"PreconditionFailed": 412, "NoSuchKey": 404, "NoSuchUpload": 404, "Ac
 _WHOLE = re.compile(rb"(?:</(?:[\w.-]+:)?\w+Result\s*>|<(?:[\w.-]+:)?\w+Result\b[^>]*/>)\s*\Z")
 _ETAG = re.compile(rb"<(?:[\w.-]+:)?ETag>([^<]*)<")
 _UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
+_NONE: Mapping[str, str] = {}
 
 
-def begin(requests: S3Requests, key: str, headers: Mapping[str, str] | None = None) -> str:
-    """Begin an upload and return its id."""
-    _, body = requests.call("POST", key, (200,), query={"uploads": ""}, headers=headers)
-    found = _UPLOAD_ID.search(body)
-    if found is None:
-        raise StoreError(f"{requests.url} begins no upload in parts", url=requests.url_of(key))
-    return unescape(found[1].decode())
+class _Section:
+    """A part of an open file, as a body."""
+
+    def __init__(self, file: FileIO, path: Path, start: int, stop: int) -> None:
+        self._file, self._path, self._start, self._stop = file, path, start, stop
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        with translated(str(self._path)):
+            count = read_fully(self._file.fileno(), buffer, self._start + start)
+        if count != len(buffer):
+            raise StoreError(f"{self._path} has become shorter while it was uploaded", url=str(self._path))
 
 
-def put_part(requests: S3Requests, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
-    """Store one part. What lies in memory is sent from there."""
-    query = {"partNumber": str(number), "uploadId": upload}
-    headers, answer = requests.call("PUT", key, (200,), query=query, body=data)
-    expect_empty(answer, requests.url_of(key))
-    return Part(number, len(data), expect_etag(headers.get("ETag"), requests.url_of(key)))
+class _NotCopiedError(Exception):
+    """The store does not copy parts of this object."""
 
 
-def list_parts(requests: S3Requests, key: str, upload: str) -> list[Part]:
-    """Return the parts that are there, by number."""
-    found: dict[int, Part] = {}
-    paging = Paging(requests.url)
-    query = {"uploadId": upload, "max-parts": "1000"}
-    while True:
-        _, body = requests.call("GET", key, (200,), query=query)
-        root, space = parse_answer(body, requests.url, "ListPartsResult")
-        items, before = root.findall(f"{space}Part"), max(found, default=0)
-        for item in items:
-            number, size = (item.findtext(space + tag) or "0" for tag in ("PartNumber", "Size"))
-            if not (LENGTH.fullmatch(number) and LENGTH.fullmatch(size)):
-                raise not_s3(requests.url)
-            if int(number) <= before:  # rclone's server counts anew on each page: what it has more is sent again
+class S3Uploads:
+    """Uploads in parts, and copies, of one bucket: the part of `S3Store` and `S3Bucket` that makes large objects."""
+
+    url: str
+    _requests: PerProcess[S3Requests]
+
+    def begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
+        """See `Bucket`."""
+        url = f"{self.url}/{key}"
+        headers = to_headers(metadata, url)
+        _, body = self._requests.get().call("POST", key, (200,), query={"uploads": ""}, headers=headers)
+        found = _UPLOAD_ID.search(body)
+        if found is None:
+            raise StoreError(f"{self.url} begins no upload in parts", url=url)
+        return unescape(found[1].decode())
+
+    def put_part(self, key: str, upload: str, number: int, data: bytes | memoryview | Body) -> Part:
+        """See `Bucket`. What lies in memory is sent from there."""
+        query = {"partNumber": str(number), "uploadId": upload}
+        headers, answer = self._requests.get().call("PUT", key, (200,), query=query, body=data)
+        expect_empty(answer, f"{self.url}/{key}")
+        return Part(number, len(data), expect_etag(headers.get("ETag"), f"{self.url}/{key}"))
+
+    def list_parts(self, key: str, upload: str) -> list[Part]:
+        """See `Bucket`."""
+        found: dict[int, Part] = {}
+        paging = Paging(self.url)
+        query = {"uploadId": upload, "max-parts": "1000"}
+        while True:
+            _, body = self._requests.get().call("GET", key, (200,), query=query)
+            root, space = parse_answer(body, self.url, "ListPartsResult")
+            items, before = root.findall(f"{space}Part"), max(found, default=0)
+            for item in items:
+                number, size = (item.findtext(space + tag) or "0" for tag in ("PartNumber", "Size"))
+                if not (LENGTH.fullmatch(number) and LENGTH.fullmatch(size)):
+                    raise not_s3(self.url)
+                if int(number) <= before:  # rclone's server counts anew on each page: what it has more is sent again
+                    return [found[number] for number in sorted(found)]
+                found[int(number)] = Part(int(number), int(size), plain_etag(item.findtext(f"{space}ETag")))
+            marker = root.findtext(f"{space}NextPartNumberMarker") or ""
+            if root.findtext(f"{space}IsTruncated") != "true":
                 return [found[number] for number in sorted(found)]
-            found[int(number)] = Part(int(number), int(size), plain_etag(item.findtext(f"{space}ETag")))
-        marker = root.findtext(f"{space}NextPartNumberMarker") or ""
-        if root.findtext(f"{space}IsTruncated") != "true":
-            return [found[number] for number in sorted(found)]
-        paging.follow(marker)
-        paging.count(len(items))
-        query["part-number-marker"] = marker
+            paging.follow(marker)
+            paging.count(len(items))
+            query["part-number-marker"] = marker
 
+    def _complete(self, key: str, upload: str, parts: Sequence[Part], conditions: Mapping[str, str]) -> str:
+        """Make the parts the object; return the ETag the store answers with, '' where it says none. Ceph wants all
+        parts named that are there."""
+        listed = "".join(
+            f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(quoted(part.etag))}</ETag></Part>"
+            for part in parts
+        )
+        body = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
+        query = {"uploadId": upload}
+        _, answer = self._requests.get().call("POST", key, (200,), query=query, headers=conditions, body=body)
+        return answered_etag(answer, f"{self.url}/{key}", self.url)
 
-def complete(
-    requests: S3Requests, key: str, upload: str, parts: Sequence[Part], *, headers: Mapping[str, str] | None = None
-) -> str:
-    """Make the parts the object; return the ETag the store answers with, '' where it says none. Ceph wants all parts
-    named that are there."""
-    listed = "".join(
-        f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(quoted(part.etag))}</ETag></Part>" for part in parts
-    )
-    body = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
-    _, answer = requests.call("POST", key, (200,), query={"uploadId": upload}, headers=headers, body=body)
-    return answered_etag(answer, requests.url_of(key), requests.url)
+    def abort_upload(self, key: str, upload: str) -> None:
+        """See `Bucket`. A missing bucket is an error."""
+        try:
+            _, answer = self._requests.get().call("DELETE", key, (200, 204), query={"uploadId": upload})
+            expect_empty(answer, f"{self.url}/{key}")
+        except ObjectNotFoundError as exc:
+            if not exc.url.endswith(f"/{key}"):
+                raise
 
+    def list_uploads(self, prefix: str) -> Iterator[Upload]:
+        """See `Bucket`."""
+        query = {"uploads": "", "prefix": prefix}
+        encoded, paging = False, Paging(self.url)
+        while True:
+            _, body = self._requests.get().call("GET", "", (200, 404), query=query)
+            if not body or b"<Error>" in body or b"<Error " in body:
+                code = error_code(body.decode("utf-8", "replace"))
+                if code == "NoSuchUpload":  # what `rclone serve s3` says where there are none at all
+                    return
+                raise from_status(404, code, self.url, store=self.url)
+            try:
+                root, space = parse_answer(body, self.url, "ListMultipartUploadsResult")
+            except StoreError:
+                if encoded:
+                    raise
+                # A key with a control character is no XML. Not asked for at first: Ceph encodes, and does not say so.
+                encoded, query["encoding-type"] = True, "url"
+                continue
+            items = root.findall(f"{space}Upload")
+            for item in items:
+                key, upload, began = (item.findtext(space + tag) or "" for tag in ("Key", "UploadId", "Initiated"))
+                key = unquote_plus(key, errors="surrogateescape") if encoded else key
+                if key.startswith(prefix):
+                    yield Upload(key, upload, _seconds(began))
+            following = root.findtext(f"{space}NextKeyMarker") or ""
+            following = unquote_plus(following, errors="surrogateescape") if encoded else following
+            place = {"key-marker": following, "upload-id-marker": root.findtext(f"{space}NextUploadIdMarker") or ""}
+            if root.findtext(f"{space}IsTruncated") != "true":
+                return
+            paging.follow(place["key-marker"] and repr(place))
+            paging.count(len(items))
+            query |= place
 
-def abort(requests: S3Requests, key: str, upload: str) -> None:
-    """Throw an upload away; one that is not there is fine, a missing bucket is not."""
-    try:
-        _, answer = requests.call("DELETE", key, (200, 204), query={"uploadId": upload})
-        expect_empty(answer, requests.url_of(key))
-    except ObjectNotFoundError as exc:
-        if not exc.url.endswith(f"/{key}"):
+    # --- files
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        """See `ObjectStore`. No part is held in memory."""
+        url = f"{self.url}/{key}"
+        with translated(url):
+            file = FileIO(path)
+        with file:
+            with translated(url):
+                size_bytes = os.fstat(file.fileno()).st_size
+                data = file.readall() if size_bytes <= WHOLE_BYTES else None
+            if data is not None:
+                return self._requests.get().put(key, data)
+
+            def put(upload: str, number: int, start: int, stop: int) -> Part:
+                return self.put_part(key, upload, number, _Section(file, path, start, stop))
+
+            part_bytes = max(PART_BYTES, -(-size_bytes // MAX_PARTS))
+            self._send_parts(key, put, size_bytes=size_bytes, part_bytes=part_bytes)
+        # Ceph gives no ETag in the answer, and every store may say only now that something went wrong.
+        found = self._requests.get().head(key)
+        if found.size_bytes != size_bytes:
+            raise StoreError(f"{url} has {found.size_bytes:,} bytes after an upload of {size_bytes:,}", url=url)
+        return found
+
+    def _send_parts(
+        self,
+        key: str,
+        make: Callable[[str, int, int, int], Part],
+        *,
+        size_bytes: int,
+        part_bytes: int,
+        metadata: Mapping[str, str] = _NONE,
+        conditions: Mapping[str, str] = _NONE,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin an upload, make its parts by `make(upload, number, start, stop)`, some at a time, and complete it,
+        after `check`. An upload that fails is aborted."""
+        upload = self.begin_upload(key, metadata)
+        try:
+            starts = enumerate(range(0, size_bytes, part_bytes), 1)
+            parts = map_in_threads(
+                lambda each: make(upload, each[0], each[1], min(each[1] + part_bytes, size_bytes)),
+                starts,
+                threads=_PARTS_AT_A_TIME,
+            )
+            made = list(parts)
+            check()
+            self._complete(key, upload, made, conditions)
+        except BaseException:
+            with suppress(DatacacheError):
+                self.abort_upload(key, upload)
             raise
 
+    # --- copies
 
-def list_uploads(requests: S3Requests, prefix: str) -> Iterator[Upload]:
-    """Yield all unfinished uploads of keys with a prefix."""
-    query = {"uploads": "", "prefix": prefix}
-    encoded, paging = False, Paging(requests.url)
-    while True:
-        _, body = requests.call("GET", "", (200, 404), query=query)
-        if not body or b"<Error>" in body or b"<Error " in body:
-            code = error_code(body.decode("utf-8", "replace"))
-            if code == "NoSuchUpload":  # what `rclone serve s3` says where there are none at all
-                return
-            raise from_status(404, code, requests.url, store=requests.url)
-        try:
-            root, space = parse_answer(body, requests.url, "ListMultipartUploadsResult")
-        except StoreError:
-            if encoded:
+    def _copy_whole(
+        self, source: ObjectRef, key: str, headers: Mapping[str, str], *, bound_by: str, was_free: bool
+    ) -> None:
+        """Copy an object by one CopyObject. `headers` are the new object's metadata and conditions, `bound_by` the
+        header for the source's ETag or ''."""
+        bound = {bound_by: quoted(source.etag)} if bound_by and source.etag and not source.version else {}
+        watched = not bound and not source.version
+        if watched:
+            self._expect_source(source)
+        _, body = self._requests.get().call(
+            "PUT",
+            key,
+            (200,),
+            headers={"x-amz-copy-source": _source(source), "x-amz-metadata-directive": "REPLACE", **headers, **bound},
+        )
+        etag = answered_etag(body, f"{self.url}/{key}", self.url)
+        if watched and etag != source.etag and key != source.key:
+            try:
+                self._expect_source(source)
+            except StoreError:
+                if was_free:
+                    with suppress(DatacacheError):
+                        self._requests.get().delete(key)
                 raise
-            # A key with a control character is no XML. Not asked for at first: Ceph encodes then and does not say so.
-            encoded, query["encoding-type"] = True, "url"
-            continue
-        items = root.findall(f"{space}Upload")
-        for item in items:
-            key, upload, began = (item.findtext(space + tag) or "" for tag in ("Key", "UploadId", "Initiated"))
-            key = unquote_plus(key, errors="surrogateescape") if encoded else key
-            if key.startswith(prefix):
-                yield Upload(key, upload, _seconds(began))
-        following = root.findtext(f"{space}NextKeyMarker") or ""
-        following = unquote_plus(following, errors="surrogateescape") if encoded else following
-        place = {"key-marker": following, "upload-id-marker": root.findtext(f"{space}NextUploadIdMarker") or ""}
-        if root.findtext(f"{space}IsTruncated") != "true":
-            return
-        paging.follow(place["key-marker"] and repr(place))
-        paging.count(len(items))
-        query |= place
+
+    def _copy_in_parts(
+        self,
+        source: ObjectRef,
+        key: str,
+        metadata: Mapping[str, str],
+        conditions: Mapping[str, str],
+        *,
+        limit_bytes: int,
+    ) -> None:
+        """Copy an object by an upload whose parts the store copies, some at once."""
+
+        def check() -> None:
+            if not source.version:
+                self._expect_source(source)
+
+        def copy(upload: str, number: int, start: int, stop: int) -> Part:
+            headers = {"x-amz-copy-source": _source(source), "x-amz-copy-source-range": f"bytes={start}-{stop - 1}"}
+            if source.etag and not source.version:
+                headers["x-amz-copy-source-if-match"] = quoted(source.etag)
+            query = {"partNumber": str(number), "uploadId": upload}
+            try:
+                _, body = self._requests.get().call("PUT", key, (200,), query=query, headers=headers)
+            except ObjectNotFoundError as exc:  # the source is there, but Ceph 16 does not decode its key here
+                raise _NotCopiedError from exc
+            # rclone's server takes the request for a part without bytes, and has nothing to say.
+            etag = answered_etag(body, f"{self.url}/{key}", self.url) if body else ""
+            if not etag:
+                raise _NotCopiedError
+            return Part(number, stop - start, etag)
+
+        def carry(upload: str, number: int, start: int, stop: int) -> Part:
+            return self.put_part(key, upload, number, self._requests.get().get(source, start, stop)[0])
+
+        def send(make: Callable[[str, int, int, int], Part], part_bytes: int) -> None:
+            self._send_parts(
+                key, make, size_bytes=source.size_bytes, part_bytes=part_bytes, metadata=metadata,
+                conditions=conditions, check=check,
+            )  # fmt: skip
+
+        check()
+        smallest = -(-source.size_bytes // MAX_PARTS)
+        try:
+            send(copy, min(limit_bytes, max(_COPIED_BYTES, smallest)))
+        except _NotCopiedError:
+            send(carry, max(_CARRIED_BYTES, smallest))
+
+    def _expect_source(self, source: ObjectRef) -> None:
+        info = self._requests.get().head(source.key)
+        expect_same(source, etag=info.etag, size_bytes=info.size_bytes)
 
 
 def answered_etag(body: bytes, url: str, store_url: str) -> str:
@@ -181,171 +336,13 @@ def quoted(etag: str) -> str:
     return etag if etag.startswith("W/") else f'"{etag}"'
 
 
+def _source(source: ObjectRef) -> str:
+    path = f"/{source.store.removeprefix('s3://')}/{quoted_key(source.key)}"
+    return f"{path}?versionId={quoted_key(source.version)}" if source.version else path
+
+
 def _seconds(text: str) -> float:
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
         return 0.0
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-class _Section:
-    """A part of an open file, as a body."""
-
-    def __init__(self, file: FileIO, path: Path, start: int, stop: int) -> None:
-        self._file, self._path, self._start, self._stop = file, path, start, stop
-
-    def __len__(self) -> int:
-        return self._stop - self._start
-
-    def read_into(self, buffer: memoryview, start: int) -> None:
-        with translated(str(self._path)):
-            count = read_fully(self._file.fileno(), buffer, self._start + start)
-        if count != len(buffer):
-            raise StoreError(f"{self._path} has become shorter while it was uploaded", url=str(self._path))
-
-
-def put_file(requests: S3Requests, key: str, path: Path) -> ObjectInfo:
-    """See `ObjectStore.put_file`. No part is held in memory."""
-    url = requests.url_of(key)
-    with translated(url):
-        file = FileIO(path)
-    with file:
-        with translated(url):
-            size_bytes = os.fstat(file.fileno()).st_size
-            data = file.readall() if size_bytes <= WHOLE_BYTES else None
-        if data is not None:
-            return requests.put(key, data)
-
-        def put(upload: str, number: int, start: int, stop: int) -> Part:
-            return put_part(requests, key, upload, number, _Section(file, path, start, stop))
-
-        part_bytes = max(PART_BYTES, -(-size_bytes // MAX_PARTS))
-        _send_parts(requests, key, put, size_bytes=size_bytes, part_bytes=part_bytes)
-    # Ceph gives no ETag in the answer, and every store may say only now that something went wrong.
-    found = requests.head(key)
-    if found.size_bytes != size_bytes:
-        raise StoreError(f"{url} has {found.size_bytes:,} bytes after an upload of {size_bytes:,}", url=url)
-    return found
-
-
-def _send_parts(
-    requests: S3Requests,
-    key: str,
-    make: Callable[[str, int, int, int], Part],
-    *,
-    size_bytes: int,
-    part_bytes: int,
-    metadata: Mapping[str, str] | None = None,
-    conditions: Mapping[str, str] | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> None:
-    """Begin an upload, make its parts by `make(upload, number, start, stop)`, some at a time, and complete it, after
-    `check`. An upload that fails is aborted."""
-    upload = begin(requests, key, metadata)
-    try:
-        starts = enumerate(range(0, size_bytes, part_bytes), 1)
-        parts = map_in_threads(
-            lambda each: make(upload, each[0], each[1], min(each[1] + part_bytes, size_bytes)),
-            starts,
-            threads=_PARTS_AT_A_TIME,
-        )
-        made = list(parts)
-        check()
-        complete(requests, key, upload, made, headers=conditions)
-    except BaseException:
-        with suppress(DatacacheError):
-            abort(requests, key, upload)
-        raise
-
-
-# --- copies ----------------------------------------------------------------------------------------------------------
-
-
-def copy_whole(
-    requests: S3Requests, source: ObjectRef, key: str, headers: Mapping[str, str], *, bound_by: str, was_free: bool
-) -> None:
-    """Copy an object by one CopyObject. `headers` are the new object's metadata and conditions, `bound_by` the header
-    for the source's ETag or ''."""
-    bound = {bound_by: quoted(source.etag)} if bound_by and source.etag and not source.version else {}
-    watched = not bound and not source.version
-    if watched:
-        _expect_source(requests, source)
-    _, body = requests.call(
-        "PUT",
-        key,
-        (200,),
-        headers={"x-amz-copy-source": _source(source), "x-amz-metadata-directive": "REPLACE", **headers, **bound},
-    )
-    etag = answered_etag(body, requests.url_of(key), requests.url)
-    if watched and etag != source.etag and key != source.key:
-        try:
-            _expect_source(requests, source)
-        except StoreError:
-            if was_free:
-                with suppress(DatacacheError):
-                    requests.delete(key)
-            raise
-
-
-class _NotCopiedError(Exception):
-    """The store does not copy parts of this object."""
-
-
-def copy_in_parts(
-    requests: S3Requests,
-    source: ObjectRef,
-    key: str,
-    metadata: Mapping[str, str],
-    conditions: Mapping[str, str],
-    *,
-    limit_bytes: int,
-) -> None:
-    """Copy an object by an upload whose parts the store copies, some at once."""
-
-    def check() -> None:
-        if not source.version:
-            _expect_source(requests, source)
-
-    def copy(upload: str, number: int, start: int, stop: int) -> Part:
-        headers = {"x-amz-copy-source": _source(source), "x-amz-copy-source-range": f"bytes={start}-{stop - 1}"}
-        if source.etag and not source.version:
-            headers["x-amz-copy-source-if-match"] = quoted(source.etag)
-        query = {"partNumber": str(number), "uploadId": upload}
-        try:
-            _, body = requests.call("PUT", key, (200,), query=query, headers=headers)
-        except ObjectNotFoundError as exc:  # the source is there, but Ceph 16 does not decode its key here
-            raise _NotCopiedError from exc
-        # rclone's server takes the request for a part without bytes, and has nothing to say.
-        etag = answered_etag(body, requests.url_of(key), requests.url) if body else ""
-        if not etag:
-            raise _NotCopiedError
-        return Part(number, stop - start, etag)
-
-    def carry(upload: str, number: int, start: int, stop: int) -> Part:
-        return put_part(requests, key, upload, number, requests.get(source, start, stop)[0])
-
-    def send(make: Callable[[str, int, int, int], Part], part_bytes: int) -> None:
-        _send_parts(
-            requests, key, make, size_bytes=source.size_bytes, part_bytes=part_bytes, metadata=metadata,
-            conditions=conditions, check=check,
-        )  # fmt: skip
-
-    check()
-    smallest = -(-source.size_bytes // MAX_PARTS)
-    try:
-        send(copy, min(limit_bytes, max(_COPIED_BYTES, smallest)))
-    except _NotCopiedError:
-        send(carry, max(_CARRIED_BYTES, smallest))
-
-
-def _expect_source(requests: S3Requests, source: ObjectRef) -> None:
-    info = requests.head(source.key)
-    expect_same(source, etag=info.etag, size_bytes=info.size_bytes)
-
-
-def _source(source: ObjectRef) -> str:
-    path = f"/{source.store.removeprefix('s3://')}/{quoted_key(source.key)}"
-    return f"{path}?versionId={quoted_key(source.version)}" if source.version else path

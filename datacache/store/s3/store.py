@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from datacache.core.concurrency import PerProcess
@@ -23,7 +22,7 @@ from datacache.store.errors import expect_listing
 from datacache.store.s3.access import Accesses, S3Access
 from datacache.store.s3.get import S3Getter, UnusualAnswerError
 from datacache.store.s3.list import list_pages, parse_listing
-from datacache.store.s3.multipart import put_file
+from datacache.store.s3.multipart import S3Uploads
 from datacache.store.s3.requests import S3Requests
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ NO_RETRIES: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(secon
 """For obstore: `RetryingStore` decides alone."""
 
 
-class S3Store:
+class S3Store(S3Uploads):
     """One bucket. `find_access` is called when a request first needs it, and again when what `access_stamp` gives is
     another one (see `Accesses`); in each process."""
 
@@ -95,10 +94,6 @@ class S3Store:
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore`."""
         return self._requests.get().put(key, data)
-
-    def put_file(self, key: str, path: Path) -> ObjectInfo:
-        """See `ObjectStore`."""
-        return put_file(self._requests.get(), key, path)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""
